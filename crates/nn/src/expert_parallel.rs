@@ -6,10 +6,9 @@ use brigade_torch::ProcessGroup;
 /// [`ModelBuilder::expert_parallel`](crate::ModelBuilder::expert_parallel).
 ///
 /// Each rank has other tokens and a contiguous range of the experts; all other parameters are whole on every rank. In backward
-/// an expert's gradient is the sum over the losses of all ranks of the group, and those of other parameters are of this rank's
+/// an expert's gradient is the mean over the losses of all ranks of the group, and those of other parameters are of this rank's
 /// loss. A job that averages gradients over its ranks therefore averages those of an expert over the ranks that have this
-/// expert, and divides them by the size of the group ([`ExpertParallel::ranks`]): together by the number of ranks with other
-/// tokens, as all other gradients.
+/// expert, which [`Accelerator`](https://docs.rs/brigade-train) does.
 #[derive(Debug, Clone)]
 pub struct ExpertParallel {
     /// The ranks that have the experts between them. `None` where there is one.
@@ -17,7 +16,7 @@ pub struct ExpertParallel {
 }
 
 impl ExpertParallel {
-    /// Returns the number of ranks that have the experts between them, by which gradients of experts are divided.
+    /// Returns the number of ranks that have the experts between them.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.group.as_ref().map_or(1, ProcessGroup::size)

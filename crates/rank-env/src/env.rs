@@ -70,6 +70,10 @@ pub const BRIGADE_PIPELINE: &str = "BRIGADE_PIPELINE";
 /// How many ranks have parts of each sequence (context parallelism). A wish of the user; `brigade launch --context` sets it.
 pub const BRIGADE_CONTEXT: &str = "BRIGADE_CONTEXT";
 
+/// How many ranks have the experts of each mixture between them (expert parallelism). A wish of the user; `brigade launch
+/// --expert` sets it.
+pub const BRIGADE_EXPERT: &str = "BRIGADE_EXPERT";
+
 /// How attention gets the keys of tokens that other ranks have: `gather`, `ring` or `ulysses`. A wish of the user; `brigade
 /// launch --context-method` sets it.
 pub const BRIGADE_CONTEXT_METHOD: &str = "BRIGADE_CONTEXT_METHOD";

@@ -37,6 +37,8 @@ pub enum Axis {
     Expert,
     /// Ranks of `Shard` to `Tensor` with the same experts, which share one copy of them: `efsdp`.
     ExpertShard,
+    /// `Replicate` and `ExpertShard`: all ranks of a stage with the same experts: `edp`.
+    ExpertData,
 }
 
 impl Axis {
@@ -45,7 +47,7 @@ impl Axis {
         [Self::Pipeline, Self::Replicate, Self::Shard, Self::Context, Self::Sequence, Self::Tensor];
 
     /// All axes, in the order in which ranks make their process groups.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Pipeline,
         Self::Replicate,
         Self::Shard,
@@ -57,6 +59,7 @@ impl Axis {
         Self::DataContext,
         Self::Expert,
         Self::ExpertShard,
+        Self::ExpertData,
     ];
 
     /// Returns its short name, which is Accelerate's: `dp_shard`.
@@ -74,6 +77,7 @@ impl Axis {
             Self::DataContext => "dp_cp",
             Self::Expert => "ep",
             Self::ExpertShard => "efsdp",
+            Self::ExpertData => "edp",
         }
     }
 
@@ -83,7 +87,7 @@ impl Axis {
             Self::Data => 1..3,
             Self::ShardContext => 2..5,
             Self::DataContext => 1..5,
-            Self::Expert | Self::ExpertShard => return None,
+            Self::Expert | Self::ExpertShard | Self::ExpertData => return None,
             single => single as usize..single as usize + 1,
         })
     }
@@ -297,6 +301,10 @@ impl Mesh {
         // Groups of one shape of axis are the same ranks: (stride, size) identifies them.
         let mut shapes: Vec<(Pattern, Vec<Axis>)> = Vec::new();
         for axis in Axis::ALL {
+            // Without expert ranks nothing is reduced over the ranks with the same experts, which are all.
+            if axis == Axis::ExpertData && self.expert == 1 {
+                continue;
+            }
             let pattern = self.pattern(axis);
             match shapes.iter_mut().find(|(known, _)| *known == pattern) {
                 Some((_, axes)) => axes.push(axis),
@@ -354,7 +362,10 @@ impl Mesh {
                 size: self.sizes[grid].iter().product(),
             },
             None if axis == Axis::Expert => Pattern { stride: 1, size: self.expert },
-            None => Pattern { stride: self.expert, size: self.inner() / self.expert },
+            None => {
+                let copies = if axis == Axis::ExpertData { self.size(Axis::Replicate) } else { 1 };
+                Pattern { stride: self.expert, size: copies * self.inner() / self.expert }
+            }
         }
     }
 

@@ -191,7 +191,22 @@ struct ExchangeRows : public torch::autograd::Function<ExchangeRows> {
   }
 };
 
+struct ScaleGradient : public torch::autograd::Function<ScaleGradient> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input, double factor) {
+    context->saved_data["factor"] = factor;
+    return input.view_as(input);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return {gradients[0].mul(context->saved_data["factor"].toDouble()), {}};
+  }
+};
+
 } // namespace regions
+
+std::unique_ptr<Tensor> region_scale_gradient(const Tensor& input, double factor) {
+  return std::make_unique<Tensor>(regions::ScaleGradient::apply(input, factor));
+}
 
 std::unique_ptr<Tensor> region_exchange_rows(
     const Group& group,

@@ -27,4 +27,7 @@ std::unique_ptr<Tensor> region_exchange_rows(
     rust::Slice<const int64_t> send_rows,
     rust::Slice<const int64_t> receive_rows);
 
+// The input, whose gradient is multiplied.
+std::unique_ptr<Tensor> region_scale_gradient(const Tensor& input, double factor);
+
 } // namespace brigade

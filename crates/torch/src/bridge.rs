@@ -872,6 +872,7 @@ pub(crate) mod ffi {
             send_rows: &[i64],
             receive_rows: &[i64],
         ) -> Result<UniquePtr<Tensor>>;
+        fn region_scale_gradient(input: &Tensor, factor: f64) -> Result<UniquePtr<Tensor>>;
         fn context_attention(
             group: &Group,
             queries: &Tensor,

@@ -14,6 +14,7 @@
 //! | [`reduce_scatter_to_sequence_region`] | this rank's part of the sum | gathered |
 //! | [`all_to_all`] | parts exchanged | exchanged back |
 //! | [`all_to_all_rows`] | rows exchanged, any number to each rank | exchanged back |
+//! | [`scale_gradient`] | nothing | times a factor |
 //!
 //! A linear layer whose output features are spread over the ranks, followed by one whose input features are, needs one
 //! message forward and one back:
@@ -191,6 +192,27 @@ pub fn all_to_all_rows(
     together(group, operation, input, |handle| {
         ffi::region_exchange_rows(handle, borrow(input), send_rows, receive_rows)
     })
+}
+
+/// Returns the input, and multiplies its gradient by a factor: for parameters whose gradient is a sum over the losses of
+/// several ranks, in a job that averages. Sends nothing.
+///
+/// ```
+/// use brigade_torch::regions::scale_gradient;
+/// use tch::{Device, Kind, Tensor};
+///
+/// let x = Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+/// scale_gradient(&x, 0.25)?.sum(Kind::Float).backward();
+/// assert_eq!(Vec::<f32>::try_from(x.grad())?, [0.25, 0.25]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`crate::ErrorKind::Tensor`] for a tensor without memory.
+pub fn scale_gradient(input: &Tensor, factor: f64) -> Result<Tensor, Error> {
+    let scaled = ffi::region_scale_gradient(borrow(input), factor)
+        .map_err(|error| Error::libtorch("scaling a gradient", &error))?;
+    Ok(own(scaled))
 }
 
 fn edge(

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use brigade_rank_env::env::{
-    BRIGADE_CONTEXT, BRIGADE_CONTEXT_METHOD, BRIGADE_PIPELINE, BRIGADE_TENSOR,
+    BRIGADE_CONTEXT, BRIGADE_CONTEXT_METHOD, BRIGADE_EXPERT, BRIGADE_PIPELINE, BRIGADE_TENSOR,
 };
 use brigade_sharding::{Axis, ContextMethod, Mesh, Sharding, Strategy};
 use brigade_torch::{Error, Result};
@@ -23,6 +23,7 @@ pub(crate) struct ArrangementOptions {
     pub(crate) tensor_ranks: Option<usize>,
     pub(crate) sequence_regions: bool,
     pub(crate) context_ranks: Option<usize>,
+    pub(crate) expert_ranks: Option<usize>,
     pub(crate) context_method: Option<ContextMethod>,
     pub(crate) pipeline_ranks: Option<usize>,
     /// How batches are divided and passes are ordered, where there are pipelines.
@@ -37,7 +38,7 @@ pub(crate) struct Arrangement {
     pub(crate) averaged: Processes,
     /// The ranks that read other samples.
     pub(crate) data: Processes,
-    /// Where ranks divide layers between them.
+    /// Where ranks divide layers or experts between them.
     pub(crate) tensor: Option<Arc<TensorModels>>,
     /// Where ranks have parts of each sequence.
     pub(crate) context: Option<Arc<ContextRanks>>,
@@ -54,6 +55,7 @@ impl ArrangementOptions {
             ("sequence_regions", self.sequence_regions),
             ("context_parallel", self.context_ranks.is_some()),
             ("context_method", self.context_method.is_some()),
+            ("expert_parallel", self.expert_ranks.is_some()),
             ("pipeline_parallel", self.pipeline_ranks.is_some()),
             ("pipeline_options", self.pipeline.is_some()),
         ];
@@ -69,6 +71,7 @@ impl ArrangementOptions {
         let others = [
             ("tensor_parallel", self.tensor_ranks),
             ("context_parallel", self.context_ranks),
+            ("expert_parallel", self.expert_ranks),
             ("pipeline_parallel", self.pipeline_ranks),
         ];
         if let (Some(mesh), Some((name, Some(ranks)))) =
@@ -90,8 +93,9 @@ impl ArrangementOptions {
                 let context = ranks(self.context_ranks, BRIGADE_CONTEXT, "context ranks")?;
                 let method = self.context_method.or(given).unwrap_or_default();
                 let stages = ranks(self.pipeline_ranks, BRIGADE_PIPELINE, "pipeline ranks")?;
-                let layers = (tensor, stages);
-                (mesh_of(layers, context, method, sharding.as_ref(), everyone)?, method)
+                let expert = ranks(self.expert_ranks, BRIGADE_EXPERT, "expert ranks")?;
+                let sizes = Sizes { tensor, stages, context, expert };
+                (mesh_of(sizes, method, sharding.as_ref(), everyone)?, method)
             }
         };
         arrange(&mesh, method, self.sequence_regions, self.pipeline, sharding, everyone)
@@ -101,6 +105,9 @@ impl ArrangementOptions {
 impl Arrangement {
     /// Returns a mesh of ranks over which gradients are averaged with the axes of all ranks.
     pub(crate) fn mesh_with(&self, averaged: &Mesh) -> Result<Mesh> {
+        if let Some(experts) = self.tensor.as_ref().filter(|it| it.divides_experts()) {
+            return Ok(experts.mesh().clone());
+        }
         let tensor = self.tensor.as_ref().map_or(1, |tensor| tensor.group().size());
         if let Some(pipeline) = &self.pipeline {
             return Ok(pipeline.mesh().clone());
@@ -164,19 +171,28 @@ fn method_of(mesh: &Mesh, method: Option<ContextMethod>) -> Result<ContextMethod
     }
 }
 
-/// Returns the mesh of so many ranks that divide layers, of each layer and by stages, and context ranks. Its other axes are
-/// those of the sharding.
-fn mesh_of(
-    (tensor, stages): (usize, usize),
+/// Numbers of ranks along the axes that divide models.
+struct Sizes {
+    tensor: usize,
+    stages: usize,
     context: usize,
+    expert: usize,
+}
+
+/// Returns the mesh of such numbers of ranks. Its other axes are those of the sharding.
+fn mesh_of(
+    sizes: Sizes,
     method: ContextMethod,
     sharding: Option<&Sharding>,
     everyone: &Processes,
 ) -> Result<Mesh> {
+    let Sizes { tensor, stages, context, expert } = sizes;
     let all = everyone.num_processes();
     let others = (all / tensor.max(1) / stages.max(1) / context.max(1)).max(1);
     let data = match sharding {
         Some(sharding) => sharding.mesh(others)?,
+        // Experts are divided within a replica.
+        None if expert > 1 => Mesh::builder().shard(others).build(others)?,
         None => Mesh::builder().replicate(others).build(others)?,
     };
     let builder =
@@ -186,7 +202,7 @@ fn mesh_of(
         _ => builder.context(context),
     };
     // A number of ranks that it does not divide is an error of the mesh, which has the numbers.
-    Ok(builder.pipeline(stages).tensor(tensor).build(all)?)
+    Ok(builder.pipeline(stages).tensor(tensor).expert(expert).build(all)?)
 }
 
 fn arrange(
@@ -205,19 +221,7 @@ fn arrange(
             mesh.world_size()
         )));
     }
-    if mesh.size(Axis::Expert) > 1 {
-        return Err(Error::invalid_argument(format!(
-            "the mesh {mesh} has {} ranks along {}, which does not work yet: use {}, {}, {}, {}, {} and {}",
-            mesh.size(Axis::Expert),
-            Axis::Expert,
-            Axis::Pipeline,
-            Axis::Replicate,
-            Axis::Shard,
-            Axis::Context,
-            Axis::Sequence,
-            Axis::Tensor
-        )));
-    }
+    check_experts(mesh, sharding.as_ref())?;
     if mesh.size(Axis::Context) > 1 && mesh.size(Axis::Sequence) > 1 {
         return Err(Error::invalid_argument(format!(
             "the mesh {mesh} divides sequences along both cp and sp: use one of them, with {} ranks",
@@ -250,13 +254,14 @@ fn arrange(
         1 => None,
         _ => Some(Arc::new(ContextRanks::new(mesh.clone(), job.group_along(mesh, axis)?, method))),
     };
-    let tensor = match mesh.size(Axis::Tensor) {
-        1 => None,
-        _ => {
-            let group = job.group_along(mesh, Axis::Tensor)?;
-            let models = TensorModels::new(mesh.clone(), group, everyone, has_sequence_regions);
-            Some(Arc::new(models))
-        }
+    let tensor = if mesh.size(Axis::Expert) > 1 {
+        Some(Arc::new(TensorModels::of_experts(mesh.clone(), everyone)?))
+    } else if mesh.size(Axis::Tensor) > 1 {
+        let group = job.group_along(mesh, Axis::Tensor)?;
+        let models = TensorModels::of_layers(mesh.clone(), group, everyone, has_sequence_regions);
+        Some(Arc::new(models))
+    } else {
+        None
     };
     let averaged = match mesh.size(Axis::DataContext) {
         all if all == ranks => everyone.clone(),
@@ -269,6 +274,32 @@ fn arrange(
     Ok(Arrangement { averaged, data, tensor, context, pipeline })
 }
 
+/// Fails for axes that do not work together with experts.
+fn check_experts(mesh: &Mesh, sharding: Option<&Sharding>) -> Result<()> {
+    let experts = mesh.size(Axis::Expert);
+    if experts == 1 {
+        return Ok(());
+    }
+    let others = [Axis::Pipeline, Axis::Context, Axis::Sequence, Axis::Tensor];
+    if let Some(axis) = others.into_iter().find(|axis| mesh.size(*axis) > 1) {
+        return Err(Error::invalid_argument(format!(
+            "the mesh {mesh} has {} ranks along {axis} and divides experts along ep, which does not work together yet: leave \
+             one of them out, and use {} or {} for the other ranks",
+            mesh.size(axis),
+            Axis::Replicate,
+            Axis::Shard
+        )));
+    }
+    match sharding {
+        None => Ok(()),
+        Some(sharding) => Err(Error::invalid_argument(format!(
+            "the mesh {mesh} divides experts along ep, and parameters are sharded ({}), which does not work together yet: train \
+             without sharding, or without the axis ep, where experts are sharded as all other parameters",
+            sharding.strategy
+        ))),
+    }
+}
+
 /// Makes a strategy the one of a mesh, whose axes say how many ranks share a copy of the parameters.
 fn agree(sharding: &mut Option<Sharding>, mesh: &Mesh) -> Result<()> {
     // Ranks with parts of a sequence share a copy as those with samples of their own do.
@@ -276,6 +307,8 @@ fn agree(sharding: &mut Option<Sharding>, mesh: &Mesh) -> Result<()> {
     let Some(sharding) = sharding else {
         return match mesh.size(Axis::Shard) {
             1 => Ok(()),
+            // Along this axis experts are divided, and nothing else.
+            _ if mesh.size(Axis::Expert) > 1 => Ok(()),
             shard => Err(Error::invalid_argument(format!(
                 "the mesh {mesh} spreads parameters over {shard} ranks and no sharding was chosen: set \
                  `sharding(Sharding::zero3())`, or use `replicate({shard})` in the place of `shard({shard})`"

@@ -207,7 +207,7 @@ fn cannot_record(gradients: &Gradients, comm_hook: &CommHook) -> Option<String> 
     } else if gradients.sharded.is_some() {
         "the optimizer's states are spread over the ranks"
     } else if gradients.tensor.is_some() {
-        "ranks divide layers between them, and send messages within the forward"
+        "ranks divide layers or experts between them, and send messages within the forward"
     } else if gradients.pipeline.is_some() {
         "ranks have stages of models, and send messages within the step"
     } else if gradients.context.is_some() {

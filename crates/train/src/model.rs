@@ -96,8 +96,11 @@ pub(crate) struct ModelContext {
 }
 
 /// What averages the gradients of the parameters that were trained when it was made.
+#[derive(Default)]
 struct Reduction {
     reducer: Option<Reducer>,
+    /// Of experts that other ranks have, too, where ranks have experts between them.
+    experts: Option<Reducer>,
     /// Of a communication hook that has a state.
     hook: Option<Arc<dyn StatefulHook>>,
     checked: Option<Arc<CheckedModel>>,
@@ -124,23 +127,49 @@ impl ModelContext {
     /// Makes the reducer of what is trained now, with its hook and loss check. All ranks take part.
     fn reduce<M>(&self, model: &Model<M>) -> Result<Reduction> {
         let Some(group) = self.job.group().filter(|_| self.sharded.is_none()) else {
-            return Ok(Reduction { reducer: None, hook: None, checked: None, frozen: Vec::new() });
+            return Ok(Reduction::default());
         };
-        let trained = model.trainable_parameters();
         let mut frozen = model.parameters();
         frozen.retain(|parameter| !parameter.tensor.requires_grad());
-        if trained.is_empty() || self.pipeline.is_some() {
-            return Ok(Reduction { reducer: None, hook: None, checked: None, frozen });
+        if self.pipeline.is_some() {
+            return Ok(Reduction { frozen, ..Reduction::default() });
+        }
+        let divided = expert_parts(model);
+        let (experts, trained): (Vec<_>, Vec<_>) =
+            model.trainable_parameters().into_iter().partition(|it| divided.contains(&it.name));
+        let options = &self.options.reducer;
+        let copies = self.tensor.as_ref().and_then(|tensor| tensor.copies());
+        let experts = match copies.filter(|_| !experts.is_empty()) {
+            Some(copies) => Some(Reducer::new(copies, &named(experts), &[], options.clone())?),
+            None => None,
+        };
+        if trained.is_empty() {
+            return Ok(Reduction { experts, frozen, ..Reduction::default() });
         }
         let buffers = named(model.buffers());
-        let options = self.options.reducer.clone();
-        let reducer = Reducer::new(&group, &named(handles(&trained)), &buffers, options)?;
+        let reducer = Reducer::new(&group, &named(handles(&trained)), &buffers, options.clone())?;
         let hook = self.options.comm_hook.install(&reducer, &trained)?;
         let checked = match &self.loss_check {
             Some(check) => Some(check.watch_model(&trained, hook.clone())?),
             None => None,
         };
-        Ok(Reduction { reducer: Some(reducer), hook, checked, frozen })
+        Ok(Reduction { reducer: Some(reducer), experts, hook, checked, frozen })
+    }
+
+    /// Replaces frozen parameters by those of the first rank that has the same.
+    fn broadcast_frozen<M>(
+        &self,
+        model: &Model<M>,
+        frozen: &[NamedTensor],
+        group: &ProcessGroup,
+    ) -> Result<()> {
+        let divided = expert_parts(model);
+        let (experts, frozen): (Vec<_>, Vec<_>) =
+            handles(frozen).into_iter().partition(|it| divided.contains(&it.name));
+        if let Some(copies) = self.tensor.as_ref().and_then(|tensor| tensor.copies()) {
+            broadcast_all(copies, &experts)?;
+        }
+        broadcast_all(group, &frozen)
     }
 }
 
@@ -176,7 +205,7 @@ impl<M> PreparedModel<M> {
         let reduction = context.reduce(&model)?;
         if let (Some(group), None) = (&group, &sharded) {
             // Frozen parameters are broadcast like buffers at the start, but never again.
-            broadcast_all(group, &reduction.frozen)?;
+            context.broadcast_frozen(&model, &reduction.frozen, group)?;
             if context.pipeline.is_some() {
                 broadcast_all(group, &model.trainable_parameters())?;
             }
@@ -237,14 +266,16 @@ impl<M> PreparedModel<M> {
         if let Some(sharded) = &self.sharded {
             return self.sharded_forward(sharded, input);
         }
-        let Some(reducer) = &self.reduction.reducer else {
+        let Reduction { reducer, experts, .. } = &self.reduction;
+        let reducers = || reducer.iter().chain(experts);
+        if reducers().next().is_none() {
             return self.computed(input);
-        };
+        }
         let sync = self.inner.sync.load(Ordering::Relaxed);
         // In evaluation the buffers stay as they are: one message after the last training step, and
         // none when ranks have unequal numbers of batches to evaluate.
         if grad_enabled() || self.inner.buffers_differ.load(Ordering::Relaxed) {
-            reducer.before_forward(sync)?;
+            reducers().try_for_each(|reducer| reducer.before_forward(sync))?;
             self.inner.buffers_differ.store(false, Ordering::Relaxed);
         }
         let output = self.computed(input)?;
@@ -256,7 +287,7 @@ impl<M> PreparedModel<M> {
         {
             checked.set_reduces(sync);
         }
-        reducer.after_forward(output, sync)
+        reducers().try_fold(output, |output, reducer| reducer.after_forward(output, sync))
     }
 
     /// Sends rank 0's buffers (BatchNorm's statistics) to all ranks, where a forward in training has changed them
@@ -577,6 +608,12 @@ fn check_whole<M>(model: &Model<M>) -> Result<()> {
             divided.name
         ))),
     }
+}
+
+/// The names of parameters of which each rank has some experts.
+fn expert_parts<M>(model: &Model<M>) -> HashSet<String> {
+    let divided = model.divided_parameters().into_iter();
+    divided.filter(|it| it.is_expert).map(|it| it.name).collect()
 }
 
 /// Fails for a model of which this rank has some stages, where the Accelerator has no pipeline.

@@ -349,7 +349,8 @@ impl OptimizerInner {
         if !self.accumulator.sync_gradients() {
             return Ok(());
         }
-        if let Some(tensor) = self.tensor.as_ref().filter(|_| self.job.debug) {
+        let compares = |it: &&Arc<TensorModels>| self.job.debug && !it.divides_experts();
+        if let Some(tensor) = self.tensor.as_ref().filter(compares) {
             tensor.compare_gradients(&self.optimizer)?;
         }
         let outcome = self.step_now();

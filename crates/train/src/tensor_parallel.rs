@@ -1,11 +1,11 @@
-//! Models whose layers the ranks of a tensor group compute together.
+//! Models of which the ranks of a group have parts: of layers that they compute together, or some of the experts.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use brigade_checkpoint::layout::Placement;
-use brigade_nn::{Model, TensorParallel};
+use brigade_checkpoint::layout::{MeshAxis, Placement};
+use brigade_nn::{ExpertParallel, Model, ModelBuilder, TensorParallel};
 use brigade_optim::Optimizer;
 use brigade_sharding::{Axis, Mesh, TensorPart, TensorPlan};
 use brigade_torch::{Error, NamedTensor, ProcessGroup, Result, TensorId, gradient};
@@ -15,11 +15,16 @@ use tch::{Kind, Tensor};
 use crate::processes::Processes;
 use crate::sharding::{Part, Writers, parts_of_state};
 
-/// The ranks that divide layers between them, and the models of which they have parts.
+/// The ranks that divide layers or experts between them, and the models of which they have parts.
 pub(crate) struct TensorModels {
     mesh: Mesh,
-    /// The ranks that have the other parts of what this one has, and read the same samples.
+    /// [`Axis::Tensor`], whose ranks have parts of layers and read the same samples, or [`Axis::Expert`], whose ranks have some
+    /// of the experts and read other samples.
+    axis: Axis,
+    /// The ranks that have the other parts of what this one has.
     group: ProcessGroup,
+    /// The ranks with the same experts, where there are several.
+    copies: Option<ProcessGroup>,
     /// Whether each has a part of the sequence between divided layers.
     has_sequence_regions: bool,
     /// All ranks of the job.
@@ -27,7 +32,7 @@ pub(crate) struct TensorModels {
     models: Mutex<Vec<Weak<TensorModel>>>,
 }
 
-/// A model of which each rank of a tensor group has a part.
+/// A model of which each rank of a group has a part.
 #[derive(Debug)]
 pub(crate) struct TensorModel {
     /// The tensors that an optimizer steps, parts of parameters or shards of such parts.
@@ -37,21 +42,57 @@ pub(crate) struct TensorModel {
 }
 
 impl TensorModels {
-    /// `group` are the ranks that have the other parts of what this one has, and `everyone` all ranks of the job.
-    pub(crate) fn new(
+    /// Makes those that divide layers: `group` are the ranks that have the other parts of what this one has, and `everyone` all
+    /// ranks of the job.
+    pub(crate) fn of_layers(
         mesh: Mesh,
         group: ProcessGroup,
         everyone: &Processes,
         has_sequence_regions: bool,
     ) -> Self {
         let (everyone, models) = (everyone.clone(), Mutex::default());
-        Self { mesh, group, has_sequence_regions, everyone, models }
+        let axis = Axis::Tensor;
+        Self { mesh, axis, group, copies: None, has_sequence_regions, everyone, models }
     }
 
-    /// Returns the options of models with a plan, whose layers these ranks divide.
-    pub(crate) fn of_models(&self, plan: TensorPlan) -> TensorParallel {
+    /// Makes those that divide experts along a mesh of all ranks, which take part.
+    pub(crate) fn of_experts(mesh: Mesh, everyone: &Processes) -> Result<Self> {
+        let group = everyone.job.group_along(&mesh, Axis::Expert)?;
+        let copies = match mesh.size(Axis::ExpertData) {
+            1 => None,
+            _ => Some(everyone.job.group_along(&mesh, Axis::ExpertData)?),
+        };
+        let (everyone, models) = (everyone.clone(), Mutex::default());
+        let axis = Axis::Expert;
+        Ok(Self { mesh, axis, group, copies, has_sequence_regions: false, everyone, models })
+    }
+
+    /// Has these ranks divide what a model with a plan has.
+    pub(crate) fn of_models(&self, plan: TensorPlan) -> ModelBuilder {
+        let group = Some(self.group.clone());
+        if self.divides_experts() {
+            let tensor = TensorParallel { group: None, plan };
+            let experts = ExpertParallel { group };
+            return Model::builder().tensor_parallel(tensor).expert_parallel(experts);
+        }
         let has_regions = self.has_sequence_regions || plan.has_sequence_regions();
-        TensorParallel { group: Some(self.group.clone()), plan: plan.sequence_regions(has_regions) }
+        let plan = plan.sequence_regions(has_regions);
+        Model::builder().tensor_parallel(TensorParallel { group, plan })
+    }
+
+    /// Returns whether the ranks have some of the experts each, and read other samples.
+    pub(crate) fn divides_experts(&self) -> bool {
+        self.axis == Axis::Expert
+    }
+
+    /// Returns the ranks with the same experts; `None` where this is the only one.
+    pub(crate) fn copies(&self) -> Option<&ProcessGroup> {
+        self.copies.as_ref()
+    }
+
+    /// Returns the mesh of all ranks.
+    pub(crate) fn mesh(&self) -> &Mesh {
+        &self.mesh
     }
 
     /// Returns the mesh of all ranks, of which `averaged` is the mesh of those over which gradients are averaged.
@@ -61,13 +102,29 @@ impl TensorModels {
         Ok(builder.shard(averaged.size(Axis::Shard)).tensor(self.group.size()).build(ranks)?)
     }
 
-    /// Returns the mesh of all ranks, where models are sharded as on the mesh `sharded`, or not at all.
-    pub(crate) fn mesh_over(&self, sharded: Option<&Mesh>) -> Result<Mesh> {
-        let averaged = self.mesh.size(Axis::DataContext);
+    /// Returns the grid of all ranks in which the innermost axis, `tp`, has the parts, and the others have copies of them;
+    /// models are sharded as on the mesh `sharded`, or not at all.
+    fn grid(&self, sharded: Option<&Mesh>) -> Result<Mesh> {
+        let copies = if self.divides_experts() { Axis::ExpertData } else { Axis::DataContext };
+        let copies = self.mesh.size(copies);
         match sharded {
             Some(sharded) => self.mesh_with(sharded),
-            None => self.mesh_with(&Mesh::builder().replicate(averaged).build(averaged)?),
+            None => self.mesh_with(&Mesh::builder().replicate(copies).build(copies)?),
         }
+    }
+
+    /// Returns the axes along which checkpoints place what ranks have.
+    pub(crate) fn axes(&self, sharded: Option<&Mesh>) -> Result<Vec<MeshAxis>> {
+        let mut axes = self.grid(sharded)?.axes();
+        if let Some(parts) = axes.iter_mut().find(|axis| axis.name == Axis::Tensor.name()) {
+            self.axis.name().clone_into(&mut parts.name);
+        }
+        Ok(axes)
+    }
+
+    /// What the ranks of the group are called.
+    fn kind(&self) -> &'static str {
+        if self.divides_experts() { "expert" } else { "tensor" }
     }
 
     pub(crate) fn group(&self) -> &ProcessGroup {
@@ -90,20 +147,26 @@ impl TensorModels {
         };
         let own: Vec<String> = model.parameters().iter().map(described).collect();
         // Ranks without tensor parallelism take part, so that no rank waits for one that has an error.
-        let ranks = model.tensor_parallel().map(TensorParallel::ranks);
+        let ranks = if self.divides_experts() {
+            model.expert_parallel().map(ExpertParallel::ranks)
+        } else {
+            model.tensor_parallel().map(TensorParallel::ranks)
+        };
+        let kind = self.kind();
         let all: Vec<(Option<usize>, Vec<String>)> = self.group.all_gather_object(&(ranks, own))?;
         let (ranks, own) = &all[self.group.rank()];
         let Some(ranks) = ranks else {
             return Err(Error::invalid_argument(format!(
-                "the ranks divide layers (mesh {}), and the model was built whole: build it by \
-                 `Accelerator::parallel_model`, or by `parallel_builder` with an empty plan where every rank of a tensor \
+                "the ranks divide {} (mesh {}), and the model was built whole: build it by \
+                 `Accelerator::parallel_model`, or by `parallel_builder` with an empty plan where every rank of the \
                  group is to have all of it",
+                self.divided(),
                 self.mesh
             )));
         };
         if *ranks != self.group.size() {
             return Err(Error::invalid_argument(format!(
-                "the model was built for {ranks} tensor ranks, and this job has {}: build it by \
+                "the model was built for {ranks} {kind} ranks, and this job has {}: build it by \
                  `Accelerator::parallel_model` of this Accelerator",
                 self.group.size()
             )));
@@ -116,15 +179,15 @@ impl TensorModels {
             let difference = match (first, their_ranks) {
                 (Some((own, theirs)), _) => format!("`{own}` here and `{theirs}` there"),
                 (None, Some(theirs)) if theirs != ranks => {
-                    format!("built for {ranks} tensor ranks here and for {theirs} there")
+                    format!("built for {ranks} {kind} ranks here and for {theirs} there")
                 }
-                (None, None) => "built for tensor ranks here and whole there".to_owned(),
+                (None, None) => format!("built for {kind} ranks here and whole there"),
                 (None, Some(_)) => {
                     format!("{} parameters here and {} there", own.len(), theirs.len())
                 }
             };
             return Err(Error::invalid_argument(format!(
-                "the models of tensor ranks {} and {rank} differ, and nothing was prepared: {difference}; build the same \
+                "the models of {kind} ranks {} and {rank} differ, and nothing was prepared: {difference}; build the same \
                  model with the same plan on every rank",
                 self.group.rank()
             )));
@@ -143,7 +206,7 @@ impl TensorModels {
         let divided: HashMap<String, TensorPart> = divided.map(|it| (it.name, it.part)).collect();
         let mut parts = HashMap::new();
         if !is_sharded {
-            let mesh = self.mesh_over(None)?;
+            let mesh = self.grid(None)?;
             let writers = Writers::new(&mesh)?;
             let averaged_axes = usize::from(mesh.size(Axis::Data) > 1);
             for (name, _) in model.state_dict() {
@@ -187,10 +250,11 @@ impl TensorModels {
             return Ok(());
         }
         Err(Error::invalid_argument(format!(
-            "{} needs whole parameters, and each of {} tensor ranks has a part: use a rule whose steps depend on one \
+            "{} needs whole parameters, and each of {} {} ranks has a part: use a rule whose steps depend on one \
              element alone, such as AdamW or SGD",
             optimizer.rule_name(),
-            self.group.size()
+            self.group.size(),
+            self.kind()
         )))
     }
 
@@ -223,12 +287,17 @@ impl TensorModels {
         Ok(())
     }
 
-    /// Fails for what does not work with tensor parallelism.
+    /// Fails for what does not work with parts.
     pub(crate) fn refuse(&self, what: &str, instead: &str) -> Error {
+        let (divided, mesh) = (self.divided(), &self.mesh);
         Error::invalid_argument(format!(
-            "{what} does not work where ranks divide layers (mesh {}): {instead}",
-            self.mesh
+            "{what} does not work where ranks divide {divided} (mesh {mesh}): {instead}"
         ))
+    }
+
+    /// What the ranks of the group divide.
+    fn divided(&self) -> &'static str {
+        if self.divides_experts() { "experts" } else { "layers" }
     }
 }
 

@@ -19,7 +19,7 @@ pub struct DividedParameter {
     /// Where it lies in the whole parameter.
     pub part: TensorPart,
     /// Whether the ranks of [`Model::expert_parallel`] have it between them, some experts each, and not those of a tensor
-    /// group. Ranks have other tokens then, and the gradient is the sum over the losses of the group's ranks.
+    /// group. Ranks have other tokens then, and the gradient is the mean over the losses of the group's ranks.
     pub is_expert: bool,
 }
 

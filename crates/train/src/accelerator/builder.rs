@@ -313,6 +313,23 @@ impl AcceleratorBuilder {
         self
     }
 
+    /// Has so many neighbouring ranks have the experts of each mixture between them (expert parallelism): for mixtures that do
+    /// not fit a device. They read other samples, and send tokens to the ranks of their experts. The mesh follows from it.
+    /// Models are built by [`Accelerator::parallel_model`]. Unless set, the environment says how many those are
+    /// (`BRIGADE_EXPERT`, which `brigade launch --expert` sets).
+    ///
+    /// ```
+    /// use brigade_train::Accelerator;
+    ///
+    /// let error = Accelerator::builder().cpu(true).expert_parallel(4).build().unwrap_err();
+    /// assert!(error.to_string().contains("ep 4"));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    pub fn expert_parallel(mut self, ranks: usize) -> Self {
+        self.arrangement.expert_ranks = Some(ranks);
+        self
+    }
+
     /// Sets how pipelines divide a batch and order its passes. Defaults to 1F1B with four micro-batches for each rank of a
     /// pipeline.
     pub fn pipeline_options(mut self, options: PipelineOptions) -> Self {
@@ -591,6 +608,10 @@ impl AcceleratorBuilder {
         };
         if let Some(sharded) = &sharded {
             refuse_hook(sharded, &self.models.comm_hook)?;
+        }
+        let experts = tensor.as_ref().filter(|it| it.divides_experts());
+        if let Some(experts) = experts.filter(|_| !self.models.comm_hook.is_none()) {
+            return Err(experts.refuse("a communication hook", "leave it out"));
         }
         let tf32 = numerics.math.apply(joins, job.device)?;
         // Ranks that divide layers overflow apart from each other.

@@ -316,7 +316,14 @@ impl Accelerator {
         steps: usize,
         enabled: bool,
     ) -> Result<LocalSgd<'a, P>> {
-        let Gradients { processes, accumulator, sharded, .. } = &self.gradients;
+        let Gradients { processes, accumulator, sharded, tensor, .. } = &self.gradients;
+        let experts = tensor.as_ref().filter(|it| enabled && it.divides_experts());
+        if let Some(experts) = experts {
+            return Err(experts.refuse(
+                "local_sgd",
+                "no rank has all parameters, which each would train on its own; average gradients in each step",
+            ));
+        }
         if let Some(sharded) = sharded.as_ref().filter(|_| enabled) {
             return Err(sharded.refuse(
                 "local_sgd",

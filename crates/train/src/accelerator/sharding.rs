@@ -110,8 +110,8 @@ impl Accelerator {
         self.arrangement().mesh_with(&averaged)
     }
 
-    /// Builds a model whose layers the ranks of this rank's tensor group divide as its architecture says, and whose sequences
-    /// those of its context group; of a pipeline this rank's stages. It is the model that [`Model::new`] builds where there is one such rank.
+    /// Builds a model whose layers the ranks of this rank's tensor group divide as its architecture says, whose experts those of
+    /// its expert group, and whose sequences those of its context group; of a pipeline this rank's stages. It is the model that [`Model::new`] builds where there is one such rank.
     ///
     /// ```
     /// use brigade_models::{LlamaForCausalLm, LlamaOptions};
@@ -160,11 +160,10 @@ impl Accelerator {
     /// ```
     #[must_use = "build the model with a constructor"]
     pub fn parallel_builder(&self, plan: TensorPlan) -> ModelBuilder {
-        let tensor = match &self.gradients.tensor {
+        let builder = match &self.gradients.tensor {
             Some(tensor) => tensor.of_models(plan),
-            None => TensorParallel { group: None, plan },
+            None => Model::builder().tensor_parallel(TensorParallel { group: None, plan }),
         };
-        let builder = Model::builder().tensor_parallel(tensor);
         let builder = match &self.gradients.context {
             Some(context) => builder.context_parallel(context.of_models()),
             None => builder,

@@ -96,7 +96,7 @@ impl Inner {
     pub(super) fn mesh(&self) -> Option<Vec<MeshAxis>> {
         let sharded = self.sharded.as_ref().map(|sharded| sharded.mesh());
         match &self.tensor {
-            Some(tensor) => tensor.mesh_over(sharded).ok().map(|mesh| mesh.axes()),
+            Some(tensor) => tensor.axes(sharded).ok(),
             None => sharded.map(Mesh::axes),
         }
     }

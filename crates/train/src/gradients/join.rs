@@ -64,6 +64,12 @@ impl Gradients {
                 "a rank without a batch cannot take part in the gathers of a forward",
             ));
         }
+        if let Some(tensor) = self.tensor.as_ref().filter(|it| it.divides_experts()) {
+            return Err(tensor.refuse(
+                "join_uneven_inputs",
+                "a rank without a batch cannot take part in the exchange of tokens; give all ranks as many batches",
+            ));
+        }
         let _even = EvenBatchesGuard::new(even_batches, options.even_batches);
         let mut joining = Vec::new();
         models.each_joining(&mut |model| joining.push(model));

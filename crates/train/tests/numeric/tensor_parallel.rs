@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod context;
+mod experts;
 mod limits;
 
 use std::sync::Mutex;
@@ -176,7 +177,7 @@ where
             None => builder,
         };
         let accelerator = builder.build().unwrap();
-        for axis in [Axis::Tensor, Axis::Context, Axis::Sequence] {
+        for axis in [Axis::Tensor, Axis::Context, Axis::Sequence, Axis::Expert] {
             assert_eq!(accelerator.mesh().unwrap().size(axis), mesh.size(axis));
         }
         let options = accelerator.parallel_builder(M::tensor_plan()).kind(Kind::Double);

@@ -1,6 +1,6 @@
 //! Tokens on their way to the ranks that have their experts, and back.
 
-use brigade_torch::regions::all_to_all_rows;
+use brigade_torch::regions::{all_to_all_rows, scale_gradient};
 use brigade_torch::{Error, ProcessGroup, Result};
 use tch::Tensor;
 
@@ -43,7 +43,10 @@ impl Exchange {
             counts.chunks(self.own).map(|counts| counts.iter().sum()).collect()
         };
         let (send, receive) = (per_rank(counts), per_rank(&arriving));
-        let received = all_to_all_rows(&self.group, rows, &send, &receive)?;
+        // Gradients are those of the ranks' own losses outside of the exchange, and those of the mean of all losses within it.
+        let ranks = self.group.size() as f64;
+        let rows = scale_gradient(rows, ranks)?;
+        let received = all_to_all_rows(&self.group, &rows, &send, &receive)?;
 
         // By rank, and of each rank by expert: sorted by expert, and of each expert by rank.
         let starts: Vec<i64> = arriving
@@ -65,6 +68,6 @@ impl Exchange {
         let order = Tensor::f_from_slice(&order)?.f_to_device(rows.device())?;
         let computed = compute(&received.f_index_select(0, &order)?, &own)?;
         let by_rank = computed.f_zeros_like()?.f_index_copy(0, &order, &computed)?;
-        all_to_all_rows(&self.group, &by_rank, &receive, &send)
+        scale_gradient(&all_to_all_rows(&self.group, &by_rank, &receive, &send)?, 1.0 / ranks)
     }
 }

@@ -32,7 +32,7 @@ impl Form {
 
 const SAMPLES: usize = 4;
 
-type Weights = Vec<(String, Vec<f64>)>;
+pub(super) type Weights = Vec<(String, Vec<f64>)>;
 
 fn run(
     form: Form,
@@ -100,7 +100,7 @@ fn resume(form: Form, folder: &Path) -> Weights {
     })
 }
 
-fn same(found: &Weights, expected: &Weights) {
+pub(super) fn same(found: &Weights, expected: &Weights) {
     assert_eq!(found.len(), expected.len());
     for ((name, found), (expected_name, expected)) in found.iter().zip(expected) {
         assert_eq!(name, expected_name);

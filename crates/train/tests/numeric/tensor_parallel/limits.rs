@@ -7,7 +7,7 @@ use std::time::Duration;
 use brigade_models::{Gpt2LmHead, Labelled};
 use brigade_nn::{Linear, Model, Module, ParamPath, TensorParallelPlan, weights};
 use brigade_optim::{Adafactor, AdamW, Lamb, Muon, Optimizer, OptimizerState, ParameterState, Sgd};
-use brigade_sharding::{ContextMethod, Mesh, Sharding, TensorPlan};
+use brigade_sharding::{ContextMethod, Sharding, TensorPlan};
 use brigade_testkit::assert_close;
 use brigade_torch::{ErrorKind, Result, gradient};
 use brigade_train::{
@@ -63,15 +63,6 @@ fn meshes_of_another_size() {
     assert_all_contain(&errors, &["tp", "0"]);
     let both = refusals(2, |builder| builder.mesh(mesh(1, 1, 2)).tensor_parallel(2));
     assert_all_contain(&both, &["`mesh(", "`tensor_parallel(2)` contradict", "set one of them"]);
-}
-
-#[test]
-fn axes_that_do_not_work_yet() {
-    // Experts lie along the ranks of other axes.
-    let mesh = Mesh::builder().tensor(2).expert(2).build(2).unwrap();
-    let errors = refusals(2, |builder| builder.mesh(mesh.clone()));
-    let expected = "2 ranks along ep, which does not work yet: use pp, dp_replicate";
-    assert_all_contain(&errors, &[expected, "dp_shard, cp, sp and tp"]);
 }
 
 #[test]

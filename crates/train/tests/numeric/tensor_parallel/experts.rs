@@ -1,0 +1,225 @@
+//! Mixtures whose experts ranks have between them train as whole ones do.
+
+use std::path::Path;
+
+use brigade_checkpoint::layout::Checkpoint;
+use brigade_models::{Labelled, MixtralForCausalLm, MixtralOptions};
+use brigade_nn::{Model, ParamPath, TensorParallelPlan};
+use brigade_optim::{Adafactor, AdamW};
+use brigade_sharding::{ContextMethod, Mesh, Sharding};
+use brigade_train::{
+    Accelerator, CommHook, JoinInputs, PreparedModel, PreparedOptimizer, TrainError,
+};
+use tch::{Device, Kind, Tensor};
+
+use super::checkpoints::{Weights, same};
+use super::{ADAM, Recipe, check, numbers};
+use crate::net::fill;
+use crate::sharding::on_ranks;
+
+fn options() -> MixtralOptions {
+    MixtralOptions {
+        vocab_size: 23,
+        hidden_size: 8,
+        intermediate_size: 12,
+        num_hidden_layers: 2,
+        num_attention_heads: 2,
+        num_key_value_heads: Some(1),
+        num_local_experts: 4,
+        output_router_logits: true,
+        router_aux_loss_coef: 0.1,
+        ..Default::default()
+    }
+}
+
+fn new(path: &ParamPath<'_>) -> MixtralForCausalLm {
+    MixtralForCausalLm::new(path, &options())
+}
+
+fn mesh(replicate: usize, shard: usize, expert: usize) -> Mesh {
+    let builder = Mesh::builder().replicate(replicate).shard(shard).expert(expert);
+    builder.build(replicate * shard).unwrap()
+}
+
+#[test]
+fn experts_are_divided_over_all_ranks() {
+    for ranks in [2, 4] {
+        check(new, &mesh(1, ranks, ranks), None, ADAM);
+    }
+}
+
+#[test]
+fn ranks_with_the_same_experts_average_them() {
+    for norm_type in [2.0, f64::INFINITY, 0.0] {
+        let recipe = Recipe { momentum: true, micro_batches: 2, norm_type, ..ADAM };
+        check(new, &mesh(1, 4, 2), None, recipe);
+    }
+    check(new, &mesh(2, 2, 2), None, ADAM);
+}
+
+type Run<'a> =
+    (&'a Accelerator, &'a mut PreparedModel<MixtralForCausalLm>, &'a mut PreparedOptimizer);
+
+/// A mesh, and how parameters are sharded on it.
+type Form = (Mesh, Option<Sharding>);
+
+fn run((mesh, sharding): &Form, body: impl Fn(Run<'_>) + Sync) -> Weights {
+    on_ranks(mesh.world_size(), |builder, _| {
+        let builder = builder.sharding(sharding.clone()).mesh(mesh.clone());
+        let accelerator = builder.build().unwrap();
+        let plan = MixtralForCausalLm::tensor_plan();
+        let options = accelerator.parallel_builder(plan).kind(Kind::Double);
+        let model = options.without_first_values().build(new).unwrap();
+        let optimizer = AdamW::default().lr(0.01).eps(1e-3).build(&model).unwrap();
+        let (mut model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+        body((&accelerator, &mut model, &mut optimizer));
+        model.full_state_dict().unwrap().map(|state| numbers(&state)).unwrap_or_default()
+    })
+    .remove(0)
+}
+
+/// One step of four texts, with a loss of routers for each, so that it does not depend on the ranks.
+fn step((accelerator, model, optimizer): &mut Run<'_>, number: i64) {
+    let data = accelerator.data_processes();
+    let share = 4 / data.num_processes() as i64;
+    let places = Tensor::arange(4 * 6, (Kind::Int64, Device::Cpu));
+    let ids = (places * 7 + number * 3).remainder(23).view([-1, 6]);
+    for text in 0..share {
+        let ids = ids.narrow(0, data.process_index() as i64 * share + text, 1);
+        let run = || {
+            let loss = model.forward(Labelled::new(&ids, &ids))?.mean()?;
+            accelerator.backward(&(loss / share as f64))
+        };
+        if text + 1 < share { accelerator.no_sync(&**model, run) } else { run() }.unwrap();
+    }
+    optimizer.step().unwrap();
+    optimizer.zero_grad().unwrap();
+}
+
+/// Saves after two steps; returns the weights after two more.
+fn save(form: &Form, folder: &Path) -> Weights {
+    let builder = Model::builder().kind(Kind::Double);
+    let whole = builder.build(new).unwrap();
+    fill(&whole);
+    let first = folder.with_extension("safetensors");
+    whole.save_weights(&first).unwrap();
+    run(form, |mut run| {
+        run.0.load_model(run.1, &first).unwrap();
+        (0..2).for_each(|number| step(&mut run, number));
+        run.0.save_state(folder).unwrap();
+        run.0.checkpoints().wait().unwrap();
+        run.0.save_model(run.1, folder.with_extension("model")).unwrap();
+        (2..4).for_each(|number| step(&mut run, number));
+    })
+}
+
+fn resume(form: &Form, folder: &Path) -> Weights {
+    run(form, |mut run| {
+        assert_eq!(run.0.load_state(folder).unwrap().step, 2);
+        (2..4).for_each(|number| step(&mut run, number));
+    })
+}
+
+#[test]
+fn any_mesh_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensor = Mesh::builder().tensor(2).build(2).unwrap();
+    let forms: [Form; 7] = [
+        (mesh(1, 1, 1), None),
+        (mesh(1, 2, 2), None),
+        (mesh(1, 4, 4), None),
+        (mesh(1, 4, 2), None),
+        (mesh(2, 2, 2), None),
+        (mesh(1, 2, 1), Some(Sharding::zero3())),
+        (tensor, None),
+    ];
+    let mut first: Option<Weights> = None;
+    for (number, form) in forms.iter().enumerate() {
+        let folder = folder.path().join(number.to_string());
+        let expected = save(form, &folder);
+        same(&expected, first.get_or_insert_with(|| expected.clone()));
+        for other in [number + 1, number + 4] {
+            same(&resume(&forms[other % forms.len()], &folder), &expected);
+        }
+        assert_eq!(resume(form, &folder), expected);
+    }
+    let manifest = |number: usize| {
+        let checkpoint = Checkpoint::open(&folder.path().join(number.to_string())).unwrap();
+        assert!(checkpoint.verify().is_empty());
+        let manifest = checkpoint.manifest();
+        let axes: Vec<String> =
+            manifest.mesh.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
+        let model = manifest.of_kind("model").next().unwrap();
+        let experts = &model.tensors["model.layers.0.mlp.experts.down_proj"];
+        (axes.join(" x "), experts.shape[0], experts.chunks.len())
+    };
+    assert_eq!(manifest(2), ("ep 4".to_owned(), 4, 4));
+    assert_eq!(manifest(3), ("dp_replicate 2 x ep 2".to_owned(), 4, 2));
+}
+
+#[test]
+fn a_loss_that_is_not_finite_is_an_error_on_every_rank() {
+    let errors = on_ranks(4, |builder, rank| {
+        let accelerator = builder.sharding(None).mesh(mesh(1, 4, 2)).build().unwrap();
+        let model = accelerator.parallel_model(new).unwrap();
+        let model = accelerator.prepare(model).unwrap();
+        let ids = Tensor::arange(6, (Kind::Int64, Device::Cpu)).view([1, 6]);
+        let loss = model.forward(Labelled::new(&ids, &ids)).unwrap().mean().unwrap();
+        let loss = if rank == 2 { loss * f64::NAN } else { loss };
+        let error = accelerator.backward(&loss).unwrap_err();
+        match error.downcast_ref() {
+            Some(TrainError::LossNotFinite { rank, .. }) => *rank,
+            _ => panic!("{error}"),
+        }
+    });
+    assert_eq!(errors, [Some(2); 4]);
+}
+
+#[test]
+fn what_does_not_go_together_is_named() {
+    let refusals =
+        |set: &(
+              dyn Fn(brigade_train::AcceleratorBuilder) -> brigade_train::AcceleratorBuilder + Sync
+          )| {
+            let texts = on_ranks(4, |builder, _| {
+                set(builder.sharding(None)).build().err().expect("an error").to_string()
+            });
+            assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+            texts[0].clone()
+        };
+    let tensor = Mesh::builder().shard(2).tensor(2).expert(2).build(4).unwrap();
+    let error = refusals(&|builder| builder.mesh(tensor.clone()));
+    assert!(error.contains("2 ranks along tp and divides experts along ep"), "{error}");
+    let error = refusals(&|builder| {
+        builder.context_parallel(2).context_method(ContextMethod::Ring).expert_parallel(2)
+    });
+    assert!(error.contains("2 ranks along cp and divides experts along ep"), "{error}");
+    let error = refusals(&|builder| builder.expert_parallel(3));
+    assert!(error.contains("3") && error.contains("ep"), "{error}");
+    let error = refusals(&|builder| builder.expert_parallel(2).mesh(mesh(1, 4, 2)));
+    assert!(error.contains("`expert_parallel(2)` contradict"), "{error}");
+    let error = refusals(&|builder| builder.expert_parallel(2).comm_hook(CommHook::Bf16));
+    assert!(error.contains("a communication hook") && error.contains("divide experts"), "{error}");
+
+    on_ranks(2, |builder, _| {
+        let accelerator = builder.sharding(None).expert_parallel(2).build().unwrap();
+        assert_eq!(accelerator.mesh().unwrap(), mesh(1, 2, 2));
+        assert_eq!(accelerator.data_processes().num_processes(), 2);
+        let error = accelerator.prepare(Model::new(new).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("divide experts") && error.contains("built whole"), "{error}");
+        let model = accelerator.parallel_model(new).unwrap();
+        let optimizer = Adafactor::default().build(&model).unwrap();
+        let model = accelerator.prepare(model).unwrap();
+        let error = accelerator.prepare(optimizer).unwrap_err().to_string();
+        assert!(error.contains("each of 2 expert ranks has a part"), "{error}");
+        let error = accelerator.local_sgd(&model, 2, true).unwrap_err().to_string();
+        assert!(error.contains("local_sgd") && error.contains("divide experts"), "{error}");
+        let joined = accelerator.join_uneven_inputs(&model, JoinInputs::default(), || Ok(()));
+        let error = joined.unwrap_err().to_string();
+        assert!(error.contains("join_uneven_inputs") && error.contains("as many"), "{error}");
+        let alone = Accelerator::builder().cpu(true).quiet(true).sharding(None).build().unwrap();
+        let model = accelerator.parallel_model(new).unwrap();
+        let error = alone.prepare(model).unwrap_err().to_string();
+        assert!(error.contains("this rank has a part of `model.layers.0.mlp.experts"), "{error}");
+    });
+}
