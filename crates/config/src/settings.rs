@@ -448,6 +448,11 @@ settings! {
         /// exchange for heads, which the ranks divide
         context_method: ContextMethod = "context-method" "METHOD"
             default "gather";
+        /// Ranks that have the experts of each mixture of a Rust program between them (expert parallelism)
+        ///
+        /// Neighbouring ranks, which read other samples. They divide the number of ranks, and the experts
+        expert: NonZeroUsize = "expert" "N"
+            default "1";
         /// Ranks that have the stages of the model of a Rust program (pipeline parallelism)
         ///
         /// They read the same samples, and lie as far apart as can be. They divide the number of ranks

@@ -12,8 +12,8 @@ use brigade_launch::{
     PlacementFacts, PlacementOptions, PortRange, Program, RendezvousMode, Secret, SecretError,
 };
 use brigade_rank_env::env::{
-    ACCELERATE_MIXED_PRECISION, BRIGADE_CONTEXT, BRIGADE_CONTEXT_METHOD, BRIGADE_PIPELINE,
-    BRIGADE_SHARDING, BRIGADE_TENSOR,
+    ACCELERATE_MIXED_PRECISION, BRIGADE_CONTEXT, BRIGADE_CONTEXT_METHOD, BRIGADE_EXPERT,
+    BRIGADE_PIPELINE, BRIGADE_SHARDING, BRIGADE_TENSOR,
 };
 
 use super::hosts;
@@ -128,7 +128,7 @@ pub(super) fn options(
         store_port,
     };
     let hosts = hosts::options(layers)?;
-    let axes = ["sharding", "tensor", "context", "pipeline"];
+    let axes = ["sharding", "tensor", "context", "expert", "pipeline"];
     let divides = axes.iter().any(|name| layers.is_given(name));
     let ranks =
         if chosen.is_some() || divides { Ranks::count(&options, hosts.as_ref())? } else { None };
@@ -265,6 +265,7 @@ pub(super) fn training(layers: &Layer) -> Vec<(String, String)> {
         ("tensor", BRIGADE_TENSOR, settings.text("tensor")),
         ("context", BRIGADE_CONTEXT, settings.text("context")),
         ("context-method", BRIGADE_CONTEXT_METHOD, settings.text("context-method")),
+        ("expert", BRIGADE_EXPERT, settings.text("expert")),
         ("pipeline", BRIGADE_PIPELINE, settings.text("pipeline")),
         // Of fp8 the plugin says it, to Python programs alone.
         (

@@ -20,11 +20,13 @@ pub(super) fn settle_axes(layers: &mut Layer, program: &Program) -> Result<(), C
         return Ok(());
     }
     let parallelism = "--use-parallelism-config with --parallelism-config";
+    let megatron = "--use-megatron-lm with --megatron-lm";
     for (name, instead) in [
         (TENSOR, format!("{parallelism}-tp-size")),
         (CONTEXT, format!("{parallelism}-cp-size")),
         (CONTEXT_METHOD, format!("{parallelism}-cp-comm-strategy")),
-        (PIPELINE, "--use-megatron-lm with --megatron-lm-pp-degree".to_owned()),
+        (EXPERT, format!("{megatron}-expert-model-parallel-size")),
+        (PIPELINE, format!("{megatron}-pp-degree")),
     ] {
         let Some(source) = layers.source(name).filter(|it| **it != Source::Default).cloned() else {
             continue;
@@ -136,10 +138,10 @@ impl Ranks {
     }
 }
 
-/// Checks that the settings `tensor`, `context`, `pipeline` and `sharding` fit the ranks of the job.
+/// Checks that the settings `tensor`, `context`, `expert`, `pipeline` and `sharding` fit the ranks of the job.
 ///
 /// # Errors
-/// Tensor ranks, context ranks, pipeline ranks or a shard size that do not divide them.
+/// Tensor ranks, context ranks, pipeline ranks, expert ranks or a shard size that do not divide them.
 pub(super) fn check(layers: &Layer, ranks: Option<Ranks>) -> Result<(), ConfigError> {
     let Some(ranks) = ranks.filter(|it| it.all > 0) else { return Ok(()) };
     let mut left = ranks.all;
@@ -172,6 +174,17 @@ pub(super) fn check(layers: &Layer, ranks: Option<Ranks>) -> Result<(), ConfigEr
         if size > 1 {
             before.push(name);
         }
+    }
+    let experts = settings.expert.map_or(1, NonZeroUsize::get);
+    if !left.is_multiple_of(experts) {
+        let source = layers.source(EXPERT).map(ToString::to_string).unwrap_or_default();
+        let others = ranks.all / left;
+        return Err(ConfigError::Contradiction(format!(
+            "{source}: {experts} expert ranks do not divide the {left} ranks that read other samples: start {} or {} ranks, \
+             or take other expert ranks",
+            (left / experts).max(1) * experts * others,
+            (left / experts + 1) * experts * others
+        )));
     }
     let Some(Sharding { strategy, .. }) =
         layers.settings.sharding.as_ref().and_then(|it| it.0.as_ref())
@@ -312,6 +325,7 @@ const SHARDING: &str = "sharding";
 const TENSOR: &str = "tensor";
 const CONTEXT: &str = "context";
 const CONTEXT_METHOD: &str = "context-method";
+const EXPERT: &str = "expert";
 const PIPELINE: &str = "pipeline";
 const NONE: &str = "none";
 const PRECISION: &str = "mixed-precision";

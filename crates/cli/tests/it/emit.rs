@@ -96,6 +96,7 @@ const WITHOUT: &[&str] = &[
     "tensor",
     "context",
     "context-method",
+    "expert",
     "pipeline",
 ];
 

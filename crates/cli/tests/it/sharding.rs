@@ -327,6 +327,32 @@ fn context_ranks_are_said_to_rust_programs() {
 }
 
 #[test]
+fn expert_ranks_are_said_to_rust_programs() {
+    let work = Work::new();
+    let said = |words: &[&str]| work.rank("BRIGADE_EXPERT", None, words).0;
+    assert_eq!(said(&["--nproc=2"]), None);
+    assert_eq!(said(&["--nproc=4", "--expert=2"]), Some("2".to_owned()));
+    for (words, expected) in [
+        (
+            &["--nproc=3", "--expert=2", "env"][..],
+            "brigade: flag --expert: 2 expert ranks do not divide the 3 ranks that read other samples: start 2 or 4 ranks",
+        ),
+        (
+            &["--nproc=6", "--tensor=2", "--expert=2", "env"],
+            "brigade: flag --expert: 2 expert ranks do not divide the 3 ranks that read other samples: start 4 or 8 ranks",
+        ),
+        (
+            &["--nproc=2", "--expert=2", "train.py"],
+            "brigade: --expert 2 is for Rust programs: use --use-megatron-lm with \
+             --megatron-lm-expert-model-parallel-size 2 for a Python program",
+        ),
+    ] {
+        let said = work.refusal(words);
+        assert!(said.starts_with(expected), "{said}");
+    }
+}
+
+#[test]
 fn pipeline_ranks_are_said_to_rust_programs() {
     let work = Work::new();
     let said = |words: &[&str]| work.rank("BRIGADE_PIPELINE", None, words).0;
