@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ptr;
 
 use brigade_sharding::TensorPart;
-use brigade_torch::{ProcessGroup, TensorId, has_memory};
+use brigade_torch::{TensorId, has_memory};
 use tch::{Kind, Tensor};
 
 use crate::Training;
@@ -143,19 +143,15 @@ impl ParamRegistry {
         Some(entry.part.clone())
     }
 
-    /// Sets the ranks that have experts between them, and notes other groups that they cannot be together with.
+    /// Sets the ranks that have experts between them, and notes a group that they cannot be together with.
     pub(crate) fn divide_experts(&mut self, experts: Option<ExpertParallel>) {
         self.experts = experts;
         let ranks = self.experts.as_ref().map_or(1, ExpertParallel::ranks);
         let tensor = self.tensor.as_ref().map_or(1, TensorParallel::ranks);
-        let context = self.context.as_ref().and_then(|context| context.group.as_ref());
-        let context = context.map_or(1, ProcessGroup::size);
-        for (axis, others) in [("tensor", tensor), ("context", context)] {
-            if ranks > 1 && others > 1 {
-                self.problems.push(format!(
-                    "experts of {ranks} ranks cannot be together with {others} {axis} ranks: leave one of them out"
-                ));
-            }
+        if ranks > 1 && tensor > 1 {
+            self.problems.push(format!(
+                "experts of {ranks} ranks cannot be together with {tensor} tensor ranks: leave one of them out"
+            ));
         }
     }
 

@@ -280,14 +280,15 @@ fn check_experts(mesh: &Mesh, sharding: Option<&Sharding>) -> Result<()> {
     if experts == 1 {
         return Ok(());
     }
-    let others = [Axis::Pipeline, Axis::Context, Axis::Sequence, Axis::Tensor];
+    let others = [Axis::Pipeline, Axis::Tensor];
     if let Some(axis) = others.into_iter().find(|axis| mesh.size(*axis) > 1) {
         return Err(Error::invalid_argument(format!(
             "the mesh {mesh} has {} ranks along {axis} and divides experts along ep, which does not work together yet: leave \
-             one of them out, and use {} or {} for the other ranks",
+             one of them out, and use {}, {} or {} for the other ranks",
             mesh.size(axis),
             Axis::Replicate,
-            Axis::Shard
+            Axis::Shard,
+            Axis::Context
         )));
     }
     match sharding {

@@ -57,6 +57,22 @@ fn ranks_with_the_same_experts_average_them() {
     check(new, &mesh(2, 2, 2), None, ADAM);
 }
 
+/// Context ranks have other tokens, so that experts are divided over them as well.
+#[test]
+fn experts_are_divided_over_parts_of_sequences() {
+    let new = |path: &ParamPath<'_>| {
+        let options = MixtralOptions { output_router_logits: false, ..options() };
+        MixtralForCausalLm::new(path, &options)
+    };
+    for (method, shard, expert) in
+        [(ContextMethod::Gather, 1, 2), (ContextMethod::Gather, 2, 4), (ContextMethod::Ring, 2, 2)]
+    {
+        let mesh = Mesh::builder().shard(shard).context(2).expert(expert);
+        let recipe = Recipe { method: Some(method), ..ADAM };
+        check(new, &mesh.build(2 * shard).unwrap(), None, recipe);
+    }
+}
+
 type Run<'a> =
     (&'a Accelerator, &'a mut PreparedModel<MixtralForCausalLm>, &'a mut PreparedOptimizer);
 
@@ -190,10 +206,6 @@ fn what_does_not_go_together_is_named() {
     let tensor = Mesh::builder().shard(2).tensor(2).expert(2).build(4).unwrap();
     let error = refusals(&|builder| builder.mesh(tensor.clone()));
     assert!(error.contains("2 ranks along tp and divides experts along ep"), "{error}");
-    let error = refusals(&|builder| {
-        builder.context_parallel(2).context_method(ContextMethod::Ring).expert_parallel(2)
-    });
-    assert!(error.contains("2 ranks along cp and divides experts along ep"), "{error}");
     let error = refusals(&|builder| builder.expert_parallel(3));
     assert!(error.contains("3") && error.contains("ep"), "{error}");
     let error = refusals(&|builder| builder.expert_parallel(2).mesh(mesh(1, 4, 2)));

@@ -3,10 +3,10 @@
 use std::thread;
 
 use brigade_nn::{
-    ContextParallel, ExpertParallel, Experts, ExpertsOptions, Model, ModelBuilder, ModelError,
-    ParamPath, TensorParallel, take_part,
+    ExpertParallel, Experts, ExpertsOptions, Model, ModelBuilder, ModelError, ParamPath,
+    TensorParallel, take_part,
 };
-use brigade_sharding::{ContextMethod, TensorPlan};
+use brigade_sharding::TensorPlan;
 use brigade_torch::{Backend, GlooDevice, GroupOptions, ProcessGroup, ReduceOp, Store, backward};
 use tch::{Device, Kind, Tensor};
 
@@ -241,9 +241,6 @@ fn numbers_that_do_not_fit_are_named() {
     let tensor = TensorParallel { group: Some(fake(2)), plan };
     let found = problems(over(&fake(5)).tensor_parallel(tensor));
     assert!(found[0].contains("experts of 5 ranks cannot be together with 2 tensor"), "{found:?}");
-    let context = ContextParallel { group: Some(fake(2)), method: ContextMethod::default() };
-    let found = problems(over(&fake(5)).context_parallel(context));
-    assert!(found[0].contains("experts of 5 ranks cannot be together with 2 context"), "{found:?}");
     let plan = TensorPlan::new().column("*gate_up_proj");
     let tensor = TensorParallel { group: Some(fake(2)), plan };
     let found = problems(Model::builder().tensor_parallel(tensor));
