@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use brigade_nn::{IntoModel, Module};
 use brigade_optim::AdamW;
+use brigade_sharding::Axis;
 use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;
 use tch::Tensor;
@@ -94,22 +95,23 @@ pub(crate) struct PreparedLoaders {
 
 impl Learner {
     /// Makes a Learner of data and a model, or the model's constructor: with fastai's Adam, the data's loss (cross
-    /// entropy where they name none), no metrics, and the Accelerator's ranks and device.
+    /// entropy where they name none), no metrics, and the Accelerator's ranks and device. Where ranks divide layers or
+    /// sequences, the model is one of [`Accelerator::parallel_model`].
     ///
     /// # Errors
-    /// When the model cannot be built, or has no parameter.
+    /// When the model cannot be built, or has no parameter; on the ranks of a pipeline, whose loop is that of
+    /// [`Accelerator::forward_backward`].
     pub fn new<X, C>(accelerator: &Accelerator, data: Loaders<X>, model: C) -> Result<Self>
     where
         X: ModelInput,
         C: IntoModel,
         C::Module: for<'a> Module<X::Ref<'a>, Output = Tensor> + 'static,
     {
-        let readers = accelerator.data_processes().num_processes();
-        if readers != accelerator.processes().num_processes() {
+        let mesh = accelerator.mesh()?;
+        if mesh.size(Axis::Pipeline) > 1 {
             return Err(Error::invalid_argument(format!(
-                "the Learner does not train on the mesh {}, whose ranks divide layers or sequences between them: write \
-                 the loop with the Accelerator, or start the program without --tensor and --context",
-                accelerator.mesh()?
+                "the Learner does not train on the mesh {mesh}, whose ranks have stages of a pipeline: write the loop with \
+                 `Accelerator::forward_backward`, or start the program without --pipeline"
             )));
         }
         let model = model.into_model()?;
@@ -202,10 +204,13 @@ impl Learner {
         outcome
     }
 
-    /// Gives a deferred model its values, and spreads one that the Accelerator shards over the ranks. Every rank calls it.
+    /// Gives a deferred model its values, spreads one that the Accelerator shards over the ranks, and prepares one of which
+    /// each rank has a part. Every rank calls it.
     pub(crate) fn place_model(&mut self) -> Result<()> {
         let model = &self.state.model;
-        let is_due = self.state.accelerator.sharding().is_some() || model.is_deferred();
+        let is_due = self.state.accelerator.sharding().is_some()
+            || model.is_deferred()
+            || model.is_in_parts();
         if is_due && !model.is_prepared() {
             self.enter()?;
             self.leave();
@@ -213,7 +218,7 @@ impl Learner {
         Ok(())
     }
 
-    /// Makes the model a plain one again, unless it is sharded, and gives back the loaders, where a scope was left by a panic; a fit and
+    /// Makes the model a plain one again, unless ranks have parts of it, and gives back the loaders, where a scope was left by a panic; a fit and
     /// [`Learner::distributed`] do it by themselves.
     pub fn detach(&mut self) {
         self.entered = 0;
@@ -253,7 +258,7 @@ impl Learner {
 
     pub(crate) fn leave(&mut self) {
         if self.entered == 0 {
-            if self.state.model.sharder().is_none() {
+            if !self.state.model.is_in_parts() {
                 self.state.model.detach();
                 self.state.grouped.detach();
             }

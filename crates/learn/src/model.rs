@@ -25,6 +25,8 @@ pub(crate) trait AnyModel {
     fn detach(&mut self);
     /// Returns the engine of a sharded model.
     fn sharder(&self) -> Option<Arc<Sharder>>;
+    /// Whether this rank has a part of the parameters: shards, or the part of a tensor rank.
+    fn is_in_parts(&self) -> bool;
     fn is_prepared(&self) -> bool;
     /// Whether its values have no memory yet.
     fn is_deferred(&self) -> bool;
@@ -38,7 +40,7 @@ pub(crate) trait AnyModel {
     fn load_state_dict(&mut self, state: &StateDict) -> Result<()>;
     /// Returns the state on rank 0; all ranks take part.
     fn full_state_dict(&self, is_main: bool) -> Result<Option<StateDict>>;
-    /// Takes rank 0's state into a sharded model; all ranks take part.
+    /// Takes rank 0's state into a model of which ranks have parts; all ranks take part.
     fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()>;
     /// Trains these parameters and no others. For a plain model, or a sharded one.
     fn train_only(&mut self, names: &HashSet<String>) -> Result<()>;
@@ -176,6 +178,11 @@ where
         }
     }
 
+    fn is_in_parts(&self) -> bool {
+        let has_parts = |model: &Model<M>| !model.divided_parameters().is_empty();
+        self.sharder().is_some() || self.model().is_ok_and(has_parts)
+    }
+
     fn is_prepared(&self) -> bool {
         matches!(self.held, Held::Prepared(_))
     }
@@ -224,7 +231,8 @@ where
 
     fn full_state_dict(&self, is_main: bool) -> Result<Option<StateDict>> {
         match &self.held {
-            Held::Prepared(model) if model.sharder().is_some() => model.full_state_dict(),
+            Held::Prepared(model) if self.is_in_parts() => model.full_state_dict(),
+            Held::Plain(_) if self.is_in_parts() => Err(not_prepared()),
             _ => Ok(is_main.then(|| self.state_dict())),
         }
     }
@@ -232,7 +240,7 @@ where
     fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()> {
         match &mut self.held {
             Held::Prepared(model) => model.load_full_state_dict(state),
-            Held::Plain(_) => Err(Error::invalid_argument("the model is not prepared")),
+            Held::Plain(_) => Err(not_prepared()),
             Held::Lost => Err(lost()),
         }
     }
@@ -286,6 +294,13 @@ where
     fn module(&self) -> Option<&dyn Any> {
         self.model().ok().map(|model| model.module() as &dyn Any)
     }
+}
+
+fn not_prepared() -> Error {
+    Error::invalid_argument(
+        "each rank has a part of the model, which is not prepared yet: call this within `Learner::distributed`, or after \
+         the first fit",
+    )
 }
 
 fn lost() -> Error {

@@ -148,8 +148,8 @@ impl Callback for Recording {
         }
         self.pending.push((loss, learner.batch_rows()));
         // Reading a number of the CPU waits for nothing, and callbacks find it at once.
-        let is_free =
-            learner.device() == Device::Cpu && !learner.accelerator.processes().use_distributed();
+        let is_free = learner.device() == Device::Cpu
+            && !learner.accelerator.data_processes().use_distributed();
         if is_free || self.options.at_once {
             self.read_losses(learner)?;
         }
@@ -260,14 +260,15 @@ impl Meters {
         let losses = read(&self.losses)?;
         let products: Vec<f64> =
             losses.iter().zip(&self.samples).map(|(loss, n)| loss * *n as f64).collect();
-        let all: Vec<Vec<(usize, f64, usize)>> = learner.accelerator.processes().gather_object(
-            self.places
-                .iter()
-                .zip(products)
-                .zip(&self.samples)
-                .map(|((place, product), samples)| (*place, product, *samples))
-                .collect(),
-        )?;
+        let all: Vec<Vec<(usize, f64, usize)>> =
+            learner.accelerator.data_processes().gather_object(
+                self.places
+                    .iter()
+                    .zip(products)
+                    .zip(&self.samples)
+                    .map(|((place, product), samples)| (*place, product, *samples))
+                    .collect(),
+            )?;
         let mut all: Vec<(usize, f64, usize)> = all.into_iter().flatten().collect();
         all.sort_by_key(|(place, ..)| *place);
         let samples: usize = all.iter().map(|(_, _, samples)| samples).sum();
@@ -290,7 +291,7 @@ impl Meters {
         if metrics.is_empty() {
             metrics = states(learner);
         }
-        let group = learner.accelerator.processes().group();
+        let group = learner.accelerator.data_processes().group();
         let value = |metric: &MetricState<_>| match metric.folded(group.as_ref())? {
             // No batch of any rank has a target.
             None => Ok(f64::NAN),
@@ -337,7 +338,7 @@ pub(crate) fn global_losses(
 ) -> Result<Vec<f64>> {
     let losses: Vec<Tensor> = pending.iter().map(|(loss, _)| loss.shallow_clone()).collect();
     let mine = read(&losses)?;
-    if !accelerator.processes().use_distributed() {
+    if !accelerator.data_processes().use_distributed() {
         return Ok(mine);
     }
     let weighted: Vec<(f64, f64)> = mine
@@ -345,7 +346,7 @@ pub(crate) fn global_losses(
         .zip(pending)
         .map(|(loss, (_, rows))| (loss * *rows as f64, *rows as f64))
         .collect();
-    let all = accelerator.processes().gather_object(weighted)?;
+    let all = accelerator.data_processes().gather_object(weighted)?;
     let batches = all.iter().map(Vec::len).max().unwrap_or(0);
     let mean = |batch: usize| {
         let of_ranks = all.iter().filter_map(|rank| rank.get(batch));

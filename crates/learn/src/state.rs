@@ -391,6 +391,11 @@ impl LearnerState {
         self.model.sharder().is_some()
     }
 
+    /// Whether this rank has a part of the parameters: of a sharded model, or as one of the ranks that divide its layers.
+    pub(crate) fn is_in_parts(&self) -> bool {
+        self.model.is_in_parts()
+    }
+
     /// Runs `read` with the whole parameters of a sharded model, for which each rank needs the memory. Every rank calls it.
     /// Another model is passed as it is.
     ///
@@ -417,7 +422,7 @@ impl LearnerState {
     }
 
     /// Returns the model's whole parameters and saved buffers on rank 0, and `None` on the others. Every rank calls it. Of a
-    /// sharded model they are copies in the host's memory.
+    /// model of which ranks have parts they are copies in the host's memory.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
@@ -431,7 +436,7 @@ impl LearnerState {
     /// # Errors
     /// On every rank, with nothing changed, when a name or a shape does not fit.
     pub fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()> {
-        if self.is_sharded() {
+        if self.is_in_parts() {
             return self.model.load_full_state_dict(state);
         }
         let values = state.map(|state| {
@@ -449,18 +454,19 @@ impl LearnerState {
     }
 
     /// Returns the model's parameters and saved buffers under their names. Those of a sharded model have no memory outside
-    /// of [`LearnerState::gathered`]; see [`LearnerState::full_state_dict`].
+    /// of [`LearnerState::gathered`], and where ranks divide layers they are this rank's parts; see
+    /// [`LearnerState::full_state_dict`].
     #[must_use]
     pub fn state_dict(&self) -> StateDict {
         self.model.state_dict()
     }
 
-    /// Copies these values into the model; rank 0's into a sharded one, where every rank calls it.
+    /// Copies these values into the model; rank 0's into one of which ranks have parts, where every rank calls it.
     ///
     /// # Errors
     /// When a name or a shape does not fit: nothing was changed.
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
-        if self.is_sharded() {
+        if self.is_in_parts() {
             return self.model.load_full_state_dict(Some(state));
         }
         self.model.load_state_dict(state)

@@ -18,7 +18,7 @@ struct Copies(Mutex<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     tensors: Vec<(String, Tensor)>,
-    /// Of a sharded model: the shards of which there are copies.
+    /// Of a model of which ranks have parts: the tensors of which there are copies.
     shards: Vec<(String, Tensor)>,
     count: i64,
     registered: bool,
@@ -34,7 +34,7 @@ impl Copies {
         });
         let tensors = copied.collect::<Result<_>>()?;
         let mut shards = Vec::new();
-        if learner.is_sharded() {
+        if learner.is_in_parts() {
             let parameters = learner.local_parameters().into_iter();
             shards.extend(parameters.map(|it| (it.name, it.tensor)));
         }

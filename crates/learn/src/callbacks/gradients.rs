@@ -49,7 +49,7 @@ impl Callback for GradientAccumulation {
 
     fn after_loss(&mut self, learner: &mut LearnerState) -> Step {
         let Some(loss) = learner.loss_for_backward() else { return Ok(()) };
-        let ranks = learner.accelerator().processes().num_processes();
+        let ranks = learner.accelerator().data_processes().num_processes();
         let share = (learner.batch_rows() * ranks) as f64 / self.samples as f64;
         let loss = loss.f_mul_scalar(share)?;
         learner.set_loss_for_backward(loss);

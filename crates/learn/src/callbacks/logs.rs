@@ -210,7 +210,7 @@ impl TrackerLog {
     fn ranks(&self, learner: &LearnerState) -> Result<Option<Table>> {
         let rates = self.meter.as_ref().and_then(Meter::rates);
         let accelerator = learner.accelerator();
-        let ranks = accelerator.processes().num_processes() as f64;
+        let ranks = accelerator.data_processes().num_processes() as f64;
         let memory = ProcessMemory::now().map(|memory| memory.resident as f64 / 1024.0 / 1024.0);
         let mine = (
             hostname(),
@@ -263,7 +263,7 @@ impl Callback for TrackerLog {
 
     fn before_train(&mut self, learner: &mut LearnerState) -> Step {
         self.start(learner)?;
-        self.meter = Some(learner.accelerator().processes().meter(50));
+        self.meter = Some(learner.accelerator().data_processes().meter(50));
         Ok(())
     }
 

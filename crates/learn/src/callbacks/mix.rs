@@ -71,8 +71,9 @@ impl Mixture {
             )));
         }
         // Ranks have other samples, and mix them in other shares.
-        self.seeded.seed =
-            learner.seed().wrapping_add(learner.accelerator().processes().process_index() as u64);
+        self.seeded.seed = learner
+            .seed()
+            .wrapping_add(learner.accelerator().data_processes().process_index() as u64);
         Ok(())
     }
 

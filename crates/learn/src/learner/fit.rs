@@ -453,8 +453,8 @@ impl Loop<'_> {
                 continue;
             }
             let (rank, world) = (
-                state.accelerator.processes().process_index(),
-                state.accelerator.processes().num_processes(),
+                state.accelerator.data_processes().process_index(),
+                state.accelerator.data_processes().num_processes(),
             );
             state.batch = CurrentBatch::of(batch, rank, world);
             if !state.position.training {

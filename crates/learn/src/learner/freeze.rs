@@ -46,9 +46,9 @@ impl LearnerState {
         })
     }
 
-    /// Prepares the optimizer of a sharded model, outside of a fit as well.
+    /// Prepares the optimizer of a model of which ranks have parts, outside of a fit as well.
     pub(crate) fn prepare_optimizer(&mut self) -> Result<()> {
-        if self.is_sharded() {
+        if self.is_in_parts() {
             let accelerator = self.accelerator.clone();
             self.grouped.prepare(&accelerator)?;
         }

@@ -263,7 +263,8 @@ impl Learner {
 
     /// Predicts one item: a file or its bytes where the data have a codec, such as images; or a tensor of the
     /// model's input without the dimension of the batch. It needs no other rank, outside of
-    /// [`Learner::distributed`]; with a sharded model every rank calls it, and may give another item.
+    /// [`Learner::distributed`]; with a sharded model every rank calls it, and may give another item, and where ranks divide
+    /// layers or sequences, those of one group call it with the same one.
     ///
     /// # Errors
     /// When the item cannot be read or does not fit.
@@ -337,7 +338,7 @@ impl Learner {
     /// that is not the data's.
     fn collected(&self, gathered: Gathered, order: Option<&[i64]>) -> Result<Predictions> {
         let Gathered { places, predictions, targets } = gathered;
-        let group = self.state.accelerator.processes().group();
+        let group = self.state.accelerator.data_processes().group();
         let order = order.map(Tensor::from_slice);
         let restored = |joined: Option<Tensor>| match (joined, &order) {
             (Some(joined), Some(order)) if joined.size().first() == order.size().first() => {

@@ -17,15 +17,15 @@ use crate::state::LearnerState;
 
 impl LearnerState {
     /// Writes the model to a file, with the optimizer where it is asked for, from rank 0; the others wait. The file is
-    /// a dictionary `{"model", "opt"}` that PyTorch reads, and appears whole or not at all. Of a sharded model rank 0 has
-    /// all that is written in the host's memory meanwhile.
+    /// a dictionary `{"model", "opt"}` that PyTorch reads, and appears whole or not at all. Of a model of which
+    /// ranks have parts rank 0 has all that is written in the host's memory meanwhile.
     ///
     /// # Errors
     /// On every rank when rank 0 cannot write.
     pub fn save(&self, path: impl AsRef<Path>, with_optimizer: bool) -> Result<()> {
         let path = path.as_ref();
         let model = self.full_state_dict()?;
-        let optimizer = match (with_optimizer, self.is_sharded()) {
+        let optimizer = match (with_optimizer, self.is_in_parts()) {
             (true, true) => self.grouped.full_state_dict()?,
             (true, false) => self.optimizer()?.map(|it| it.state_dict()).transpose()?,
             (false, _) => None,
@@ -48,8 +48,8 @@ impl LearnerState {
         let path = path.as_ref();
         let processes = self.accelerator.processes().clone();
         let value = processes.on_main_process(|| saved::read(path))?;
-        if self.is_sharded() {
-            return self.load_sharded(path, value, with_optimizer);
+        if self.is_in_parts() {
+            return self.load_parts(path, value, with_optimizer);
         }
         let value = processes.broadcast_state(value)?;
         let refused = |reason: String| LearnError::Format { path: path.to_owned(), reason };
@@ -72,7 +72,7 @@ impl LearnerState {
     }
 
     /// Takes what rank 0 has read, of which each rank gets its part.
-    fn load_sharded(
+    fn load_parts(
         &mut self,
         path: &Path,
         value: Option<Value<Tensor>>,

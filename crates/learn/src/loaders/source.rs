@@ -92,7 +92,7 @@ where
             // Ranks that share a model's parts run as many forward passes; what completes the batches is left out.
             let even_batches = accelerator.sharding().is_some();
             let whole = DataLoaderConfiguration { even_batches, ..Default::default() };
-            PreparedLoader::new(handle, accelerator.processes(), whole)?
+            PreparedLoader::new(handle, accelerator.data_processes(), whole)?
         };
         Ok(Box::new(Prepared { loader, split: Arc::clone(&self.split) }))
     }

@@ -84,7 +84,8 @@ impl Callback for ModelResetter {
             Vec::new()
         };
         let mine = layers.iter().map(SavedLayer::of).collect::<Result<Vec<_>>>()?;
-        let ranks: Vec<Vec<SavedLayer>> = learner.accelerator().processes().gather_object(mine)?;
+        let ranks: Vec<Vec<SavedLayer>> =
+            learner.accelerator().data_processes().gather_object(mine)?;
         if ranks.iter().all(Vec::is_empty) {
             return Ok(None);
         }
@@ -99,8 +100,8 @@ impl Callback for ModelResetter {
         })?;
         let accelerator = learner.accelerator();
         let (rank, world) = (
-            accelerator.processes().process_index() as i64,
-            accelerator.processes().num_processes() as i64,
+            accelerator.data_processes().process_index() as i64,
+            accelerator.data_processes().num_processes() as i64,
         );
         let depth = ranks.first().map_or(0, Vec::len);
         if ranks.iter().any(|layers| layers.len() != depth) {

@@ -37,7 +37,7 @@ pub(super) fn loaders(
     });
     let found = agreed(accelerator, local)?;
     let split_batches = accelerator.data_loader_configuration().split_batches;
-    let world = accelerator.processes().num_processes();
+    let world = accelerator.data_processes().num_processes();
     Maker { found, options, seed, batch_size, world, split_batches }.data()
 }
 
@@ -72,7 +72,7 @@ struct Maker {
     options: Options,
     seed: u64,
     batch_size: usize,
-    /// The number of ranks.
+    /// The number of ranks that read other texts.
     world: usize,
     split_batches: bool,
 }

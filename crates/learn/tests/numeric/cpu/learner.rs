@@ -2,6 +2,7 @@
 //! pictures.
 
 mod averages;
+mod divided;
 mod gradients;
 mod mixtures;
 mod parallel;
