@@ -288,8 +288,10 @@ pub struct PipelineStages {
     row: Stages,
     blocks: Vec<Range<usize>>,
     shared: Vec<SharedParameter>,
-    /// The first names of the parameters of each stage that this rank has.
+    /// The first names of the parameters of each stage.
     names: Vec<Vec<String>>,
+    /// All names of the whole model's state dictionary.
+    pub(crate) saved: Vec<String>,
 }
 
 /// The blocks of a row, as the constructor has named them.
@@ -323,7 +325,8 @@ impl PipelineStages {
         }
         let names = vec![Vec::new(); stages];
         let of_row = row.row.clone();
-        Ok((Self { pipeline, row: of_row, blocks, shared: Vec::new(), names }, row))
+        let (shared, saved) = (Vec::new(), Vec::new());
+        Ok((Self { pipeline, row: of_row, blocks, shared, names, saved }, row))
     }
 
     /// Notes a parameter and the stages that have it. Returns whether this rank has one of them.
@@ -386,6 +389,12 @@ impl PipelineStages {
     #[must_use]
     pub fn parameters_of(&self, stage: usize) -> &[String] {
         self.names.get(stage).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the names of the whole model's state dictionary, those of other ranks' stages included, in its order.
+    #[must_use]
+    pub fn saved_names(&self) -> &[String] {
+        &self.saved
     }
 
     /// Runs a stage of this rank: `forward` with the row's blocks of the stage alone. `input` is the output of the stage

@@ -8,6 +8,7 @@ mod message_pack;
 mod project;
 mod ranks;
 mod save;
+mod stages;
 mod write;
 
 use std::fmt;
@@ -22,6 +23,7 @@ use serde::de::DeserializeOwned;
 
 pub use load::{LoadOptions, Loaded};
 pub use project::ProjectConfiguration;
+pub(crate) use stages::{joined_optimizers, restrict_optimizer};
 
 use crate::gradients::accumulate::GradientAccumulator;
 use crate::gradients::loss_check::LossCheck;
@@ -253,7 +255,6 @@ impl Checkpoints {
     }
 
     fn load_from(&self, path: Option<&Path>, options: LoadOptions) -> Result<Loaded> {
-        self.inner.refuse_stages("load_state")?;
         let loaded = load::load(&self.inner, path, options)?;
         if let Some(difference) = loaded.rounding_differs.as_ref().filter(|_| !self.inner.quiet) {
             self.inner.processes.warn(difference);

@@ -1,17 +1,19 @@
 //! Whole states of sharded models and optimizers, which rank 0 alone has.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use brigade_checkpoint::Value;
+use brigade_checkpoint::{TensorInfo, Value};
 use brigade_nn::StateDict;
 use brigade_optim::OptimizerState;
 use brigade_torch::{Error, Result, TensorId};
 use tch::{Device, Tensor};
 
+use crate::checkpoint::{joined_optimizers, restrict_optimizer};
 use crate::model::PreparedModel;
 use crate::optimizer::PreparedOptimizer;
+use crate::pipeline::PipelineRanks;
 use crate::sharding::Part;
-use crate::stateful::{Stateful, mismatch};
+use crate::stateful::{Stateful, infos, mismatch};
 
 impl<M> PreparedModel<M> {
     /// Returns the model's whole parameters and saved buffers on rank 0, copied to the host's memory, and `None` on the
@@ -39,8 +41,14 @@ impl<M> PreparedModel<M> {
     /// runs out.
     pub fn full_state_dict(&self) -> Result<Option<StateDict>> {
         let main = self.everyone().is_main_process();
-        let spread = self.spread();
         let mut full = StateDict::new();
+        if let Some(pipeline) = self.pipeline() {
+            self.each_of_stages(pipeline, |name, whole| {
+                full.insert(name, copied(whole, Device::Cpu)?)
+            })?;
+            return Ok(main.then_some(full));
+        }
+        let spread = self.spread();
         for (name, tensor) in self.inner().state_dict() {
             let whole = match &spread {
                 Some(spread) => spread.whole_value(&name, &tensor)?,
@@ -61,6 +69,9 @@ impl<M> PreparedModel<M> {
     /// On every rank, with nothing changed, when rank 0 has no state or it does not fit;
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()> {
+        if let Some(pipeline) = self.pipeline() {
+            return self.take_state_of_stages(pipeline, state);
+        }
         let processes = self.everyone();
         let Some(spread) = self.spread() else {
             processes.on_main_process(|| self.inner_mut().load_state_dict(given(state)?))?;
@@ -112,8 +123,13 @@ impl PreparedOptimizer {
                 Some(part) => part.gather(&tensor, group.as_ref(), &region)?,
                 None => tensor,
             };
-            if main { copied(&whole, Device::Cpu) } else { Ok(whole) }
+            let is_kept = main || self.pipeline().is_some();
+            if is_kept { copied(&whole, Device::Cpu) } else { Ok(whole) }
         })?;
+        let whole = match self.pipeline() {
+            Some(pipeline) => joined(pipeline, whole)?,
+            None => whole,
+        };
         if main { state_of(&whole).map(Some) } else { Ok(None) }
     }
 
@@ -145,7 +161,12 @@ impl PreparedOptimizer {
                 None => Ok(whole),
             }
         })?;
-        state_of(&own)
+        let mut own = state_of(&own)?;
+        if self.pipeline().is_some() {
+            let names = self.parameter_names()?;
+            restrict_optimizer(&mut own, |name| names.contains(name));
+        }
+        Ok(own)
     }
 
     /// Continues from rank 0's state, whose tensors are whole; the other ranks give `None`. Every rank calls it.
@@ -163,7 +184,45 @@ impl PreparedOptimizer {
     }
 }
 
-fn no_state() -> Error {
+/// Joins the optimizer states of all stages, whose tensors are whole, on the first rank of the pipeline. All of its ranks take
+/// part.
+fn joined(pipeline: &PipelineRanks, own: Value<Tensor>) -> Result<Value<Tensor>> {
+    let mut tensors: HashMap<String, Tensor> = HashMap::new();
+    let infos = infos(&own)?;
+    let tree = own.try_map(&mut |place, tensor| {
+        tensors.insert(place.to_owned(), tensor);
+        Ok::<_, Error>(place.to_owned())
+    })?;
+    let mut places: Vec<(String, TensorInfo)> = Vec::new();
+    infos.try_map(&mut |place, info| {
+        places.push((place.to_owned(), info));
+        Ok::<_, Error>(())
+    })?;
+    let group = pipeline.group();
+    let all: Vec<(serde_json::Value, Vec<(String, TensorInfo)>)> =
+        group.all_gather_object(&(tree.to_json(), places))?;
+    let trees = all.iter().map(|(tree, _)| Value::from_json(tree)).collect::<Result<Vec<_>, _>>();
+    let trees = trees.map_err(Error::invalid_argument)?;
+    let tree = joined_optimizers(&trees, &pipeline.tensor_order())?;
+    let mut known = HashSet::new();
+    let mut whole = HashMap::new();
+    for (owner, (_, places)) in all.iter().enumerate() {
+        for (place, info) in places.iter().filter(|(place, _)| known.insert(place.clone())) {
+            let own = tensors.remove(place).filter(|_| group.rank() == owner);
+            if let Some(found) = pipeline.to_first(owner, own, place, info)? {
+                whole.insert(place.clone(), copied(&found, Device::Cpu)?);
+            }
+        }
+    }
+    if group.rank() > 0 {
+        return Ok(Value::None);
+    }
+    tree.try_map(&mut |_, place| {
+        whole.remove(&place).ok_or_else(|| Error::invalid_argument(format!("no rank has {place}")))
+    })
+}
+
+pub(crate) fn no_state() -> Error {
     Error::invalid_argument("rank 0 has given no state to load: `None` is for the other ranks")
 }
 

@@ -124,6 +124,15 @@ impl ModelContext {
         Ok(channels_last)
     }
 
+    /// Returns all ranks of the job: those with other samples, parts of layers, and stages.
+    pub(crate) fn everyone(&self) -> Processes {
+        match (&self.pipeline, &self.tensor) {
+            (Some(pipeline), _) => pipeline.everyone().clone(),
+            (None, Some(tensor)) => tensor.everyone().clone(),
+            (None, None) => Processes::of(Arc::clone(&self.job)),
+        }
+    }
+
     /// Makes the reducer of what is trained now, with its hook and loss check. All ranks take part.
     fn reduce<M>(&self, model: &Model<M>) -> Result<Reduction> {
         let Some(group) = self.job.group().filter(|_| self.sharded.is_none()) else {
@@ -395,13 +404,14 @@ impl<M> PreparedModel<M> {
         }
     }
 
-    pub(crate) fn processes(&self) -> Processes {
-        Processes::of(Arc::clone(&self.context.job))
+    /// Returns all ranks of the job, those included that have other parts or stages of the model.
+    pub(crate) fn everyone(&self) -> Processes {
+        self.context.everyone()
     }
 
-    /// Returns all ranks of the job, those included that divide layers with this one.
-    pub(crate) fn everyone(&self) -> Processes {
-        self.context.tensor.as_ref().map_or_else(|| self.processes(), |it| it.everyone().clone())
+    /// Returns the ranks with stages of models, where there are some.
+    pub(crate) fn pipeline(&self) -> Option<&PipelineRanks> {
+        self.context.pipeline.as_deref()
     }
 
     /// Replaces parameters and buffers that all ranks have whole by rank 0's.

@@ -1,7 +1,7 @@
 //! An optimizer after [`crate::Accelerator::prepare`]: the same arithmetic, behind the gates of accumulation, loss
 //! check and loss scale.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +19,7 @@ use crate::gradients::backward::Gradients;
 use crate::gradients::loss_check::{CheckedOptimizer, LossCheck};
 use crate::job::Job;
 use crate::parameters::Parameters;
+use crate::pipeline::PipelineRanks;
 use crate::precision::scaler::GradScaler;
 use crate::processes::Processes;
 use crate::recorder::AtReplay;
@@ -56,6 +57,7 @@ pub(crate) struct OptimizerInner {
     /// Models whose shards it may step.
     sharded: Option<Arc<ShardedModels>>,
     tensor: Option<Arc<TensorModels>>,
+    pipeline: Option<Arc<PipelineRanks>>,
 }
 
 /// The groups' learning rates as a tensor on the device: what is launched, or recorded, holds none of their values.
@@ -225,15 +227,30 @@ impl PreparedOptimizer {
             job: Arc::clone(job),
             sharded: gradients.sharded.clone(),
             tensor: gradients.tensor.clone(),
+            pipeline: gradients.pipeline.clone(),
         });
         registry.register(&inner);
         Ok(Self { inner })
     }
 
-    /// Returns all ranks of the job, those included that divide layers with this one.
+    /// Returns all ranks of the job, those included that have other parts or stages.
     pub(crate) fn everyone(&self) -> Processes {
-        let of_samples = || Processes::of(Arc::clone(&self.inner.job));
-        self.inner.tensor.as_ref().map_or_else(of_samples, |tensor| tensor.everyone().clone())
+        match (&self.inner.pipeline, &self.inner.tensor) {
+            (Some(pipeline), _) => pipeline.everyone().clone(),
+            (None, Some(tensor)) => tensor.everyone().clone(),
+            (None, None) => Processes::of(Arc::clone(&self.inner.job)),
+        }
+    }
+
+    /// Returns the ranks with stages of models, where there are some.
+    pub(crate) fn pipeline(&self) -> Option<&PipelineRanks> {
+        self.inner.pipeline.as_deref()
+    }
+
+    /// Returns the names of the parameters that it steps.
+    pub(crate) fn parameter_names(&self) -> Result<HashSet<String>> {
+        let state = self.inner.settled()?.state_dict()?;
+        Ok(state.parameters.into_iter().map(|parameter| parameter.name).collect())
     }
 
     /// Returns the edges of the layers that ranks divide.

@@ -82,14 +82,14 @@ impl ShardedModels {
         Ok(plan)
     }
 
-    /// Spreads a model over the ranks, all of which have the same values. `all` is the mesh of all ranks, those included that
-    /// divide layers with this one. All take part.
+    /// Spreads a model over the ranks, all of which have the same values. `all` is the mesh of the ranks that have the same
+    /// stages, those included that divide layers with this one, and the first of them. All take part.
     pub(crate) fn shard<M>(
         &self,
         model: &mut Model<M>,
         plan: ShardingPlan,
         job: &Job,
-        all: &Mesh,
+        (all, first): (&Mesh, usize),
     ) -> Result<Arc<ShardedModel>> {
         let part = match plan.sharding().reshard_after_forward {
             Reshard::To(size) if !plan.sharding().strategy.keeps_parameters_whole() => Some(size),
@@ -97,7 +97,7 @@ impl ShardedModels {
         };
         let groups = job.sharding_groups(&self.mesh, part)?;
         let place = self.mesh.coordinate(job.rank(), Axis::ShardContext)?;
-        let writers = Writers::new(all)?;
+        let writers = Writers::new(all, first)?;
         let divided = model.divided_parameters().into_iter();
         let mut divided: HashMap<TensorId, TensorPart> =
             divided.map(|it| (TensorId::of(&it.tensor), it.part)).collect();

@@ -207,7 +207,8 @@ impl TensorModels {
         let mut parts = HashMap::new();
         if !is_sharded {
             let mesh = self.grid(None)?;
-            let writers = Writers::new(&mesh)?;
+            let rank = self.everyone.process_index();
+            let writers = Writers::new(&mesh, rank - rank % mesh.world_size())?;
             let averaged_axes = usize::from(mesh.size(Axis::Data) > 1);
             for (name, _) in model.state_dict() {
                 let first = model.parameter_name(&name).unwrap_or_default();

@@ -36,6 +36,8 @@ impl Cut {
             stages.sort_unstable();
             stages.dedup();
         }
+        let saved = entries.iter().filter(|it| it.role != Role::Buffer { persistent: false });
+        stages.saved = saved.map(|entry| entry.name.clone()).collect();
         let mut places = vec![None; entries.len()];
         let mut cut = Self::default();
         for (index, mut entry) in entries.into_iter().enumerate() {

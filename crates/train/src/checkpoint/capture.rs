@@ -1,6 +1,7 @@
 //! What a rank writes: its share of everything that was prepared.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use brigade_checkpoint::layout::{Chunk, Object, TensorEntry};
 use brigade_checkpoint::shards::{self, Index, IndexMetadata};
@@ -9,8 +10,11 @@ use brigade_torch::{Error, Result, dtype_of};
 use tch::Tensor;
 
 use super::buffer_pool::BufferPool;
-use super::inner::Inner;
+use super::inner::{Holders, Inner};
 use super::ranks;
+use super::stages::{Share, Shares};
+use crate::pipeline::PipelineRanks;
+use crate::registry::{Checkpointed, Kind};
 use crate::sharding::Part;
 
 /// A rank's files, and the objects that they hold: those of all ranks on rank 0, its own on the others.
@@ -43,40 +47,100 @@ pub(super) struct NamedTensor {
     part: Option<Part>,
 }
 
+/// An object as this rank has it.
+struct Captive {
+    name: String,
+    kind: Kind,
+    /// `None` for a model.
+    state: Option<Value<String>>,
+    tensors: Vec<NamedTensor>,
+}
+
 /// The state of everything, as it is now. The tensors are those of the objects: see [`Captured::copy`].
 pub(super) fn capture(checkpoints: &Inner) -> Result<Captured> {
     let named = checkpoints.registry.named();
+    let objects = named.iter().map(|(name, object)| Captive::new(checkpoints, name, object));
+    let mut objects = objects.collect::<Result<Vec<_>>>();
+    if let Some(pipeline) = &checkpoints.pipeline {
+        objects = join_stages(pipeline, objects);
+    }
     let mut captured = Captured { files: Vec::new(), objects: Vec::new(), step: 0, samples: 0 };
-    for (name, object) in &named {
+    for (_, object) in &named {
         let steps = object.optimizer().map_or(0, |optimizer| optimizer.steps());
         captured.step = captured.step.max(steps);
         if captured.samples == 0 {
             // The first loader is the one that is trained on.
             captured.samples = object.samples().unwrap_or_default();
         }
-        let kind = object.kind().name();
+    }
+    for Captive { name, kind, state, tensors } in objects? {
+        captured.add(checkpoints, kind.name(), &name, state, tensors)?;
+    }
+    let position = checkpoints.accumulator.position();
+    let run = Value::dict([("accumulation_position", Value::Int(position as i64))]);
+    let (tree, tensors) = split(run, &HashMap::new())?;
+    captured.add(checkpoints, "run", "run", Some(tree), tensors)?;
+    captured.add_rank(checkpoints, ranks::state(checkpoints, &named)?)?;
+    Ok(captured)
+}
+
+impl Captive {
+    fn new(checkpoints: &Inner, name: &str, object: &Arc<dyn Checkpointed>) -> Result<Self> {
         let parts = checkpoints.registry.parts_of(&**object);
-        match object.tensors() {
+        let (state, tensors) = match object.tensors() {
             Some(tensors) => {
                 let tensors = tensors.into_iter().map(|saved| {
                     let tensor = saved.tensor.f_detach()?;
                     NamedTensor::new(saved.name, tensor, saved.buffer, &parts)
                 });
-                let tensors = tensors.collect::<Result<_>>()?;
-                captured.add(checkpoints, kind, name, None, tensors)?;
+                (None, tensors.collect::<Result<_>>()?)
             }
             None => {
-                let (text, tensors) = split(object.state_dict()?, &parts)?;
-                captured.add(checkpoints, kind, name, Some(text), tensors)?;
+                let (tree, tensors) = split(object.state_dict()?, &parts)?;
+                (Some(tree), tensors)
             }
-        }
+        };
+        Ok(Self { name: name.to_owned(), kind: object.kind(), state, tensors })
     }
-    let position = checkpoints.accumulator.position();
-    let run = Value::dict([("accumulation_position", Value::Int(position as i64))]);
-    let (text, tensors) = split(run, &HashMap::new())?;
-    captured.add(checkpoints, "run", "run", Some(text), tensors)?;
-    captured.add_rank(checkpoints, ranks::state(checkpoints, &named)?)?;
-    Ok(captured)
+
+    fn share(&self) -> Share {
+        let names = self.tensors.iter().map(|tensor| tensor.name.clone());
+        Share::new(names.collect(), self.state.as_ref())
+    }
+}
+
+/// Returns what this rank of a pipeline writes: the states of all stages, and tensors that no rank before it has. All ranks of
+/// the pipeline take part.
+fn join_stages(pipeline: &PipelineRanks, objects: Result<Vec<Captive>>) -> Result<Vec<Captive>> {
+    let (objects, own) = match objects {
+        Ok(objects) => {
+            let own = objects.iter().map(|object| (object.name.clone(), object.share())).collect();
+            (objects, Ok(own))
+        }
+        Err(error) => (Vec::new(), Err(error)),
+    };
+    let shares = Shares::exchange(pipeline, own)?;
+    let joined = objects.into_iter().map(|mut object| {
+        let before = shares.before(&object.name);
+        object.tensors.retain(|tensor| !before.contains(tensor.name.as_str()));
+        if object.state.is_some() {
+            object.state = shares.joined(object.kind, &object.name)?;
+        }
+        Ok(object)
+    });
+    joined.collect()
+}
+
+/// What the ranks of a pipeline have of these objects. All of them take part.
+pub(super) fn shares_of(
+    checkpoints: &Inner,
+    pipeline: &PipelineRanks,
+    objects: &[ranks::Named],
+) -> Result<Shares> {
+    let own = objects
+        .iter()
+        .map(|(name, object)| Ok((name.clone(), Captive::new(checkpoints, name, object)?.share())));
+    Shares::exchange(pipeline, own.collect())
 }
 
 impl Captured {
@@ -93,13 +157,15 @@ impl Captured {
         Ok(())
     }
 
-    /// Adds the state that differs between ranks. A rank other than 0 lists nothing else.
+    /// Adds the state that differs between ranks. A rank other than the first of those that have the same objects lists
+    /// nothing else.
     fn add_rank(&mut self, checkpoints: &Inner, state: Value<Tensor>) -> Result<()> {
         let name = format!("rank_{}", checkpoints.processes.process_index());
-        if !checkpoints.processes.is_main_process() {
+        if checkpoints.holders().place > 0 {
             self.objects.clear();
         }
-        let (text, tensors) = split(state, &HashMap::new())?;
+        let (tree, tensors) = split(state, &HashMap::new())?;
+        let text = json(&tree)?;
         let name = file_name(&name)?;
         let json = name.json();
         let mut object = Object::new("rank", name.clone());
@@ -114,26 +180,32 @@ impl Captured {
         Ok(())
     }
 
-    /// Shares an object's tensors out, the same way on every rank.
+    /// Shares an object's tensors out, the same way on every rank that has them.
     fn add(
         &mut self,
         checkpoints: &Inner,
         kind: &str,
         name: &str,
-        state: Option<Vec<u8>>,
+        state: Option<Value<String>>,
         tensors: Vec<NamedTensor>,
     ) -> Result<()> {
-        let (rank, ranks) =
-            (checkpoints.processes.process_index(), checkpoints.processes.num_processes());
+        let Holders { place: rank, ranks, stage } = checkpoints.holders();
         let name = file_name(name)?;
         let mut object = Object::new(kind, name.clone());
-        if let Some(text) = state {
+        if let Some(tree) = state {
             let file = name.json();
             object.state = Some(file.clone());
-            if rank == 0 {
-                self.files.push(FilePlan { name: file, contents: Contents::Text(text) });
+            if checkpoints.processes.is_main_process() {
+                let contents = Contents::Text(json(&tree)?);
+                self.files.push(FilePlan { name: file, contents });
             }
         }
+        let name = match stage {
+            Some((stage, stages)) => {
+                file_name(&format!("{name}-stage-{:05}-of-{stages:05}", stage + 1))?
+            }
+            None => name,
+        };
         let (spread, mut tensors): (Vec<_>, Vec<_>) =
             tensors.into_iter().partition(|tensor| tensor.part.is_some());
         // Together, so that few files are bound to rank 0.
@@ -169,7 +241,8 @@ impl Captured {
                 self.files.push(FilePlan { name: file, contents: Contents::Tensors(chosen) });
             }
         }
-        if parts.len() > 1 {
+        // Other stages' tensors would be missing in an index.
+        if parts.len() > 1 && stage.is_none() {
             let file = shards::index_name(&name);
             object.tensor_files.push(file.clone());
             if rank == 0 {
@@ -177,7 +250,7 @@ impl Captured {
                 self.files.push(FilePlan { name: file, contents: Contents::Text(text) });
             }
         }
-        self.add_spread(&mut object, rank, &spread)?;
+        self.add_spread(checkpoints, &mut object, &name, &spread)?;
         self.objects.push(object);
         Ok(())
     }
@@ -186,16 +259,18 @@ impl Captured {
     /// all ranks write is known to each.
     fn add_spread(
         &mut self,
+        checkpoints: &Inner,
         object: &mut Object,
-        rank: usize,
+        stem: &FileName,
         spread: &[NamedTensor],
     ) -> Result<()> {
+        let rank = checkpoints.processes.process_index();
         let Some(part) = spread.iter().find_map(|tensor| tensor.part.clone()) else {
             return Ok(());
         };
         let count = part.slots();
         let files: Vec<FileName> =
-            (0..count).map(|slot| shards::rows_name(&object.name, slot, count)).collect();
+            (0..count).map(|slot| shards::rows_name(stem, slot, count)).collect();
         let mut used = vec![false; count];
         let mut own: Vec<Vec<NamedTensor>> = files.iter().map(|_| Vec::new()).collect();
         for tensor in spread {
@@ -218,7 +293,7 @@ impl Captured {
             let entry = TensorEntry {
                 dtype: tensor.info.dtype,
                 shape: part.whole_shape().to_vec(),
-                placements: part.placements.clone(),
+                placements: checkpoints.with_stages(part.placements.clone()),
                 chunks,
             };
             object.tensors.insert(tensor.name.clone(), entry);
@@ -284,11 +359,11 @@ fn file_name(name: &str) -> Result<FileName> {
     Ok(FileName::new(name).map_err(FileError::from)?)
 }
 
-/// A state's tree as text, and its tensors.
+/// A state's tree with the names of its tensors, and these.
 fn split(
     state: Value<Tensor>,
     parts: &HashMap<String, Part>,
-) -> Result<(Vec<u8>, Vec<NamedTensor>)> {
+) -> Result<(Value<String>, Vec<NamedTensor>)> {
     let mut tensors: Vec<NamedTensor> = Vec::new();
     let mut names = HashSet::new();
     let tree = state.try_map(&mut |place, tensor| {
@@ -300,10 +375,14 @@ fn split(
         tensors.push(NamedTensor::new(name.clone(), tensor.f_detach()?, false, parts)?);
         Ok::<_, Error>(name)
     })?;
+    Ok((tree, tensors))
+}
+
+fn json(tree: &Value<String>) -> Result<Vec<u8>> {
     let mut text = serde_json::to_vec_pretty(&tree.to_json())
         .map_err(|error| Error::invalid_argument(format!("a state cannot be written: {error}")))?;
     text.push(b'\n');
-    Ok((text, tensors))
+    Ok(text)
 }
 
 /// Below this, a file more costs more than it shares out.

@@ -1,12 +1,13 @@
 //! What all handles of the checkpoints share.
 
+use std::iter;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use brigade_checkpoint::layout::{MeshAxis, Placement};
-use brigade_sharding::Mesh;
+use brigade_sharding::{Axis, Mesh};
 use brigade_torch::{Error, Result, TorchError};
 use parking_lot::Mutex;
 
@@ -43,6 +44,16 @@ pub(super) struct Inner {
     pub(super) load_hooks: Arc<Hooks>,
 }
 
+/// The ranks that have the same objects as this one: all, or those of the same place in their pipelines.
+pub(super) struct Holders {
+    /// This rank's place among them.
+    pub(super) place: usize,
+    /// Their number.
+    pub(super) ranks: usize,
+    /// The place in the pipeline, and the number of its ranks.
+    pub(super) stage: Option<(usize, usize)>,
+}
+
 /// A save that a thread completes in the background.
 pub(super) struct Pending(pub(super) JoinHandle<Result<()>>);
 
@@ -65,15 +76,6 @@ impl Inner {
         self.loss_check.as_ref().map_or(Ok(()), |check| check.before_save())
     }
 
-    /// Fails where ranks have stages of models: a checkpoint has the same objects on all ranks.
-    pub(super) fn refuse_stages(&self, what: &str) -> Result<()> {
-        let Some(pipeline) = &self.pipeline else { return Ok(()) };
-        Err(pipeline.refuse(
-            what,
-            "save weights by `Accelerator::save_model`, and begin from them; optimizers' states are not saved yet",
-        ))
-    }
-
     /// Fails within a window of accumulation whose gradients are not reduced yet: they are whole on each rank, and a
     /// checkpoint has what ranks have of them.
     pub(super) fn gradients_may_be_saved(&self) -> Result<()> {
@@ -92,18 +94,47 @@ impl Inner {
         )))
     }
 
-    /// Returns the axes of the ranks' mesh, where models are sharded or layers divided.
+    /// Returns the axes of the ranks' mesh, where models are sharded, layers divided, or stages on several ranks.
     pub(super) fn mesh(&self) -> Option<Vec<MeshAxis>> {
         let sharded = self.sharded.as_ref().map(|sharded| sharded.mesh());
-        match &self.tensor {
+        let of_stage = match &self.tensor {
             Some(tensor) => tensor.axes(sharded).ok(),
             None => sharded.map(Mesh::axes),
-        }
+        };
+        let Some(pipeline) = &self.pipeline else { return of_stage };
+        let axis = |axis: Axis, size| MeshAxis { name: axis.name().to_owned(), size };
+        let stages = pipeline.group().size();
+        let replicas = self.processes.num_processes() / stages;
+        let replicas = (replicas > 1).then(|| axis(Axis::Replicate, replicas));
+        let of_stage = of_stage.unwrap_or_else(|| replicas.into_iter().collect());
+        Some(iter::once(axis(Axis::Pipeline, stages)).chain(of_stage).collect())
     }
 
-    /// Returns the placements of a tensor that all ranks have whole.
+    /// Returns the placements of a tensor that all ranks of its stages have whole.
     pub(super) fn replicated(&self) -> Vec<Placement> {
         vec![Placement::Replicate; self.mesh().map_or(1, |axes| axes.len())]
+    }
+
+    /// Returns placements on the axes of a stage with those of the pipeline, along which no tensor is divided.
+    pub(super) fn with_stages(&self, mut placements: Vec<Placement>) -> Vec<Placement> {
+        if self.pipeline.is_some() {
+            placements.insert(0, Placement::Replicate);
+        }
+        placements
+    }
+
+    /// Returns this rank's place among those that have the same objects.
+    pub(super) fn holders(&self) -> Holders {
+        let (rank, ranks) = (self.processes.process_index(), self.processes.num_processes());
+        match &self.pipeline {
+            None => Holders { place: rank, ranks, stage: None },
+            Some(pipeline) => {
+                let (stage, stages) = (pipeline.group().rank(), pipeline.group().size());
+                // The ranks of a pipeline are along the outermost axis.
+                let ranks = ranks / stages;
+                Holders { place: rank % ranks, ranks, stage: Some((stage, stages)) }
+            }
+        }
     }
 
     pub(super) fn reset_window(&self) {

@@ -13,8 +13,10 @@ use brigade_torch::{Error, Result, TensorFile, TorchError, dtype_of, loaded_kind
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
+use super::capture::shares_of;
 use super::inner::Inner;
 use super::ranks::{self, Named};
+use super::stages::Shares;
 use crate::error::TrainError;
 use crate::registry::{Checkpointed, Kind, ModelTensor, Worlds};
 use crate::sharding::Part;
@@ -66,7 +68,12 @@ pub(super) fn load(inner: &Inner, path: Option<&Path>, options: LoadOptions) -> 
         Some(path) => path.to_owned(),
         None => newest(inner)?,
     };
-    let ready = Ready::validate(inner, &path, options);
+    let objects = inner.registry.named();
+    let shares = match &inner.pipeline {
+        Some(pipeline) => Some(shares_of(inner, pipeline, &objects)?),
+        None => None,
+    };
+    let ready = Ready::validate(inner, &path, options, objects, shares.as_ref());
     let (ready, crc32) = match ready {
         Ok(ready) => {
             let crc32 = ready.checkpoint.manifest().crc32.clone();
@@ -126,7 +133,14 @@ struct Ready {
 }
 
 impl Ready {
-    fn validate(checkpoints: &Inner, path: &Path, options: LoadOptions) -> Result<Self> {
+    /// `shares` are what the ranks of a pipeline have of the objects.
+    fn validate(
+        checkpoints: &Inner,
+        path: &Path,
+        options: LoadOptions,
+        objects: Vec<Named>,
+        shares: Option<&Shares>,
+    ) -> Result<Self> {
         let checkpoint = Checkpoint::open(path)?;
         let (rank, ranks) =
             (checkpoints.processes.process_index(), checkpoints.processes.num_processes());
@@ -137,7 +151,6 @@ impl Ready {
         }
         let mismatch =
             |reason: String| TrainError::CheckpointMismatch { path: path.to_owned(), reason };
-        let objects = checkpoints.registry.named();
         for kind in [
             Kind::Model,
             Kind::Optimizer,
@@ -180,12 +193,17 @@ impl Ready {
                             Wanted::of_parameter(&parameter, part, found).map_err(about)?;
                         tensors.push((parameter.tensor, wanted));
                     }
-                    if let Some(name) = stored.into_keys().min() {
+                    let is_elsewhere =
+                        |tensor: &String| shares.is_some_and(|it| it.has(name, tensor));
+                    if let Some(name) = stored.into_keys().filter(|it| !is_elsewhere(it)).min() {
                         return Err(about(format!("it has `{name}`, which the model lacks")).into());
                     }
                 }
                 None => {
-                    let state = placed(&checkpoint, saved, &parts)?;
+                    let mut state = placed(&checkpoint, saved, &parts)?;
+                    if let Some(shares) = shares {
+                        state = shares.of_rank(object, name, state)?;
+                    }
                     let infos =
                         state.clone().try_map(&mut |_, wanted| Ok::<_, Error>(wanted.info()))?;
                     object.check_state_dict(&infos).map_err(about)?;
@@ -193,10 +211,13 @@ impl Ready {
                 }
             }
         }
-        // Ranks that divide layers read the same samples.
+        // Ranks that divide layers, or have stages of one model, read the same samples.
         let readers = |ranks: usize, axes: &[MeshAxis]| {
-            let tensor = axes.iter().find(|axis| axis.name == Axis::Tensor.name());
-            ranks / tensor.map_or(1, |axis| axis.size).max(1)
+            let size = |wanted: Axis| {
+                let axis = axes.iter().find(|axis| axis.name == wanted.name());
+                axis.map_or(1, |axis| axis.size).max(1)
+            };
+            ranks / size(Axis::Tensor) / size(Axis::Pipeline)
         };
         let mesh = checkpoints.mesh();
         let worlds = Worlds {

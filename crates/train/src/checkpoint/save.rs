@@ -67,7 +67,6 @@ type Failure = (usize, String);
 
 /// Captures and copies; the rest is done here or by a thread. Gives the checkpoint's place.
 pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
-    inner.refuse_stages("save_state")?;
     inner.weights_may_be_saved()?;
     inner.gradients_may_be_saved()?;
     inner.wait()?;
@@ -229,7 +228,16 @@ impl Save {
             manifest.mesh.clone_from(mesh);
         }
         for share in shares {
-            manifest.objects.extend(share.objects);
+            for object in share.objects {
+                // Ranks with other stages list what they have of the same objects.
+                match manifest.objects.iter_mut().find(|known| known.name == object.name) {
+                    Some(known) => {
+                        known.tensor_files.extend(object.tensor_files);
+                        known.tensors.extend(object.tensors);
+                    }
+                    None => manifest.objects.push(object),
+                }
+            }
             manifest.files.extend(share.files);
         }
         manifest

@@ -29,7 +29,9 @@ impl ModelContext {
         }
         let data = models.mesh();
         let all = self.tensor.as_ref().map_or(Ok(data.clone()), |tensor| tensor.mesh_with(data))?;
-        let sharded = models.shard(model, plan, &self.job, &all)?;
+        let rank = self.everyone().process_index();
+        let first = rank - rank % all.world_size();
+        let sharded = models.shard(model, plan, &self.job, (&all, first))?;
         sharded.set_deferred_values(model, &Processes::of(Arc::clone(&self.job)))?;
         if let Some(group) = self.job.group() {
             broadcast_all(&group, &model.buffers())?;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use brigade_checkpoint::{TensorInfo, TensorReader, WeightsReader};
-use brigade_nn::{LoadReport, Model, TensorRegion};
+use brigade_nn::{LoadReport, Model, TensorRegion, part_reads, weights};
 use brigade_torch::{Error, Result, TensorId, TensorRead, dtype_of};
 use tch::{Device, Tensor};
 
@@ -39,13 +39,19 @@ impl<M> PreparedModel<M> {
         if self.sharded.is_none() && parts.is_empty() {
             return None;
         }
-        Some(Spread {
+        Some(self.spread_or_whole())
+    }
+
+    /// Returns the model as one of which ranks may have parts.
+    pub(super) fn spread_or_whole(&self) -> Spread<'_, M> {
+        Spread {
             model: &self.model,
             sharded: self.sharded.as_deref(),
-            parts,
+            // Of the value, as above.
+            parts: Checkpointed::parts(&*self.inner),
             region: self.region(),
             everyone: self.everyone(),
-        })
+        }
     }
 
     /// Returns the edges of the layers that ranks divide.
@@ -157,15 +163,55 @@ impl<M> Spread<'_, M> {
             receive(&buffer.tensor, &values)?;
             tch::no_grad(|| buffer.tensor.f_detach()?.f_copy_(&values))?;
         }
-        if let Some(sharded) = self.sharded {
-            sharded.sharder().shards_changed()?;
-        }
+        self.changed()?;
         processes.on_main_process(|| outcome).map(drop)
     }
 
     /// Returns a tensor of the state dictionary whole. All ranks take part.
     pub(crate) fn whole_value(&self, name: &str, tensor: &Tensor) -> Result<Tensor> {
         self.whole(&self.saved(name, tensor))
+    }
+
+    /// Returns the type and shape of a whole tensor of the state dictionary.
+    pub(super) fn info(&self, name: &str, tensor: &Tensor) -> Result<TensorInfo> {
+        self.saved(name, tensor).info()
+    }
+
+    /// Replaces what this rank has of a tensor of the state dictionary by its part of the whole; see [`Spread::changed`].
+    pub(super) fn put(&self, name: &str, tensor: &Tensor, whole: &Tensor) -> Result<()> {
+        let Saved { own, part } = self.saved(name, tensor);
+        let values = match &part {
+            Some(part) => part.take(whole)?,
+            None => whole.shallow_clone(),
+        };
+        Ok(tch::no_grad(|| own.f_detach()?.f_copy_(&values).map(drop))?)
+    }
+
+    /// Takes note that the tensors have other values.
+    pub(super) fn changed(&self) -> Result<()> {
+        self.sharded.map_or(Ok(()), |sharded| sharded.sharder().shards_changed())
+    }
+
+    /// Reads what this rank has of open weights.
+    pub(super) fn read_own(&self, weights: &WeightsReader) -> Result<LoadReport> {
+        let (matched, report) = self.model.matched(weights)?;
+        let named: HashMap<TensorId, String> = self
+            .model
+            .parameters()
+            .into_iter()
+            .map(|it| (TensorId::of(&it.tensor), it.name))
+            .collect();
+        let mut reads = Vec::new();
+        for (from, into) in matched {
+            let name = named.get(&TensorId::of(&into)).map_or("", String::as_str);
+            let Saved { own, part } = self.saved(name, &into);
+            let rows = part.as_ref().filter(|_| self.sharded.is_some()).map(Part::own);
+            let part = part.as_ref().and_then(|part| part.tensor.as_ref());
+            reads.extend(part_reads(from, &own.f_detach()?, rows, part)?);
+        }
+        weights::read(weights, reads)?;
+        self.changed()?;
+        Ok(report)
     }
 
     fn saved(&self, name: &str, tensor: &Tensor) -> Saved {

@@ -1,19 +1,25 @@
-//! Whole weights of models of which ranks have stages, to and from files.
+//! Whole weights of models of which ranks have stages, to and from files, one tensor at a time.
 
 use std::collections::HashSet;
 use std::path::Path;
 
-use brigade_checkpoint::{TensorInfo, WeightsReader};
-use brigade_nn::{LoadReport, weights};
-use brigade_torch::{Error, Result, kind_of};
+use brigade_checkpoint::{TensorInfo, Value, WeightsReader};
+use brigade_nn::{LoadReport, StateDict};
+use brigade_torch::{Error, Result};
 use tch::Tensor;
 
 use super::PreparedModel;
+use super::spread::Spread;
+use crate::full_state::no_state;
 use crate::pipeline::PipelineRanks;
 use crate::weights_file::{TargetWriter, WeightsTarget};
 
-/// Tensors on their way to the rank that writes.
-const TAG: u16 = 4;
+/// A tensor of a whole model, and the first rank of the pipeline that has it.
+struct Owned {
+    owner: usize,
+    name: String,
+    info: TensorInfo,
+}
 
 impl<M> PreparedModel<M> {
     /// Writes the weights of all stages from rank 0, which has one tensor of another stage in memory beside its own. All ranks
@@ -24,34 +30,17 @@ impl<M> PreparedModel<M> {
         state: &[(String, Tensor)],
         to: &WeightsTarget,
     ) -> Result<()> {
-        self.refuse_parts(pipeline, "save_model")?;
-        let (everyone, group) = (pipeline.everyone(), pipeline.group());
-        let own = state
-            .iter()
-            .map(|(name, tensor)| Ok((name.clone(), weights::info_of(name, tensor, to.path())?)));
-        let all = everyone.agree("save_model", own.collect::<Result<Vec<_>>>())?;
-        // What each rank of this pipeline has, once: a tied parameter is of the first.
-        let mut names = HashSet::new();
-        let mut tensors: Vec<(usize, &str, TensorInfo)> = Vec::new();
-        for (owner, &rank) in group.global_ranks().iter().enumerate() {
-            for (name, info) in all.get(rank).into_iter().flatten() {
-                if names.insert(name) {
-                    tensors.push((owner, name, info.clone()));
-                }
-            }
-        }
-        let infos: Vec<_> = tensors.iter().map(|(_, name, info)| (*name, info.clone())).collect();
+        let everyone = pipeline.everyone();
+        let spread = self.spread_or_whole();
+        let tensors = owned(&spread, pipeline, state, "save_model")?;
+        let infos: Vec<_> = tensors.iter().map(|it| (it.name.as_str(), it.info.clone())).collect();
         let mut writer = everyone.on_main_process(|| to.create(&infos))?;
         let mut outcome = Ok(());
-        // The other pipelines have the same weights.
-        if group.global_ranks().contains(&0) {
-            for place in to.order(&infos)? {
-                let (owner, name, info) = &tensors[place];
-                let found = self.pass_on(group, *owner, name, info, state)?;
-                // After an error the other ranks still send what follows.
-                if let (Some(writer), Some(tensor), Ok(())) = (&mut writer, found, &outcome) {
-                    outcome = writer.write(&tensor);
-                }
+        for place in to.order(&infos)? {
+            let found = on_first_rank(&spread, pipeline, state, &tensors[place])?;
+            // After an error the other ranks still send what follows.
+            if let (Some(writer), Some(tensor), Ok(())) = (&mut writer, found, &outcome) {
+                outcome = writer.write(&tensor);
             }
         }
         let finished = everyone.on_main_process(|| {
@@ -61,35 +50,51 @@ impl<M> PreparedModel<M> {
         finished.map(drop)
     }
 
-    /// Sends a tensor from its owner to the pipeline's first rank, which returns it.
-    fn pass_on(
+    /// Calls `take` on rank 0 with each tensor of the whole model. All ranks take part.
+    pub(crate) fn each_of_stages(
         &self,
-        group: &brigade_torch::ProcessGroup,
-        owner: usize,
-        name: &str,
-        info: &TensorInfo,
-        state: &[(String, Tensor)],
-    ) -> Result<Option<Tensor>> {
-        let own = || state.iter().find(|(known, _)| known == name).map(|(_, it)| it.f_detach());
-        if group.rank() == owner {
-            let own = own().transpose()?;
-            if owner == 0 {
-                return Ok(own);
+        pipeline: &PipelineRanks,
+        mut take: impl FnMut(&str, &Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let state: Vec<(String, Tensor)> = self.model.state_dict().into_iter().collect();
+        let spread = self.spread_or_whole();
+        let mut outcome = Ok(());
+        for tensor in owned(&spread, pipeline, &state, "full_state_dict")? {
+            let found = on_first_rank(&spread, pipeline, &state, &tensor)?;
+            if let (Some(found), Ok(())) = (found, &outcome) {
+                outcome = take(&tensor.name, &found);
             }
-            if let Some(own) = own {
-                group.send(&own.f_to_device(group.device())?.f_contiguous()?, 0, TAG)?;
+        }
+        outcome
+    }
+
+    /// Replaces what each rank has by its part of rank 0's `state`. All ranks take part.
+    pub(crate) fn take_state_of_stages(
+        &self,
+        pipeline: &PipelineRanks,
+        state: Option<&StateDict>,
+    ) -> Result<()> {
+        let everyone = pipeline.everyone();
+        let value = everyone.on_main_process(|| {
+            let state = state.ok_or_else(no_state)?;
+            let (_, report) = self.model.matched_state(state)?;
+            let entry = |(name, values): (&str, &Tensor)| {
+                let name = name.strip_prefix(report.prefix.as_str())?;
+                Some((name.to_owned(), Value::Tensor(values.shallow_clone())))
+            };
+            Ok::<_, Error>(Value::dict(state.iter().filter_map(entry)))
+        })?;
+        let (spread, own) = (self.spread_or_whole(), self.model.state_dict());
+        let mut outcome = Ok(());
+        everyone.broadcast_values(value, &mut |name, whole| {
+            // An error leaves the other ranks with their part in what follows.
+            if let (Some(tensor), Ok(())) = (own.get(name), &outcome) {
+                outcome = spread.put(name, tensor, &whole);
             }
-            return Ok(None);
-        }
-        if group.rank() != 0 {
-            return Ok(None);
-        }
-        let shape: Vec<i64> = info.shape.iter().map(|size| size.cast_signed()).collect();
-        let kind = kind_of(info.dtype)
-            .ok_or_else(|| Error::invalid_argument(format!("`{name}` is {}", info.dtype)))?;
-        let mut tensor = Tensor::f_empty(shape, (kind, group.device()))?;
-        group.recv(&mut tensor, owner, TAG)?;
-        Ok(Some(tensor))
+            Ok(Tensor::new())
+        })?;
+        everyone.agree("load_full_state_dict", outcome)?;
+        spread.changed()
     }
 
     /// Reads what each rank has of a model's weights, on every rank by itself. Nothing is changed where one of them has an
@@ -100,15 +105,20 @@ impl<M> PreparedModel<M> {
         path: &Path,
         key: Option<&str>,
     ) -> Result<LoadReport> {
-        self.refuse_parts(pipeline, "load_model")?;
+        let spread = self.spread_or_whole();
         let fits = WeightsReader::open_entry(path, key).map_err(Error::from).and_then(|reader| {
             self.model.matched(&reader)?;
-            Ok(reader.verify()?)
+            reader.verify()?;
+            Ok(reader)
         });
+        let (reader, fits) = match fits {
+            Ok(reader) => (Some(reader), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
         pipeline.everyone().agree("load_model", fits)?;
-        let loaded = match key {
-            Some(key) => self.model.load_entry(path, key),
-            None => self.model.load_weights(path),
+        let loaded = match &reader {
+            Some(reader) => spread.read_own(reader),
+            None => Ok(LoadReport::default()),
         };
         let (report, outcome) = match loaded {
             Ok(report) => (report, Ok(())),
@@ -117,14 +127,49 @@ impl<M> PreparedModel<M> {
         pipeline.everyone().agree("load_model", outcome)?;
         Ok(report)
     }
+}
 
-    fn refuse_parts(&self, pipeline: &PipelineRanks, what: &str) -> Result<()> {
-        match self.context.tensor {
-            None => Ok(()),
-            Some(_) => Err(pipeline.refuse(
-                &format!("{what} of divided layers"),
-                "use a mesh without tensor ranks or without a pipeline",
-            )),
+/// Returns what the ranks of this pipeline have, once: a tied parameter is of the first. All ranks take part.
+fn owned<M>(
+    spread: &Spread<'_, M>,
+    pipeline: &PipelineRanks,
+    state: &[(String, Tensor)],
+    scope: &'static str,
+) -> Result<Vec<Owned>> {
+    let own = state.iter().map(|(name, tensor)| Ok((name.clone(), spread.info(name, tensor)?)));
+    let all = pipeline.everyone().agree(scope, own.collect::<Result<Vec<_>>>())?;
+    let mut names = HashSet::new();
+    let mut tensors = Vec::new();
+    for (owner, &rank) in pipeline.group().global_ranks().iter().enumerate() {
+        for (name, info) in all.get(rank).into_iter().flatten() {
+            if names.insert(name) {
+                tensors.push(Owned { owner, name: name.clone(), info: info.clone() });
+            }
         }
     }
+    // The order of the whole model, also where a rank has several stages.
+    let order = pipeline.tensor_order();
+    tensors.sort_by_key(|it: &Owned| order.get(&it.name).copied());
+    Ok(tensors)
+}
+
+/// Returns a whole tensor on rank 0, and `None` on the other ranks. All ranks take part.
+fn on_first_rank<M>(
+    spread: &Spread<'_, M>,
+    pipeline: &PipelineRanks,
+    state: &[(String, Tensor)],
+    Owned { owner, name, info }: &Owned,
+) -> Result<Option<Tensor>> {
+    let mut whole = None;
+    if pipeline.group().rank() == *owner {
+        // All ranks of the stage gather, since they have its parts.
+        let own = state.iter().find(|(known, _)| known == name);
+        whole = own.map(|(name, tensor)| spread.whole_value(name, tensor)).transpose()?;
+    }
+    // The other pipelines have the same weights.
+    if !pipeline.group().global_ranks().contains(&0) {
+        return Ok(None);
+    }
+    let found = pipeline.to_first(*owner, whole, name, info)?;
+    Ok(found.filter(|_| pipeline.everyone().is_main_process()))
 }

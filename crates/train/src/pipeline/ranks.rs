@@ -1,13 +1,14 @@
 //! The pipelines of an Accelerator's mesh, and the models whose stages they have.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use brigade_checkpoint::TensorInfo;
 use brigade_nn::{Model, PipelineParallel};
 use brigade_sharding::{Axis, Mesh};
 use brigade_torch::{
-    Error, ProcessGroup, ReduceOp, Result, TensorId, TensorTree, gradient, set_gradient,
+    Error, ProcessGroup, ReduceOp, Result, TensorId, TensorTree, gradient, kind_of, set_gradient,
 };
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
@@ -30,7 +31,12 @@ pub(crate) struct PipelineRanks {
 pub(crate) struct StageModel {
     /// Parameters that a rank before this one has as well, and counts.
     counted_before: HashSet<TensorId>,
+    /// The names of the whole model's state dictionary, in its order.
+    order: Vec<String>,
 }
+
+/// Whole tensors on their way to the first rank.
+const TAG_WHOLE: u16 = 4;
 
 impl PipelineRanks {
     pub(crate) fn new(
@@ -108,17 +114,28 @@ impl PipelineRanks {
                 counted_before.extend(model.tensor(&shared.name).iter().map(TensorId::of));
             }
         }
-        let model = Arc::new(StageModel { counted_before });
+        let order = stages.saved_names().to_vec();
+        let model = Arc::new(StageModel { counted_before, order });
         let mut models = self.models.lock();
         models.retain(|known| known.strong_count() > 0);
         models.push(Arc::downgrade(&model));
         Ok(model)
     }
 
+    fn models(&self) -> Vec<Arc<StageModel>> {
+        self.models.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Returns the places of all stages' tensors in the state dictionaries of the whole models.
+    pub(crate) fn tensor_order(&self) -> HashMap<String, usize> {
+        let models = self.models();
+        let names = models.iter().flat_map(|model| model.order.iter().cloned());
+        names.zip(0..).collect()
+    }
+
     /// Returns whether a rank before this one counts a parameter.
     pub(crate) fn is_counted_before(&self, parameter: &Tensor) -> bool {
-        let models: Vec<_> = self.models.lock().iter().filter_map(Weak::upgrade).collect();
-        models.iter().any(|model| model.counted_before.contains(&TensorId::of(parameter)))
+        self.models().iter().any(|model| model.counted_before.contains(&TensorId::of(parameter)))
     }
 
     /// Runs a step. `averaged` are the ranks with other samples, over which the weights of sums are added.
@@ -159,6 +176,36 @@ impl PipelineRanks {
         }
         group.all_reduce_coalesced(&mut found, ReduceOp::Mean)?;
         parameters.iter().zip(&found).try_for_each(|(it, found)| set_gradient(&it.tensor, found))
+    }
+
+    /// Sends a tensor from a rank of the pipeline to the first, which returns it; `None` on the others. All ranks of the pipeline
+    /// take part, and `own` is given by the one that has it.
+    pub(crate) fn to_first(
+        &self,
+        owner: usize,
+        own: Option<Tensor>,
+        name: &str,
+        info: &TensorInfo,
+    ) -> Result<Option<Tensor>> {
+        let group = self.group();
+        if group.rank() == owner {
+            if owner == 0 {
+                return Ok(own);
+            }
+            if let Some(own) = own {
+                group.send(&own.f_to_device(group.device())?.f_contiguous()?, 0, TAG_WHOLE)?;
+            }
+            return Ok(None);
+        }
+        if group.rank() != 0 {
+            return Ok(None);
+        }
+        let shape: Vec<i64> = info.shape.iter().map(|size| size.cast_signed()).collect();
+        let kind = kind_of(info.dtype)
+            .ok_or_else(|| Error::invalid_argument(format!("`{name}` is {}", info.dtype)))?;
+        let mut tensor = Tensor::f_empty(shape, (kind, group.device()))?;
+        group.recv(&mut tensor, owner, TAG_WHOLE)?;
+        Ok(Some(tensor))
     }
 
     /// Fails for what does not work with a pipeline.

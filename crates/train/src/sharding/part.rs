@@ -35,13 +35,13 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// Returns the writers of a mesh of all ranks.
-    pub(crate) fn new(mesh: &Mesh) -> Result<Arc<Self>> {
+    /// Returns the writers of a mesh of ranks, of which `first` is the first one: 0, or that of a pipeline's stage.
+    pub(crate) fn new(mesh: &Mesh, first: usize) -> Result<Arc<Self>> {
         let (places, tensor_ranks) = (mesh.size(Axis::ShardContext), mesh.size(Axis::Tensor));
         let mut holders: Vec<Vec<usize>> = vec![Vec::new(); places * tensor_ranks];
         for rank in 0..mesh.world_size() {
             let place = mesh.coordinate(rank, Axis::ShardContext)?;
-            holders[place * tensor_ranks + mesh.coordinate(rank, Axis::Tensor)?].push(rank);
+            holders[place * tensor_ranks + mesh.coordinate(rank, Axis::Tensor)?].push(first + rank);
         }
         let ranks = holders.iter().enumerate().map(|(slot, ranks)| ranks[slot % ranks.len()]);
         Ok(Arc::new(Self { places, tensor_ranks, ranks: ranks.collect() }))

@@ -1,6 +1,7 @@
 //! Pipelines train as one process does that accumulates the gradients of the same micro-batches.
 
 mod accelerator;
+mod checkpoints;
 mod faults;
 
 use std::sync::{Mutex, PoisonError};

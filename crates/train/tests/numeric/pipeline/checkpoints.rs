@@ -1,0 +1,283 @@
+//! What a run on one mesh with stages saves is gone on with on any other.
+
+use std::path::Path;
+
+use brigade_checkpoint::Safetensors;
+use brigade_checkpoint::convert::{Target, convert};
+use brigade_checkpoint::layout::Checkpoint;
+use brigade_data::{DataLoader, TensorDataset};
+use brigade_models::{Gpt2LmHead, Labelled};
+use brigade_nn::{Model, TensorParallelPlan, weights};
+use brigade_optim::{AdamW, Scheduler};
+use brigade_schedule::Schedule as LearningRate;
+use brigade_sharding::pipeline::Schedule;
+use brigade_sharding::{Mesh, Sharding};
+use brigade_testkit::assert_close;
+use brigade_train::{
+    Accelerator, PipelineOptions, PreparedLoader, PreparedModel, PreparedOptimizer,
+    PreparedScheduler,
+};
+use tch::{Device, Kind, Tensor};
+
+use super::{gpt2, values};
+use crate::net::fill;
+use crate::sharding::on_ranks;
+
+/// Sizes of the axes of a mesh: stages, replicas, shards, tensor ranks.
+#[derive(Debug, Clone, Copy)]
+struct Form {
+    sizes: [usize; 4],
+    schedule: Schedule,
+    sharding: Option<fn() -> Sharding>,
+}
+
+impl Form {
+    const fn new(sizes: [usize; 4]) -> Self {
+        Self { sizes, schedule: Schedule::OneForwardOneBackward, sharding: None }
+    }
+
+    fn ranks(self) -> usize {
+        self.sizes.iter().product()
+    }
+}
+
+type Weights = Vec<(String, Vec<f64>)>;
+
+struct Run {
+    accelerator: Accelerator,
+    model: PreparedModel<Gpt2LmHead>,
+    optimizer: PreparedOptimizer,
+    scheduler: PreparedScheduler,
+    loader: PreparedLoader<DataLoader<TensorDataset<Tensor>>>,
+    losses: Vec<f64>,
+}
+
+/// Texts of an epoch, of which the ranks take eight in a step.
+const TEXTS: i64 = 48;
+const ROWS: usize = 8;
+
+impl Run {
+    /// Trains what is left of the epoch; saves after three steps where a folder is given, and forgets the losses before.
+    fn train(&mut self, folder: Option<&Path>) {
+        for (step, batch) in self.loader.iter().enumerate() {
+            let ids = batch.unwrap().into_data();
+            let loss = self.accelerator.forward_backward(&self.model, &ids, |model, micro| {
+                model.forward(Labelled::new(micro, micro))?.mean()
+            });
+            self.losses.push(loss.unwrap().value());
+            self.accelerator.clip_grad_norm(&self.model, 0.5).unwrap();
+            self.optimizer.step().unwrap();
+            self.scheduler.step().unwrap();
+            self.optimizer.zero_grad().unwrap();
+            if let (2, Some(folder)) = (step, folder) {
+                self.accelerator.save_state(folder).unwrap();
+                self.accelerator.checkpoints().wait().unwrap();
+                self.losses.clear();
+            }
+        }
+    }
+}
+
+fn run(form: Form, body: impl Fn(&mut Run) + Sync) -> (Weights, Vec<f64>) {
+    let found = on_ranks(form.ranks(), |builder, _| {
+        tch::set_num_threads(1);
+        let [stages, replicas, shards, tensor] = form.sizes;
+        let mesh = Mesh::builder().pipeline(stages).replicate(replicas).shard(shards);
+        let mesh = mesh.tensor(tensor).build(form.ranks()).unwrap();
+        let builder = builder.sharding(form.sharding.map(|new| new())).mesh(mesh);
+        let options = PipelineOptions::new(4).schedule(form.schedule);
+        let builder = if stages > 1 { builder.pipeline_options(options) } else { builder };
+        let accelerator = builder.build().unwrap();
+        let model = accelerator.parallel_builder(Gpt2LmHead::tensor_plan()).kind(Kind::Double);
+        let model = model.without_first_values();
+        let model = model.build(|path| Gpt2LmHead::new(path, &gpt2(4))).unwrap();
+        let optimizer = AdamW::default().lr(0.01).eps(1e-3).build(&model).unwrap();
+        let schedule = LearningRate::linear(0.01, 0.001, 100).unwrap().warmup(4, 0.0).unwrap();
+        let scheduler = Scheduler::new(&optimizer, schedule);
+        let places = Tensor::arange(TEXTS * 6, (Kind::Int64, Device::Cpu));
+        let ids = (&places * 7 + places.floor_divide_scalar(6) * 3).remainder(19).view([-1, 6]);
+        let loader = DataLoader::new(TensorDataset::new(ids).unwrap()).seed(3);
+        let loader = loader.batch_size(ROWS / replicas / shards).shuffle(true);
+        let objects = accelerator.prepare((model, optimizer, scheduler, loader)).unwrap();
+        let (model, optimizer, scheduler, loader) = objects;
+        let losses = Vec::new();
+        let mut run = Run { accelerator, model, optimizer, scheduler, loader, losses };
+        body(&mut run);
+        let weights = run.model.full_state_dict().unwrap();
+        (weights.map(|state| numbers(&state)).unwrap_or_default(), run.losses)
+    });
+    found.into_iter().next().unwrap()
+}
+
+fn numbers(state: &brigade_nn::StateDict) -> Weights {
+    state.iter().map(|(name, tensor)| (name.to_owned(), values(tensor))).collect()
+}
+
+/// Saves after three steps; returns weights and losses after three more.
+fn save(form: Form, folder: &Path) -> (Weights, Vec<f64>) {
+    let whole = Model::builder().kind(Kind::Double).build(|path| Gpt2LmHead::new(path, &gpt2(4)));
+    let whole = whole.unwrap();
+    fill(&whole);
+    let first = folder.with_extension("safetensors");
+    whole.save_weights(&first).unwrap();
+    run(form, |run| {
+        run.accelerator.load_model(&mut run.model, &first).unwrap();
+        run.train(Some(folder));
+    })
+}
+
+fn resume(form: Form, folder: &Path) -> (Weights, Vec<f64>) {
+    run(form, |run| {
+        let loaded = run.accelerator.load_state(folder).unwrap();
+        assert_eq!((loaded.step, loaded.samples), (3, 3 * ROWS as u64));
+        run.train(None);
+        assert_eq!(run.losses.len(), 3);
+    })
+}
+
+fn same(found: &(Weights, Vec<f64>), expected: &(Weights, Vec<f64>)) {
+    assert_eq!(found.0.len(), expected.0.len());
+    for ((name, found), (expected_name, expected)) in found.0.iter().zip(&expected.0) {
+        assert_eq!(name, expected_name);
+        assert_close(found, expected, 1e-11, 1e-13);
+    }
+}
+
+const FORMS: [Form; 8] = [
+    Form::new([1, 1, 1, 1]),
+    Form::new([2, 1, 1, 1]),
+    Form::new([4, 1, 1, 1]),
+    Form { schedule: Schedule::Interleaved, ..Form::new([2, 1, 1, 1]) },
+    Form::new([2, 1, 1, 2]),
+    Form::new([2, 2, 1, 1]),
+    Form { sharding: Some(Sharding::zero3), ..Form::new([1, 1, 2, 1]) },
+    Form { sharding: Some(|| Sharding::hybrid(2)), ..Form::new([1, 2, 2, 1]) },
+];
+
+#[test]
+fn any_mesh_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut first: Option<(Weights, Vec<f64>)> = None;
+    for (number, form) in FORMS.into_iter().enumerate() {
+        let folder = folder.path().join(number.to_string());
+        let expected = save(form, &folder);
+        same(&expected, first.get_or_insert_with(|| expected.clone()));
+        // Each mesh is loaded by others, in turns.
+        for other in [number + 1, number + 3].map(|other| FORMS[other % FORMS.len()]) {
+            same(&resume(other, &folder), &expected);
+        }
+        let again = resume(form, &folder);
+        assert_eq!(again, expected, "bit for bit: {form:?}");
+    }
+}
+
+/// Files of the command line's conversions, and of the Accelerator, are those of one process.
+#[test]
+fn files_do_not_depend_on_the_stages() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut known: Option<[Weights; 3]> = None;
+    for (number, form) in FORMS[..6].iter().enumerate() {
+        let saved = folder.join(number.to_string());
+        save(*form, &saved);
+        let checkpoint = Checkpoint::open(&saved).unwrap();
+        assert!(checkpoint.verify().is_empty());
+        let manifest = checkpoint.manifest();
+        let axes: Vec<String> =
+            manifest.mesh.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
+        if number == 4 {
+            assert_eq!(axes, ["pp 2", "tp 2"]);
+            // The first and the last stage have the embedding, and one of them writes it.
+            let model = manifest.of_kind("model").next().unwrap();
+            let files = |name: &str| -> Vec<String> {
+                let chunks = model.tensors[name].chunks.iter();
+                chunks.map(|chunk| chunk.file.to_string()).collect()
+            };
+            let embedding = files("transformer.wte.weight");
+            assert_eq!(embedding.len(), 2);
+            assert!(embedding.iter().all(|file| file.contains("-stage-00001-of-00002-")));
+            assert!(files("transformer.ln_f.weight")[0].contains("-stage-00002-of-00002"));
+            let written = std::fs::read_dir(&saved).unwrap().map(|entry| entry.unwrap().path());
+            let mut places = 0;
+            for file in
+                written.filter(|path| path.extension().is_some_and(|it| it == "safetensors"))
+            {
+                places += usize::from(
+                    weights::load(&file).unwrap().get("transformer.wte.weight").is_some(),
+                );
+            }
+            assert_eq!(places, 2, "a part of each tensor rank");
+        }
+        let merged = folder.join(format!("{number}-merged.safetensors"));
+        convert(&saved, &merged, Target::Weights(&Safetensors)).unwrap();
+        let (file, parts) =
+            (folder.join(format!("{number}.safetensors")), folder.join(format!("{number}-parts")));
+        run(*form, |run| {
+            run.accelerator.load_state(&saved).unwrap();
+            run.accelerator.save_model(&run.model, &file).unwrap();
+            run.accelerator.save_model_in_parts(&run.model, &parts, 3000).unwrap();
+            // Values that are gone come back from files, and from whole states.
+            let model = run.model.full_state_dict().unwrap();
+            let optimizer = run.optimizer.full_state_dict().unwrap();
+            let own = |run: &Run| numbers(&run.model.inner().state_dict());
+            let before = own(run);
+            let forget = |run: &mut Run| {
+                run.model.inner().parameters().iter_mut().for_each(|it| {
+                    tch::no_grad(|| drop(it.tensor.zero_()));
+                });
+                assert_ne!(own(run), before);
+            };
+            for from in [&merged, &file, &parts] {
+                forget(run);
+                run.accelerator.load_model(&mut run.model, from).unwrap();
+                assert_eq!(own(run), before);
+            }
+            forget(run);
+            run.model.load_full_state_dict(model.as_ref()).unwrap();
+            assert_eq!(own(run), before);
+            run.optimizer.load_full_state_dict(optimizer).unwrap();
+            run.train(None);
+        });
+        let read = |path: &Path| {
+            let mut found = numbers(&weights::load(path).unwrap());
+            found.sort_by(|(left, _), (right, _)| left.cmp(right));
+            found
+        };
+        let found = [read(&merged), read(&file), read(&parts)];
+        assert_eq!(found[0], found[1]);
+        assert_eq!(found[0].len(), found[2].len() + 1, "a tied weight is written once");
+        let known = known.get_or_insert_with(|| found.clone());
+        for (found, known) in found.iter().zip(known.iter()) {
+            same(&(found.clone(), vec![]), &(known.clone(), vec![]));
+        }
+    }
+}
+
+#[test]
+fn another_model_is_refused_before_anything_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("saved");
+    let two = FORMS[1];
+    save(two, &folder);
+    on_ranks(2, |builder, _| {
+        let mesh = Mesh::builder().pipeline(2).build(2).unwrap();
+        let options = PipelineOptions::new(4);
+        let builder = builder.sharding(None).mesh(mesh).pipeline_options(options);
+        let accelerator = builder.build().unwrap();
+        let prepared = |blocks| {
+            let model = accelerator.parallel_builder(Gpt2LmHead::tensor_plan()).kind(Kind::Double);
+            let model = model.without_first_values();
+            let model = model.build(|path| Gpt2LmHead::new(path, &gpt2(blocks))).unwrap();
+            let optimizer = AdamW::default().build(&model).unwrap();
+            accelerator.prepare((model, optimizer)).unwrap()
+        };
+        for (blocks, name) in [(3, "h.3."), (5, "h.4.")] {
+            let (model, optimizer) = prepared(blocks);
+            let before = numbers(&model.inner().state_dict());
+            let error = accelerator.load_state(&folder).unwrap_err().to_string();
+            assert!(error.contains(name) || error.contains("of kind"), "{error}");
+            assert_eq!(numbers(&model.inner().state_dict()), before);
+            assert_eq!(optimizer.steps().unwrap(), 0);
+        }
+    });
+}
