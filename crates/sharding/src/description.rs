@@ -85,7 +85,8 @@ fn describe(unit: &Unit, parameter: &UnitParameter) -> String {
     let (names, shape, dtype) =
         (names.join(" = "), &parameter.parameter.shape, parameter.parameter.dtype);
     let kept = if parameter.parameter.keeps_dtype { ", computed in its own type" } else { "" };
-    format!("{names}: {shape:?} {dtype}, {trained}, in {unit}{kept}")
+    let experts = if parameter.parameter.is_expert { ", experts of this rank" } else { "" };
+    format!("{names}: {shape:?} {dtype}, {trained}, in {unit}{kept}{experts}")
 }
 
 fn fnv(text: &str) -> u64 {

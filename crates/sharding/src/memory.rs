@@ -117,11 +117,14 @@ impl ShardingPlan {
         // A rank's rows of a whole parameter are its shard, unless the optimizer steps another type.
         let other_type = |it: &UnitParameter| it.compute_dtype != it.parameter.dtype;
         let masters = self.sum(|it| if other_type(it) { own_bytes(it) * chunk(it) } else { 0 });
+        // Experts that stay where they are have no slot.
+        let kept = |it: &UnitParameter| it.slot.keeps_memory;
+        let experts = self.sum(|it| if kept(it) { own_bytes(it) * chunk(it) } else { 0 });
         let optimizer = self.sum_trained(|it| own_bytes(it) * chunk(it)) * workload.states;
         let whole = if is_whole { storages().sum() } else { 0 };
         // In the host's memory shards have memory of their own.
         let is_on_device = self.sharding().offload == Offload::None;
-        let shards = if is_whole && is_on_device { masters } else { shards };
+        let shards = if is_whole && is_on_device { masters + experts } else { shards };
         let (whole_gradients, gradients) = self.gradients();
         let memory = Memory {
             parameters: whole,

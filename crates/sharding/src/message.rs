@@ -166,6 +166,9 @@ impl ShardingPlan {
                 axis,
                 gradients.padded,
             ));
+            let (operation, axis) = (Operation::AllReduce, Axis::ExpertData);
+            let experts = gradients.experts;
+            messages.extend(self.message(Phase::Backward, operation, place, axis, experts));
         }
         if is_last {
             let part = gradients.padded.map(|whole| whole / shard_ranks);
@@ -197,8 +200,10 @@ impl ShardingPlan {
 struct Payload {
     /// Of those that are cut, with padding.
     padded: [u64; 2],
-    /// Of those that each rank has whole.
+    /// Of those without dimensions, which each rank has whole.
     scalars: [u64; 2],
+    /// Of this rank's experts.
+    experts: [u64; 2],
 }
 
 impl Payload {
@@ -206,10 +211,15 @@ impl Payload {
         parameters: impl Iterator<Item = &'a UnitParameter>,
         element_bytes: impl Fn(&UnitParameter) -> u64,
     ) -> Self {
-        let mut payload = Self { padded: [0; 2], scalars: [0; 2] };
+        let mut payload = Self { padded: [0; 2], scalars: [0; 2], experts: [0; 2] };
         for parameter in parameters {
-            let is_scalar = parameter.slot.is_scalar;
-            let sums = if is_scalar { &mut payload.scalars } else { &mut payload.padded };
+            let sums = if parameter.parameter.is_expert {
+                &mut payload.experts
+            } else if parameter.slot.is_whole {
+                &mut payload.scalars
+            } else {
+                &mut payload.padded
+            };
             let elements = parameter.slot.padded_elements();
             sums[0] += elements;
             sums[1] += elements * element_bytes(parameter);

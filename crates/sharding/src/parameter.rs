@@ -30,6 +30,9 @@ pub struct Parameter {
     /// Whether it is gathered and computed in its own type whatever [`MixedPrecision::param`](crate::MixedPrecision::param)
     /// says, as a batch normalisation is, whose running statistics have 32 bits.
     pub keeps_dtype: bool,
+    /// Whether the ranks of the mesh's axis `ep` have it between them, some experts of a mixture each. The shape is that of
+    /// this rank's.
+    pub is_expert: bool,
 }
 
 impl Parameter {
@@ -38,7 +41,15 @@ impl Parameter {
     pub fn new(name: impl Into<String>, shape: &[u64], dtype: Dtype) -> Self {
         let names = vec![name.into()];
         let shape = shape.to_vec();
-        Self { names, shape, dtype, trained: true, unit: None, keeps_dtype: false }
+        Self {
+            names,
+            shape,
+            dtype,
+            trained: true,
+            unit: None,
+            keeps_dtype: false,
+            is_expert: false,
+        }
     }
 
     /// Sets the unit that has it.
@@ -90,6 +101,12 @@ impl Parameter {
     #[must_use]
     pub fn keeping_dtype(self) -> Self {
         Self { keeps_dtype: true, ..self }
+    }
+
+    /// Makes it some experts of a mixture, which the ranks of the mesh's axis `ep` have between them.
+    #[must_use]
+    pub fn of_experts(self) -> Self {
+        Self { is_expert: true, ..self }
     }
 
     /// Returns the type in which it is gathered and computed.

@@ -9,7 +9,9 @@ use brigade_rank_env::text::{counted, escaped};
 
 use crate::slot::ALIGNMENT;
 use crate::unit::{Grouped, group};
-use crate::{Axis, Mesh, Note, Parameter, Reshard, Sharding, ShardingError, Slot, Strategy};
+use crate::{
+    Axis, Mesh, Note, Offload, Parameter, Reshard, Sharding, ShardingError, Slot, Strategy,
+};
 
 /// How a model is divided among the ranks of a mesh, and which messages they send for it.
 ///
@@ -167,6 +169,12 @@ impl ShardingPlan {
         self.mesh.size(Axis::DataContext)
     }
 
+    /// Returns the number by which summed gradients of experts are divided: the ranks of `edp`.
+    #[must_use]
+    pub fn expert_divisor(&self) -> usize {
+        self.mesh.size(Axis::ExpertData)
+    }
+
     /// Returns what a rank has of a parameter's optimizer state, and of the parameter where the strategy shards it.
     ///
     /// # Errors
@@ -174,7 +182,7 @@ impl ShardingPlan {
     pub fn region(&self, parameter: &UnitParameter, rank: usize) -> Result<Region, ShardingError> {
         let place = self.mesh.coordinate(rank, Axis::ShardContext)? as u64;
         let whole = Region::whole(&parameter.parameter.shape);
-        if parameter.slot.is_scalar {
+        if parameter.slot.is_whole {
             return Ok(whole);
         }
         Ok(whole.chunk(0, self.shard_ranks() as u64, place))
@@ -184,13 +192,13 @@ impl ShardingPlan {
     #[must_use]
     pub fn placements(&self, parameter: &UnitParameter) -> Vec<Placement> {
         let is_whole = self.sharding.strategy.keeps_parameters_whole();
-        self.placed(is_whole || parameter.slot.is_scalar)
+        self.placed(is_whole || parameter.slot.is_whole)
     }
 
     /// Returns how the ranks hold the optimizer's state of a parameter, for each of [`Mesh::axes`].
     #[must_use]
     pub fn state_placements(&self, parameter: &UnitParameter) -> Vec<Placement> {
-        self.placed(parameter.slot.is_scalar)
+        self.placed(parameter.slot.is_whole)
     }
 
     fn placed(&self, is_whole: bool) -> Vec<Placement> {
@@ -222,10 +230,14 @@ impl Unit {
                 row_elements: parameter.row_elements()?,
                 element_bytes: compute_dtype.bytes(),
                 ranks,
-                is_scalar: parameter.shape.is_empty(),
+                is_whole: parameter.shape.is_empty() || parameter.is_expert,
+                keeps_memory: parameter.is_expert
+                    && compute_dtype == parameter.dtype
+                    && sharding.offload == Offload::None,
             };
             // Keeps all later sums of bytes within 64 bits.
-            let padded = slot.rows.checked_next_multiple_of(ranks);
+            let rows = if slot.is_whole { Some(slot.rows) } else { None };
+            let padded = rows.or_else(|| slot.rows.checked_next_multiple_of(ranks));
             let padded = padded.and_then(|rows| rows.checked_mul(slot.row_elements));
             match padded.and_then(|padded| elements.checked_add(padded)) {
                 Some(sum) if sum <= MAX_ELEMENTS => *elements = sum,

@@ -11,7 +11,7 @@ use std::ops::Range;
 /// ```
 /// use brigade_sharding::Slot;
 ///
-/// let slot = Slot { offset: 0, rows: 5, row_elements: 8, element_bytes: 4, ranks: 4, is_scalar: false };
+/// let slot = Slot { offset: 0, rows: 5, row_elements: 8, element_bytes: 4, ranks: 4, is_whole: false, keeps_memory: false };
 /// assert_eq!(slot.chunk(), 2);
 /// let rows: Vec<_> = (0..4).map(|rank| slot.rows_of(rank)).collect();
 /// assert_eq!(rows, [0..2, 2..4, 4..5, 5..5]);
@@ -29,8 +29,10 @@ pub struct Slot {
     pub element_bytes: u64,
     /// Ranks that share one copy of the parameter.
     pub ranks: u64,
-    /// Whether the parameter has no dimensions: then each rank holds it whole.
-    pub is_scalar: bool,
+    /// Whether each rank holds all of it: a parameter without dimensions, or this rank's experts of a mixture.
+    pub is_whole: bool,
+    /// Whether it has memory of its own in the place of a slot.
+    pub keeps_memory: bool,
 }
 
 /// Bytes to which slots are aligned: a cache line, and what vector instructions want.
@@ -40,14 +42,14 @@ impl Slot {
     /// Returns the rows for which each rank has room.
     #[must_use]
     pub fn chunk(&self) -> u64 {
-        if self.is_scalar { self.rows } else { self.rows.div_ceil(self.ranks) }
+        if self.is_whole { self.rows } else { self.rows.div_ceil(self.ranks) }
     }
 
-    /// Returns the rows of the rank at this place among those that share one copy, without padding. All rows for a
-    /// scalar.
+    /// Returns the rows of the rank at this place among those that share one copy, without padding. All rows of what
+    /// each rank has whole.
     #[must_use]
     pub fn rows_of(&self, place: u64) -> Range<u64> {
-        if self.is_scalar {
+        if self.is_whole {
             return 0..self.rows;
         }
         let begin = (place * self.chunk()).min(self.rows);
@@ -76,12 +78,12 @@ impl Slot {
     /// Returns the number of elements of all ranks, padding included.
     #[must_use]
     pub fn padded_elements(&self) -> u64 {
-        if self.is_scalar { self.elements() } else { self.chunk_elements() * self.ranks }
+        if self.is_whole { self.elements() } else { self.chunk_elements() * self.ranks }
     }
 
     /// Returns the bytes that it takes in the storage, padding of rows included.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.padded_elements() * self.element_bytes
+        if self.keeps_memory { 0 } else { self.padded_elements() * self.element_bytes }
     }
 }

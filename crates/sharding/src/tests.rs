@@ -460,6 +460,7 @@ fn parameters() -> impl Generator<Value = Vec<Parameter>> {
                 trained,
                 unit: unit.checked_sub(1).map(|unit| format!("u.{unit}")),
                 keeps_dtype: number % 3 == 1,
+                is_expert: false,
             });
         named.collect()
     })

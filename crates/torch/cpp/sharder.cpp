@@ -275,9 +275,22 @@ ShardingEngine::Parameter ShardingEngine::cut(
   parameter.rows = slot.rows;
   const auto kind = static_cast<at::ScalarType>(slot.kind);
   parameter.sum_kind = static_cast<at::ScalarType>(slot.reduce_kind);
+  parameter.is_expert = slot.is_expert;
   const auto values = tensor.detach();
   // Parameters of a deferred model get their values as shards.
   const bool known = has_memory(tensor);
+  if (slot.keeps_memory) {
+    // Outside of the unit's storage, which is freed between uses: the optimizer's step writes into the parameter.
+    const auto own = known ? values : at::zeros_like(tensor.variable_data());
+    parameter.rows_of_all = own;
+    parameter.shard = own.variable_data();
+    const bool trained = tensor.requires_grad();
+    if (!known) {
+      parameter.whole.set_data(own);
+    }
+    parameter.shard.set_requires_grad(trained);
+    return parameter;
+  }
   const auto strides = strides_by_rows(tensor);
   const auto whole = tensor_of(unit.storage, kind, slot.offset, tensor.sizes(), strides);
   if (parameter.replicated()) {
@@ -338,7 +351,7 @@ void ShardingEngine::reset() {
         auto flight = std::move(*unit.reduction);
         unit.reduction.reset();
         reduced_ -= flight.bytes;
-        for (auto* work : {flight.scatter.get(), flight.all.get()}) {
+        for (auto* work : flight.works()) {
           if (work != nullptr) {
             work_wait(*work, kNoLimit);
           }
@@ -370,6 +383,7 @@ std::unique_ptr<Sharder> new_sharder(
     const Group& reduce,
     rust::Slice<const GroupRef> replicas,
     rust::Slice<const GroupRef> parts,
+    rust::Slice<const GroupRef> experts,
     const SharderOptions& options) {
   check_not_fork("a sharder");
   auto out = std::make_unique<Sharder>();
@@ -378,6 +392,7 @@ std::unique_ptr<Sharder> new_sharder(
       reduce,
       replicas.empty() ? nullptr : &replicas[0].group,
       parts.empty() ? nullptr : &parts[0].group,
+      experts.empty() ? nullptr : &experts[0].group,
       options);
   return out;
 }

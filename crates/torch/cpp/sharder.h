@@ -19,13 +19,14 @@ struct Sharder {
 
 // `gather` moves parameters, `reduce` gradients; ranks of both are the same. `replicas`: the ranks that have the same
 // rows, in a slice of one or none. `parts`: neighbouring ranks that keep whole parameters together from forward to
-// backward, in another.
+// backward, in another. `experts`: the ranks that have the same experts of a mixture, in a third.
 struct GroupRef;
 std::unique_ptr<Sharder> new_sharder(
     const Group& gather,
     const Group& reduce,
     rust::Slice<const GroupRef> replicas,
     rust::Slice<const GroupRef> parts,
+    rust::Slice<const GroupRef> experts,
     const SharderOptions& options);
 // Cuts the parameters of a unit and gives back this rank's shards, in the same order. The first unit is the root, which
 // holds all others.

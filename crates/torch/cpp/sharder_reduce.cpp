@@ -168,12 +168,14 @@ void ShardingEngine::reduce(Unit& unit) {
   at::NoGradGuard no_grad;
   InFlight flight;
   std::vector<at::Tensor> shared;
+  std::vector<at::Tensor> experts;
   for (auto& parameter : unit.parameters) {
     if (!parameter.trained) {
       continue;
     }
     if (parameter.replicated()) {
-      shared.push_back(input_of(parameter));
+      flight.whole.push_back(input_of(parameter));
+      (parameter.is_expert ? experts : shared).push_back(flight.whole.back());
     } else {
       flight.inputs.push_back(input_of(parameter));
       const auto& input = flight.inputs.back();
@@ -203,8 +205,12 @@ void ShardingEngine::reduce(Unit& unit) {
       flight.all =
           all_reduce_coalesced(reduce_, {tensors.data(), tensors.size()}, Reduction::Sum, kGroupsLimit);
     }
+    if (!experts.empty() && experts_ != nullptr) {
+      const auto tensors = references(experts);
+      flight.experts =
+          all_reduce_coalesced(*experts_, {tensors.data(), tensors.size()}, Reduction::Sum, kGroupsLimit);
+    }
   });
-  flight.outputs.insert(flight.outputs.end(), shared.begin(), shared.end());
   unit.reduction = std::move(flight);
 }
 
@@ -253,7 +259,7 @@ void ShardingEngine::finish_reduction(Unit& unit) {
   auto flight = std::move(*unit.reduction);
   unit.reduction.reset();
   named("reduction of the gradients", unit.name, [&] {
-    for (auto* work : {flight.scatter.get(), flight.all.get()}) {
+    for (auto* work : flight.works()) {
       if (work != nullptr) {
         work_wait(*work, kNoLimit);
       }
@@ -261,15 +267,16 @@ void ShardingEngine::finish_reduction(Unit& unit) {
   });
   reduced_ -= flight.bytes;
   size_t scattered = 0;
-  size_t shared = flight.inputs.size();
+  size_t whole = 0;
   std::vector<Leaving> leaving;
   for (auto& parameter : unit.parameters) {
     if (!parameter.trained) {
       continue;
     }
-    auto output = flight.outputs[parameter.replicated() ? shared++ : scattered++];
+    auto output = parameter.replicated() ? flight.whole[whole++] : flight.outputs[scattered++];
     auto rows = output.as_strided(parameter.shard.sizes(), parameter.shard.strides());
-    if (replicas_ != nullptr) {
+    // The ranks that have the same experts are of all replicas.
+    if (replicas_ != nullptr && !parameter.is_expert) {
       if (parameter.partial.defined()) {
         parameter.partial.add_(rows);
       } else {
@@ -284,7 +291,7 @@ void ShardingEngine::finish_reduction(Unit& unit) {
 
 void ShardingEngine::divide_and_add(Parameter& parameter, at::Tensor rows, std::vector<Leaving>& leaving) {
   // One division, after the sum.
-  rows.div_(divisor_);
+  rows.div_(parameter.is_expert ? expert_divisor_ : divisor_);
   rows = rows.to(parameter.shard.scalar_type());
   if (to_host_) {
     leaving.push_back({&parameter, rows, new_shard(rows)});

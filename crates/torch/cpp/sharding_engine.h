@@ -8,6 +8,7 @@
 
 #include <gloo/common/error.h>
 
+#include <array>
 #include <deque>
 #include <mutex>
 #include <optional>
@@ -21,17 +22,20 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
       const Group& reduce,
       const Group* replicas,
       const Group* parts,
+      const Group* experts,
       const SharderOptions& options)
       : gather_(gather),
         reduce_(reduce),
         replicas_(replicas),
         parts_(parts),
+        experts_(experts),
         rank_(gather.live()->getRank()),
         ranks_(gather.live()->getSize()),
         whole_at_rest_(options.whole_at_rest),
         offloads_(options.offload),
         pins_(options.pin),
-        divisor_(options.divisor) {}
+        divisor_(options.divisor),
+        expert_divisor_(options.expert_divisor) {}
 
   std::vector<at::Tensor> add_unit(
       std::string name,
@@ -86,6 +90,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
     // The type in which gradients are added up.
     at::ScalarType sum_kind = at::kFloat;
     bool trained = false;
+    // Some of a mixture's experts, which this rank has whole, and ranks of `experts_` alone have as well.
+    bool is_expert = false;
     // This rank's part of the whole parameter, from a forward to its backward, where neighbouring ranks keep one together.
     at::Tensor part;
     // Whether this backward's gradient is complete.
@@ -107,9 +113,16 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   struct InFlight {
     std::unique_ptr<Work> scatter;
     std::unique_ptr<Work> all;
+    std::unique_ptr<Work> experts;
     std::vector<at::Tensor> inputs;
+    // Of what is scattered, and of what each rank has whole, in the order of the unit's parameters.
     std::vector<at::Tensor> outputs;
+    std::vector<at::Tensor> whole;
     int64_t bytes = 0;
+
+    std::array<Work*, 3> works() const {
+      return {scatter.get(), all.get(), experts.get()};
+    }
   };
 
   struct Unit {
@@ -286,6 +299,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   const Group* replicas_;
   // Neighbouring ranks that keep whole parameters together from forward to backward.
   const Group* parts_;
+  // The ranks that have the same experts, where there are several.
+  const Group* experts_;
   const int64_t rank_;
   const int64_t ranks_;
   const bool whole_at_rest_;
@@ -293,6 +308,7 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   const bool offloads_;
   const bool pins_;
   const int64_t divisor_;
+  const int64_t expert_divisor_;
   // There where shards are offloaded: on the CPU they would lie in the same memory.
   std::optional<CopyStream> to_device_;
   std::optional<CopyStream> to_host_;

@@ -447,8 +447,9 @@ pub(crate) mod ffi {
         /// Whether shards lie in the host's memory, and whether that is pinned.
         offload: bool,
         pin: bool,
-        /// What sums of gradients are divided by.
+        /// What sums of gradients are divided by, and those of experts.
         divisor: i64,
+        expert_divisor: i64,
     }
 
     /// How a parameter lies in its unit's storage.
@@ -461,6 +462,10 @@ pub(crate) mod ffi {
         kind: i8,
         /// The type in which its gradients are added up.
         reduce_kind: i8,
+        /// Some of a mixture's experts, which the ranks of the experts' group alone have as well.
+        is_expert: bool,
+        /// Whether it stays where it is, outside of the storage, and the optimizer steps it there.
+        keeps_memory: bool,
     }
 
     /// What a sharder has done so far.
@@ -835,6 +840,7 @@ pub(crate) mod ffi {
             reduce: &Group,
             replicas: &[GroupRef<'_>],
             parts: &[GroupRef<'_>],
+            experts: &[GroupRef<'_>],
             options: &SharderOptions,
         ) -> Result<UniquePtr<Sharder>>;
         fn sharder_add_unit(

@@ -5,7 +5,7 @@ use std::fmt;
 
 use brigade_checkpoint::Dtype;
 use brigade_rank_env::text::counted;
-use brigade_sharding::{Offload, Reshard, ShardingPlan, Unit, UnitParameter};
+use brigade_sharding::{Axis, Offload, Reshard, ShardingPlan, Unit, UnitParameter};
 use cxx::UniquePtr;
 use tch::Tensor;
 
@@ -28,6 +28,8 @@ pub struct ShardingGroups {
     /// Neighbouring ones of `gather`'s ranks that keep whole parameters together from forward to backward, for
     /// [`Reshard::To`] their number.
     pub parts: Option<ProcessGroup>,
+    /// Ranks that have the same experts of a mixture, where ranks have the experts between them.
+    pub experts: Option<ProcessGroup>,
 }
 
 /// Splits the parameters of a model into shards, one for each rank, and gathers them unit by unit while the model
@@ -55,7 +57,7 @@ pub struct ShardingGroups {
 /// let weight = Tensor::from_slice(&[1.0, 2.0]).set_requires_grad(true);
 /// let parameters = [Parameter::new("weight", &[2], Dtype::F64)];
 /// let plan = ShardingPlan::new(&parameters, &Sharding::zero3(), &Mesh::builder().build(1)?)?;
-/// let groups = ShardingGroups { gather: group.clone(), reduce: group.clone(), replicas: None, parts: None };
+/// let groups = ShardingGroups { gather: group.clone(), reduce: group.clone(), replicas: None, parts: None, experts: None };
 /// let (sharder, shards) = Sharder::new(groups, plan, &[weight.shallow_clone()])?;
 ///
 /// let square = || Ok::<_, brigade_torch::Error>((&weight * &weight).sum(Kind::Double));
@@ -112,18 +114,19 @@ impl Sharder {
         parameters: &[Tensor],
     ) -> Result<(Self, Vec<NamedTensor>), Error> {
         check(&groups, &plan, parameters)?;
-        let replicated: Vec<_> =
-            groups.replicas.iter().map(|group| ffi::GroupRef { group: group.raw() }).collect();
-        let parts: Vec<_> =
-            groups.parts.iter().map(|group| ffi::GroupRef { group: group.raw() }).collect();
+        let raw_group = |group| ffi::GroupRef { group: ProcessGroup::raw(group) };
+        let replicated: Vec<_> = groups.replicas.iter().map(raw_group).collect();
+        let parts: Vec<_> = groups.parts.iter().map(raw_group).collect();
+        let experts: Vec<_> = groups.experts.iter().map(raw_group).collect();
         let raw = ffi::SharderOptions {
             whole_at_rest: plan.sharding().strategy.keeps_parameters_whole(),
             offload: plan.sharding().offload != Offload::None,
             pin: plan.sharding().offload == Offload::Cpu { pin: true },
             divisor: plan.divisor() as i64,
+            expert_divisor: plan.expert_divisor() as i64,
         };
         let (gather, reduce) = (groups.gather.raw(), groups.reduce.raw());
-        let handle = ffi::new_sharder(gather, reduce, &replicated, &parts, &raw)
+        let handle = ffi::new_sharder(gather, reduce, &replicated, &parts, &experts, &raw)
             .map_err(|error| Error::libtorch("Sharder::new", &error))?;
         let mut modules = HashMap::new();
         let mut shards = Vec::new();
@@ -360,15 +363,17 @@ fn slot(planned: &UnitParameter) -> Result<ffi::ShardedSlot, Error> {
     let slot = &planned.slot;
     Ok(ffi::ShardedSlot {
         offset: (slot.offset / slot.element_bytes.max(1)) as i64,
-        rows: if slot.is_scalar { 0 } else { slot.chunk() as i64 },
+        rows: if slot.is_whole { 0 } else { slot.chunk() as i64 },
         kind: number(planned.compute_dtype)?,
         reduce_kind: number(planned.reduce_dtype)?,
+        is_expert: planned.parameter.is_expert,
+        keeps_memory: slot.keeps_memory,
     })
 }
 
 /// Compares a plan with what it is to be carried out on.
 fn check(groups: &ShardingGroups, plan: &ShardingPlan, parameters: &[Tensor]) -> Result<(), Error> {
-    let ShardingGroups { gather, reduce, replicas, parts } = groups;
+    let ShardingGroups { gather, reduce, replicas, parts, experts } = groups;
     let refuse = |text: String| Err(Error::invalid_argument(text));
     if gather.global_ranks() != reduce.global_ranks() {
         return refuse(format!(
@@ -385,6 +390,16 @@ fn check(groups: &ShardingGroups, plan: &ShardingPlan, parameters: &[Tensor]) ->
              groups of the plan's mesh",
             plan.mesh(),
             gather.size()
+        ));
+    }
+    let has_experts = plan.parameters().any(|planned| planned.parameter.is_expert);
+    let found = experts.as_ref().map_or(1, ProcessGroup::size);
+    if has_experts && found != plan.expert_divisor() {
+        return refuse(format!(
+            "{found} ranks have the same experts, and {} on the plan's mesh {}: make the group of its axis {}",
+            plan.expert_divisor(),
+            plan.mesh(),
+            Axis::ExpertData
         ));
     }
     let sharding = plan.sharding();

@@ -221,7 +221,7 @@ fn arrange(
             mesh.world_size()
         )));
     }
-    check_experts(mesh, sharding.as_ref())?;
+    check_experts(mesh)?;
     if mesh.size(Axis::Context) > 1 && mesh.size(Axis::Sequence) > 1 {
         return Err(Error::invalid_argument(format!(
             "the mesh {mesh} divides sequences along both cp and sp: use one of them, with {} ranks",
@@ -275,30 +275,18 @@ fn arrange(
 }
 
 /// Fails for axes that do not work together with experts.
-fn check_experts(mesh: &Mesh, sharding: Option<&Sharding>) -> Result<()> {
-    let experts = mesh.size(Axis::Expert);
-    if experts == 1 {
-        return Ok(());
-    }
-    let others = [Axis::Pipeline, Axis::Tensor];
-    if let Some(axis) = others.into_iter().find(|axis| mesh.size(*axis) > 1) {
-        return Err(Error::invalid_argument(format!(
-            "the mesh {mesh} has {} ranks along {axis} and divides experts along ep, which does not work together yet: leave \
-             one of them out, and use {}, {} or {} for the other ranks",
-            mesh.size(axis),
-            Axis::Replicate,
-            Axis::Shard,
-            Axis::Context
-        )));
-    }
-    match sharding {
-        None => Ok(()),
-        Some(sharding) => Err(Error::invalid_argument(format!(
-            "the mesh {mesh} divides experts along ep, and parameters are sharded ({}), which does not work together yet: train \
-             without sharding, or without the axis ep, where experts are sharded as all other parameters",
-            sharding.strategy
-        ))),
-    }
+fn check_experts(mesh: &Mesh) -> Result<()> {
+    let others = [Axis::Pipeline, Axis::Tensor].into_iter();
+    let other = others.filter(|_| mesh.size(Axis::Expert) > 1).find(|axis| mesh.size(*axis) > 1);
+    let Some(axis) = other else { return Ok(()) };
+    Err(Error::invalid_argument(format!(
+        "the mesh {mesh} has {} ranks along {axis} and divides experts along ep, which does not work together yet: leave one of \
+         them out, and use {}, {} or {} for the other ranks",
+        mesh.size(axis),
+        Axis::Replicate,
+        Axis::Shard,
+        Axis::Context
+    )))
 }
 
 /// Makes a strategy the one of a mesh, whose axes say how many ranks share a copy of the parameters.

@@ -165,20 +165,20 @@ impl ModelContext {
         Ok(Reduction { reducer: Some(reducer), experts, hook, checked, frozen })
     }
 
-    /// Replaces frozen parameters by those of the first rank that has the same.
-    fn broadcast_frozen<M>(
+    /// Replaces parameters by those of the first rank that has the same.
+    fn broadcast_values<M>(
         &self,
         model: &Model<M>,
-        frozen: &[NamedTensor],
+        parameters: &[NamedTensor],
         group: &ProcessGroup,
     ) -> Result<()> {
         let divided = expert_parts(model);
-        let (experts, frozen): (Vec<_>, Vec<_>) =
-            handles(frozen).into_iter().partition(|it| divided.contains(&it.name));
+        let (experts, others): (Vec<_>, Vec<_>) =
+            handles(parameters).into_iter().partition(|it| divided.contains(&it.name));
         if let Some(copies) = self.tensor.as_ref().and_then(|tensor| tensor.copies()) {
             broadcast_all(copies, &experts)?;
         }
-        broadcast_all(group, &frozen)
+        broadcast_all(group, &others)
     }
 }
 
@@ -214,7 +214,7 @@ impl<M> PreparedModel<M> {
         let reduction = context.reduce(&model)?;
         if let (Some(group), None) = (&group, &sharded) {
             // Frozen parameters are broadcast like buffers at the start, but never again.
-            context.broadcast_frozen(&model, &reduction.frozen, group)?;
+            context.broadcast_values(&model, &reduction.frozen, group)?;
             if context.pipeline.is_some() {
                 broadcast_all(group, &model.trainable_parameters())?;
             }
@@ -229,11 +229,14 @@ impl<M> PreparedModel<M> {
                     None => model.parameters(),
                 };
                 let divided = tensor.add(&model, &stepped, sharded.is_some())?;
-                let mut whole = stepped;
-                whole.retain(|it| !divided.is_part(&it.tensor));
-                whole.extend(model.buffers());
-                broadcast_all(tensor.group(), &whole)?;
-                sharded.iter().try_for_each(|it| it.sharder().shards_changed())?;
+                // Ranks with other experts have other rows of all else, and the same values already.
+                if !tensor.divides_experts() {
+                    let mut whole = stepped;
+                    whole.retain(|it| !divided.is_part(&it.tensor));
+                    whole.extend(model.buffers());
+                    broadcast_all(tensor.group(), &whole)?;
+                    sharded.iter().try_for_each(|it| it.sharder().shards_changed())?;
+                }
                 context
                     .registry
                     .optimizers()

@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use brigade_checkpoint::layout::Placement;
 use brigade_nn::Model;
 use brigade_optim::Optimizer;
 use brigade_sharding::{
@@ -48,12 +49,40 @@ pub(crate) struct ShardedParameter {
     pub(crate) shard: Tensor,
     /// `None` for a parameter without dimensions, which every rank has whole.
     pub(crate) part: Option<Part>,
+    /// Whether it is this rank's experts of a mixture, whose rows are not spread any further.
+    pub(crate) is_expert: bool,
+}
+
+/// Which ranks have and write which parts of sharded models.
+pub(crate) struct Layout {
+    pub(crate) writers: Arc<Writers>,
+    /// Where ranks have experts between them.
+    pub(crate) experts: Option<ExpertLayout>,
+}
+
+/// Which ranks have and write which experts.
+pub(crate) struct ExpertLayout {
+    pub(crate) writers: Arc<Writers>,
+    /// Axes of a checkpoint's mesh outside of `ep`, with copies of experts.
+    pub(crate) outer_axes: usize,
+}
+
+impl ExpertLayout {
+    /// Makes placements of rows those of a checkpoint's mesh, on which `ep` is the innermost part of `dp_shard`.
+    fn split(&self, placements: &mut Vec<Placement>) {
+        // Without replicas and without other ranks of `dp_shard` its axis is `ep` itself.
+        let rows = placements.last().cloned();
+        placements.resize(self.outer_axes + 1, rows.unwrap_or(Placement::Replicate));
+    }
 }
 
 impl ShardedModels {
-    pub(crate) fn new(sharding: Sharding, world_size: usize) -> Result<Self> {
+    /// `experts` is the number of ranks that have experts between them.
+    pub(crate) fn new(sharding: Sharding, world_size: usize, experts: usize) -> Result<Self> {
         let mesh = sharding.mesh(world_size)?;
-        Ok(Self { sharding, mesh, models: Arc::default() })
+        let (replicate, shard) = (mesh.size(Axis::Replicate), mesh.size(Axis::Shard));
+        let mesh = Mesh::builder().replicate(replicate).shard(shard).expert(experts);
+        Ok(Self { sharding, mesh: mesh.build(world_size)?, models: Arc::default() })
     }
 
     /// Returns the same with the type of parameters that a precision wants.
@@ -82,14 +111,13 @@ impl ShardedModels {
         Ok(plan)
     }
 
-    /// Spreads a model over the ranks, all of which have the same values. `all` is the mesh of the ranks that have the same
-    /// stages, those included that divide layers with this one, and the first of them. All take part.
+    /// Spreads a model over the ranks, all of which have the same values. All take part.
     pub(crate) fn shard<M>(
         &self,
         model: &mut Model<M>,
         plan: ShardingPlan,
         job: &Job,
-        (all, first): (&Mesh, usize),
+        layout: &Layout,
     ) -> Result<Arc<ShardedModel>> {
         let part = match plan.sharding().reshard_after_forward {
             Reshard::To(size) if !plan.sharding().strategy.keeps_parameters_whole() => Some(size),
@@ -97,7 +125,6 @@ impl ShardedModels {
         };
         let groups = job.sharding_groups(&self.mesh, part)?;
         let place = self.mesh.coordinate(job.rank(), Axis::ShardContext)?;
-        let writers = Writers::new(all, first)?;
         let divided = model.divided_parameters().into_iter();
         let mut divided: HashMap<TensorId, TensorPart> =
             divided.map(|it| (TensorId::of(&it.tensor), it.part)).collect();
@@ -108,12 +135,24 @@ impl ShardedModels {
         let parameters = planned.into_iter().zip(whole).zip(shards);
         let parameters = parameters.map(|((planned, whole), shard)| {
             let tensor = divided.remove(&TensorId::of(&whole.tensor));
-            let part = (!planned.slot.is_scalar).then(|| {
-                let placements = sharder.plan().state_placements(planned);
-                Part::new(planned.parameter.shape.clone(), tensor, place, &writers, placements)
-            });
+            let shape = planned.parameter.shape.clone();
+            let is_expert = planned.parameter.is_expert;
+            let part = match &layout.experts {
+                Some(experts) if is_expert => {
+                    let copies = vec![Placement::Replicate; experts.outer_axes];
+                    Some(Part::new(shape, tensor, 0, &experts.writers, copies))
+                }
+                _ if planned.slot.is_whole => None,
+                _ => {
+                    let mut placements = sharder.plan().state_placements(planned);
+                    if let Some(experts) = &layout.experts {
+                        experts.split(&mut placements);
+                    }
+                    Some(Part::new(shape, tensor, place, &layout.writers, placements))
+                }
+            };
             let names = planned.parameter.names.clone();
-            ShardedParameter { names, whole: whole.tensor, shard: shard.tensor, part }
+            ShardedParameter { names, whole: whole.tensor, shard: shard.tensor, part, is_expert }
         });
         let parameters: Vec<ShardedParameter> = parameters.collect();
         let shards = parameters.iter().map(|it| TensorId::of(&it.shard)).collect();

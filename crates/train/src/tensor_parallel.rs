@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tch::{Kind, Tensor};
 
 use crate::processes::Processes;
-use crate::sharding::{Part, Writers, parts_of_state};
+use crate::sharding::{ExpertLayout, Part, Writers, parts_of_state};
 
 /// The ranks that divide layers or experts between them, and the models of which they have parts.
 pub(crate) struct TensorModels {
@@ -85,6 +85,11 @@ impl TensorModels {
         self.axis == Axis::Expert
     }
 
+    /// Returns the number of ranks that have the experts between them; 1 where ranks divide layers.
+    pub(crate) fn expert_ranks(&self) -> usize {
+        if self.divides_experts() { self.group.size() } else { 1 }
+    }
+
     /// Returns the ranks with the same experts; `None` where this is the only one.
     pub(crate) fn copies(&self) -> Option<&ProcessGroup> {
         self.copies.as_ref()
@@ -108,9 +113,24 @@ impl TensorModels {
         let copies = if self.divides_experts() { Axis::ExpertData } else { Axis::DataContext };
         let copies = self.mesh.size(copies);
         match sharded {
+            Some(sharded) if self.divides_experts() => {
+                let parts = self.group.size();
+                let builder = Mesh::builder().replicate(sharded.size(Axis::Replicate));
+                let builder = builder.shard(sharded.size(Axis::Shard) / parts).tensor(parts);
+                Ok(builder.build(sharded.world_size())?)
+            }
             Some(sharded) => self.mesh_with(sharded),
             None => self.mesh_with(&Mesh::builder().replicate(copies).build(copies)?),
         }
+    }
+
+    /// Returns which ranks have and write which experts of models that are sharded on a mesh; `None` where ranks divide layers.
+    pub(crate) fn expert_layout(&self, sharded: &Mesh) -> Result<Option<ExpertLayout>> {
+        if !self.divides_experts() {
+            return Ok(None);
+        }
+        let writers = Writers::new(&self.grid(None)?, 0)?;
+        Ok(Some(ExpertLayout { writers, outer_axes: self.axes(Some(sharded))?.len() - 1 }))
     }
 
     /// Returns the axes along which checkpoints place what ranks have.

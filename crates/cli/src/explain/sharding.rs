@@ -297,7 +297,7 @@ fn units(plan: &ShardingPlan, all: bool, out: &mut impl Write) -> io::Result<()>
             },
             unit.parameters
                 .iter()
-                .find(|parameter| !parameter.slot.is_scalar)
+                .find(|parameter| !parameter.slot.is_whole)
                 .map_or_else(|| "R".to_owned(), |parameter| placements(plan, parameter)),
         ])?;
         if all {

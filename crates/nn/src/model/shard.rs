@@ -43,6 +43,7 @@ impl<M> Model<M> {
             parameter.names.extend(others.map(|other| other.name.clone()));
             parameter.trained = entry.tensor.requires_grad();
             parameter.keeps_dtype = has_float_buffer(module_of(&entry.name));
+            parameter.is_expert = self.expert_parameters.contains(&entry.name);
             // Prefixes of one name: the longest is the innermost.
             let units = self.units.iter().map(|(unit, _)| unit);
             let around = units.filter(|unit| is_under(&entry.name, unit));
@@ -69,7 +70,7 @@ impl<M> Model<M> {
     /// let sharding = Sharding::zero3();
     /// let parameters = model.sharding_parameters()?;
     /// let plan = ShardingPlan::new(&parameters, &sharding, &sharding.mesh(group.size())?)?;
-    /// let groups = ShardingGroups { gather: group.clone(), reduce: group.clone(), replicas: None, parts: None };
+    /// let groups = ShardingGroups { gather: group.clone(), reduce: group.clone(), replicas: None, parts: None, experts: None };
     /// let (sharder, shards) = model.shard(groups, plan)?;
     /// let input = Tensor::ones([1, 4], (Kind::Float, model.device()));
     /// let output = sharder.run_root(|| model.forward(&input))?;

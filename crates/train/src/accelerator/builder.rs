@@ -602,7 +602,8 @@ impl AcceleratorBuilder {
         let sharded = match sharding {
             Some(sharding) => {
                 let sharding = numerics.with_sharding(sharding)?;
-                Some(Arc::new(ShardedModels::new(sharding, job.size())?))
+                let experts = tensor.as_ref().map_or(1, |tensor| tensor.expert_ranks());
+                Some(Arc::new(ShardedModels::new(sharding, job.size(), experts)?))
             }
             None => None,
         };

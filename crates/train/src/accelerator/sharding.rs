@@ -62,7 +62,8 @@ impl Accelerator {
         let sharded = match sharding.into() {
             Some(sharding) => {
                 let sharding = options.with_sharding(sharding)?;
-                Some(Arc::new(ShardedModels::new(sharding, job.size())?))
+                let experts = self.gradients.tensor.as_ref().map_or(1, |it| it.expert_ranks());
+                Some(Arc::new(ShardedModels::new(sharding, job.size(), experts)?))
             }
             None => None,
         };

@@ -250,7 +250,14 @@ impl Captured {
                 self.files.push(FilePlan { name: file, contents: Contents::Text(text) });
             }
         }
+        // Where all else is sharded, a mixture's experts are spread over other ranks.
+        let first = spread.first().and_then(|tensor| tensor.part.clone());
+        let alike = |part: &Part| first.as_ref().is_some_and(|first| first.is_spread_as(part));
+        let (spread, experts): (Vec<_>, Vec<_>) =
+            spread.into_iter().partition(|tensor| tensor.part.as_ref().is_some_and(alike));
         self.add_spread(checkpoints, &mut object, &name, &spread)?;
+        let name = file_name(&format!("{name}-experts"))?;
+        self.add_spread(checkpoints, &mut object, &name, &experts)?;
         self.objects.push(object);
         Ok(())
     }

@@ -26,7 +26,7 @@ pub(super) fn norm(
     let mut rows: HashSet<TensorId> = HashSet::new();
     for model in &models {
         model.with_parameters(|parameters| {
-            let parts = parameters.iter().filter(|it| it.part.is_some());
+            let parts = parameters.iter().filter(|it| it.part.is_some() && !it.is_expert);
             rows.extend(parts.map(|it| TensorId::of(&it.shard)));
         });
     }

@@ -169,6 +169,9 @@ fn sharding_groups(
         reduce: own(Axis::ShardContext)?,
         replicas: (mesh.size(Axis::Replicate) > 1).then(|| own(Axis::Replicate)).transpose()?,
         parts: part.map(|size| one_of(world, mesh, axis, mesh.parts(axis, size)?)).transpose()?,
+        experts: (mesh.size(Axis::Expert) > 1 && mesh.size(Axis::ExpertData) > 1)
+            .then(|| own(Axis::ExpertData))
+            .transpose()?,
     })
 }
 
@@ -206,6 +209,7 @@ pub(super) fn alone(device: Device) -> Result<ShardingGroups> {
         reduce: group("reduce")?,
         replicas: None,
         parts: None,
+        experts: None,
     })
 }
 

@@ -10,7 +10,7 @@ use brigade_torch::{Result, TensorTree, grad_enabled, has_memory};
 use super::{ModelContext, PreparedModel, broadcast_all};
 use crate::error::MemoryPlan;
 use crate::processes::Processes;
-use crate::sharding::{ShardedModel, ShardedModels};
+use crate::sharding::{Layout, ShardedModel, ShardedModels, Writers};
 
 impl ModelContext {
     /// Spreads a model with rank 0's values over the ranks, and lets the optimizers that were prepared before step its
@@ -25,13 +25,16 @@ impl ModelContext {
         if let Some(group) = self.job.group() {
             let mut known = model.parameters();
             known.retain(|parameter| has_memory(&parameter.tensor));
-            broadcast_all(&group, &known)?;
+            self.broadcast_values(model, &known, &group)?;
         }
         let data = models.mesh();
-        let all = self.tensor.as_ref().map_or(Ok(data.clone()), |tensor| tensor.mesh_with(data))?;
+        let tensor = self.tensor.as_ref();
+        let all = tensor.filter(|it| !it.divides_experts());
+        let all = all.map_or(Ok(data.clone()), |tensor| tensor.mesh_with(data))?;
         let rank = self.everyone().process_index();
-        let first = rank - rank % all.world_size();
-        let sharded = models.shard(model, plan, &self.job, (&all, first))?;
+        let writers = Writers::new(&all, rank - rank % all.world_size())?;
+        let experts = tensor.map_or(Ok(None), |tensor| tensor.expert_layout(data))?;
+        let sharded = models.shard(model, plan, &self.job, &Layout { writers, experts })?;
         sharded.set_deferred_values(model, &Processes::of(Arc::clone(&self.job)))?;
         if let Some(group) = self.job.group() {
             broadcast_all(&group, &model.buffers())?;

@@ -33,7 +33,13 @@ impl ShardedModel {
             let parameter = places.get(&id).map(|&place| &parameters[place]);
             match (parameter, value) {
                 (Some(it), DeferredValue::Drawn(mut values)) => {
-                    if let Some(group) = processes.group() {
+                    // Rank 0 has other experts than some ranks.
+                    let group = if it.is_expert {
+                        self.sharder().groups().experts.clone()
+                    } else {
+                        processes.group()
+                    };
+                    if let Some(group) = group {
                         values = values.f_to_device(processes.device())?;
                         group.broadcast(&mut values, 0)?;
                     }

@@ -24,7 +24,7 @@ pub(crate) struct Part {
 }
 
 /// The rank that writes each part to checkpoints: replicas share the work.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Writers {
     /// Ranks that share one copy by rows.
     places: usize,
@@ -104,6 +104,11 @@ impl Part {
         pieces(&self.own(), self.tensor.as_ref())
     }
 
+    /// Returns whether the same ranks have and write the parts of both.
+    pub(crate) fn is_spread_as(&self, other: &Self) -> bool {
+        self.writers == other.writers
+    }
+
     /// Returns the number of parts of all tensors of the same ranks.
     pub(crate) fn slots(&self) -> usize {
         self.writers.ranks.len()
@@ -141,7 +146,7 @@ impl Part {
         rows: Option<&ProcessGroup>,
         region: &TensorRegion,
     ) -> Result<Tensor> {
-        let part = match rows {
+        let part = match rows.filter(|_| self.writers.places > 1) {
             Some(group) => gather_rows(own, self, group)?,
             None => own.f_detach()?,
         };

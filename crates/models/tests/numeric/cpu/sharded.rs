@@ -83,6 +83,7 @@ fn same_gradients<M>(
                         reduce: group("reduce"),
                         replicas: None,
                         parts: None,
+                        experts: None,
                     };
                     let sharding = Sharding::zero3();
                     let parameters = model.sharding_parameters().unwrap();

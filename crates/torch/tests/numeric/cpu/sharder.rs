@@ -45,6 +45,7 @@ fn on_ranks<R: Send>(ranks: usize, run: impl Fn(ShardingGroups) -> R + Sync) -> 
                         reduce: group("reduce"),
                         replicas: None,
                         parts: None,
+                        experts: None,
                     })
                 })
             })
@@ -624,6 +625,7 @@ fn replicas_of_shards_add_up_their_gradients() {
                         reduce: group(&format!("reduce {replica}"), 2, shard_rank),
                         replicas: Some(group(&format!("replicas {shard_rank}"), 2, replica)),
                         parts: None,
+                        experts: None,
                     };
                     let net = Net::new(Kind::Double);
                     let (sharder, shards) = shard(&net, groups, &Sharding::zero3());

@@ -57,6 +57,19 @@ fn ranks_with_the_same_experts_average_them() {
     check(new, &mesh(2, 2, 2), None, ADAM);
 }
 
+#[test]
+fn all_else_is_sharded_beside_experts() {
+    for sharding in [Sharding::zero1(), Sharding::zero2(), Sharding::zero3()] {
+        for expert in [2, 4] {
+            let recipe = Recipe { micro_batches: 2, ..ADAM };
+            check(new, &mesh(1, 4, expert), Some(&sharding), recipe);
+        }
+    }
+    let norms = Recipe { momentum: true, norm_type: 0.0, ..ADAM };
+    check(new, &mesh(1, 2, 2), Some(&Sharding::zero3()), norms);
+    check(new, &mesh(2, 2, 2), Some(&Sharding::hybrid(2)), ADAM);
+}
+
 /// Context ranks have other tokens, so that experts are divided over them as well.
 #[test]
 fn experts_are_divided_over_parts_of_sequences() {
@@ -140,7 +153,7 @@ fn resume(form: &Form, folder: &Path) -> Weights {
 fn any_mesh_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let tensor = Mesh::builder().tensor(2).build(2).unwrap();
-    let forms: [Form; 7] = [
+    let forms: [Form; 10] = [
         (mesh(1, 1, 1), None),
         (mesh(1, 2, 2), None),
         (mesh(1, 4, 4), None),
@@ -148,6 +161,9 @@ fn any_mesh_goes_on() {
         (mesh(2, 2, 2), None),
         (mesh(1, 2, 1), Some(Sharding::zero3())),
         (tensor, None),
+        (mesh(1, 4, 2), Some(Sharding::zero3())),
+        (mesh(1, 4, 4), Some(Sharding::zero1())),
+        (mesh(2, 2, 2), Some(Sharding::hybrid(2))),
     ];
     let mut first: Option<Weights> = None;
     for (number, form) in forms.iter().enumerate() {
@@ -171,6 +187,8 @@ fn any_mesh_goes_on() {
     };
     assert_eq!(manifest(2), ("ep 4".to_owned(), 4, 4));
     assert_eq!(manifest(3), ("dp_replicate 2 x ep 2".to_owned(), 4, 2));
+    assert_eq!(manifest(7), ("dp_shard 2 x ep 2".to_owned(), 4, 2));
+    assert_eq!(manifest(9), ("dp_replicate 2 x ep 2".to_owned(), 4, 2));
 }
 
 #[test]
