@@ -638,6 +638,10 @@ dp_shard = dp = dp_shard_cp = dp_cp  4 groups of 2: 0,2  1,3  4,6  5,7
 tp                                   4 groups of 2: 0-1  2-3  4-5  6-7
 
 the same samples are read by: 0-1,4-5  2-3,6-7
+
+a rank of a transformer sends, for b texts of s tokens, width h, keys of width k:
+tp  each layer: 2 sums forward and 2 back, each 2 x 1/2 b s h numbers
+pp  each micro-batch: b s h numbers to the next stage, and as many back
 ";
     let args = "mesh --nproc 8 --nnodes 2 --pipeline 2 --tensor 2";
     assert_eq!(explained(args).unwrap(), expected);
