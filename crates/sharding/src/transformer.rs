@@ -84,6 +84,46 @@ impl Default for TransformerStep {
     }
 }
 
+/// A layer of experts that the ranks of a group divide, and what goes through it.
+///
+/// ```
+/// use brigade_sharding::ExpertStep;
+///
+/// // Even use: of 4 ranks 3 have the experts of other tokens.
+/// let step = ExpertStep { experts: 8, hidden: 64, element_bytes: 4, leaving_rows: 2 * 100 * 3 / 4 };
+/// let messages = step.messages(4);
+/// assert_eq!((messages[0].messages, messages[0].bytes), (3, 2 * 150 * 64 * 4 + 8 * 8 * 3 / 4));
+/// assert_eq!((messages[1].messages, messages[1].bytes), (2, 2 * 150 * 64 * 4));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertStep {
+    /// Number of experts of all ranks.
+    pub experts: u64,
+    /// Width of a token.
+    pub hidden: u64,
+    /// Bytes of a number of a token.
+    pub element_bytes: u64,
+    /// Rows that this rank sends to experts of others: with even use `tokens x choices x (ranks - 1) / ranks`.
+    pub leaving_rows: u64,
+}
+
+impl ExpertStep {
+    /// Returns what a rank sends for one layer: the numbers of tokens of each expert, the tokens, and the outputs for as many
+    /// tokens of other ranks; back, two messages of gradients. Nothing where there is one rank.
+    #[must_use]
+    pub fn messages(&self, ranks: u64) -> Vec<AxisMessages> {
+        if ranks < 2 {
+            return Vec::new();
+        }
+        let rows = product(&[2, self.leaving_rows, self.hidden, self.element_bytes]);
+        let counts = others(u128::from(self.experts) * u128::from(NUMBER_BYTES), ranks);
+        vec![
+            sent(Axis::Expert, Phase::Forward, "all_to_all", 3, rows.saturating_add(counts)),
+            sent(Axis::Expert, Phase::Backward, "all_to_all", 2, rows),
+        ]
+    }
+}
+
 /// Returns the formulas of [`TransformerStep::messages`] with the sizes of a mesh, a line for each axis with several ranks, in
 /// the numbers that a rank sends for a micro-batch of `b` texts of `s` tokens, with width `h` and keys of width `k`.
 ///

@@ -180,8 +180,7 @@ fn predictions_need_no_logits_of_other_ranks() {
     let greedy = GenerationOptions { max_new_tokens: 2, ..GenerationOptions::default() };
     // 16 bytes for each of 3 texts and candidates of the other rank, for each token.
     assert_eq!(gathered(&greedy), 2 * 3 * 16);
-    let best =
-        GenerationOptions { do_sample: true, top_k: Some(2), seed: Some(1), ..greedy.clone() };
+    let best = GenerationOptions { do_sample: true, top_k: Some(2), seed: Some(1), ..greedy };
     assert_eq!(gathered(&best), 2 * 3 * 16 * 3);
     let any = GenerationOptions { top_k: None, ..best };
     assert!(gathered(&any) >= 2 * 3 * 26 * 8);
