@@ -16,9 +16,9 @@ use crate::{Axis, ContextMethod, Mesh, Phase, SequencePart};
 /// let step = TransformerStep { layers: 32, hidden: 4096, key_width: 4096, tokens: 2048, ..Default::default() };
 /// let mesh = Mesh::builder().tensor(2).build(2)?;
 /// let sums = step.messages(&mesh, 0);
-/// // Two sums in each layer, forward and back, each of the hidden numbers of all tokens in 4 bytes.
-/// assert_eq!((sums[0].axis, sums[0].phase, sums[0].messages), (Axis::Tensor, Phase::Forward, 2 * 32));
-/// assert_eq!(sums[0].bytes, 2 * 32 * (2048 * 4096 * 4));
+/// // A sum behind the embedding and two in each layer, of the hidden numbers of all tokens in 4 bytes.
+/// assert_eq!((sums[0].axis, sums[0].phase, sums[0].messages), (Axis::Tensor, Phase::Forward, 1 + 2 * 32));
+/// assert_eq!(sums[0].bytes, 65 * (2048 * 4096 * 4));
 /// # Ok::<(), brigade_sharding::ShardingError>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
