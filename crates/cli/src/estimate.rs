@@ -12,6 +12,7 @@ use serde_json::json;
 
 use crate::config::Usage;
 
+mod divided;
 mod known;
 mod memory;
 mod strategies;
@@ -25,7 +26,8 @@ use memory::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape};
 ///
 /// Weights, gradients and optimizer states are exact; activations, which the model's code decides,
 /// are an estimate from its shape. Without sharding every rank holds all of it: ranks share the work,
-/// not the memory. With --nproc the answer has every strategy of sharding.
+/// not the memory. With --nproc the answer has every strategy of sharding, and with --tensor, --context and
+/// --pipeline what ranks have that divide layers, sequences and stages.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct EstimateArgs {
@@ -59,7 +61,7 @@ pub(crate) struct EstimateArgs {
     #[arg(long, value_name = "NAME", value_enum, default_value_t)]
     optimizer: OptimizerArg,
 
-    /// Attention by a fused kernel, which does not keep its matrix of scores
+    /// Attention by a fused kernel, which keeps no matrix of scores
     #[arg(long)]
     fused_attention: bool,
 
@@ -69,6 +71,9 @@ pub(crate) struct EstimateArgs {
 
     #[command(flatten)]
     sharded: strategies::Options,
+
+    #[command(flatten)]
+    divided: divided::Options,
 
     /// Print the bytes as JSON
     #[arg(long)]
@@ -389,7 +394,8 @@ Examples:
   brigade estimate google-bert/bert-base-uncased --batch-size 32 --seq-len 128
   brigade estimate gpt2 --seq-len 512 --fused-attention
   brigade estimate resnet18 --image-size 32 --batch-size 128 --optimizer momentum
-  brigade estimate 7B --nproc 8 --mixed bf16 --memory 80G --bandwidth 100G";
+  brigade estimate 7B --nproc 8 --mixed bf16 --memory 80G --bandwidth 100G
+  brigade estimate llama-7b --nproc 8 --tensor 2 --pipeline 2 --context 2 --seq-len 32768";
 
 #[cfg(test)]
 mod tests {

@@ -73,7 +73,7 @@ impl Plugin {
     /// Returns whether its arguments say how a Rust program shards its model, too.
     #[must_use]
     pub fn shards(self) -> bool {
-        matches!(self, Self::Fsdp | Self::DeepSpeed | Self::Parallelism)
+        matches!(self, Self::Fsdp | Self::DeepSpeed | Self::Megatron | Self::Parallelism)
     }
 
     /// Every argument that turns one of them on.

@@ -56,8 +56,6 @@ impl Plugins {
     pub fn remedy(&self) -> &'static str {
         if self.on.iter().all(|it| it.0.shards()) {
             "start the same program on all hosts"
-        } else if self.on.iter().any(|it| it.0 == Plugin::Megatron) {
-            "use --sharding, or the settings of FSDP or DeepSpeed"
         } else {
             "use --mixed-precision bf16: Brigade has no kernels for fp8"
         }

@@ -437,6 +437,12 @@ settings! {
         /// attention heads
         tensor: NonZeroUsize = "tensor" "N"
             default "1";
+        /// Give tensor ranks parts of the sequence between divided layers (sequence parallelism)
+        ///
+        /// Normalisations, dropout and residuals are then computed for a part of the sequence, which the tensor ranks
+        /// divide
+        sequence_parallel: bool = "sequence-parallel" "BOOL"
+            default "false";
         /// Ranks that have parts of each sequence of a Rust program (context parallelism)
         ///
         /// Neighbouring ranks, which read the same samples. They divide the number of ranks

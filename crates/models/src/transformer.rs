@@ -22,6 +22,7 @@ mod pretrained;
 mod rotary;
 mod rotated_attention;
 mod tokens;
+mod vocabulary_logits;
 
 pub use self::bert::{
     Bert, BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
@@ -42,6 +43,7 @@ pub use self::mixtral::{Mixtral, MixtralForCausalLm, MixtralOptions};
 pub use self::pretrained::Transformer;
 pub use self::rotary::Llama3Scaling;
 pub use self::tokens::Tokens;
+pub use self::vocabulary_logits::VocabularyLogits;
 
 /// A name below a module, which has none at the root.
 fn full_name(module: &str, name: &str) -> String {

@@ -221,12 +221,49 @@ impl fmt::Display for LoadReport {
     }
 }
 
+impl ShapeMismatch {
+    /// Returns what the rows may be that the weights have beyond the model's, where they are as many as padding of a
+    /// vocabulary: Megatron-LM pads it to a multiple of 128 for each tensor rank.
+    ///
+    /// ```
+    /// use brigade_nn::ShapeMismatch;
+    ///
+    /// let mismatch = |rows| ShapeMismatch {
+    ///     name: "wte.weight".into(), in_model: vec![50257, 768], in_weights: vec![rows, 768],
+    /// };
+    /// assert!(mismatch(50304).padding().unwrap().starts_with("47 rows of padding"));
+    /// assert_eq!(mismatch(50300).padding(), None);
+    /// ```
+    #[must_use]
+    pub fn padding(&self) -> Option<String> {
+        let (own, width) = self.in_model.split_first()?;
+        let (theirs, their_width) = self.in_weights.split_first()?;
+        let more = theirs - own;
+        let is_padding = more > 0 && more < *own && theirs % VOCABULARY_MULTIPLE == 0;
+        (is_padding && width == their_width).then(|| {
+            format!(
+                "{more} rows of padding, if they are a vocabulary that another program has padded to a multiple of \
+                 {VOCABULARY_MULTIPLE}, as Megatron-LM does"
+            )
+        })
+    }
+}
+
 impl fmt::Display for ShapeMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, in_model, in_weights } = self;
-        write!(f, "{name} ({in_model:?} in the model, {in_weights:?} in the weights)")
+        write!(f, "{name} ({in_model:?} in the model, {in_weights:?} in the weights")?;
+        match (self.padding(), in_weights.first()) {
+            (Some(padding), Some(rows)) => {
+                write!(f, ": {padding}: build the model with vocab_size {rows})")
+            }
+            _ => write!(f, ")"),
+        }
     }
 }
+
+/// Of which Megatron-LM makes the rows of a vocabulary a multiple, and of its tensor ranks.
+const VOCABULARY_MULTIPLE: i64 = 128;
 
 /// A wrong file differs in every name of a large model: the line must stay readable.
 const NAMES_SHOWN: usize = 20;
@@ -265,6 +302,28 @@ mod tests {
             "2 tensors fit; the weights are those under `state_dict`; `model.` was taken off the names; left out, \
              without that prefix: loss.weight"
         );
+    }
+
+    #[test]
+    fn padding_of_a_vocabulary_is_named() {
+        let told = |own: i64, theirs: i64| {
+            let (in_model, in_weights) = (vec![own, 8], vec![theirs, 8]);
+            ShapeMismatch { name: "wte.weight".into(), in_model, in_weights }.to_string()
+        };
+        let padded = told(101, 128);
+        assert!(
+            padded
+                .starts_with("wte.weight ([101, 8] in the model, [128, 8] in the weights: 27 rows"),
+            "{padded}"
+        );
+        assert!(
+            padded.ends_with("as Megatron-LM does: build the model with vocab_size 128)"),
+            "{padded}"
+        );
+        // Fewer rows, another multiple, and far more rows are no padding.
+        for (own, theirs) in [(128, 101), (101, 120), (10, 128)] {
+            assert!(told(own, theirs).ends_with("in the weights)"));
+        }
     }
 
     #[test]

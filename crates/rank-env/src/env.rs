@@ -63,6 +63,10 @@ pub const BRIGADE_SHARDING: &str = "BRIGADE_SHARDING";
 /// it.
 pub const BRIGADE_TENSOR: &str = "BRIGADE_TENSOR";
 
+/// Whether tensor ranks have parts of the sequence between divided layers. A wish of the user; `brigade launch
+/// --sequence-parallel` sets it.
+pub const BRIGADE_SEQUENCE_PARALLEL: &str = "BRIGADE_SEQUENCE_PARALLEL";
+
 /// How many ranks have the stages of each model (pipeline parallelism). A wish of the user; `brigade launch --pipeline`
 /// sets it.
 pub const BRIGADE_PIPELINE: &str = "BRIGADE_PIPELINE";

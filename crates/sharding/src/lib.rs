@@ -7,6 +7,7 @@
 //! - [`ShardingPlan`] has the units of a model, the slots of its parameters, and the [`Message`]s of a step, from
 //!   which [`Volume`] and [`Memory`] follow.
 //! - [`TensorPlan`] says which weights the ranks of a tensor group divide, and [`TensorPart`] what a rank has of one.
+//! - [`TransformerStep`] has the messages and the activations of a transformer whose layers, sequences and stages ranks divide.
 //! - [`pipeline`] has the schedules of pipeline parallelism, as tables of actions and messages.
 //! - What a rank has of a tensor is a [`Region`](brigade_checkpoint::Region), whose `copy_to` is how a checkpoint of other
 //!   ranks becomes it.
@@ -29,6 +30,7 @@ mod tensor_plan;
 #[cfg(test)]
 mod tests;
 mod text;
+mod transformer;
 mod unit;
 mod volume;
 
@@ -45,4 +47,5 @@ pub use slot::{ALIGNMENT, Slot};
 pub use strategy::{MixedPrecision, Offload, ReduceGradients, Reshard, Sharding, Strategy, Units};
 pub use tensor_part::TensorPart;
 pub use tensor_plan::{Heads, TensorPlan, TensorStyle};
+pub use transformer::{AxisMessages, ExpertStep, TransformerStep, message_formulas};
 pub use volume::{Traffic, Volume};

@@ -1,5 +1,5 @@
-//! Settings that people already have, read into a [`Sharding`]: Accelerate's `fsdp_config`, DeepSpeed's JSON, and the
-//! data axes of `parallelism_config`.
+//! Settings that people already have, read into a [`Sharding`] and a [`Mesh`]: Accelerate's `fsdp_config`, DeepSpeed's JSON,
+//! `megatron_lm_config`, and the axes of `parallelism_config`.
 //!
 //! Pure functions: the caller reads files and variables, and passes them on as [`Given`]s with the place of each. Each
 //! key is honoured, or named in one [`Note`] with what it would have meant, or refused by name.
@@ -24,6 +24,7 @@ mod error;
 mod facts;
 mod fsdp;
 mod given;
+mod megatron;
 mod optimizer;
 mod parallelism;
 mod reader;
@@ -39,6 +40,7 @@ pub use error::SettingsError;
 pub use facts::{Facts, ProgramOptimizer, ProgramSchedule};
 pub use fsdp::FsdpConfig;
 pub use given::Given;
+pub use megatron::MegatronConfig;
 pub use optimizer::{OptimizerKind, OptimizerSettings};
 pub use parallelism::ParallelismConfig;
 pub use report::describe;
@@ -57,6 +59,8 @@ pub struct Settings {
     pub mesh: Mesh,
     /// How attention gets the keys of tokens that other ranks have, where ranks have parts of each sequence.
     pub context_method: ContextMethod,
+    /// Whether tensor ranks have parts of the sequence between divided layers.
+    pub sequence_regions: bool,
     /// Precision of the computation.
     pub precision: Precision,
     /// Scale of the loss with [`Precision::Fp16`]; `None` for the program's own.
@@ -155,6 +159,7 @@ impl Settings {
             sharding: None,
             mesh,
             context_method: ContextMethod::default(),
+            sequence_regions: false,
             precision: facts.mixed_precision.unwrap_or_default(),
             loss_scale: None,
             micro_batch_size: None,
@@ -172,7 +177,7 @@ impl Settings {
 /// content of `deepspeed_config_file`, where one is given.
 ///
 /// DeepSpeed is on where `use_deepspeed` is, or with a `file`; FSDP where `use_fsdp` is, or, where that is not given,
-/// with any argument that begins with `fsdp_`. With neither each rank has the whole model.
+/// with any argument that begins with `fsdp_`; Megatron-LM where `use_megatron_lm` is. With none each rank has the whole model.
 ///
 /// # Errors
 /// Unknown or wrong values, contradictions, and keys that ask for what Brigade does not do.
@@ -212,6 +217,16 @@ pub fn resolve(
     };
     if is_fsdp {
         return FsdpConfig::read(given)?.resolve(axes.as_ref(), &facts);
+    }
+    if values.switch("use_megatron_lm")? {
+        if let Some(axes) = axes {
+            return Err(SettingsError::Contradiction {
+                first: format!("parallelism_config ({})", axes.origin()),
+                second: "Megatron-LM, which has sizes of its own".to_owned(),
+                remedy: "leave out one of them",
+            });
+        }
+        return MegatronConfig::read(given)?.resolve(&facts);
     }
     let mesh = match &axes {
         Some(axes) => axes.mesh_of_copies(facts.world_size)?,

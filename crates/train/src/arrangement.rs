@@ -6,7 +6,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use brigade_rank_env::env::{
-    BRIGADE_CONTEXT, BRIGADE_CONTEXT_METHOD, BRIGADE_EXPERT, BRIGADE_PIPELINE, BRIGADE_TENSOR,
+    BRIGADE_CONTEXT, BRIGADE_CONTEXT_METHOD, BRIGADE_EXPERT, BRIGADE_PIPELINE,
+    BRIGADE_SEQUENCE_PARALLEL, BRIGADE_TENSOR,
 };
 use brigade_sharding::{Axis, ContextMethod, Mesh, Sharding, Strategy};
 use brigade_torch::{Error, Result};
@@ -21,7 +22,7 @@ use crate::tensor_parallel::TensorModels;
 pub(crate) struct ArrangementOptions {
     pub(crate) mesh: Option<Mesh>,
     pub(crate) tensor_ranks: Option<usize>,
-    pub(crate) sequence_regions: bool,
+    pub(crate) sequence_regions: Option<bool>,
     pub(crate) context_ranks: Option<usize>,
     pub(crate) expert_ranks: Option<usize>,
     pub(crate) context_method: Option<ContextMethod>,
@@ -52,7 +53,7 @@ impl ArrangementOptions {
         let set = [
             ("mesh", self.mesh.is_some()),
             ("tensor_parallel", self.tensor_ranks.is_some()),
-            ("sequence_regions", self.sequence_regions),
+            ("sequence_regions", self.sequence_regions.is_some()),
             ("context_parallel", self.context_ranks.is_some()),
             ("context_method", self.context_method.is_some()),
             ("expert_parallel", self.expert_ranks.is_some()),
@@ -98,7 +99,8 @@ impl ArrangementOptions {
                 (mesh_of(sizes, method, sharding.as_ref(), everyone)?, method)
             }
         };
-        arrange(&mesh, method, self.sequence_regions, self.pipeline, sharding, everyone)
+        let has_regions = self.sequence_regions.or(from_env(BRIGADE_SEQUENCE_PARALLEL)?);
+        arrange(&mesh, method, has_regions.unwrap_or(false), self.pipeline, sharding, everyone)
     }
 }
 

@@ -44,6 +44,8 @@ const TABLE: &[Known] = &[
     ("gpt2-medium", 354_823_168, 51_463_168, Kind::Transformer(24, 1024, 16, 50_257)),
     ("gpt2-large", 774_030_080, 64_328_960, Kind::Transformer(36, 1280, 20, 50_257)),
     ("gpt2-xl", 1_557_611_200, 80_411_200, Kind::Transformer(48, 1600, 25, 50_257)),
+    ("llama-7b", 6_738_415_616, 131_072_000, Kind::Transformer(32, 4096, 32, 32_000)),
+    ("llama-13b", 13_015_864_320, 163_840_000, Kind::Transformer(40, 5120, 40, 32_000)),
     ("bert-base", 109_482_240, 23_440_896, Kind::Transformer(12, 768, 12, 0)),
     ("bert-large", 335_141_888, 31_254_528, Kind::Transformer(24, 1024, 16, 0)),
 ];

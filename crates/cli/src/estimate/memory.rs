@@ -30,10 +30,17 @@ impl ModelSize {
         let most = self.parameters.checked_div(layers).unwrap_or(0);
         let block = u64::try_from(block).unwrap_or(u64::MAX).min(most);
         let rest = self.parameters - layers * block;
-        let mut parameters: Vec<_> = of_unit("", rest, hidden).collect();
+        // A head of its own, where there is room for it beside the embedding.
+        let head = match self.shape {
+            Some(Shape::Transformer { vocabulary, .. }) => vocabulary.saturating_mul(hidden),
+            _ => 0,
+        };
+        let head = if rest / 2 >= head { head } else { 0 };
+        let mut parameters: Vec<_> = of_unit("", rest - head, hidden).collect();
         for layer in 0..layers {
             parameters.extend(of_unit(&format!("h.{layer}"), block, hidden));
         }
+        parameters.extend(of_unit("head", head, hidden).map(|it| Parameter { unit: None, ..it }));
         parameters
     }
 }

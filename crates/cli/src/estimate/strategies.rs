@@ -10,6 +10,7 @@ use brigade_sharding::{
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
+use super::divided::Division;
 use super::memory::{Kept, Precision};
 use super::{EstimateArgs, OptimizerArg, Subject, in_bytes, positive};
 use crate::byte_size::bytes;
@@ -24,8 +25,10 @@ pub(super) struct Options {
     mixed: Option<Mixed>,
 
     /// Batches whose gradients are accumulated for a step
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive, requires = "nproc")]
-    micro_batches: u64,
+    ///
+    /// Defaults to 1, and to 4 for each rank of a pipeline
+    #[arg(long, value_name = "N", value_parser = positive, requires = "nproc")]
+    micro_batches: Option<u64>,
 
     /// Memory of a device (80G): marks what fits
     ///
@@ -36,6 +39,12 @@ pub(super) struct Options {
     /// Bytes that a rank sends in a second (25G): shows the time
     #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "nproc")]
     bandwidth: Option<u64>,
+}
+
+impl Options {
+    pub(super) fn precision(&self) -> Precision {
+        if self.mixed.is_some() { Precision::Mixed16 } else { Precision::Fp32 }
+    }
 }
 
 /// Type of the computation.
@@ -61,6 +70,8 @@ impl Mixed {
 pub(super) struct Table {
     ranks: usize,
     columns: Vec<Column>,
+    /// What ranks divide besides samples, where they do.
+    division: Option<Division>,
     /// What to do for a memory that was given.
     change: Option<String>,
 }
@@ -69,6 +80,8 @@ struct Column {
     strategy: Choice,
     memory: Memory,
     volume: Volume,
+    /// The stage of the rank that needs the most memory.
+    stage: usize,
 }
 
 /// How a job is sharded, if it is.
@@ -90,17 +103,20 @@ impl Question<'_> {
         let columns: Vec<Column> = self
             .choices(ranks)
             .into_iter()
-            .map(|choice| self.column(choice, ranks, self.args.batch_size))
+            .map(|choice| self.column(&choice, ranks, self.args.batch_size))
             .collect::<anyhow::Result<_>>()?;
         let memory = self.args.sharded.memory;
         let change = memory.map(|memory| self.change(&columns, ranks, memory)).transpose()?;
-        Ok(Table { ranks, columns, change })
+        let divides = self.args.divided.divides();
+        let division = divides.then(|| self.division(ranks, self.args.batch_size)).transpose()?;
+        Ok(Table { ranks, columns, division, change })
     }
 
     /// From the one that changes least to the one that needs least.
     fn choices(self, ranks: usize) -> Vec<Choice> {
         let mixed = Mixed::precision(self.args.sharded.mixed);
         let mut shardings = Vec::new();
+        let ranks = self.args.divided.averaged(ranks);
         if ranks > 1 {
             shardings.extend([Sharding::zero1(), Sharding::zero2()]);
             shardings.extend(host_of(ranks).map(Sharding::hybrid));
@@ -111,30 +127,53 @@ impl Question<'_> {
         std::iter::once(None).chain(shardings).map(Choice).collect()
     }
 
-    fn column(self, strategy: Choice, ranks: usize, samples: u64) -> anyhow::Result<Column> {
-        let workload = self.workload(samples)?;
-        let parameters = &*self.subject.parameters;
-        let options = &self.args.sharded;
+    fn division(self, ranks: usize, samples: u64) -> anyhow::Result<Division> {
+        self.args.divided.division(self.args, self.subject, ranks, samples, self.micro_batches())
+    }
+
+    fn micro_batches(self) -> u64 {
+        let Self { args, .. } = self;
+        args.sharded.micro_batches.unwrap_or_else(|| args.divided.usual_micro_batches())
+    }
+
+    /// The strategy on the rank that needs the most memory.
+    fn column(self, strategy: &Choice, ranks: usize, samples: u64) -> anyhow::Result<Column> {
+        let division = self.division(ranks, samples)?;
+        let of_stage = |stage| self.stage_column(Choice(strategy.0.clone()), &division, stage);
+        let first = of_stage(0)?;
+        (1..division.stages()).try_fold(first, |most: Column, stage| {
+            let column = of_stage(stage)?;
+            Ok(if column.memory.total() > most.memory.total() { column } else { most })
+        })
+    }
+
+    fn stage_column(
+        self,
+        strategy: Choice,
+        division: &Division,
+        stage: usize,
+    ) -> anyhow::Result<Column> {
+        let workload = self.workload(division, stage)?;
+        let parameters = &*division.parameters(&self.subject.parameters, stage);
+        let (options, ranks) = (&self.args.sharded, division.averaged());
         let Some(sharding) = &strategy.0 else {
             let memory = Memory::replicated(parameters, Mixed::precision(options.mixed), workload);
             let trained = memory.gradients / ELEMENT;
             let volume = Volume::replicated(trained, ELEMENT, ranks as u64);
-            return Ok(Column { strategy, memory, volume });
+            return Ok(Column { strategy, memory, volume, stage });
         };
         let plan = ShardingPlan::new(parameters, sharding, &sharding.mesh(ranks)?)?;
         let memory = plan.memory(workload);
-        let volume = plan.volume(options.micro_batches);
-        Ok(Column { strategy, memory, volume })
+        let volume = plan.volume(self.micro_batches());
+        Ok(Column { strategy, memory, volume, stage })
     }
 
-    fn workload(self, samples: u64) -> anyhow::Result<Workload> {
-        let precision = match self.args.sharded.mixed {
-            Some(_) => Precision::Mixed16,
-            None => Precision::Fp32,
-        };
+    fn workload(self, division: &Division, stage: usize) -> anyhow::Result<Workload> {
+        let (precision, batch) = (self.args.sharded.precision(), self.args.batch(division.samples));
         let kept = match &self.subject.size.shape {
             None => Some(Kept::default()),
-            Some(shape) => shape.kept(precision, self.args.batch(samples)),
+            Some(shape) if !self.args.divided.divides() => shape.kept(precision, batch),
+            Some(_) => division.kept(stage),
         };
         let Kept { activations, logits } =
             kept.context("the run needs more bytes than 64 bits can count: check the sizes")?;
@@ -190,7 +229,7 @@ impl Question<'_> {
         is_wanted: impl Fn(&Choice) -> bool,
     ) -> anyhow::Result<Option<Choice>> {
         for choice in self.choices(ranks).into_iter().filter(is_wanted) {
-            let column = self.column(choice, ranks, samples)?;
+            let column = self.column(&choice, ranks, samples)?;
             if column.fits(memory) {
                 return Ok(Some(column.strategy));
             }
@@ -281,6 +320,9 @@ impl Table {
             let fits = |column: &Column| if column.fits(memory) { "yes" } else { "no" };
             line(&label, &|column| fits(column).to_owned())?;
         }
+        if let (Some(division), Some(last)) = (&self.division, self.columns.last()) {
+            division.text(last.stage, out)?;
+        }
         match &self.change {
             Some(change) => writeln!(out, "{change}"),
             None => Ok(()),
@@ -321,6 +363,7 @@ pub(super) fn json(
         json!({
             "nproc": table.ranks,
             "strategies": table.columns.iter().map(column).collect::<Vec<_>>(),
+            "divided": table.division.as_ref().map(Division::json),
             "change": table.change,
         })
     };

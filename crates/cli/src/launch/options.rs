@@ -13,7 +13,7 @@ use brigade_launch::{
 };
 use brigade_rank_env::env::{
     ACCELERATE_MIXED_PRECISION, BRIGADE_CONTEXT, BRIGADE_CONTEXT_METHOD, BRIGADE_EXPERT,
-    BRIGADE_PIPELINE, BRIGADE_SHARDING, BRIGADE_TENSOR,
+    BRIGADE_PIPELINE, BRIGADE_SEQUENCE_PARALLEL, BRIGADE_SHARDING, BRIGADE_TENSOR,
 };
 
 use super::hosts;
@@ -128,7 +128,7 @@ pub(super) fn options(
         store_port,
     };
     let hosts = hosts::options(layers)?;
-    let axes = ["sharding", "tensor", "context", "expert", "pipeline"];
+    let axes = ["sharding", "tensor", "sequence-parallel", "context", "expert", "pipeline"];
     let divides = axes.iter().any(|name| layers.is_given(name));
     let ranks =
         if chosen.is_some() || divides { Ranks::count(&options, hosts.as_ref())? } else { None };
@@ -263,6 +263,11 @@ pub(super) fn training(layers: &Layer) -> Vec<(String, String)> {
         ("cpu", "ACCELERATE_USE_CPU", python(settings.cpu)),
         ("sharding", BRIGADE_SHARDING, settings.text("sharding")),
         ("tensor", BRIGADE_TENSOR, settings.text("tensor")),
+        (
+            "sequence-parallel",
+            BRIGADE_SEQUENCE_PARALLEL,
+            settings.sequence_parallel.map(|it| it.to_string()),
+        ),
         ("context", BRIGADE_CONTEXT, settings.text("context")),
         ("context-method", BRIGADE_CONTEXT_METHOD, settings.text("context-method")),
         ("expert", BRIGADE_EXPERT, settings.text("expert")),

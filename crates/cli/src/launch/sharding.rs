@@ -23,6 +23,7 @@ pub(super) fn settle_axes(layers: &mut Layer, program: &Program) -> Result<(), C
     let megatron = "--use-megatron-lm with --megatron-lm";
     for (name, instead) in [
         (TENSOR, format!("{parallelism}-tp-size")),
+        (REGIONS, "--use-megatron-lm with --megatron-lm-sequence-parallelism".to_owned()),
         (CONTEXT, format!("{parallelism}-cp-size")),
         (CONTEXT_METHOD, format!("{parallelism}-cp-comm-strategy")),
         (EXPERT, format!("{megatron}-expert-model-parallel-size")),
@@ -44,7 +45,7 @@ pub(super) fn settle_axes(layers: &mut Layer, program: &Program) -> Result<(), C
             )));
         }
         layers.reset(name);
-        if !["1", "gather"].contains(&value.as_str()) {
+        if !["1", "gather", "false"].contains(&value.as_str()) {
             layers.warn(source, format!("{name} {value} is for Rust programs and not used"));
         }
     }
@@ -146,6 +147,12 @@ pub(super) fn check(layers: &Layer, ranks: Option<Ranks>) -> Result<(), ConfigEr
     let Some(ranks) = ranks.filter(|it| it.all > 0) else { return Ok(()) };
     let mut left = ranks.all;
     let settings = &layers.settings;
+    if settings.sequence_parallel == Some(true) && settings.tensor.is_none_or(|it| it.get() == 1) {
+        let source = layers.source(REGIONS).map(ToString::to_string).unwrap_or_default();
+        return Err(ConfigError::Contradiction(format!(
+            "{source}: parts of the sequence are those of tensor ranks, of which there is 1: set tensor to 2 or more"
+        )));
+    }
     let mut before: Vec<&str> = Vec::new();
     for (name, size) in
         [(TENSOR, settings.tensor), (CONTEXT, settings.context), (PIPELINE, settings.pipeline)]
@@ -255,6 +262,13 @@ impl FromPlugins {
         if tensor > 1 {
             variables.push((env::BRIGADE_TENSOR, tensor.to_string()));
         }
+        if self.settings.sequence_regions {
+            variables.push((env::BRIGADE_SEQUENCE_PARALLEL, "true".to_owned()));
+        }
+        let stages = self.settings.mesh.size(Axis::Pipeline);
+        if stages > 1 {
+            variables.push((env::BRIGADE_PIPELINE, stages.to_string()));
+        }
         let context =
             self.settings.mesh.size(Axis::Context) * self.settings.mesh.size(Axis::Sequence);
         if context > 1 {
@@ -308,7 +322,13 @@ fn of_the_program(settings: &Settings, what: &str) -> Vec<Note> {
     if settings.recompute {
         let text = "activations would be computed again in backward; a launch does not say it to a Rust \
                     program: turn it on there";
-        note("fsdp_activation_checkpointing", "true".to_owned(), text);
+        let is_megatron = what.starts_with(Plugin::Megatron.name());
+        let key = if is_megatron {
+            "megatron_lm_recompute_granularity"
+        } else {
+            "fsdp_activation_checkpointing"
+        };
+        note(key, if is_megatron { "full" } else { "true" }.to_owned(), text);
     }
     if let Some(optimizer) = &settings.optimizer {
         let text = "it would be the optimizer; a Rust program makes its own";
@@ -323,6 +343,7 @@ fn of_the_program(settings: &Settings, what: &str) -> Vec<Note> {
 
 const SHARDING: &str = "sharding";
 const TENSOR: &str = "tensor";
+const REGIONS: &str = "sequence-parallel";
 const CONTEXT: &str = "context";
 const CONTEXT_METHOD: &str = "context-method";
 const EXPERT: &str = "expert";

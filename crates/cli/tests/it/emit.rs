@@ -93,6 +93,7 @@ const WITHOUT: &[&str] = &[
     "master-port",
     "rdzv-endpoint",
     "sharding",
+    "sequence-parallel",
     "tensor",
     "context",
     "context-method",

@@ -374,3 +374,65 @@ fn strategies_of_a_model_whose_activations_are_unknown() {
     let (_, stdout, _) = ask(&[file, "--nproc", "2"]);
     assert!(stdout.contains("activations          unknown     unknown"), "{stdout}");
 }
+
+/// A step of a model that ranks divide: the formulas of the documentation, with the numbers of a small transformer.
+#[test]
+fn layers_sequences_and_stages_that_ranks_divide() {
+    let divided = ["--nproc", "8", "--tensor", "2", "--pipeline", "2", "--context", "2"];
+    let of = |more: &[&str]| answer(&[&["llama-7b"], &divided[..], more].concat());
+    let whole = answer(&["llama-7b", "--nproc", "1", "--fused-attention", "--seq-len", "4096"]);
+    let found = of(&["--fused-attention", "--seq-len", "4096"]);
+    let none = |answer: &Value, kind: &str| {
+        of_strategy(answer, "none")["bytes_per_rank"][kind].as_u64().unwrap()
+    };
+    // Two stages, whose matrices two ranks divide, and of which each has the embedding or the head.
+    let quarter = none(&whole, "parameters") / 4;
+    assert!(none(&found, "parameters").abs_diff(quarter) < quarter / 100);
+    // Half of the layers and of the tokens, two micro-batches at a time; of 17 numbers tensor ranks divide 12.
+    assert_eq!(none(&found, "activations"), none(&whole, "activations") / 4 * 2 / 17 * 11);
+    let division = &found["ranks"][0]["divided"];
+    assert_eq!(division["mesh"], "pp 2 x cp 2 x tp 2");
+    assert_eq!(
+        (&division["micro_batches"], &division["stages"][0]["held"]),
+        (&json!(8), &json!(2))
+    );
+    let sent = |answer: &Value, axis: &str, phase: &str| -> Vec<(u64, u64)> {
+        let messages = answer["ranks"][0]["divided"]["stages"][0]["messages"].as_array().unwrap();
+        let of_axis = messages.iter().filter(|it| it["axis"] == axis && it["phase"] == phase);
+        of_axis
+            .map(|it| (it["messages"].as_u64().unwrap(), it["bytes"].as_u64().unwrap()))
+            .collect()
+    };
+    // The embedding, and two sums in each of 16 layers, for 8 micro-batches.
+    let hidden = 2048 * 4096 * 4;
+    assert_eq!(sent(&found, "tp", "forward"), [(8 * 33, 8 * 33 * hidden)]);
+    assert_eq!(sent(&found, "pp", "forward"), [(8, 8 * hidden)]);
+    assert_eq!(sent(&found, "pp", "backward"), []);
+    // Keys and values of half of the heads.
+    assert_eq!(sent(&found, "cp", "forward"), [(8 * 16, 8 * 16 * hidden)]);
+    let regions = of(&["--fused-attention", "--seq-len", "4096", "--sequence-parallel"]);
+    assert_eq!(none(&regions, "activations"), none(&whole, "activations") / 4);
+    let bytes = |answer: &Value, axis: &str| -> u64 {
+        ["forward", "backward"]
+            .iter()
+            .flat_map(|phase| sent(answer, axis, phase))
+            .map(|it| it.1)
+            .sum()
+    };
+    assert!(bytes(&regions, "tp") >= bytes(&found, "tp"));
+
+    let (code, stdout, stderr) = ask(&[&["llama-7b"], &divided[..]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stdout.contains("mesh pp 2 x cp 2 x tp 2, a rank of stage"), "{stdout}");
+    assert!(stdout.contains("sent along tp") && stdout.contains("8 micro-batches"), "{stdout}");
+    let refusals: [(&[&str], &str); 4] = [
+        (&["gpt2", "--nproc", "6", "--tensor", "4"], "tp 4"),
+        (&["resnet18", "--nproc", "4", "--tensor", "2"], "is told of transformers alone"),
+        (&["gpt2", "--nproc", "2", "--pipeline", "2", "--micro-batches", "1"], "micro-batch"),
+        (&["gpt2", "--tensor", "2"], "--nproc"),
+    ];
+    for (arguments, expected) in refusals {
+        let (code, _, stderr) = ask(arguments);
+        assert!(code != 0 && stderr.contains(expected), "{arguments:?}: {stderr}");
+    }
+}

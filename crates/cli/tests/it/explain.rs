@@ -484,7 +484,11 @@ fn settings(args: &str) -> Result<String, String> {
             "fsdp1.yaml",
             "distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_sharding_strategy: 2\n",
         ),
-        ("megatron.yaml", "distributed_type: MEGATRON_LM\nnum_processes: 4\n"),
+        (
+            "megatron.yaml",
+            "distributed_type: MEGATRON_LM\nnum_processes: 4\nmegatron_lm_config:\n  megatron_lm_tp_degree: 2\n  \
+             megatron_lm_sequence_parallelism: true\n  megatron_lm_eod_mask_loss: true\n",
+        ),
     ] {
         fs::write(folder.path().join(name), text).unwrap();
     }
@@ -538,13 +542,28 @@ fn settings_of_accelerate_are_told_as_what_they_become() {
 }
 
 #[test]
+fn settings_of_megatron_are_told_as_what_they_become() {
+    let told = settings("--config megatron.yaml").unwrap();
+    for line in [
+        "strategy     zero1: each rank has a part of the optimizer's state",
+        "mesh         dp_shard 2 x tp 2",
+        "sequence     tensor ranks have parts of it between divided layers",
+        "clipping     gradients' norm at most 1",
+    ] {
+        assert!(told.lines().any(|it| it == line), "{told}");
+    }
+    let note = "note: megatron.yaml:3: megatron_lm_eod_mask_loss = True: ends of documents would have no loss";
+    assert!(told.contains(note), "{told}");
+}
+
+#[test]
 fn settings_that_cannot_be_honoured_are_refused() {
     for (args, expected) in [
         (
             "--deepspeed-config-file nvme.json --nproc 2",
             "nvme.json: zero_optimization.offload_optimizer.device = \"nvme\" is not supported: ",
         ),
-        ("--config megatron.yaml", "Megatron-LM is not supported: use FSDP or DeepSpeed"),
+        ("--config megatron.yaml --nproc 3", "the mesh tp 2 has 2 ranks and the job has 3"),
         ("--deepspeed-config-file no.json --nproc 2", "cannot read no.json"),
         ("--deepspeed-config-file ds.json", "--nproc <N>"),
         ("--config a.yaml --strategy zero2", "cannot be used with"),
@@ -638,6 +657,10 @@ dp_shard = dp = dp_shard_cp = dp_cp  4 groups of 2: 0,2  1,3  4,6  5,7
 tp                                   4 groups of 2: 0-1  2-3  4-5  6-7
 
 the same samples are read by: 0-1,4-5  2-3,6-7
+
+a rank of a transformer sends, for b texts of s tokens, width h, keys of width k:
+tp  each layer: 2 sums forward and 2 back, each 2 x 1/2 b s h numbers
+pp  each micro-batch: b s h numbers to the next stage, and as many back
 ";
     let args = "mesh --nproc 8 --nnodes 2 --pipeline 2 --tensor 2";
     assert_eq!(explained(args).unwrap(), expected);

@@ -189,26 +189,25 @@ fn another_program_is_refused() {
     let work = Work::new();
     let brigade = env!("CARGO_BIN_EXE_brigade");
     for (flags, what) in [
-        (&["--use_megatron_lm"][..], "Megatron-LM (flag --use-megatron-lm)"),
-        (&["--mixed_precision=fp8", "--fp8_backend=te"], "fp8 (flag --mixed-precision)"),
+        (&["--mixed_precision=fp8", "--fp8_backend=te"][..], "fp8 (flag --mixed-precision)"),
         (&["--use_fsdp", "--mixed-precision=fp8"], "fp8 (flag --mixed-precision)"),
     ] {
         let said = work.refusal(&[flags, &[brigade]].concat());
         let expected = format!("brigade: {what} needs a Python program that uses Accelerate, and ");
         assert!(said.starts_with(&expected), "{said}");
-        let remedy = if what.starts_with("fp8") {
-            "use --mixed-precision bf16: Brigade has no kernels for fp8"
-        } else {
-            "use --sharding, or the settings of FSDP or DeepSpeed"
-        };
+        let remedy = "use --mixed-precision bf16: Brigade has no kernels for fp8";
         assert!(said.trim_end().ends_with(remedy), "{said}");
     }
     let file = work.path().join("config.yaml");
-    fs::write(&file, "distributed_type: MEGATRON_LM\n").unwrap();
-    let said = work.refusal(&["--config", file.to_str().unwrap(), brigade]);
-    assert!(said.contains("Megatron-LM (") && said.contains("config.yaml:1)"), "{said}");
-    let said = work.refusal(&["--use-megatron-lm", "--bin", "train"]);
-    assert!(said.contains("needs a Python program"), "{said}");
+    fs::write(
+        &file,
+        "distributed_type: MEGATRON_LM\nmegatron_lm_config: {megatron_lm_tp_degree: 2}\n",
+    )
+    .unwrap();
+    let config = ["--config", file.to_str().unwrap(), "--nproc=4", "--bin", "train"];
+    let found = work.variables(&config);
+    assert_eq!((&*found["BRIGADE_SHARDING"], &*found["BRIGADE_TENSOR"]), ("zero1", "2"));
+    assert!(!found.contains_key("ACCELERATE_USE_MEGATRON_LM"), "{found:?}");
     let found = work.variables(&["--use-fsdp", "--nproc=2", "--bin", "train"]);
     assert_eq!(found["BRIGADE_SHARDING"], "zero3");
     assert!(!found.contains_key("ACCELERATE_USE_FSDP"), "{found:?}");

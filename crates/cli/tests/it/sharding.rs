@@ -382,3 +382,51 @@ fn pipeline_ranks_are_said_to_rust_programs() {
         assert!(said.starts_with(expected), "{said}");
     }
 }
+
+/// Sequence regions by their setting, and all that Megatron's settings say of the mesh.
+#[test]
+fn sequence_regions_are_said_to_rust_programs() {
+    let work = Work::new();
+    let read = |name: &str, words: &[&str]| work.rank(name, None, words).0;
+    let regions = |words: &[&str]| read("BRIGADE_SEQUENCE_PARALLEL", words);
+    assert_eq!(regions(&["--nproc=2", "--tensor=2"]), None);
+    assert_eq!(
+        regions(&["--nproc=2", "--tensor=2", "--sequence-parallel"]).as_deref(),
+        Some("true")
+    );
+    let of_megatron = [
+        "--nproc=8",
+        "--use-megatron-lm",
+        "--megatron-lm-tp-degree=2",
+        "--megatron-lm-pp-degree=2",
+        "--megatron-lm-context-parallel-size=2",
+        "--megatron-lm-sequence-parallelism=true",
+    ];
+    assert_eq!(regions(&of_megatron).as_deref(), Some("true"));
+    for axis in ["BRIGADE_TENSOR", "BRIGADE_PIPELINE", "BRIGADE_CONTEXT"] {
+        assert_eq!(read(axis, &of_megatron).as_deref(), Some("2"), "{axis}");
+    }
+    assert_eq!(work.sharding(None, &of_megatron), "none");
+    let of_samples = [&of_megatron[..3], &["--megatron-lm-num-micro-batches=4"]].concat();
+    assert_eq!(work.sharding(None, &of_samples), "zero1");
+    let steps = read("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", &of_samples);
+    assert_eq!(steps.as_deref(), Some("4"));
+    for (words, expected) in [
+        (
+            &["--nproc=2", "--sequence-parallel", "env"][..],
+            "brigade: flag --sequence-parallel: parts of the sequence are those of tensor ranks, of which there is 1",
+        ),
+        (
+            &["--nproc=2", "--tensor=2", "--sequence-parallel", "train.py"],
+            "brigade: --tensor 2 is for Rust programs",
+        ),
+        (
+            &["--nproc=2", "--sequence-parallel", "train.py"],
+            "brigade: --sequence-parallel true is for Rust programs: use --use-megatron-lm with \
+             --megatron-lm-sequence-parallelism true",
+        ),
+    ] {
+        let said = work.refusal(words);
+        assert!(said.starts_with(expected), "{said}");
+    }
+}

@@ -12,7 +12,7 @@ use tch::Tensor;
 
 use super::head::LanguageHead;
 use super::loss::{IGNORED_LABEL, TokenLoss, shifted};
-use super::{CausalModel, KeyValueCache, Tokens, Transformer};
+use super::{CausalModel, KeyValueCache, Tokens, Transformer, VocabularyLogits};
 
 /// A transformer whose last hidden numbers a language head takes: [`Gpt2`](crate::Gpt2), [`Llama`](crate::Llama), or
 /// one's own.
@@ -105,6 +105,16 @@ impl<B: CausalBody> CausalLm<B> {
         self.body.run(tokens.into(), None, None)
     }
 
+    /// Computes logits `[batch, tokens, vocabulary]`, of a vocabulary that ranks divide this rank's: for predictions and
+    /// metrics without the logits of the whole vocabulary.
+    ///
+    /// # Errors
+    /// Those of the forward.
+    pub fn vocabulary_logits<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<VocabularyLogits> {
+        let (hidden, part) = self.body.run_part(tokens.into())?;
+        self.lm_head.logits(&part.gather(&hidden, 1)?)
+    }
+
     /// Computes the loss of labels `[batch, tokens]`, mostly the ids with [`crate::IGNORED_LABEL`] at padding:
     /// as [`crate::causal_lm_loss`] of the logits, without having all of them. A loss of the body's own
     /// ([`CausalBody::run_part_with_loss`]) is added to its mean: times the number of labels to the sum.
@@ -152,6 +162,14 @@ impl<B: CausalBody> CausalModel for CausalLm<B> {
     }
 
     fn next_logits(&self, tokens: Tokens<'_>, state: &mut KeyValueCache) -> Result<Tensor> {
+        self.next_vocabulary_logits(tokens, state)?.whole()
+    }
+
+    fn next_vocabulary_logits(
+        &self,
+        tokens: Tokens<'_>,
+        state: &mut KeyValueCache,
+    ) -> Result<VocabularyLogits> {
         self.lm_head.last(&self.body.run(tokens, Some(state), None)?)
     }
 }

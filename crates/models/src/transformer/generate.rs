@@ -8,7 +8,7 @@ use rand_pcg::Pcg64;
 use rand_pcg::rand_core::SeedableRng;
 use tch::{Kind, Tensor};
 
-use super::Tokens;
+use super::{Tokens, VocabularyLogits};
 use sampling::Before;
 
 /// A model that tells the next token from those before it: what [`GenerationOptions`] generate with.
@@ -55,6 +55,18 @@ pub trait CausalModel {
     /// # Errors
     /// The model's own.
     fn next_logits(&self, tokens: Tokens<'_>, state: &mut Self::State) -> Result<Tensor>;
+
+    /// Computes the same logits, of a vocabulary that ranks divide this rank's. Defaults to [`CausalModel::next_logits`].
+    ///
+    /// # Errors
+    /// The model's own.
+    fn next_vocabulary_logits(
+        &self,
+        tokens: Tokens<'_>,
+        state: &mut Self::State,
+    ) -> Result<VocabularyLogits> {
+        Ok(self.next_logits(tokens, state)?.into())
+    }
 }
 
 impl<M: CausalModel> CausalModel for Model<M> {
@@ -66,6 +78,14 @@ impl<M: CausalModel> CausalModel for Model<M> {
 
     fn next_logits(&self, tokens: Tokens<'_>, state: &mut M::State) -> Result<Tensor> {
         self.module().next_logits(tokens, state)
+    }
+
+    fn next_vocabulary_logits(
+        &self,
+        tokens: Tokens<'_>,
+        state: &mut M::State,
+    ) -> Result<VocabularyLogits> {
+        self.module().next_vocabulary_logits(tokens, state)
     }
 }
 
@@ -266,11 +286,11 @@ impl<M: CausalModel> GeneratedTokens<'_, M> {
             position_ids: self.next.positions.as_ref(),
             ..Tokens::from(&self.next.ids)
         };
-        let logits = self.model.next_logits(tokens, &mut self.state)?;
+        let logits = self.model.next_vocabulary_logits(tokens, &mut self.state)?;
         let before = Before { ids: &self.ids, mask: self.mask.as_ref() };
         let mut chosen = sampling::choose(&logits, before, &self.options, &mut self.rng)?;
         if chosen.len() != self.ended.len() {
-            return Err(refused(format!("the model gave logits {:?}", logits.size())));
+            return Err(refused(format!("the model gave logits {:?}", logits.whole()?.size())));
         }
         let ends = &self.options.eos_token_id;
         let pad = self.options.pad_token_id.or_else(|| ends.first().copied()).unwrap_or(0);

@@ -6,6 +6,7 @@ use brigade_torch::{Result, linear};
 use tch::Tensor;
 
 use super::loss::{TokenLoss, head_loss};
+use super::vocabulary_logits::VocabularyLogits;
 use crate::init::{Redraw, redraw};
 
 /// A linear layer to the vocabulary, often with the weight of the embedding.
@@ -55,13 +56,17 @@ impl LanguageHead {
 
     /// Logits `[…, vocabulary]`, on every rank.
     pub(super) fn forward(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.logits(hidden)?.whole()
+    }
+
+    /// Logits, of a divided vocabulary this rank's.
+    pub(super) fn logits(&self, hidden: &Tensor) -> Result<VocabularyLogits> {
         let bias = self.bias.as_ref();
-        match &self.divided {
-            Some(Divided { part, region, .. }) => {
-                region.gather(&linear(&region.enter(hidden)?, &self.weight, bias)?, part)
-            }
-            None => linear(hidden, &self.weight, bias),
-        }
+        let own = match &self.divided {
+            Some(Divided { region, .. }) => linear(&region.enter(hidden)?, &self.weight, bias)?,
+            None => linear(hidden, &self.weight, bias)?,
+        };
+        Ok(VocabularyLogits::new(own, self.divided.as_ref()))
     }
 
     /// The loss of labels `[…]` for hidden numbers `[…, width]`, without all of the logits: those of labels that count are
@@ -83,8 +88,8 @@ impl LanguageHead {
     }
 
     /// Logits `[batch, vocabulary]` of the last of the tokens.
-    pub(super) fn last(&self, hidden: &Tensor) -> Result<Tensor> {
-        self.forward(&hidden.f_select(1, -1)?)
+    pub(super) fn last(&self, hidden: &Tensor) -> Result<VocabularyLogits> {
+        self.logits(&hidden.f_select(1, -1)?)
     }
 
     /// A body's groups with the head in the last one.

@@ -304,10 +304,18 @@ impl Fit {
 
 fn other_vocabulary(name: &str, in_model: &[i64], in_weights: &[i64]) -> Error {
     let text = match (in_model, in_weights) {
-        (&[own, width], &[theirs, their_width]) if width == their_width => format!(
-            "the vocabulary does not fit: the model has {own} tokens (vocab_size), the weights have \
-             {theirs} ({name}); build the model with vocab_size {theirs}"
-        ),
+        (&[own, width], &[theirs, their_width]) if width == their_width => {
+            let mismatch = ShapeMismatch {
+                name: name.to_owned(),
+                in_model: in_model.to_vec(),
+                in_weights: in_weights.to_vec(),
+            };
+            let padding = mismatch.padding().map_or_else(String::new, |text| format!(": {text}"));
+            format!(
+                "the vocabulary does not fit: the model has {own} tokens (vocab_size), the weights have \
+                 {theirs} ({name}){padding}; build the model with vocab_size {theirs}"
+            )
+        }
         _ => format!("{name} is {in_model:?} in the model and {in_weights:?} in the weights"),
     };
     Error::invalid_argument(text)

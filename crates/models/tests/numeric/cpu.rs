@@ -4,6 +4,7 @@ mod context_parallel;
 mod deferred;
 mod expert_parallel;
 mod golden;
+mod messages;
 mod pipeline;
 mod pretrained_memory;
 mod resnet;

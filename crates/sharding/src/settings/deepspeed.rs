@@ -183,6 +183,7 @@ impl DeepSpeedConfig {
         let settings = Settings {
             mesh,
             context_method: ContextMethod::default(),
+            sequence_regions: false,
             sharding,
             precision,
             loss_scale: loss_scale(reader, precision)?,

@@ -89,6 +89,7 @@ fn argument_of(variable: &str) -> Option<String> {
     let name = match variable {
         "ACCELERATE_USE_FSDP" => "use_fsdp",
         "ACCELERATE_USE_DEEPSPEED" => "use_deepspeed",
+        "ACCELERATE_USE_MEGATRON_LM" => "use_megatron_lm",
         "ACCELERATE_USE_PARALLELISM_CONFIG" => "use_parallelism_config",
         "ACCELERATE_MIXED_PRECISION" => "mixed_precision",
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS" => "deepspeed_gradient_accumulation_steps",
@@ -102,6 +103,7 @@ fn argument_of(variable: &str) -> Option<String> {
             Some(name) => name,
             None if variable.starts_with("FSDP_") => variable,
             None if variable.starts_with("PARALLELISM_CONFIG_") => variable,
+            None if variable.starts_with("MEGATRON_LM_") => variable,
             None => return None,
         },
     };

@@ -29,6 +29,9 @@ pub fn describe(settings: &Settings, notes: &[Note]) -> String {
         Some(sharding) => rows.extend(of_sharding(sharding)),
     }
     rows.push(("mesh", settings.mesh.to_string()));
+    if settings.sequence_regions {
+        rows.push(("sequence", "tensor ranks have parts of it between divided layers".to_owned()));
+    }
     rows.push(("precision", precision(settings)));
     rows.push(("batches", batches(settings)));
     rows.push((

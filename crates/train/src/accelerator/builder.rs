@@ -273,7 +273,7 @@ impl AcceleratorBuilder {
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn sequence_regions(mut self, on: bool) -> Self {
-        self.arrangement.sequence_regions = on;
+        self.arrangement.sequence_regions = Some(on);
         self
     }
 

@@ -13,6 +13,7 @@ mod metrics;
 mod net;
 mod own_models;
 mod pipeline;
+mod pipeline_messages;
 mod precision;
 #[path = "../common/resume.rs"]
 mod resume;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use brigade_config::plugin_arguments::Plugin;
 use brigade_config::{ChosenBy, Layer, SettingsPath, plugins, read_layer, read_text};
 use brigade_rank_env::text::escaped;
@@ -51,9 +51,6 @@ impl SettingsFiles {
         };
         let plugins = plugins::resolve(&mut layer)?;
         let is_on = |plugin: Plugin| plugins.iter().flat_map(|it| &it.on).any(|it| it.0 == plugin);
-        if is_on(Plugin::Megatron) {
-            bail!("Megatron-LM is not supported: use FSDP or DeepSpeed");
-        }
         let deepspeed = self.deepspeed_config_file.as_deref();
         let deepspeed = deepspeed
             .map(|path| read_deepspeed(path, "flag --deepspeed-config-file"))

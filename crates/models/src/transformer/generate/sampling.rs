@@ -6,6 +6,7 @@ use rand_pcg::rand_core::Rng;
 use tch::{Device, Kind, Tensor};
 
 use super::GenerationOptions;
+use crate::VocabularyLogits;
 
 /// A text before a token that is to be chosen.
 #[derive(Debug, Clone, Copy)]
@@ -16,21 +17,60 @@ pub(super) struct Before<'a> {
     pub(super) mask: Option<&'a Tensor>,
 }
 
-/// A token for each row of the logits `[batch, vocabulary]`.
+/// A token for each row of the logits `[batch, vocabulary]`. Where ranks divide the vocabulary, they send the logits of the
+/// tokens that can be chosen, unless all can: without `top_k`, and with a penalty of repetitions.
 pub(super) fn choose(
-    logits: &Tensor,
+    logits: &VocabularyLogits,
     before: Before<'_>,
     options: &GenerationOptions,
     rng: &mut Pcg64,
 ) -> Result<Vec<i64>> {
-    let kind = if logits.kind() == Kind::Double { Kind::Double } else { Kind::Float };
-    let scores = penalized(&logits.f_to_kind(kind)?, before, options.repetition_penalty)?;
-    let chosen = if options.do_sample {
-        drawn(&filtered(&scores, options)?, rng)?
-    } else {
-        scores.f_argmax(-1, false)?
+    let is_plain = options.repetition_penalty == 1.0;
+    let chosen = match options.top_k {
+        _ if is_plain && !options.do_sample => logits.argmax()?,
+        Some(k) if is_plain && logits.is_divided() && k < logits.vocabulary() => {
+            match best(logits, k)? {
+                Some((scores, ids)) => {
+                    let place = drawn(&filtered(&as_float(&scores)?, options)?, rng)?;
+                    let places = place.f_unsqueeze(1)?.f_to_device(ids.device())?;
+                    ids.f_gather(1, &places, false)?.f_squeeze_dim(1)?
+                }
+                None => among_all(&logits.whole()?, before, options, rng)?,
+            }
+        }
+        _ => among_all(&logits.whole()?, before, options, rng)?,
     };
     Ok(Vec::try_from(chosen.f_to_device(Device::Cpu)?)?)
+}
+
+fn among_all(
+    logits: &Tensor,
+    before: Before<'_>,
+    options: &GenerationOptions,
+    rng: &mut Pcg64,
+) -> Result<Tensor> {
+    let scores = penalized(&as_float(logits)?, before, options.repetition_penalty)?;
+    if options.do_sample {
+        return drawn(&filtered(&scores, options)?, rng);
+    }
+    Ok(scores.f_argmax(-1, false)?)
+}
+
+/// The `k` largest logits of each row and their tokens, in the order of the tokens, as they are drawn from all; `None`
+/// where further ones are equal to the least of them, which `top_k` keeps as well.
+fn best(logits: &VocabularyLogits, k: i64) -> Result<Option<(Tensor, Tensor)>> {
+    let (values, ids) = logits.top_k(k + 1)?;
+    let at = |place: i64| values.f_narrow(1, place, 1);
+    if at(k - 1)?.f_eq_tensor(&at(k)?)?.f_any()?.f_int64_value(&[])? != 0 {
+        return Ok(None);
+    }
+    let (ids, order) = ids.f_narrow(1, 0, k)?.f_sort(1, false)?;
+    Ok(Some((values.f_gather(1, &order, false)?, ids)))
+}
+
+fn as_float(logits: &Tensor) -> Result<Tensor> {
+    let kind = if logits.kind() == Kind::Double { Kind::Double } else { Kind::Float };
+    Ok(logits.f_to_kind(kind)?)
 }
 
 /// Tokens of the text become less probable, those that only pad it do not.
@@ -149,7 +189,7 @@ mod tests {
         let many = scores().repeat([4000, 1]);
         let ids = Tensor::zeros([4000, 1], (Kind::Int64, Device::Cpu));
         let before = Before { ids: &ids, mask: None };
-        let chosen = choose(&many, before, &options, &mut rng).unwrap();
+        let chosen = choose(&many.into(), before, &options, &mut rng).unwrap();
         let count = |token: i64| chosen.iter().filter(|&&it| it == token).count() as f64;
         assert_eq!(count(0) + count(4), 4000.0);
         // e² / (e² + e³) = 0.269; 5 deviations are 0.035.

@@ -209,6 +209,49 @@ fn the_environment_says_a_number_of_ranks() {
     }
 }
 
+const REGIONS_CHILD: &str = "BRIGADE_TEST_REGIONS_CHILD";
+
+/// The other process of the test below.
+#[test]
+fn child_with_sequence_regions() {
+    let Ok(expected) = std::env::var(REGIONS_CHILD) else { return };
+    on_ranks(2, |builder, _| {
+        let built = builder.sharding(None).tensor_parallel(2).build();
+        let Ok(expected) = expected.parse::<bool>() else {
+            let error = text(built);
+            assert!(error.contains(&expected), "{error}");
+            return;
+        };
+        let has_regions = |accelerator: &Accelerator| {
+            model(accelerator).tensor_parallel().unwrap().plan.has_sequence_regions()
+        };
+        assert_eq!(has_regions(&built.unwrap()), expected);
+    });
+}
+
+#[test]
+fn the_environment_says_whether_there_are_sequence_regions() {
+    for (value, expected) in [
+        ("true", "true"),
+        ("false", "false"),
+        ("maybe", "BRIGADE_SEQUENCE_PARALLEL: provided string was not `true` or `false`"),
+    ] {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "tensor_parallel::limits::child_with_sequence_regions",
+                "--nocapture",
+            ])
+            .env(REGIONS_CHILD, expected)
+            .env("BRIGADE_SEQUENCE_PARALLEL", value)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains("1 passed"), "{value}: {text}{error}");
+    }
+}
+
 /// A gradient that is infinite in one rank's part, which no message brings to the others.
 #[test]
 fn an_overflow_on_one_tensor_rank_skips_the_step_everywhere() {

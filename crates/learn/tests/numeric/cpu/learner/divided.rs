@@ -10,7 +10,7 @@ use brigade_models::{BertForSequenceClassification, BertOptions};
 use brigade_nn::{Model, ParamPath, TensorParallelPlan};
 use brigade_optim::AdamW;
 use brigade_rank_env::{StoreEndpoint, WorldSize};
-use brigade_sharding::{Axis, Mesh};
+use brigade_sharding::{Axis, Mesh, Sharding};
 use brigade_testkit::{World, dist_test, step};
 use brigade_torch::{Error, Result, Store};
 use brigade_train::Accelerator;
@@ -97,10 +97,10 @@ const RECIPES: [Recipe; 4] = [
     }),
 ];
 
-fn finds_what_one_process_finds(mesh: &Mesh) {
+fn finds_what_one_process_finds(mesh: &Mesh, sharding: Option<Sharding>) {
     let one = alone();
-    let accelerator = Accelerator::builder().cpu(true).quiet(true).mesh(mesh.clone());
-    let accelerator = accelerator.build().unwrap();
+    let builder = Accelerator::builder().cpu(true).quiet(true).sharding(sharding);
+    let accelerator = builder.mesh(mesh.clone()).build().unwrap();
     assert_eq!(accelerator.data_processes().num_processes(), mesh.size(Axis::Data));
     for (name, fit) in RECIPES {
         step!("{name}");
@@ -196,15 +196,24 @@ fn mesh(replicate: usize, context: usize, tensor: usize) -> Mesh {
 }
 
 dist_test!(world = 2, seconds = 120, dist_tensor_ranks_alone, |_world: World| {
-    finds_what_one_process_finds(&mesh(1, 1, 2));
+    finds_what_one_process_finds(&mesh(1, 1, 2), None);
 });
 
 dist_test!(world = 2, seconds = 120, dist_context_ranks_alone, |_world: World| {
-    finds_what_one_process_finds(&mesh(1, 2, 1));
+    finds_what_one_process_finds(&mesh(1, 2, 1), None);
 });
 
 dist_test!(world = 4, seconds = 180, dist_tensor_ranks_with_other_samples, |_world: World| {
-    finds_what_one_process_finds(&mesh(2, 1, 2));
+    finds_what_one_process_finds(&mesh(2, 1, 2), None);
+});
+
+dist_test!(world = 4, seconds = 180, dist_tensor_ranks_with_context_ranks, |_world: World| {
+    finds_what_one_process_finds(&mesh(1, 2, 2), None);
+});
+
+dist_test!(world = 4, seconds = 180, dist_tensor_ranks_with_shards, |_world: World| {
+    let mesh = Mesh::builder().shard(2).tensor(2).build(4).unwrap();
+    finds_what_one_process_finds(&mesh, Some(Sharding::zero3()));
 });
 
 dist_test!(world = 2, dist_parts_need_their_ranks, |_world: World| {

@@ -9,7 +9,7 @@ use brigade_models::{
 };
 use brigade_nn::{Model, ModelError, Module, ParamPath, TensorParallel, TensorParallelPlan};
 use brigade_rank_env::StoreHost;
-use brigade_testkit::{World, dist_test};
+use brigade_testkit::{World, assert_close, dist_test};
 use brigade_torch::{
     Backend, GlooDevice, GroupOptions, ProcessGroup, TcpStore, backward, gradient, inherited_socket,
 };
@@ -62,7 +62,17 @@ where
     let texts = |model: &Model<M>| -> Vec<Vec<i64>> {
         let ids = ids(53, 3, 6);
         let padding = Tensor::from_slice(&[0i64, 0, 1, 1, 1, 1]).expand([3, 6], true);
-        let written = [&greedy, &sampled].into_iter().flat_map(|options| {
+        let filtered = GenerationOptions {
+            top_k: Some(5),
+            top_p: 0.9,
+            min_p: Some(0.001),
+            seed: Some(4),
+            ..sampled.clone()
+        };
+        let penalized =
+            GenerationOptions { repetition_penalty: 1.3, seed: Some(6), ..filtered.clone() };
+        let all = [&greedy, &sampled, &filtered, &penalized];
+        let written = all.into_iter().flat_map(|options| {
             [None, Some(&padding)].map(|mask| options.generate(model, &ids, mask).unwrap())
         });
         written.map(|ids| Vec::try_from(ids.reshape([-1])).unwrap()).collect()
@@ -91,6 +101,89 @@ fn generated_texts_are_those_of_the_whole_model() {
         let options = LlamaOptions { initializer_range: 0.5, ..llama(keys) };
         check_texts(ranks, |path| LlamaForCausalLm::new(path, &options));
     }
+}
+
+/// Weights whose vocabulary another program has padded are refused with both sizes, and what to do.
+#[test]
+fn padding_of_a_vocabulary_is_told_from_another_vocabulary() {
+    let folder = tempfile::tempdir().unwrap();
+    let padded = save(folder.path(), |path| Gpt2LmHead::new(path, &gpt2(128))).state_dict();
+    let padded = Mutex::new(padded);
+    let new = |path: &ParamPath<'_>| Gpt2LmHead::new(path, &gpt2(101));
+    let refused = |mut model: Model<Gpt2LmHead>| {
+        let error = Gpt2LmHead::load_pretrained(&mut model, folder.path().join("one")).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("the model has 101 tokens (vocab_size), the weights have 128"),
+            "{error}"
+        );
+        assert!(
+            error.contains("27 rows of padding") && error.ends_with("vocab_size 128"),
+            "{error}"
+        );
+        let error = model.load_state_dict(&padded.lock().unwrap()).unwrap_err().to_string();
+        assert!(
+            error.contains("27 rows of padding") && error.contains("vocab_size 128"),
+            "{error}"
+        );
+    };
+    refused(built(None, false, &new).unwrap());
+    on_ranks(2, |group| {
+        refused(built(Some((&group, Gpt2LmHead::tensor_plan())), false, &new).unwrap());
+    });
+}
+
+/// Predictions of a divided vocabulary are those of whole logits, and send a few numbers of each row.
+#[test]
+fn predictions_need_no_logits_of_other_ranks() {
+    let options = Gpt2Options { initializer_range: 0.5, ..gpt2(53) };
+    let new = |path: &ParamPath<'_>| Gpt2LmHead::new(path, &options);
+    let found = |model: &Model<Gpt2LmHead>| {
+        let logits = model.module().vocabulary_logits(&ids(53, 3, 9)).unwrap();
+        assert_eq!(logits.vocabulary(), 53);
+        let (values, tokens) = logits.top_k(4).unwrap();
+        (logits.argmax().unwrap(), tokens, super::values(&values), logits.is_divided())
+    };
+    let mut whole = built(None, false, &new).unwrap();
+    whole.eval();
+    let (first, tokens, values, is_divided) = found(&whole);
+    assert!(!is_divided);
+    assert_eq!(first, whole.forward(&ids(53, 3, 9)).unwrap().argmax(-1, false));
+    let (first, tokens) = (super::values(&first), super::values(&tokens));
+    on_ranks(3, |group| {
+        let mut model = built(Some((&group, Gpt2LmHead::tensor_plan())), false, &new).unwrap();
+        model.eval();
+        let found = found(&model);
+        assert!(found.3);
+        assert_eq!(
+            (super::values(&found.0), super::values(&found.1)),
+            (first.clone(), tokens.clone())
+        );
+        assert_close(&found.2, &values, 1e-12, 1e-13);
+    });
+
+    let group = ProcessGroup::new(
+        &brigade_torch::Store::hash().unwrap(),
+        0,
+        2,
+        Backend::Fake,
+        GroupOptions::default(),
+    );
+    let group = group.unwrap();
+    let mut model = built(Some((&group, Gpt2LmHead::tensor_plan())), false, &new).unwrap();
+    model.eval();
+    let gathered = |options: &GenerationOptions| {
+        group.reset_traffic();
+        let _ = options.generate(&model, &ids(53, 3, 9), None).unwrap();
+        group.traffic()["all_gather"].bytes
+    };
+    let greedy = GenerationOptions { max_new_tokens: 2, ..GenerationOptions::default() };
+    // 16 bytes for each of 3 texts and candidates of the other rank, for each token.
+    assert_eq!(gathered(&greedy), 2 * 3 * 16);
+    let best = GenerationOptions { do_sample: true, top_k: Some(2), seed: Some(1), ..greedy };
+    assert_eq!(gathered(&best), 2 * 3 * 16 * 3);
+    let any = GenerationOptions { top_k: None, ..best };
+    assert!(gathered(&any) >= 2 * 3 * 26 * 8);
 }
 
 fn save<M: Transformer>(folder: &Path, new: impl Fn(&ParamPath<'_>) -> M) -> Model<M> {

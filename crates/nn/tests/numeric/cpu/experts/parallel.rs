@@ -6,7 +6,7 @@ use brigade_nn::{
     ExpertParallel, Experts, ExpertsOptions, Model, ModelBuilder, ModelError, ParamPath,
     TensorParallel, take_part,
 };
-use brigade_sharding::TensorPlan;
+use brigade_sharding::{ExpertStep, TensorPlan};
 use brigade_torch::{Backend, GlooDevice, GroupOptions, ProcessGroup, ReduceOp, Store, backward};
 use tch::{Device, Kind, Tensor};
 
@@ -273,6 +273,15 @@ fn what_a_rank_would_send_is_counted() {
         };
         let rows = (TOKENS * CHOSEN * HIDDEN * 4) as u64;
         let counts = 2 * 8 * (ranks as u64 - 1);
+        let step = ExpertStep {
+            experts: 2 * ranks as u64,
+            hidden: HIDDEN as u64,
+            element_bytes: 4,
+            leaving_rows: (TOKENS * CHOSEN) as u64,
+        };
+        let formula = step.messages(ranks as u64).into_iter();
+        let formula: Vec<_> = formula.map(|it| (it.messages, it.bytes)).collect();
+        assert_eq!(formula, [(3, 2 * rows + counts), (2, 2 * rows)], "{ranks} ranks");
         assert_eq!(sent(), [("all_to_all".to_owned(), 3, 2 * rows + counts)], "{ranks} ranks");
         backward(&output.sum(Kind::Float)).unwrap();
         assert_eq!(sent(), [("all_to_all".to_owned(), 2, 2 * rows)], "{ranks} ranks");

@@ -1,0 +1,273 @@
+//! What ranks divide besides samples: layers, sequences and stages, and what they send for it.
+
+use std::io::{self, Write};
+
+use anyhow::ensure;
+use brigade_rank_env::text::counted;
+use brigade_sharding::pipeline::{PipelineTable, Schedule, cut_evenly};
+use brigade_sharding::{Axis, AxisMessages, ContextMethod, Mesh, Parameter, TransformerStep};
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::memory::{Kept, Precision, Shape};
+use super::{EstimateArgs, Subject, in_bytes};
+
+/// How many ranks divide what.
+#[derive(Debug, Args)]
+#[group(id = "divided")]
+pub(super) struct Options {
+    /// Ranks that divide each layer (tp)
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::ranks, requires = "nproc")]
+    tensor: usize,
+
+    /// Give each tensor rank a part of the sequence between divided layers
+    #[arg(long, requires = "tensor")]
+    sequence_parallel: bool,
+
+    /// Ranks that divide each sequence (cp, or sp)
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::ranks, requires = "nproc")]
+    context: usize,
+
+    /// How keys are shared: gather, ring or ulysses
+    ///
+    /// How attention gets the keys of tokens that other ranks have
+    #[arg(long, value_name = "METHOD", default_value = "gather", requires = "context")]
+    context_method: ContextMethod,
+
+    /// Ranks of a pipeline, each with a stage (pp)
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::ranks, requires = "nproc")]
+    pipeline: usize,
+
+    /// Schedule of the pipeline: gpipe, 1f1b or zb-h1
+    #[arg(long, value_name = "SCHEDULE", default_value = "1f1b", requires = "pipeline")]
+    schedule: Schedule,
+}
+
+/// The ranks of a job, and the part of the model that those of a stage have.
+pub(super) struct Division {
+    mesh: Mesh,
+    /// Samples of a micro-batch.
+    pub(super) samples: u64,
+    step: Option<TransformerStep>,
+    /// Micro-batches of a step.
+    micro_batches: u64,
+    /// Of which a rank of each stage keeps the activations of the most.
+    held: Vec<u64>,
+    /// Layers of each stage.
+    stages: Vec<std::ops::Range<usize>>,
+}
+
+impl Options {
+    pub(super) fn divides(&self) -> bool {
+        self.tensor * self.context * self.pipeline > 1
+    }
+
+    /// Returns the number of ranks over which gradients are averaged, of so many in all.
+    pub(super) fn averaged(&self, ranks: usize) -> usize {
+        (ranks / self.tensor.saturating_mul(self.pipeline).max(1)).max(1)
+    }
+
+    /// Returns the number of micro-batches unless one is given: four for each rank of a pipeline.
+    pub(super) fn usual_micro_batches(&self) -> u64 {
+        if self.pipeline > 1 { 4 * self.pipeline as u64 } else { 1 }
+    }
+
+    /// Returns how these options divide a model over so many ranks.
+    pub(super) fn division(
+        &self,
+        args: &EstimateArgs,
+        subject: &Subject,
+        ranks: usize,
+        samples: u64,
+        micro_batches: u64,
+    ) -> anyhow::Result<Division> {
+        let inner = self.tensor.saturating_mul(self.context).saturating_mul(self.pipeline);
+        let data = (ranks / inner.max(1)).max(1);
+        let builder = Mesh::builder().pipeline(self.pipeline).replicate(data).tensor(self.tensor);
+        let builder = match self.context_method {
+            ContextMethod::Ulysses => builder.sequence(self.context),
+            _ => builder.context(self.context),
+        };
+        let mesh = builder.build(ranks)?;
+        let step = self.step(args, subject, samples);
+        ensure!(
+            step.is_some() || !self.divides(),
+            "{}: what ranks divide is told of transformers alone, whose layers and width are known: give a folder with \
+             config.json, or a number of parameters (7B)",
+            subject.title
+        );
+        let layers = step.map_or(1, |step| usize::try_from(step.layers).unwrap_or(usize::MAX));
+        let stages = cut_evenly(layers, self.pipeline)?;
+        let count = usize::try_from(micro_batches)?;
+        let held = match self.pipeline {
+            1 => vec![1],
+            stages => {
+                ensure!(
+                    self.schedule.least_chunks() == 1,
+                    "the schedule {} has several stages on each rank: estimate one of gpipe, 1f1b and zb-h1",
+                    self.schedule
+                );
+                let table = PipelineTable::new(self.schedule, stages, count, 1)?;
+                (0..stages).map(|rank| table.held(rank) as u64).collect()
+            }
+        };
+        Ok(Division { mesh, samples, step, micro_batches, held, stages })
+    }
+
+    fn step(
+        &self,
+        args: &EstimateArgs,
+        subject: &Subject,
+        samples: u64,
+    ) -> Option<TransformerStep> {
+        let Some(Shape::Transformer { layers, hidden, heads, vocabulary }) = subject.size.shape
+        else {
+            return None;
+        };
+        let element_bytes = if args.sharded.precision() == Precision::Fp32 { 4 } else { 2 };
+        Some(TransformerStep {
+            layers,
+            hidden,
+            key_width: hidden,
+            heads,
+            vocabulary,
+            samples,
+            tokens: args.seq_len,
+            element_bytes,
+            keeps_scores: !args.fused_attention,
+            method: self.context_method,
+            sequence_regions: self.sequence_parallel,
+            ..TransformerStep::default()
+        })
+    }
+}
+
+impl Division {
+    /// Returns the number of ranks over which gradients are averaged.
+    pub(super) fn averaged(&self) -> usize {
+        self.mesh.size(Axis::DataContext)
+    }
+
+    pub(super) fn stages(&self) -> usize {
+        self.stages.len()
+    }
+
+    /// Returns what a rank of a stage has of the parameters. Matrices are divided; embedding and head are of the first and
+    /// the last stage, and one weight for both is of both.
+    pub(super) fn parameters(&self, all: &[Parameter], stage: usize) -> Vec<Parameter> {
+        if self.mesh.size(Axis::Pipeline) == 1 && self.mesh.size(Axis::Tensor) == 1 {
+            return all.to_vec();
+        }
+        let tensor = self.mesh.size(Axis::Tensor) as u64;
+        let layers = self.stages.get(stage).cloned().unwrap_or(0..0);
+        let is_last = stage + 1 == self.stages.len();
+        let (mut is_behind, mut has_head) = (false, false);
+        let mut own = Vec::new();
+        for parameter in all {
+            let layer =
+                parameter.unit.as_deref().and_then(|unit| unit.rsplit('.').next()?.parse().ok());
+            is_behind |= layer.is_some();
+            has_head |= is_behind && layer.is_none() && parameter.shape.len() > 1;
+            let is_own = match layer {
+                Some(layer) => layers.contains(&layer),
+                None if is_behind => is_last,
+                None => stage == 0,
+            };
+            if is_own {
+                own.push(divided(parameter, tensor));
+            }
+        }
+        // Of tied weights the head has none of its own.
+        let vocabulary = self.step.map_or(0, |step| step.vocabulary);
+        if is_last && stage > 0 && vocabulary > 0 && !has_head {
+            let hidden = self.step.map_or(0, |step| step.hidden);
+            let head =
+                Parameter::new("head", &[vocabulary, hidden], brigade_checkpoint::Dtype::F32);
+            own.push(divided(&head, tensor));
+        }
+        own
+    }
+
+    /// Returns what a rank of a stage keeps of all micro-batches that it holds; `None` for models that are not transformers.
+    pub(super) fn kept(&self, stage: usize) -> Option<Kept> {
+        let step = self.step?;
+        let held = self.held.get(stage).copied().unwrap_or(1);
+        let activations = step.activations(&self.mesh, stage).saturating_mul(held);
+        Some(Kept { activations, logits: step.logits(&self.mesh, stage) })
+    }
+
+    /// Returns what a rank of a stage sends in a step along each axis.
+    fn messages(&self, stage: usize) -> Vec<AxisMessages> {
+        let sent = self.step.map(|step| step.messages(&self.mesh, stage)).unwrap_or_default();
+        let in_step = |it: AxisMessages| AxisMessages {
+            messages: it.messages.saturating_mul(self.micro_batches),
+            bytes: it.bytes.saturating_mul(self.micro_batches),
+            ..it
+        };
+        sent.into_iter().map(in_step).collect()
+    }
+
+    /// Lines on the mesh and on what is sent besides gradients and parameters.
+    pub(super) fn text(&self, stage: usize, out: &mut impl Write) -> io::Result<()> {
+        let stages = match self.stages.len() {
+            1 => String::new(),
+            count => {
+                let micro_batches = counted(self.micro_batches, "micro-batch");
+                format!(", a rank of stage {stage} of {count}, {micro_batches} in a step")
+            }
+        };
+        writeln!(out, "mesh {}{stages}", self.mesh)?;
+        let mut axes: Vec<(Axis, u64, u64)> = Vec::new();
+        for sent in self.messages(stage) {
+            match axes.last_mut() {
+                Some((axis, messages, bytes)) if *axis == sent.axis => {
+                    *messages = messages.saturating_add(sent.messages);
+                    *bytes = bytes.saturating_add(sent.bytes);
+                }
+                _ => axes.push((sent.axis, sent.messages, sent.bytes)),
+            }
+        }
+        for (axis, messages, bytes) in axes {
+            let label = format!("sent along {}", axis.name());
+            writeln!(
+                out,
+                "{label:<16}{:>12} in {}",
+                in_bytes(bytes),
+                counted(messages, "message")
+            )?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let sent = |it: &AxisMessages| {
+            json!({
+                "axis": it.axis.name(),
+                "phase": if it.phase == brigade_sharding::Phase::Forward { "forward" } else { "backward" },
+                "operation": it.operation,
+                "messages": it.messages,
+                "bytes": it.bytes,
+            })
+        };
+        let stage = |stage: usize| {
+            json!({
+                "held": self.held.get(stage),
+                "messages": self.messages(stage).iter().map(sent).collect::<Vec<_>>(),
+            })
+        };
+        json!({
+            "mesh": self.mesh.to_string(),
+            "micro_batches": self.micro_batches,
+            "stages": (0..self.stages()).map(stage).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// A rank's part of a matrix; vectors are whole on every rank.
+fn divided(parameter: &Parameter, ranks: u64) -> Parameter {
+    let mut own = parameter.clone();
+    if let [rows, _, ..] = &mut own.shape[..] {
+        *rows = rows.div_ceil(ranks);
+    }
+    own
+}

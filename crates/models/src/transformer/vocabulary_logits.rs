@@ -1,0 +1,99 @@
+//! Logits of which each rank of a tensor group has those of its part of the vocabulary.
+
+use brigade_nn::Divided;
+use brigade_torch::{Result, VocabularyPart, region_argmax, region_top_k};
+use tch::Tensor;
+
+/// Logits `[…, vocabulary]`, of which each rank of a tensor group has a part where the ranks divide the vocabulary.
+///
+/// Predictions and metrics need a few numbers of each row: [`VocabularyLogits::argmax`] and [`VocabularyLogits::top_k`] send
+/// those alone. Every rank of a tensor group calls the same methods, and gets the same values.
+///
+/// ```
+/// use brigade_models::{Gpt2LmHead, Gpt2Options};
+/// use brigade_nn::Model;
+/// use tch::Tensor;
+///
+/// let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 1, ..Default::default() };
+/// let mut model = Model::new(|path| Gpt2LmHead::new(path, &options))?;
+/// model.eval();
+/// let ids = Tensor::from_slice(&[7i64, 1, 4]).view([1, 3]);
+/// let logits = model.module().vocabulary_logits(&ids)?;
+/// let predicted = logits.argmax()?; // the accuracy is that of `predicted` and the next tokens
+/// let (values, tokens) = logits.top_k(5)?;
+/// assert_eq!((predicted.size(), tokens.size()), (vec![1, 3], vec![1, 3, 5]));
+/// assert_eq!(predicted, logits.whole()?.argmax(-1, false));
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct VocabularyLogits {
+    /// Those of this rank's part.
+    own: Tensor,
+    divided: Option<Divided>,
+}
+
+impl VocabularyLogits {
+    pub(super) fn new(own: Tensor, divided: Option<&Divided>) -> Self {
+        Self { own, divided: divided.filter(|it| it.region.group().is_some()).cloned() }
+    }
+
+    /// Returns whether ranks have parts of the vocabulary.
+    #[must_use]
+    pub fn is_divided(&self) -> bool {
+        self.divided.is_some()
+    }
+
+    /// Returns the size of the vocabulary.
+    #[must_use]
+    pub fn vocabulary(&self) -> i64 {
+        let own = self.own.size().last().copied().unwrap_or(0);
+        self.divided.as_ref().map_or(own, |divided| divided.vocabulary().vocabulary)
+    }
+
+    /// Returns the logits of the whole vocabulary, which the ranks gather.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
+    /// runs out.
+    pub fn whole(&self) -> Result<Tensor> {
+        match &self.divided {
+            Some(divided) => divided.region.gather(&self.own, &divided.part),
+            None => Ok(self.own.shallow_clone()),
+        }
+    }
+
+    /// Returns the token with the largest logit of each row, `[…]` of int64: [`region_argmax`].
+    ///
+    /// # Errors
+    /// As [`VocabularyLogits::whole`].
+    pub fn argmax(&self) -> Result<Tensor> {
+        match self.region() {
+            Some((group, part)) => region_argmax(group, &self.own, part),
+            None => Ok(self.own.f_argmax(-1, false)?),
+        }
+    }
+
+    /// Returns the `k` largest logits of each row and their tokens, both `[…, k]` and from the largest on: [`region_top_k`].
+    ///
+    /// # Errors
+    /// As [`VocabularyLogits::whole`]; [`brigade_torch::ErrorKind::InvalidArgument`] or
+    /// [`brigade_torch::ErrorKind::Tensor`] for a `k` that is not between 1 and the size of the vocabulary.
+    pub fn top_k(&self, k: i64) -> Result<(Tensor, Tensor)> {
+        match self.region() {
+            Some((group, part)) => region_top_k(group, &self.own, part, k),
+            None => Ok(self.own.f_topk(k, -1, true, true)?),
+        }
+    }
+
+    fn region(&self) -> Option<(&brigade_torch::ProcessGroup, VocabularyPart)> {
+        let divided = self.divided.as_ref()?;
+        Some((divided.region.group()?, divided.vocabulary()))
+    }
+}
+
+impl From<Tensor> for VocabularyLogits {
+    /// Logits of a whole vocabulary.
+    fn from(logits: Tensor) -> Self {
+        Self { own: logits, divided: None }
+    }
+}

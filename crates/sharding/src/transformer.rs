@@ -1,0 +1,443 @@
+//! What ranks send, and keep for backward, where they divide the layers, sequences and stages of a transformer.
+
+use std::fmt;
+
+use crate::pipeline::cut_evenly;
+use crate::{Axis, ContextMethod, Mesh, Phase, SequencePart};
+
+/// A transformer, one of its micro-batches, and how ranks divide both: what messages and activations are functions of.
+///
+/// Messages are those that a group counts (`ProcessGroup::traffic` of a fake group): bytes that one rank sends, where
+/// gathers, sums and reduce-scatters go around rings.
+///
+/// ```
+/// use brigade_sharding::{Axis, Mesh, Phase, TransformerStep};
+///
+/// let step = TransformerStep { layers: 32, hidden: 4096, key_width: 4096, tokens: 2048, ..Default::default() };
+/// let mesh = Mesh::builder().tensor(2).build(2)?;
+/// let sums = step.messages(&mesh, 0);
+/// // A sum behind the embedding and two in each layer, of the hidden numbers of all tokens in 4 bytes.
+/// assert_eq!((sums[0].axis, sums[0].phase, sums[0].messages), (Axis::Tensor, Phase::Forward, 1 + 2 * 32));
+/// assert_eq!(sums[0].bytes, 65 * (2048 * 4096 * 4));
+/// # Ok::<(), brigade_sharding::ShardingError>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TransformerStep {
+    /// Number of blocks. Defaults to 1.
+    pub layers: u64,
+    /// Width of a token. Defaults to 1.
+    pub hidden: u64,
+    /// Width of the keys of all heads: the hidden size, less with grouped queries. Defaults to 1.
+    pub key_width: u64,
+    /// Number of attention heads. Defaults to 1.
+    pub heads: u64,
+    /// Vocabulary size; 0 without a language head, which is the default.
+    pub vocabulary: u64,
+    /// Samples of a micro-batch. Defaults to 1.
+    pub samples: u64,
+    /// Tokens of a sample. Defaults to 1.
+    pub tokens: u64,
+    /// Bytes of an activation. Defaults to 4.
+    pub element_bytes: u64,
+    /// Whether attention keeps its matrix of scores. Defaults to false, as with fused kernels.
+    pub keeps_scores: bool,
+    /// How attention gets the keys of other context ranks. Defaults to [`ContextMethod::Gather`].
+    pub method: ContextMethod,
+    /// Whether tensor ranks have parts of the sequence between divided layers. Defaults to false.
+    pub sequence_regions: bool,
+    /// Vectors of the hidden size in a block whose gradients sequence regions sum: 2 in Llama (weights of norms), which is
+    /// the default, and 6 in GPT-2 (weights and biases of norms, biases behind sums).
+    pub region_vectors: u64,
+}
+
+/// Messages that one rank sends for a micro-batch along an axis of the mesh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AxisMessages {
+    /// The axis.
+    pub axis: Axis,
+    /// Forward or backward.
+    pub phase: Phase,
+    /// Name of the operation, as groups count it: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `send`.
+    pub operation: &'static str,
+    /// Number of messages.
+    pub messages: u64,
+    /// Bytes that the rank sends in all of them.
+    pub bytes: u64,
+}
+
+impl Default for TransformerStep {
+    fn default() -> Self {
+        Self {
+            layers: 1,
+            hidden: 1,
+            key_width: 1,
+            heads: 1,
+            vocabulary: 0,
+            samples: 1,
+            tokens: 1,
+            element_bytes: 4,
+            keeps_scores: false,
+            method: ContextMethod::Gather,
+            sequence_regions: false,
+            region_vectors: 2,
+        }
+    }
+}
+
+/// A layer of experts that the ranks of a group divide, and what goes through it.
+///
+/// ```
+/// use brigade_sharding::ExpertStep;
+///
+/// // Even use: of 4 ranks 3 have the experts of other tokens.
+/// let step = ExpertStep { experts: 8, hidden: 64, element_bytes: 4, leaving_rows: 2 * 100 * 3 / 4 };
+/// let messages = step.messages(4);
+/// assert_eq!((messages[0].messages, messages[0].bytes), (3, 2 * 150 * 64 * 4 + 8 * 8 * 3 / 4));
+/// assert_eq!((messages[1].messages, messages[1].bytes), (2, 2 * 150 * 64 * 4));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertStep {
+    /// Number of experts of all ranks.
+    pub experts: u64,
+    /// Width of a token.
+    pub hidden: u64,
+    /// Bytes of a number of a token.
+    pub element_bytes: u64,
+    /// Rows that this rank sends to experts of others: with even use `tokens x choices x (ranks - 1) / ranks`.
+    pub leaving_rows: u64,
+}
+
+impl ExpertStep {
+    /// Returns what a rank sends for one layer: the numbers of tokens of each expert, the tokens, and the outputs for as many
+    /// tokens of other ranks; back, two messages of gradients. Nothing where there is one rank.
+    #[must_use]
+    pub fn messages(&self, ranks: u64) -> Vec<AxisMessages> {
+        if ranks < 2 {
+            return Vec::new();
+        }
+        let rows = product(&[2, self.leaving_rows, self.hidden, self.element_bytes]);
+        let counts = others(u128::from(self.experts) * u128::from(NUMBER_BYTES), ranks);
+        vec![
+            sent(Axis::Expert, Phase::Forward, "all_to_all", 3, rows.saturating_add(counts)),
+            sent(Axis::Expert, Phase::Backward, "all_to_all", 2, rows),
+        ]
+    }
+}
+
+/// Returns the formulas of [`TransformerStep::messages`] with the sizes of a mesh, a line for each axis with several ranks, in
+/// the numbers that a rank sends for a micro-batch of `b` texts of `s` tokens, with width `h` and keys of width `k`.
+///
+/// ```
+/// use brigade_sharding::{Mesh, message_formulas};
+///
+/// let mesh = Mesh::builder().pipeline(2).tensor(4).build(8)?;
+/// let lines = message_formulas(&mesh);
+/// assert_eq!(lines[0], "tp  each layer: 2 sums forward and 2 back, each 2 x 3/4 b s h numbers");
+/// assert_eq!(lines[1], "pp  each micro-batch: b s h numbers to the next stage, and as many back");
+/// # Ok::<(), brigade_sharding::ShardingError>(())
+/// ```
+#[must_use]
+pub fn message_formulas(mesh: &Mesh) -> Vec<String> {
+    let of = |axis: Axis| Some(mesh.size(axis)).filter(|ranks| *ranks > 1);
+    let (context, sequence) = (of(Axis::Context), of(Axis::Sequence));
+    let tokens = match mesh.size(Axis::Context) * mesh.size(Axis::Sequence) {
+        1 => "s".to_owned(),
+        parts => format!("s/{parts}"),
+    };
+    let width = |name: &str| match of(Axis::Tensor) {
+        Some(ranks) => format!("{name}/{ranks}"),
+        None => name.to_owned(),
+    };
+    let (hidden, keys) = (width("h"), width("k"));
+    let lines = [
+        of(Axis::Tensor).map(|t| {
+            let others = t - 1;
+            format!("tp  each layer: 2 sums forward and 2 back, each 2 x {others}/{t} b {tokens} h numbers")
+        }),
+        context.map(|c| {
+            let others = c - 1;
+            format!(
+                "cp  each layer: keys and values forward, both and their gradients back, each {others} x 2 b {tokens} \
+                 {keys} numbers"
+            )
+        }),
+        sequence.map(|c| {
+            let others = c - 1;
+            format!(
+                "sp  each layer: 4 exchanges forward and 4 back, together 2 x {others}/{c} b {tokens} ({hidden} + {keys}) \
+                 numbers each way"
+            )
+        }),
+        of(Axis::Pipeline).map(|_| {
+            format!("pp  each micro-batch: b {tokens} h numbers to the next stage, and as many back")
+        }),
+    ];
+    lines.into_iter().flatten().collect()
+}
+
+/// Where a rank stands on the axes.
+struct Place {
+    tensor: u64,
+    parts: u64,
+    /// The axis of the parts of sequences.
+    parts_axis: Axis,
+    layers: u64,
+    is_first: bool,
+    is_last: bool,
+    stages: u64,
+    /// Tokens of a sample that the rank has.
+    tokens: u64,
+}
+
+impl TransformerStep {
+    /// Returns what a rank of a stage sends for one micro-batch, along the axes `tp`, `cp` or `sp`, and `pp`; nothing along axes
+    /// with one rank. Blocks are cut evenly into stages, of which each rank has one. Of a divided vocabulary one message for
+    /// the loss is counted; long batches send it in chunks, which are as many bytes.
+    #[must_use]
+    pub fn messages(&self, mesh: &Mesh, stage: usize) -> Vec<AxisMessages> {
+        let place = self.place(mesh, stage);
+        let mut all = Vec::new();
+        if place.tensor > 1 {
+            self.tensor_messages(&place, &mut all);
+        }
+        if place.parts > 1 {
+            self.context_messages(&place, &mut all);
+        }
+        if place.stages > 1 {
+            let bytes = self.hidden_bytes(&place);
+            let mut send = |phase, is_sent: bool| {
+                if is_sent {
+                    all.push(sent(Axis::Pipeline, phase, "send", 1, bytes));
+                }
+            };
+            send(Phase::Forward, !place.is_last);
+            send(Phase::Backward, !place.is_first);
+        }
+        all
+    }
+
+    fn tensor_messages(&self, place: &Place, all: &mut Vec<AxisMessages>) {
+        let Place { tensor, layers, is_first, is_last, .. } = *place;
+        let hidden = self.hidden_bytes(place);
+        let (part, sum) = (others(hidden.into(), tensor), others(2 * u128::from(hidden), tensor));
+        let mut add = |phase, operation, messages: u64, bytes: u64| {
+            if messages > 0 {
+                let bytes = messages.saturating_mul(bytes);
+                all.push(sent(Axis::Tensor, phase, operation, messages, bytes));
+            }
+        };
+        let has_head = is_last && self.vocabulary > 0;
+        let (first, last, head) = (u64::from(is_first), u64::from(is_last), u64::from(has_head));
+        let (forward, backward) = (Phase::Forward, Phase::Backward);
+        if self.sequence_regions {
+            add(forward, "all_gather", 2 * layers + last, part);
+            add(forward, "reduce_scatter", 2 * layers, part);
+            add(forward, "all_reduce", first, sum);
+            add(backward, "all_gather", 2 * layers + first, part);
+            add(backward, "reduce_scatter", 2 * layers, part);
+            add(backward, "all_reduce", head, sum);
+            let vector = self.hidden.saturating_mul(self.element_bytes);
+            let vectors = layers.saturating_mul(self.region_vectors);
+            add(backward, "all_reduce", vectors, others(2 * u128::from(vector), tensor));
+        } else {
+            add(forward, "all_reduce", 2 * layers + first, sum);
+            add(backward, "all_reduce", 2 * layers + head, sum);
+        }
+        // The last token has no label.
+        let unlabelled = if place.parts > 1 { 0 } else { self.samples };
+        let labels = self.samples.saturating_mul(place.tokens).saturating_sub(unlabelled);
+        let numbers = NUMBERS_OF_LABEL * NUMBER_BYTES;
+        add(forward, "all_gather", head, labels.saturating_mul(numbers * (tensor - 1)));
+    }
+
+    fn context_messages(&self, place: &Place, all: &mut Vec<AxisMessages>) {
+        let Place { parts, layers, parts_axis: axis, tensor, .. } = *place;
+        let tokens = product(&[self.samples, place.tokens, self.element_bytes]);
+        let peers = parts - 1;
+        // A rank has at least one head of keys.
+        let head = self.hidden / self.heads.max(1);
+        let width = (self.key_width / tensor).max(head.min(self.key_width));
+        let keys = tokens.saturating_mul(2 * width);
+        // Gradients of keys are summed in 32 bits at least.
+        let sums = keys / self.element_bytes.max(1) * self.element_bytes.max(4);
+        let mut add = |phase, operation, messages: u64, bytes: u64| {
+            let (messages, bytes) = (layers.saturating_mul(messages), layers.saturating_mul(bytes));
+            all.push(sent(axis, phase, operation, messages, bytes));
+        };
+        let times = u64::saturating_mul;
+        match self.method {
+            _ if axis == Axis::Sequence => {
+                let queries = tokens.saturating_mul(self.hidden / tensor);
+                // With fewer heads of keys than ranks, keys are repeated.
+                let repeated = times(head, parts).max(width);
+                let bytes = 2 * u128::from(queries) + 2 * u128::from(times(tokens, repeated));
+                for phase in [Phase::Forward, Phase::Backward] {
+                    add(phase, "all_to_all", 4, others(bytes, parts));
+                }
+            }
+            ContextMethod::Ring => {
+                add(Phase::Forward, "all_to_all", peers, times(keys, peers));
+                let bytes = times(keys, peers).saturating_add(times(sums, parts));
+                add(Phase::Backward, "all_to_all", peers + parts, bytes);
+            }
+            ContextMethod::Gather | ContextMethod::Ulysses => {
+                add(Phase::Forward, "all_gather", 1, times(keys, peers));
+                add(Phase::Backward, "all_gather", 1, times(keys, peers));
+                add(Phase::Backward, "reduce_scatter", 1, times(sums, peers));
+            }
+        }
+        if place.is_last && self.vocabulary > 0 {
+            // The sum of the losses and their number, and the gradient of the former.
+            let (loss, number) = (self.element_bytes.max(4), NUMBER_BYTES);
+            let [loss, number] = [loss, number].map(|bytes| others(2 * u128::from(bytes), parts));
+            all.push(sent(axis, Phase::Forward, "all_reduce", 2, loss + number));
+            all.push(sent(axis, Phase::Backward, "all_reduce", 1, loss));
+        }
+    }
+
+    /// Returns the bytes that a rank of a stage keeps of one micro-batch between its forward and its backward pass, without
+    /// recomputation: for each token and layer 34 bytes per hidden number in 16 bits, of which tensor ranks divide 24, and
+    /// with sequence regions all of them, and 5 for each score (Korthikanti et al. 2022, "Reducing Activation Recomputation
+    /// in Large Transformer Models", table 2).
+    #[must_use]
+    pub fn activations(&self, mesh: &Mesh, stage: usize) -> u64 {
+        let place = self.place(mesh, stage);
+        let t = place.tensor;
+        let tokens = product(&[self.samples, place.tokens, place.layers, self.element_bytes]);
+        let hidden = u128::from(tokens) * u128::from(self.hidden);
+        let blocks = if self.sequence_regions {
+            hidden.saturating_mul(17) / u128::from(t)
+        } else {
+            hidden.saturating_mul(u128::from(5 * t + 12)) / u128::from(t)
+        };
+        let seen = u128::from(place.tokens) * u128::from(place.parts);
+        let scores = (u128::from(tokens) * u128::from(self.heads)).saturating_mul(5) / 2;
+        let scores = scores.saturating_mul(seen) / u128::from(t);
+        let scores = if self.keeps_scores { scores } else { 0 };
+        u64::try_from(blocks.saturating_add(scores)).unwrap_or(u64::MAX)
+    }
+
+    /// Returns the bytes of the logits that a rank of a stage has for the loss, and of their gradient, both in 32 bits; 0 on
+    /// stages without the language head.
+    #[must_use]
+    pub fn logits(&self, mesh: &Mesh, stage: usize) -> u64 {
+        let place = self.place(mesh, stage);
+        let part = self.vocabulary.div_ceil(place.tensor);
+        if place.is_last { product(&[8, part, self.samples, place.tokens]) } else { 0 }
+    }
+
+    /// Returns the bytes of the hidden numbers of this rank's tokens.
+    fn hidden_bytes(&self, place: &Place) -> u64 {
+        product(&[self.samples, place.tokens, self.hidden, self.element_bytes])
+    }
+
+    fn place(&self, mesh: &Mesh, stage: usize) -> Place {
+        let stages = mesh.size(Axis::Pipeline);
+        let layers = usize::try_from(self.layers).unwrap_or(usize::MAX);
+        let layers = cut_evenly(layers, stages).ok().and_then(|cut| cut.get(stage).cloned());
+        let (context, sequence) = (mesh.size(Axis::Context), mesh.size(Axis::Sequence));
+        let parts = context * sequence;
+        let part = SequencePart::new(self.tokens, 0, parts, sequence == 1);
+        Place {
+            tensor: mesh.size(Axis::Tensor) as u64,
+            parts: parts as u64,
+            parts_axis: if sequence > 1 { Axis::Sequence } else { Axis::Context },
+            layers: layers.map_or(0, |range| range.len() as u64),
+            is_first: stage == 0,
+            is_last: stage + 1 == stages,
+            stages: stages as u64,
+            tokens: part.own_length(),
+        }
+    }
+}
+
+impl fmt::Display for AxisMessages {
+    /// `tp forward: 64 all_reduce, 2147483648 bytes`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let phase = if self.phase == Phase::Forward { "forward" } else { "backward" };
+        let Self { axis, operation, messages, bytes, .. } = self;
+        write!(f, "{} {phase}: {messages} {operation}, {bytes} bytes", axis.name())
+    }
+}
+
+fn sent(
+    axis: Axis,
+    phase: Phase,
+    operation: &'static str,
+    messages: u64,
+    bytes: u64,
+) -> AxisMessages {
+    AxisMessages { axis, phase, operation, messages, bytes }
+}
+
+/// The bytes of a whole that go to the other ranks of a ring.
+fn others(bytes: u128, ranks: u64) -> u64 {
+    let sent = bytes.saturating_mul(u128::from(ranks - 1)) / u128::from(ranks);
+    u64::try_from(sent).unwrap_or(u64::MAX)
+}
+
+fn product(factors: &[u64]) -> u64 {
+    factors.iter().fold(1, |product, factor| product.saturating_mul(*factor))
+}
+
+/// The largest logit, the sum of powers and the label's logit.
+const NUMBERS_OF_LABEL: u64 = 3;
+const NUMBER_BYTES: u64 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step() -> TransformerStep {
+        let step = TransformerStep { layers: 10, hidden: 64, key_width: 64, ..Default::default() };
+        TransformerStep { heads: 4, vocabulary: 100, samples: 2, tokens: 32, ..step }
+    }
+
+    #[test]
+    fn one_rank_sends_nothing_and_keeps_what_the_paper_says() {
+        let mesh = Mesh::builder().build(1).unwrap();
+        assert!(step().messages(&mesh, 0).is_empty());
+        let half = TransformerStep { element_bytes: 2, keeps_scores: true, ..step() };
+        // s b h (34 + 5 a s / h) for each layer.
+        assert_eq!(half.activations(&mesh, 0), 10 * (32 * 2) * (34 * 64 + 5 * 4 * 32));
+        assert_eq!(half.logits(&mesh, 0), 8 * 100 * 64);
+    }
+
+    #[test]
+    fn each_axis_divides_its_part_of_the_activations() {
+        let half = TransformerStep { element_bytes: 2, keeps_scores: true, ..step() };
+        let on = |mesh: crate::MeshBuilder, ranks, step: TransformerStep| {
+            step.activations(&mesh.build(ranks).unwrap(), 0)
+        };
+        // s b h (10 + 24 / t + 5 a s / (h t)), and all of it / t with sequence regions.
+        let tokens = 10 * 64;
+        let expected = tokens * ((10 + 24 / 2) * 64 + 5 * 4 * 32 / 2);
+        assert_eq!(on(Mesh::builder().tensor(2), 2, half), expected);
+        let regions = TransformerStep { sequence_regions: true, ..half };
+        let expected = tokens * (34 * 64 + 5 * 4 * 32) / 2;
+        assert_eq!(on(Mesh::builder().tensor(2), 2, regions), expected);
+        assert_eq!(on(Mesh::builder().context(2), 2, half), expected);
+        assert_eq!(on(Mesh::builder().pipeline(2), 2, half), expected);
+    }
+
+    #[test]
+    fn stages_send_activations_forward_and_gradients_back() {
+        let mesh = Mesh::builder().pipeline(3).build(3).unwrap();
+        let of = |stage| {
+            let sent = step().messages(&mesh, stage);
+            sent.iter().map(|it| (it.phase, it.messages, it.bytes)).collect::<Vec<_>>()
+        };
+        let bytes = 2 * 32 * 64 * 4;
+        let (forward, back) = ((Phase::Forward, 1, bytes), (Phase::Backward, 1, bytes));
+        assert_eq!([of(0), of(1), of(2)], [vec![forward], vec![forward, back], vec![back]]);
+    }
+
+    #[test]
+    fn sizes_that_overflow_are_the_largest_number() {
+        let mesh = Mesh::builder().tensor(2).context(2).build(4).unwrap();
+        let most = u64::MAX;
+        let huge = TransformerStep { hidden: most, key_width: most, tokens: most / 4, ..step() };
+        assert_eq!(huge.activations(&mesh, 0), most);
+        assert!(huge.messages(&mesh, 0).iter().all(|it| it.bytes > 0));
+    }
+}
