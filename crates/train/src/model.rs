@@ -28,7 +28,7 @@ use crate::gradients::hook::{CommHook, StatefulHook};
 use crate::gradients::loss_check::{CheckedModel, LossCheck};
 use crate::gradients::models::{Joining, PreparedModels};
 use crate::job::Job;
-use crate::pipeline::{PipelineRanks, StageModel};
+use crate::pipeline::{PipelineRanks, StageModel, Stepped};
 use crate::precision::{Numerics, memory_format};
 use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Checkpointed, Kind, ModelTensor, Registry};
@@ -214,7 +214,15 @@ impl<M> PreparedModel<M> {
             }
             None => None,
         };
-        let stage = context.pipeline.as_ref().map(|pipeline| pipeline.add(&model)).transpose()?;
+        let stage = match &context.pipeline {
+            Some(pipeline) => {
+                let stepped = sharded.as_ref().map_or_else(|| model.parameters(), |it| it.shards());
+                let stage = pipeline.add(&model, &stepped)?;
+                sharded.iter().try_for_each(|it| it.sharder().shards_changed())?;
+                Some(stage)
+            }
+            None => None,
+        };
         let inner = ModelInner::new(&model, reduction.hook.clone(), sharded.clone(), tensor);
         let inner = Arc::new(inner);
         context.registry.register(&inner);
@@ -243,7 +251,8 @@ impl<M> PreparedModel<M> {
         if grad_enabled() {
             self.check_frozen()?;
         }
-        if let Some(sharded) = &self.sharded {
+        // In a pipeline's step the parameters are whole, and units have nothing to do.
+        if let Some(sharded) = self.sharded.as_ref().filter(|_| self.context.pipeline.is_none()) {
             return self.sharded_forward(sharded, input);
         }
         let Some(reducer) = &self.reduction.reducer else {
@@ -376,6 +385,14 @@ impl<M> PreparedModel<M> {
     /// Returns all ranks of the job, those included that have other parts or stages of the model.
     pub(crate) fn everyone(&self) -> Processes {
         self.context.everyone()
+    }
+
+    /// Returns the tensors in which the gradients of a pipeline's step end.
+    pub(crate) fn stepped(&self) -> Stepped<'_> {
+        Stepped {
+            tensors: self.trainable_parameters(),
+            sharder: self.sharded.as_ref().map(|it| &**it.sharder()),
+        }
     }
 
     /// Returns the ranks with stages of models, where there are some.

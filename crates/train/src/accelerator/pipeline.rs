@@ -19,7 +19,8 @@ impl Accelerator {
     /// batch.
     ///
     /// Gradients are averaged over the ranks that read other samples, by the number of rows, or by the weights of sums. Where
-    /// the batch does not end its window of accumulation, they stay as they are.
+    /// the batch does not end its window of accumulation, they stay as they are. With fp16 the loss is scaled, and a gradient of
+    /// any stage that overflows leaves the step out on all ranks.
     ///
     /// ```
     /// use brigade_data::{DataLoader, TensorDataset};
@@ -82,15 +83,34 @@ impl Accelerator {
             let mean = if weight == 0.0 { 0.0 } else { value.f_double_value(&[])? / weight };
             return Ok(StepLoss::of(mean, weight));
         };
-        let factor = gradients.accumulator.share();
+        let mut factor = gradients.accumulator.share();
+        if let Some(scaler) = &gradients.scaler {
+            let one = Tensor::f_ones([0i64; 0], (Kind::Float, model.inner().device()))?;
+            factor *= scaler.scale_loss(&one)?.f_double_value(&[])?;
+        }
         let averaged = &gradients.processes;
+        let stepped = model.stepped();
+        let of_model = (model.inner(), &stepped);
         let found = pipeline
-            .forward_backward(model.inner(), batch, factor, averaged, |micro| loss(model, micro))?;
+            .forward_backward(of_model, batch, factor, averaged, |micro| loss(model, micro))?;
         self.check_step_loss(found.value())?;
-        if gradients.accumulator.sync_gradients() {
+        if gradients.accumulator.sync_gradients() && stepped.sharder.is_none() {
             pipeline.average(model.inner(), averaged)?;
         }
         Ok(found)
+    }
+
+    /// Returns the number of micro-batches into which [`Accelerator::forward_backward`] cuts a batch: 1 without a pipeline.
+    ///
+    /// ```
+    /// let accelerator = brigade_train::Accelerator::builder().cpu(true).quiet(true).build()?;
+    /// assert_eq!(accelerator.micro_batches(), 1);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn micro_batches(&self) -> usize {
+        let pipeline = self.gradients.pipeline.as_ref();
+        pipeline.map_or(1, |it| it.pipeline().options().micro_batches)
     }
 
     /// Fails on all ranks where the loss of one is infinite or NaN.
@@ -146,9 +166,9 @@ impl Accelerator {
         T: TensorTree,
     {
         match &self.gradients.pipeline {
-            Some(pipeline) => {
-                pipeline.pipeline().forward(model.inner(), batch, |micro| value(model, micro))
-            }
+            Some(pipeline) => model.gathered(|inner| {
+                pipeline.pipeline().forward(inner, batch, |micro| value(model, micro))
+            }),
             None => tch::no_grad(|| {
                 let value = value(model, &batch.narrow_rows(0..batch.rows()?)?)?;
                 Ok(vec![value.try_map(&mut |tensor| tensor.f_detach())?])

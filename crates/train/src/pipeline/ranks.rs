@@ -8,13 +8,14 @@ use brigade_checkpoint::TensorInfo;
 use brigade_nn::{Model, PipelineParallel};
 use brigade_sharding::{Axis, Mesh};
 use brigade_torch::{
-    Error, ProcessGroup, ReduceOp, Result, TensorId, TensorTree, gradient, kind_of, set_gradient,
+    Error, NamedTensor, ProcessGroup, ReduceOp, Result, TensorId, TensorTree, gradient, kind_of,
+    set_gradient,
 };
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
 use super::wire::Wire;
-use super::{Pipeline, PipelineLoss, PipelineOptions, StepLoss};
+use super::{Pipeline, PipelineLoss, PipelineOptions, StepLoss, Stepped};
 use crate::processes::Processes;
 
 /// The ranks that have the stages of one model, and read the same samples.
@@ -96,22 +97,25 @@ impl PipelineRanks {
         )))
     }
 
-    /// Gives parameters that several ranks have the values of the first of them, and notes which of them this rank counts. All
-    /// ranks of the pipeline take part.
-    pub(crate) fn add<M>(&self, model: &Model<M>) -> Result<Arc<StageModel>> {
+    /// Gives parameters that several ranks have the values of the first of them, and notes which of them this rank counts.
+    /// `stepped` are what optimizers step: the parameters, or their shards. All ranks of the pipeline take part.
+    pub(crate) fn add<M>(
+        &self,
+        model: &Model<M>,
+        stepped: &[NamedTensor],
+    ) -> Result<Arc<StageModel>> {
         let stages = self.pipeline.stages_of(model)?;
         let mut wire = Wire::new(self.group(), &self.pipeline.forms, model.device());
         let mut counted_before = HashSet::new();
         for shared in stages.shared() {
-            let own = model.tensor(&shared.name);
+            let own = stepped.iter().find(|it| it.name == shared.name).map(|it| &it.tensor);
             let Some(own) = own.filter(|_| shared.ranks.contains(&stages.rank())) else { continue };
-            let own = own.f_detach()?;
-            let values = wire.exchange(&own, &shared.ranks)?;
+            let values = wire.exchange(&own.f_detach()?, &shared.ranks)?;
             if shared.ranks.first() != Some(&stages.rank()) {
                 if let Some(first) = values.first() {
-                    tch::no_grad(|| own.shallow_clone().f_copy_(first))?;
+                    tch::no_grad(|| own.f_detach()?.f_copy_(first))?;
                 }
-                counted_before.extend(model.tensor(&shared.name).iter().map(TensorId::of));
+                counted_before.insert(TensorId::of(own));
             }
         }
         let order = stages.saved_names().to_vec();
@@ -141,7 +145,7 @@ impl PipelineRanks {
     /// Runs a step. `averaged` are the ranks with other samples, over which the weights of sums are added.
     pub(crate) fn forward_backward<M, B, L>(
         &self,
-        model: &Model<M>,
+        (model, stepped): (&Model<M>, &Stepped<'_>),
         batch: &B,
         factor: f64,
         averaged: &Processes,
@@ -159,7 +163,7 @@ impl PipelineRanks {
             // Gradients are averaged over the ranks afterwards.
             Ok(if all == 0.0 { 0.0 } else { weight * group.size() as f64 / all })
         };
-        self.pipeline.scaled_forward_backward(model, batch, factor, &share, loss)
+        self.pipeline.scaled_forward_backward(model, stepped, batch, (factor, &share), loss)
     }
 
     /// Averages gradients over the ranks that have the same stages and other samples.
@@ -218,13 +222,14 @@ impl PipelineRanks {
 
     /// Fails for axes that do not go together with a pipeline.
     pub(crate) fn check_mesh(mesh: &Mesh) -> Result<()> {
-        for axis in [Axis::Shard, Axis::Context, Axis::Sequence] {
+        for axis in [Axis::Context, Axis::Sequence] {
             if mesh.size(axis) > 1 {
                 return Err(Error::invalid_argument(format!(
-                    "the mesh {mesh} has ranks along both {} and {axis}, which does not work yet: use {} with {} and {}",
+                    "the mesh {mesh} has ranks along both {} and {axis}, which does not work yet: use {} with {}, {} and {}",
                     Axis::Pipeline,
                     Axis::Pipeline,
                     Axis::Replicate,
+                    Axis::Shard,
                     Axis::Tensor
                 )));
             }

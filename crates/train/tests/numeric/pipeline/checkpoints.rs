@@ -143,7 +143,7 @@ fn same(found: &(Weights, Vec<f64>), expected: &(Weights, Vec<f64>)) {
     }
 }
 
-const FORMS: [Form; 8] = [
+const FORMS: [Form; 10] = [
     Form::new([1, 1, 1, 1]),
     Form::new([2, 1, 1, 1]),
     Form::new([4, 1, 1, 1]),
@@ -152,6 +152,8 @@ const FORMS: [Form; 8] = [
     Form::new([2, 2, 1, 1]),
     Form { sharding: Some(Sharding::zero3), ..Form::new([1, 1, 2, 1]) },
     Form { sharding: Some(|| Sharding::hybrid(2)), ..Form::new([1, 2, 2, 1]) },
+    Form { sharding: Some(Sharding::zero3), ..Form::new([2, 1, 2, 1]) },
+    Form { sharding: Some(Sharding::zero1), ..Form::new([2, 1, 2, 2]) },
 ];
 
 #[test]
