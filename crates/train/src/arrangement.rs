@@ -225,9 +225,6 @@ fn arrange(
         )));
     }
     let stages = mesh.size(Axis::Pipeline);
-    if stages > 1 {
-        PipelineRanks::check_mesh(mesh)?;
-    }
     agree(sharding, mesh)?;
     let job = &everyone.job;
     let pipeline = match stages {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use brigade_checkpoint::TensorInfo;
 use brigade_nn::{Model, PipelineParallel};
-use brigade_sharding::{Axis, Mesh};
+use brigade_sharding::Mesh;
 use brigade_torch::{
     Error, NamedTensor, ProcessGroup, ReduceOp, Result, TensorId, TensorTree, gradient, kind_of,
     set_gradient,
@@ -218,23 +218,6 @@ impl PipelineRanks {
             "{what} does not work where ranks have stages of models (mesh {}): {instead}",
             self.mesh
         ))
-    }
-
-    /// Fails for axes that do not go together with a pipeline.
-    pub(crate) fn check_mesh(mesh: &Mesh) -> Result<()> {
-        for axis in [Axis::Context, Axis::Sequence] {
-            if mesh.size(axis) > 1 {
-                return Err(Error::invalid_argument(format!(
-                    "the mesh {mesh} has ranks along both {} and {axis}, which does not work yet: use {} with {}, {} and {}",
-                    Axis::Pipeline,
-                    Axis::Pipeline,
-                    Axis::Replicate,
-                    Axis::Shard,
-                    Axis::Tensor
-                )));
-            }
-        }
-        Ok(())
     }
 }
 
