@@ -18,7 +18,7 @@ pub use self::loss::{PipelineLoss, StepLoss};
 pub(crate) use self::ranks::PipelineRanks;
 pub(crate) use self::ranks::StageModel;
 use self::run::Step;
-pub(crate) use self::shared::Stepped;
+pub(crate) use self::shared::{ShareOf, Shares, Stepped};
 use self::wire::Forms;
 
 /// How a pipeline divides a batch and orders its passes.
@@ -161,7 +161,8 @@ impl Pipeline {
         L: PipelineLoss,
     {
         let stepped = Stepped { tensors: model.trainable_parameters(), sharder: None };
-        self.scaled_forward_backward(model, &stepped, batch, (1.0, &|_| Ok(1.0)), loss)
+        let alone = |_| Ok(Shares { own: 1.0, earlier: 1.0 });
+        self.scaled_forward_backward(model, &stepped, batch, (1.0, &alone), loss)
     }
 
     /// As [`Pipeline::forward_backward`], with gradients times a factor, and those of sums times what a function makes of their
@@ -171,7 +172,7 @@ impl Pipeline {
         model: &Model<M>,
         stepped: &Stepped<'_>,
         batch: &B,
-        (factor, share): (f64, &dyn Fn(f64) -> Result<f64>),
+        (factor, share): (f64, ShareOf<'_>),
         loss: impl FnMut(&B::Owned) -> Result<L>,
     ) -> Result<StepLoss>
     where

@@ -166,6 +166,7 @@ mod numeric {
                 (4, 4, "--pipeline 2"),
                 (4, 8, "--pipeline 2 --tensor 2"),
                 (4, 4, "--pipeline 2 --sharding zero3"),
+                (4, 8, "--pipeline 2 --context 2"),
             ] {
                 let launched = format!(
                     "launch --nproc {ranks} {axes} {program} {options} --batch-size {batch} --save stages"
@@ -182,6 +183,11 @@ mod numeric {
                 };
                 assert_eq!(size("stages"), size("saved"));
             }
+            let launched = format!(
+                "launch --nproc 2 --pipeline 2 {program} {options} --batch-size 4 --accumulate 2"
+            );
+            let windows = run(launcher::brigade_beside(program), &launched, folder);
+            near(&losses(&windows), &one, 1e-5, &windows);
             let kept = "--checkpoint kept --checkpoint-every 2";
             let launched =
                 format!("launch --nproc 2 {program} {options} --pipeline 2 --batch-size 8 {kept}");

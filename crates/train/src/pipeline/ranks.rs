@@ -1,5 +1,6 @@
 //! The pipelines of an Accelerator's mesh, and the models whose stages they have.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -15,7 +16,7 @@ use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
 use super::wire::Wire;
-use super::{Pipeline, PipelineLoss, PipelineOptions, StepLoss, Stepped};
+use super::{Pipeline, PipelineLoss, PipelineOptions, Shares, StepLoss, Stepped};
 use crate::processes::Processes;
 
 /// The ranks that have the stages of one model, and read the same samples.
@@ -142,12 +143,13 @@ impl PipelineRanks {
         self.models().iter().any(|model| model.counted_before.contains(&TensorId::of(parameter)))
     }
 
-    /// Runs a step. `averaged` are the ranks with other samples, over which the weights of sums are added.
+    /// Runs a step. `averaged` are the ranks with other samples, over which the weights of sums are added, and `window` has the
+    /// weight of the batches before this one in a window of accumulation, and after it that of this one as well.
     pub(crate) fn forward_backward<M, B, L>(
         &self,
         (model, stepped): (&Model<M>, &Stepped<'_>),
         batch: &B,
-        factor: f64,
+        (factor, window): (f64, &Cell<f64>),
         averaged: &Processes,
         loss: impl FnMut(&B::Owned) -> Result<L>,
     ) -> Result<StepLoss>
@@ -156,12 +158,23 @@ impl PipelineRanks {
         L: PipelineLoss,
     {
         let share = |weight: f64| {
-            let Some(group) = averaged.group().filter(|_| L::IS_SUM) else { return Ok(1.0) };
-            let mut sum = Tensor::from(weight).f_to_device(averaged.device())?.f_reshape([1])?;
-            group.all_reduce(&mut sum, ReduceOp::Sum)?;
-            let all = sum.f_to_device(Device::Cpu)?.f_double_value(&[0])?;
-            // Gradients are averaged over the ranks afterwards.
-            Ok(if all == 0.0 { 0.0 } else { weight * group.size() as f64 / all })
+            if !L::IS_SUM {
+                return Ok(Shares { own: 1.0, earlier: 1.0 });
+            }
+            let (mut all, mut ranks) = (weight, 1);
+            if let Some(group) = averaged.group() {
+                let mut sum =
+                    Tensor::from(weight).f_to_device(averaged.device())?.f_reshape([1])?;
+                group.all_reduce(&mut sum, ReduceOp::Sum)?;
+                (all, ranks) = (sum.f_to_device(Device::Cpu)?.f_double_value(&[0])?, group.size());
+            }
+            let before = window.replace(window.get() + all);
+            let whole = window.get();
+            // A mean over the window so far. Gradients are averaged over the ranks afterwards.
+            Ok(match whole {
+                0.0 => Shares { own: 0.0, earlier: 1.0 },
+                _ => Shares { own: weight * ranks as f64 / whole, earlier: before / whole },
+            })
         };
         self.pipeline.scaled_forward_backward(model, stepped, batch, (factor, &share), loss)
     }

@@ -8,7 +8,7 @@ use brigade_torch::{BackwardOptions, Error, Result, TensorTree, backward_from, g
 use tch::{Device, Kind, Tensor};
 
 use super::loss::{Losses, PipelineLoss, StepLoss};
-use super::shared::{Kept, Stepped};
+use super::shared::{Kept, ShareOf, Shares, Stepped};
 use super::wire::{MicroForm, Wire};
 use super::{Pipeline, form_of};
 use crate::error::TrainError;
@@ -87,13 +87,11 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
     /// Runs all actions, and returns the loss, which all ranks know.
     pub(super) fn run<L: PipelineLoss>(
         mut self,
-        share: &dyn Fn(f64) -> Result<f64>,
+        share: ShareOf<'_>,
         mut loss: impl FnMut(&T) -> Result<L>,
     ) -> Result<StepLoss> {
         let stepped = self.stepped;
-        // Gradients that are not reduced yet are of this step alone, and are scaled before the reduction.
-        let is_scaled = L::IS_SUM && stepped.sharder.is_none();
-        let mut kept = Kept::take(stepped, self.stages, is_scaled)?;
+        let mut kept = Kept::take(stepped, self.stages, L::IS_SUM)?;
         let pipeline = self.pipeline;
         let actions = pipeline.table.actions(pipeline.group.rank());
         self.splits = actions.iter().any(|it| it.kind == ActionKind::BackwardInput);
@@ -107,17 +105,18 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         let total = pipeline.group.broadcast_object(own.as_ref(), self.last_rank());
         let total: [f64; 3] = total.map_err(|error| failed("the loss of the batch", error))?;
         let share = share(total[1]).map_err(|error| failed("the weight of all samples", error))?;
-        let factor = total[2] * share;
+        let shares = Shares { own: total[2] * share.own, ..share };
         if let Some(sharder) = stepped.sharder {
             let reduced = || {
-                if factor != 1.0 {
-                    sharder.scale_unreduced(&Tensor::from(factor))?;
+                // Those that are not reduced yet are of this step alone.
+                if shares.own != 1.0 {
+                    sharder.scale_unreduced(&Tensor::from(shares.own))?;
                 }
                 sharder.reduce_unreduced()
             };
             reduced().map_err(|error| failed("the reduction of the gradients", error))?;
         }
-        let summed = kept.finish(stepped, self.stages, &mut self.wire, factor);
+        let summed = kept.finish(stepped, self.stages, &mut self.wire, shares);
         summed.map_err(|error| failed("the gradients of shared parameters", error))?;
         self.wire.finish().map_err(|error| failed("the end of the step", error))?;
         Ok(total.into())

@@ -15,23 +15,34 @@ pub(crate) struct Stepped<'a> {
     pub(crate) sharder: Option<&'a Sharder>,
 }
 
+/// What gradients of sums are multiplied by at the end of a step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shares {
+    /// Those of the step.
+    pub(crate) own: f64,
+    /// Those that were there before.
+    pub(crate) earlier: f64,
+}
+
+/// Returns the shares of a batch's weight.
+pub(crate) type ShareOf<'a> = &'a dyn Fn(f64) -> Result<Shares>;
+
 /// Gradients of earlier steps, put aside where those of this one are changed at its end.
 pub(super) struct Kept {
     earlier: HashMap<String, Tensor>,
-    is_scaled: bool,
 }
 
 impl Kept {
-    /// Puts aside the gradients of parameters that several ranks have; with `is_scaled` those of all.
+    /// Puts aside the gradients of parameters that several ranks have; of all for losses that are sums.
     pub(super) fn take(
         stepped: &Stepped<'_>,
         stages: &PipelineStages,
-        is_scaled: bool,
+        is_sum: bool,
     ) -> Result<Self> {
         let mut earlier = HashMap::new();
         for parameter in &stepped.tensors {
             let is_shared = stages.shared().iter().any(|it| it.name == parameter.name);
-            if !is_scaled && !is_shared {
+            if !is_sum && !is_shared {
                 continue;
             }
             if let Some(found) = gradient(&parameter.tensor)? {
@@ -39,7 +50,7 @@ impl Kept {
                 earlier.insert(parameter.name.clone(), found);
             }
         }
-        Ok(Self { earlier, is_scaled })
+        Ok(Self { earlier })
     }
 
     /// Multiplies the step's gradients, sums those of shared parameters over their ranks, and adds the earlier ones.
@@ -48,13 +59,14 @@ impl Kept {
         stepped: &Stepped<'_>,
         stages: &PipelineStages,
         wire: &mut Wire<'_>,
-        factor: f64,
+        shares: Shares,
     ) -> Result<()> {
         let parameters = &stepped.tensors;
-        if self.is_scaled && factor != 1.0 {
+        // Those of shards were multiplied before their reduction.
+        if shares.own != 1.0 && stepped.sharder.is_none() {
             for parameter in parameters {
                 if let Some(mut found) = gradient(&parameter.tensor)? {
-                    tch::no_grad(|| found.f_mul_scalar_(factor).map(drop))?;
+                    tch::no_grad(|| found.f_mul_scalar_(shares.own).map(drop))?;
                 }
             }
         }
@@ -74,7 +86,10 @@ impl Kept {
             set_gradient(&own.tensor, &sum.f_to_device(own.tensor.device())?)?;
         }
         for parameter in parameters {
-            let Some(earlier) = self.earlier.remove(&parameter.name) else { continue };
+            let Some(mut earlier) = self.earlier.remove(&parameter.name) else { continue };
+            if shares.earlier != 1.0 {
+                tch::no_grad(|| earlier.f_mul_scalar_(shares.earlier).map(drop))?;
+            }
             if let Some(found) = gradient(&parameter.tensor)? {
                 let mut sum = earlier.shallow_clone();
                 tch::no_grad(|| sum.f_add_(&found).map(drop))?;

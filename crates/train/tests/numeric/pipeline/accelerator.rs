@@ -198,6 +198,7 @@ fn pipelines_of_the_accelerator() {
     check(&mesh, &options(3, Schedule::OneForwardOneBackward), Recipe { norm_type: 0.0, ..MEANS });
     let sums = Recipe { is_sum: true, norm_type: 1.0, ..MEANS };
     check(&mesh, &options(4, Schedule::ZeroBubble), sums);
+    check(&mesh, &options(4, Schedule::GPipe), Recipe { window: 3, ..sums });
 }
 
 #[test]
@@ -207,6 +208,8 @@ fn pipelines_with_replicas() {
     check(&mesh, &options(4, Schedule::OneForwardOneBackward), means);
     check(&mesh, &options(2, Schedule::ZeroBubble), Recipe { window: 2, ..means });
     check(&mesh, &options(4, Schedule::OneForwardOneBackward), Recipe { is_sum: true, ..means });
+    let windows = Recipe { is_sum: true, window: 2, ..means };
+    check(&mesh, &options(2, Schedule::OneForwardOneBackward), windows);
 }
 
 #[test]
@@ -228,6 +231,8 @@ fn sharded_pipelines() {
     check_sharded(&mesh(1), Some(&Sharding::zero1()), &one, means);
     check_sharded(&mesh(1), Some(&Sharding::zero1()), &one, Recipe { window: 2, ..means });
     check_sharded(&mesh(1), Some(&Sharding::zero2()), &one, sums);
+    check_sharded(&mesh(1), Some(&Sharding::zero3()), &one, Recipe { window: 2, ..sums });
+    check_sharded(&mesh(1), Some(&Sharding::zero1()), &one, Recipe { window: 3, ..sums });
     check_sharded(&mesh(1), Some(&Sharding::zero3()), &one, means);
     check_sharded(&mesh(1), Some(&Sharding::zero3()), &options(4, Schedule::ZeroBubbleV), sums);
     check_sharded(&mesh(1), Some(&Sharding::zero3()), &options(4, Schedule::Interleaved), means);
