@@ -63,7 +63,7 @@ fn stages_write_what_one_process_writes() {
         model.eval();
         // Larger weights, so that tokens differ.
         tch::no_grad(|| {
-            model.parameters().iter_mut().for_each(|it| drop(it.tensor.g_mul_scalar_(3.0)))
+            model.parameters().iter_mut().for_each(|it| drop(it.tensor.g_mul_scalar_(3.0)));
         });
         model
     };
