@@ -480,7 +480,9 @@ impl ModelState {
         let (trained, buffers) = (model.trainable_parameters(), names(model.buffers()));
         let tensors = model.state_dict().into_iter().map(|(name, detached)| {
             if let Some(tensor) = sharded.as_ref().and_then(|it| it.shard(&name)) {
-                let trained = tensor.requires_grad();
+                // A tied parameter has its gradient once.
+                let is_first = model.parameter_name(&name).is_none_or(|first| first == name);
+                let trained = tensor.requires_grad() && is_first;
                 return ModelTensor { name, tensor, trained, buffer: false };
             }
             // The parameter itself where it is trained: it has the gradient.
