@@ -66,8 +66,9 @@ pub use transformer::{
     CausalBody, CausalLm, CausalModel, ConfigError, GeneratedTokens, GenerationOptions, Gpt2,
     Gpt2LmHead, Gpt2Options, IGNORED_LABEL, KeyValueCache, Labelled, Llama, Llama3Scaling,
     LlamaForCausalLm, LlamaOptions, Mixtral, MixtralForCausalLm, MixtralOptions, ProblemType,
-    TokenLoss, Tokens, Transformer, TransformerOptions, VocabularyLogits, causal_lm_loss,
-    joined_layers, no_decay_parameters, sequence_loss, token_loss,
+    SeenTokens, TokenLoss, Tokens, Transformer, TransformerOptions, UncachedModel,
+    VocabularyLogits, causal_lm_loss, joined_layers, no_decay_parameters, sequence_loss,
+    token_loss,
 };
 pub use unet::{UNet, UNetOptions};
 pub use vit::{VisionTransformer, VisionTransformerOptions};

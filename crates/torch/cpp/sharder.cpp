@@ -430,6 +430,10 @@ void sharder_scale_unreduced(const Sharder& sharder, const Tensor& factor) {
   sharder.engine->scale_unreduced(factor);
 }
 
+void sharder_reduce_unreduced(const Sharder& sharder) {
+  sharder.engine->reduce_unreduced();
+}
+
 void sharder_clear_unreduced(const Sharder& sharder) {
   sharder.engine->clear_unreduced();
 }

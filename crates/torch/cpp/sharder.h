@@ -47,6 +47,8 @@ void sharder_leave(const Sharder& sharder, size_t unit, rust::Slice<const Tensor
 void sharder_set_sync(const Sharder& sharder, bool sync, bool window_ends);
 // Multiplies the gradients that add up on this rank, not reduced yet, by one number.
 void sharder_scale_unreduced(const Sharder& sharder, const Tensor& factor);
+// Reduces them into the shards' gradients, also over the replicas; what a parameter has not got counts as zeros.
+void sharder_reduce_unreduced(const Sharder& sharder);
 // Drops them.
 void sharder_clear_unreduced(const Sharder& sharder);
 // The shards have changed: the optimizer has stepped, or weights were loaded.

@@ -365,20 +365,31 @@ void ShardingEngine::reduce_over_replicas() {
   }
 }
 
+void ShardingEngine::reduce_rest(bool window_ends) {
+  // Parameters that no backward reached count as zeros: other ranks may have reached them.
+  reduce_in_order(true);
+  for (auto& unit : units_) {
+    finish_reduction(unit);
+  }
+  if (window_ends) {
+    reduce_over_replicas();
+  }
+  while (!homeward_.empty()) {
+    take_in();
+  }
+}
+
+void ShardingEngine::reduce_unreduced() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  begin_count();
+  reduce_rest(true);
+  begin_count();
+}
+
 void ShardingEngine::backward_ends() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (sync_) {
-    // Parameters that this backward did not reach count as zeros: other ranks may have reached them.
-    reduce_in_order(true);
-    for (auto& unit : units_) {
-      finish_reduction(unit);
-    }
-    if (window_ends_) {
-      reduce_over_replicas();
-    }
-    while (!homeward_.empty()) {
-      take_in();
-    }
+    reduce_rest(window_ends_);
   }
   wait_for_copies();
   for (auto& unit : units_) {

@@ -56,6 +56,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
 
   void scale_unreduced(const at::Tensor& factor);
 
+  void reduce_unreduced();
+
   void clear_unreduced();
 
   void update_trained();
@@ -261,6 +263,8 @@ class ShardingEngine : public std::enable_shared_from_this<ShardingEngine> {
   void reduce_over_replicas();
 
   void backward_ends();
+  // Reduces all units that were not reduced yet, and waits for it. With the mutex held.
+  void reduce_rest(bool window_ends);
 
   void begin_count();
 

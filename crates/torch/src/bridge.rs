@@ -857,6 +857,7 @@ pub(crate) mod ffi {
         fn sharder_leave(sharder: &Sharder, unit: usize, outputs: &[TensorRef<'_>]) -> Result<()>;
         fn sharder_set_sync(sharder: &Sharder, sync: bool, window_ends: bool) -> Result<()>;
         fn sharder_scale_unreduced(sharder: &Sharder, factor: &Tensor) -> Result<()>;
+        fn sharder_reduce_unreduced(sharder: &Sharder) -> Result<()>;
         fn sharder_clear_unreduced(sharder: &Sharder) -> Result<()>;
         fn sharder_shards_changed(sharder: &Sharder) -> Result<()>;
         fn sharder_update_trained(sharder: &Sharder) -> Result<()>;

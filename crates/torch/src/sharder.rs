@@ -209,6 +209,17 @@ impl Sharder {
             .map_err(|error| Error::libtorch("Sharder::scale_unreduced", &error))
     }
 
+    /// Reduces the gradients that have added up on this rank, and adds their mean over the ranks to the gradients of the
+    /// shards: one reduction for several backwards without one ([`Sharder::set_sync`]), after the last of them. All ranks call
+    /// it.
+    ///
+    /// # Errors
+    /// [`crate::TorchError::Libtorch`] with the unit's name when a peer is gone.
+    pub fn reduce_unreduced(&self) -> Result<(), Error> {
+        ffi::sharder_reduce_unreduced(&self.handle.0)
+            .map_err(|error| Error::libtorch("reducing the gradients of a sharded model", &error))
+    }
+
     /// Drops the gradients that add up on this rank without being reduced, as an optimizer's `zero_grad` drops those of
     /// the shards.
     ///

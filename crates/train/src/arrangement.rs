@@ -231,16 +231,6 @@ fn arrange(
         )));
     }
     let stages = mesh.size(Axis::Pipeline);
-    if stages > 1 {
-        PipelineRanks::check_mesh(mesh)?;
-        if let Some(sharding) = sharding {
-            return Err(Error::invalid_argument(format!(
-                "the mesh {mesh} has stages of a pipeline, and parameters are sharded ({}), which does not work together yet: \
-                 train without sharding, or without the axis pp",
-                sharding.strategy
-            )));
-        }
-    }
     agree(sharding, mesh)?;
     let job = &everyone.job;
     let pipeline = match stages {

@@ -13,7 +13,7 @@ use crate::model::PreparedModel;
 use crate::optimizer::PreparedOptimizer;
 use crate::pipeline::PipelineRanks;
 use crate::sharding::Part;
-use crate::stateful::{Stateful, infos, mismatch};
+use crate::stateful::{Stateful, infos, mismatch, no_state};
 
 impl<M> PreparedModel<M> {
     /// Returns the model's whole parameters and saved buffers on rank 0, copied to the host's memory, and `None` on the
@@ -220,10 +220,6 @@ fn joined(pipeline: &PipelineRanks, own: Value<Tensor>) -> Result<Value<Tensor>>
     tree.try_map(&mut |_, place| {
         whole.remove(&place).ok_or_else(|| Error::invalid_argument(format!("no rank has {place}")))
     })
-}
-
-pub(crate) fn no_state() -> Error {
-    Error::invalid_argument("rank 0 has given no state to load: `None` is for the other ranks")
 }
 
 fn given(state: Option<&StateDict>) -> Result<&StateDict> {

@@ -28,7 +28,7 @@ use crate::gradients::hook::{CommHook, StatefulHook};
 use crate::gradients::loss_check::{CheckedModel, LossCheck};
 use crate::gradients::models::{Joining, PreparedModels};
 use crate::job::Job;
-use crate::pipeline::{PipelineRanks, StageModel};
+use crate::pipeline::{PipelineRanks, StageModel, Stepped};
 use crate::precision::{Numerics, memory_format};
 use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Checkpointed, Kind, ModelTensor, Registry};
@@ -246,7 +246,15 @@ impl<M> PreparedModel<M> {
             }
             None => None,
         };
-        let stage = context.pipeline.as_ref().map(|pipeline| pipeline.add(&model)).transpose()?;
+        let stage = match &context.pipeline {
+            Some(pipeline) => {
+                let stepped = sharded.as_ref().map_or_else(|| model.parameters(), |it| it.shards());
+                let stage = pipeline.add(&model, &stepped)?;
+                sharded.iter().try_for_each(|it| it.sharder().shards_changed())?;
+                Some(stage)
+            }
+            None => None,
+        };
         let inner = ModelInner::new(&model, reduction.hook.clone(), sharded.clone(), tensor);
         let inner = Arc::new(inner);
         context.registry.register(&inner);
@@ -275,7 +283,8 @@ impl<M> PreparedModel<M> {
         if grad_enabled() {
             self.check_frozen()?;
         }
-        if let Some(sharded) = &self.sharded {
+        // In a pipeline's step the parameters are whole, and units have nothing to do.
+        if let Some(sharded) = self.sharded.as_ref().filter(|_| self.context.pipeline.is_none()) {
             return self.sharded_forward(sharded, input);
         }
         let Reduction { reducer, experts, .. } = &self.reduction;
@@ -412,6 +421,14 @@ impl<M> PreparedModel<M> {
         self.context.everyone()
     }
 
+    /// Returns the tensors in which the gradients of a pipeline's step end.
+    pub(crate) fn stepped(&self) -> Stepped<'_> {
+        Stepped {
+            tensors: self.trainable_parameters(),
+            sharder: self.sharded.as_ref().map(|it| &**it.sharder()),
+        }
+    }
+
     /// Returns the ranks with stages of models, where there are some.
     pub(crate) fn pipeline(&self) -> Option<&PipelineRanks> {
         self.context.pipeline.as_deref()
@@ -497,7 +514,9 @@ impl ModelState {
         let (trained, buffers) = (model.trainable_parameters(), names(model.buffers()));
         let tensors = model.state_dict().into_iter().map(|(name, detached)| {
             if let Some(tensor) = sharded.as_ref().and_then(|it| it.shard(&name)) {
-                let trained = tensor.requires_grad();
+                // A tied parameter has its gradient once.
+                let is_first = model.parameter_name(&name).is_none_or(|first| first == name);
+                let trained = tensor.requires_grad() && is_first;
                 return ModelTensor { name, tensor, trained, buffer: false };
             }
             // The parameter itself where it is trained: it has the gradient.

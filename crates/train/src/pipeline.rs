@@ -18,6 +18,7 @@ pub use self::loss::{PipelineLoss, StepLoss};
 pub(crate) use self::ranks::PipelineRanks;
 pub(crate) use self::ranks::StageModel;
 use self::run::Step;
+pub(crate) use self::shared::{ShareOf, Shares, Stepped};
 use self::wire::Forms;
 
 /// How a pipeline divides a batch and orders its passes.
@@ -159,17 +160,19 @@ impl Pipeline {
         B: TensorTree,
         L: PipelineLoss,
     {
-        self.scaled_forward_backward(model, batch, 1.0, &|_| Ok(1.0), loss)
+        let stepped = Stepped { tensors: model.trainable_parameters(), sharder: None };
+        let alone = |_| Ok(Shares { own: 1.0, earlier: 1.0 });
+        self.scaled_forward_backward(model, &stepped, batch, (1.0, &alone), loss)
     }
 
-    /// As [`Pipeline::forward_backward`], with gradients times a factor, and those of sums times what `share` makes of their
-    /// weight.
+    /// As [`Pipeline::forward_backward`], with gradients times a factor, and those of sums times what a function makes of their
+    /// weight. A sharded model has whole parameters for the whole step, and its gradients are reduced once.
     pub(crate) fn scaled_forward_backward<M, B, L>(
         &self,
         model: &Model<M>,
+        stepped: &Stepped<'_>,
         batch: &B,
-        factor: f64,
-        share: &dyn Fn(f64) -> Result<f64>,
+        (factor, share): (f64, ShareOf<'_>),
         loss: impl FnMut(&B::Owned) -> Result<L>,
     ) -> Result<StepLoss>
     where
@@ -192,7 +195,17 @@ impl Pipeline {
             )));
         }
         let micros = cut_rows(batch, rows, count)?;
-        self.whole(|| Step::new(self, model, stages, micros, rows, factor).run(share, loss))
+        let step =
+            || Step::new(self, model, stages, micros, (rows, factor), stepped).run(share, loss);
+        self.whole(|| {
+            let Some(sharder) = stepped.sharder else { return step() };
+            sharder.set_sync(false, false)?;
+            let outcome = sharder.gathered(step);
+            if outcome.is_err() {
+                sharder.clear_unreduced()?;
+            }
+            outcome
+        })
     }
 
     /// Computes a value of each micro-batch without gradients, and returns the values of all of them on every rank of the
@@ -219,7 +232,9 @@ impl Pipeline {
         }
         let micros = cut_rows(batch, rows, self.table.micro_batches().min(rows))?;
         self.whole(|| {
-            tch::no_grad(|| Step::new(self, model, stages, micros, rows, 1.0).evaluate(value))
+            let stepped = Stepped { tensors: Vec::new(), sharder: None };
+            let step = Step::new(self, model, stages, micros, (rows, 1.0), &stepped);
+            tch::no_grad(|| step.evaluate(value))
         })
     }
 

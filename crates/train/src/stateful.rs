@@ -129,6 +129,11 @@ pub(crate) fn mismatch(reason: String) -> Error {
     Error::new(ErrorKind::Checkpoint, reason)
 }
 
+/// The error of rank 0 where it gives no state.
+pub(crate) fn no_state() -> Error {
+    Error::invalid_argument("rank 0 has given no state to load: `None` is for the other ranks")
+}
+
 /// Returns the types and shapes of a state's tensors.
 pub(crate) fn infos(state: &Value<Tensor>) -> Result<Value<TensorInfo>, Error> {
     state.as_ref().try_map(&mut |name, tensor| {

@@ -16,7 +16,7 @@ use clap::Args;
 pub use awd_lstm::AwdLstmArgs;
 pub use pairs::{Pairs, write_pairs};
 pub use reviews::reviews;
-pub use training::{Losses, ShardingChoice, Training, add_loss, labels_once};
+pub use training::{Losses, ShardingChoice, Training, add_loss, counted_once, labels_of};
 
 /// Options of all programs.
 #[derive(Debug, Args)]

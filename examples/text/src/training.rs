@@ -11,6 +11,7 @@ use brigade::prelude::{
 };
 use brigade::sharding::{Sharding, ShardingError, Strategy};
 use brigade::text::SequenceBatch;
+use brigade::torch::TensorTree;
 use brigade_plot::{Chart, Plot};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -53,6 +54,9 @@ pub struct Training {
     /// Number of processes that have parts of each sequence, and read the same samples [default: as the launcher says].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub context: Option<u64>,
+    /// Number of processes that have stages of the model, and read the same samples [default: as the launcher says].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub pipeline: Option<u64>,
 }
 
 /// A strategy of sharding, or none.
@@ -85,6 +89,9 @@ impl Training {
         }
         if let Some(ranks) = self.context {
             builder = builder.context_parallel(ranks as usize);
+        }
+        if let Some(ranks) = self.pipeline {
+            builder = builder.pipeline_parallel(ranks as usize);
         }
         let accelerator = common.accelerator(builder)?;
         // Processes that divide layers drop the same hidden numbers.
@@ -194,19 +201,38 @@ impl Losses {
     }
 }
 
-/// Returns the labels of a batch, without those of the duplicates that complete the last batch of an epoch: losses then
-/// count every sequence once, on any number of processes.
+/// Returns a batch without the labels of the duplicates that complete the last batch of an epoch: losses then count every
+/// sequence once, on any number of processes. It has at least so many rows, as a pipeline has micro-batches: the last row
+/// stands for those that are missing, without labels as well.
 ///
 /// # Errors
 /// When the batch has no labels.
-pub fn labels_once(batch: &Batch<SequenceBatch>) -> anyhow::Result<Tensor> {
-    let labels = batch.labels.as_ref().context("the batch has no labels")?;
+pub fn counted_once(batch: &Batch<SequenceBatch>, least: usize) -> anyhow::Result<SequenceBatch> {
     let [valid, rows] = [batch.valid(), batch.rows()].map(|rows| rows as i64);
-    if valid == rows {
-        return Ok(labels.shallow_clone());
+    let all = rows.max(least as i64);
+    let sequences: &SequenceBatch = batch;
+    let mut whole = sequences.try_map(&mut |tensor: &Tensor| {
+        if all == rows {
+            return Ok::<_, brigade::Error>(tensor.shallow_clone());
+        }
+        let places = Tensor::f_arange(all, (Kind::Int64, tensor.device()))?;
+        Ok(tensor.f_index_select(0, &places.f_clamp_max(rows - 1)?)?)
+    })?;
+    let labels = whole.labels.as_ref().context("the batch has no labels")?;
+    if valid < all {
+        let copies = Tensor::f_arange_start(valid, all, (Kind::Int64, labels.device()))?;
+        whole.labels = Some(labels.f_index_fill(0, &copies, IGNORED_LABEL)?);
     }
-    let duplicates = Tensor::f_arange_start(valid, rows, (Kind::Int64, labels.device()))?;
-    Ok(labels.f_index_fill(0, &duplicates, IGNORED_LABEL)?)
+    Ok(whole)
+}
+
+/// Returns the labels of a batch that [`counted_once`] has made.
+///
+/// # Errors
+/// When the batch has no labels.
+pub fn labels_of(batch: &SequenceBatch) -> brigade::Result<&Tensor> {
+    let labels = batch.labels.as_ref();
+    labels.ok_or_else(|| brigade::Error::invalid_argument("the batch has no labels"))
 }
 
 /// Adds a loss to a mean over all labels.

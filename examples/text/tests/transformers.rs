@@ -150,6 +150,60 @@ mod numeric {
         assert_eq!(tokens.count(), 1);
     }
 
+    /// Stages of two processes, with replicas, divided layers and shards: the losses, the file and the text of one process; and a
+    /// run that goes on from their checkpoint alone.
+    #[test]
+    fn dist_stages_have_the_losses_of_one_process() {
+        for (program, options) in [(GPT, SMALL_GPT), (GLUE, SMALL_GLUE)] {
+            let folder = tempfile::tempdir().unwrap();
+            let folder = folder.path();
+            let options = options.replace("--layers 1", "--layers 2");
+            let options = format!("{options} --epochs 2");
+            let first = run(program, &format!("{options} --batch-size 8 --save saved"), folder);
+            let one = losses(&first);
+            for (ranks, batch, axes) in [
+                (2, 8, "--pipeline 2"),
+                (4, 4, "--pipeline 2"),
+                (4, 8, "--pipeline 2 --tensor 2"),
+                (4, 4, "--pipeline 2 --sharding zero3"),
+                (4, 8, "--pipeline 2 --context 2"),
+            ] {
+                let launched = format!(
+                    "launch --nproc {ranks} {axes} {program} {options} --batch-size {batch} --save stages"
+                );
+                let stages = run(launcher::brigade_beside(program), &launched, folder);
+                near(&losses(&stages), &one, 1e-5, &stages);
+                near(&validation(&stages), &validation(&first), 1e-3, &stages);
+                if program == GPT {
+                    let written = stages.lines().last().unwrap();
+                    assert_eq!(written.strip_prefix("[0] "), first.lines().last());
+                }
+                let size = |of: &str| {
+                    fs::metadata(folder.join(of).join("model.safetensors")).unwrap().len()
+                };
+                assert_eq!(size("stages"), size("saved"));
+            }
+            let launched = format!(
+                "launch --nproc 2 --pipeline 2 {program} {options} --batch-size 4 --accumulate 2"
+            );
+            let windows = run(launcher::brigade_beside(program), &launched, folder);
+            near(&losses(&windows), &one, 1e-5, &windows);
+            let kept = "--checkpoint kept --checkpoint-every 2";
+            let launched =
+                format!("launch --nproc 2 {program} {options} --pipeline 2 --batch-size 8 {kept}");
+            run(launcher::brigade_beside(program), &launched, folder);
+            let kept = fs::read_dir(folder.join("kept/checkpoints")).unwrap();
+            let mut kept: Vec<_> = kept.map(|entry| entry.unwrap().path()).collect();
+            kept.sort();
+            fs::remove_dir_all(kept.pop().unwrap()).unwrap();
+            assert!(!kept.is_empty());
+            let alone = format!("{options} --batch-size 8 --checkpoint kept");
+            let text = run(program, &alone, folder);
+            assert!(text.contains("Going on after step"), "{text}");
+            near(&losses(&text), &one, 1e-5, &text);
+        }
+    }
+
     /// Each strategy has the losses of whole models, is killed and goes on with other ranks and another strategy, and saves
     /// the same weights.
     #[test]

@@ -89,6 +89,65 @@ impl<M: CausalModel> CausalModel for Model<M> {
     }
 }
 
+/// A causal model that is a closure, which computes the logits `[batch, vocabulary]` of the next token from all tokens so far.
+/// Nothing is kept between the tokens: each costs a forward over the whole text. For models whose forward is more than a call,
+/// such as one whose stages are on several ranks.
+///
+/// ```
+/// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options, UncachedModel};
+/// use brigade_nn::Model;
+/// use tch::Tensor;
+///
+/// let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 1, ..Default::default() };
+/// let mut model = Model::new(|path| Gpt2LmHead::new(path, &options))?;
+/// model.eval();
+/// let uncached = UncachedModel::new(|tokens| Ok(model.forward(tokens)?.f_select(1, -1)?));
+/// let ids = Tensor::from_slice(&[7i64, 8]).view([1, 2]);
+/// let greedy = GenerationOptions::default();
+/// assert_eq!(greedy.generate(&uncached, &ids, None)?, greedy.generate(&model, &ids, None)?);
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub struct UncachedModel<F>(F);
+
+/// The tokens that an [`UncachedModel`] has seen.
+#[derive(Debug, Default)]
+pub struct SeenTokens {
+    ids: Option<Tensor>,
+    positions: Option<Tensor>,
+}
+
+impl<F: Fn(Tokens<'_>) -> Result<Tensor>> UncachedModel<F> {
+    /// Makes the model of a closure.
+    pub fn new(next_logits: F) -> Self {
+        Self(next_logits)
+    }
+}
+
+impl<F: Fn(Tokens<'_>) -> Result<Tensor>> CausalModel for UncachedModel<F> {
+    type State = SeenTokens;
+
+    fn start(&self, _tokens: i64) -> SeenTokens {
+        SeenTokens::default()
+    }
+
+    fn next_logits(&self, tokens: Tokens<'_>, seen: &mut SeenTokens) -> Result<Tensor> {
+        let behind = |seen: Option<&Tensor>, more: &Tensor| match seen {
+            Some(seen) => Tensor::f_cat(&[seen, more], 1),
+            None => Ok(more.shallow_clone()),
+        };
+        let ids = behind(seen.ids.as_ref(), tokens.ids)?;
+        let positions = tokens.position_ids.map(|more| behind(seen.positions.as_ref(), more));
+        *seen = SeenTokens { ids: Some(ids.shallow_clone()), positions: positions.transpose()? };
+        (self.0)(Tokens { position_ids: seen.positions.as_ref(), ids: &ids, ..tokens })
+    }
+}
+
+impl<F> std::fmt::Debug for UncachedModel<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UncachedModel").finish_non_exhaustive()
+    }
+}
+
 /// How tokens are chosen, and when to stop; under the names of transformers' `GenerationConfig`.
 ///
 /// Steps are applied in transformers' order: the penalty of repetitions, temperature, `top_k`, `top_p`, `min_p`. A

@@ -617,10 +617,7 @@ impl AcceleratorBuilder {
         let tf32 = numerics.math.apply(joins, job.device)?;
         // Ranks that divide layers overflow apart from each other.
         let (numerics, scaler) = numerics.decide(&processes.job, tf32)?;
-        if let (Some(pipeline), Some(_)) = (&pipeline, &scaler) {
-            return Err(pipeline.refuse("fp16, whose loss is scaled,", "use bf16"));
-        }
-        let checks_step_losses = pipeline.is_some() && self.loss_check.on;
+        let checks_step_losses = pipeline.is_some() && scaler.is_none() && self.loss_check.on;
         let checks = self.loss_check.on && scaler.is_none() && pipeline.is_none();
         let loss_check =
             checks.then(|| Arc::new(LossCheck::new(job, self.loss_check, sharded.clone())));

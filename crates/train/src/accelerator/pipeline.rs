@@ -1,10 +1,13 @@
 //! The training step where ranks have stages of models.
 
+use std::cell::Cell;
+
 use brigade_torch::{ReduceOp, Result, TensorTree};
 use tch::{Kind, Tensor};
 
 use super::Accelerator;
 use crate::error::TrainError;
+use crate::loss_weight::WeightedWindow;
 use crate::model::PreparedModel;
 use crate::pipeline::{PipelineLoss, StepLoss};
 
@@ -18,8 +21,9 @@ impl Accelerator {
     /// what is behind the model's row of blocks, and the loss, are of that alone. Without a pipeline the closure gets the whole
     /// batch.
     ///
-    /// Gradients are averaged over the ranks that read other samples, by the number of rows, or by the weights of sums. Where
-    /// the batch does not end its window of accumulation, they stay as they are.
+    /// Gradients are averaged over the ranks that read other samples, by the number of rows, or by the weights of sums, those of
+    /// all batches of a window of accumulation. Where the batch does not end its window, they stay as they are. With fp16 the loss is scaled, and a gradient of
+    /// any stage that overflows leaves the step out on all ranks.
     ///
     /// ```
     /// use brigade_data::{DataLoader, TensorDataset};
@@ -82,15 +86,43 @@ impl Accelerator {
             let mean = if weight == 0.0 { 0.0 } else { value.f_double_value(&[])? / weight };
             return Ok(StepLoss::of(mean, weight));
         };
-        let factor = gradients.accumulator.share();
+        let state = &gradients.accumulator;
+        // Batches of sums have the shares of their weights in the window, and not equal ones.
+        let mut factor = if L::IS_SUM { 1.0 } else { state.share() };
+        if let Some(scaler) = &gradients.scaler {
+            let one = Tensor::f_ones([0i64; 0], (Kind::Float, model.inner().device()))?;
+            factor *= scaler.scale_loss(&one)?.f_double_value(&[])?;
+        }
         let averaged = &gradients.processes;
-        let found = pipeline
-            .forward_backward(model.inner(), batch, factor, averaged, |micro| loss(model, micro))?;
+        let stepped = model.stepped();
+        let of_model = (model.inner(), &stepped);
+        let before = state.weighted().as_ref().map(|it| it.weight.f_double_value(&[]));
+        let window = Cell::new(before.transpose()?.unwrap_or_default());
+        let found =
+            pipeline.forward_backward(of_model, batch, (factor, &window), averaged, |micro| {
+                loss(model, micro)
+            })?;
         self.check_step_loss(found.value())?;
-        if gradients.accumulator.sync_gradients() {
+        let weight = Tensor::from(window.get());
+        let window = WeightedWindow { weight, divisor: Tensor::from(1.0) };
+        *state.weighted() = Some(window).filter(|_| L::IS_SUM && !state.sync_gradients());
+        if state.sync_gradients() && stepped.sharder.is_none() {
             pipeline.average(model.inner(), averaged)?;
         }
         Ok(found)
+    }
+
+    /// Returns the number of micro-batches into which [`Accelerator::forward_backward`] cuts a batch: 1 without a pipeline.
+    ///
+    /// ```
+    /// let accelerator = brigade_train::Accelerator::builder().cpu(true).quiet(true).build()?;
+    /// assert_eq!(accelerator.micro_batches(), 1);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn micro_batches(&self) -> usize {
+        let pipeline = self.gradients.pipeline.as_ref();
+        pipeline.map_or(1, |it| it.pipeline().options().micro_batches)
     }
 
     /// Fails on all ranks where the loss of one is infinite or NaN.
@@ -146,9 +178,9 @@ impl Accelerator {
         T: TensorTree,
     {
         match &self.gradients.pipeline {
-            Some(pipeline) => {
-                pipeline.pipeline().forward(model.inner(), batch, |micro| value(model, micro))
-            }
+            Some(pipeline) => model.gathered(|inner| {
+                pipeline.pipeline().forward(inner, batch, |micro| value(model, micro))
+            }),
             None => tch::no_grad(|| {
                 let value = value(model, &batch.narrow_rows(0..batch.rows()?)?)?;
                 Ok(vec![value.try_map(&mut |tensor| tensor.f_detach())?])

@@ -79,8 +79,9 @@ impl Inner {
     /// Fails within a window of accumulation whose gradients are not reduced yet: they are whole on each rank, and a
     /// checkpoint has what ranks have of them.
     pub(super) fn gradients_may_be_saved(&self) -> Result<()> {
-        let Some(sharded) = self.sharded.as_ref().filter(|_| self.accumulator.position() > 0)
-        else {
+        // Steps of pipelines reduce gradients at their end.
+        let in_window = self.accumulator.position() > 0 && self.pipeline.is_none();
+        let Some(sharded) = self.sharded.as_ref().filter(|_| in_window) else {
             return Ok(());
         };
         if sharded.models().iter().all(|model| model.has_reduced_gradients()) {

@@ -227,29 +227,26 @@ impl Ready {
         // As the file says: it ends at the first rank whose state is not there.
         let saved = manifest.world_size;
         let wanted = if saved == ranks { rank..rank + 1 } else { 0..saved };
+        let sharded = mesh.is_some() || manifest.mesh.iter().any(|axis| axis.name != "data");
+        let differs = sharded && mesh.as_ref().is_none_or(|mesh| *mesh != manifest.mesh);
         let mut own = Vec::new();
         for rank in wanted {
             let state = placed(&checkpoint, find(&format!("rank_{rank}"))?, &HashMap::new())?;
+            let gradients = state.get("gradients").and_then(Value::as_dict);
+            if differs && gradients.is_some_and(|gradients| !gradients.is_empty()) {
+                return Err(mismatch(format!(
+                    "it was saved within a window of accumulation on {}, whose gradients are spread over those ranks: go on \
+                     with the same ranks and strategy, or load one that was saved after a step",
+                    mesh_text(&manifest.mesh)
+                ))
+                .into());
+            }
             for (parameter, wanted) in ranks::gradients(&state, &objects).map_err(mismatch)? {
                 same_shape("a gradient", &parameter, &wanted.info()).map_err(mismatch)?;
             }
             let infos = state.clone().try_map(&mut |_, wanted| Ok::<_, Error>(wanted.info()))?;
             ranks::check_hooks(&infos, &objects).map_err(mismatch)?;
             own.push(state);
-        }
-        let sharded = mesh.is_some() || manifest.mesh.iter().any(|axis| axis.name != "data");
-        let differs = mesh.as_ref().is_none_or(|mesh| *mesh != manifest.mesh);
-        let in_window = own.iter().any(|state| {
-            let gradients = state.get("gradients").and_then(Value::as_dict);
-            gradients.is_some_and(|gradients| !gradients.is_empty())
-        });
-        if sharded && differs && in_window {
-            return Err(mismatch(format!(
-                "it was saved within a window of accumulation on {}, whose gradients are spread over those ranks: go on \
-                 with the same ranks and strategy, or load one that was saved after a step",
-                mesh_text(&manifest.mesh)
-            ))
-            .into());
         }
         let run = placed(&checkpoint, find("run")?, &HashMap::new())?;
         let position = run.get("accumulation_position").and_then(Value::as_int);

@@ -10,8 +10,8 @@ use tch::Tensor;
 
 use super::PreparedModel;
 use super::spread::Spread;
-use crate::full_state::no_state;
 use crate::pipeline::PipelineRanks;
+use crate::stateful::no_state;
 use crate::weights_file::{TargetWriter, WeightsTarget};
 
 /// A tensor of a whole model, and the first rank of the pipeline that has it.

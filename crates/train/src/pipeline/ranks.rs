@@ -1,20 +1,22 @@
 //! The pipelines of an Accelerator's mesh, and the models whose stages they have.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
 use brigade_checkpoint::TensorInfo;
 use brigade_nn::{Model, PipelineParallel};
-use brigade_sharding::{Axis, Mesh};
+use brigade_sharding::Mesh;
 use brigade_torch::{
-    Error, ProcessGroup, ReduceOp, Result, TensorId, TensorTree, gradient, kind_of, set_gradient,
+    Error, NamedTensor, ProcessGroup, ReduceOp, Result, TensorId, TensorTree, gradient, kind_of,
+    set_gradient,
 };
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
 use super::wire::Wire;
-use super::{Pipeline, PipelineLoss, PipelineOptions, StepLoss};
+use super::{Pipeline, PipelineLoss, PipelineOptions, Shares, StepLoss, Stepped};
 use crate::processes::Processes;
 
 /// The ranks that have the stages of one model, and read the same samples.
@@ -96,22 +98,25 @@ impl PipelineRanks {
         )))
     }
 
-    /// Gives parameters that several ranks have the values of the first of them, and notes which of them this rank counts. All
-    /// ranks of the pipeline take part.
-    pub(crate) fn add<M>(&self, model: &Model<M>) -> Result<Arc<StageModel>> {
+    /// Gives parameters that several ranks have the values of the first of them, and notes which of them this rank counts.
+    /// `stepped` are what optimizers step: the parameters, or their shards. All ranks of the pipeline take part.
+    pub(crate) fn add<M>(
+        &self,
+        model: &Model<M>,
+        stepped: &[NamedTensor],
+    ) -> Result<Arc<StageModel>> {
         let stages = self.pipeline.stages_of(model)?;
         let mut wire = Wire::new(self.group(), &self.pipeline.forms, model.device());
         let mut counted_before = HashSet::new();
         for shared in stages.shared() {
-            let own = model.tensor(&shared.name);
+            let own = stepped.iter().find(|it| it.name == shared.name).map(|it| &it.tensor);
             let Some(own) = own.filter(|_| shared.ranks.contains(&stages.rank())) else { continue };
-            let own = own.f_detach()?;
-            let values = wire.exchange(&own, &shared.ranks)?;
+            let values = wire.exchange(&own.f_detach()?, &shared.ranks)?;
             if shared.ranks.first() != Some(&stages.rank()) {
                 if let Some(first) = values.first() {
-                    tch::no_grad(|| own.shallow_clone().f_copy_(first))?;
+                    tch::no_grad(|| own.f_detach()?.f_copy_(first))?;
                 }
-                counted_before.extend(model.tensor(&shared.name).iter().map(TensorId::of));
+                counted_before.insert(TensorId::of(own));
             }
         }
         let order = stages.saved_names().to_vec();
@@ -138,12 +143,13 @@ impl PipelineRanks {
         self.models().iter().any(|model| model.counted_before.contains(&TensorId::of(parameter)))
     }
 
-    /// Runs a step. `averaged` are the ranks with other samples, over which the weights of sums are added.
+    /// Runs a step. `averaged` are the ranks with other samples, over which the weights of sums are added, and `window` has the
+    /// weight of the batches before this one in a window of accumulation, and after it that of this one as well.
     pub(crate) fn forward_backward<M, B, L>(
         &self,
-        model: &Model<M>,
+        (model, stepped): (&Model<M>, &Stepped<'_>),
         batch: &B,
-        factor: f64,
+        (factor, window): (f64, &Cell<f64>),
         averaged: &Processes,
         loss: impl FnMut(&B::Owned) -> Result<L>,
     ) -> Result<StepLoss>
@@ -152,14 +158,25 @@ impl PipelineRanks {
         L: PipelineLoss,
     {
         let share = |weight: f64| {
-            let Some(group) = averaged.group().filter(|_| L::IS_SUM) else { return Ok(1.0) };
-            let mut sum = Tensor::from(weight).f_to_device(averaged.device())?.f_reshape([1])?;
-            group.all_reduce(&mut sum, ReduceOp::Sum)?;
-            let all = sum.f_to_device(Device::Cpu)?.f_double_value(&[0])?;
-            // Gradients are averaged over the ranks afterwards.
-            Ok(if all == 0.0 { 0.0 } else { weight * group.size() as f64 / all })
+            if !L::IS_SUM {
+                return Ok(Shares { own: 1.0, earlier: 1.0 });
+            }
+            let (mut all, mut ranks) = (weight, 1);
+            if let Some(group) = averaged.group() {
+                let mut sum =
+                    Tensor::from(weight).f_to_device(averaged.device())?.f_reshape([1])?;
+                group.all_reduce(&mut sum, ReduceOp::Sum)?;
+                (all, ranks) = (sum.f_to_device(Device::Cpu)?.f_double_value(&[0])?, group.size());
+            }
+            let before = window.replace(window.get() + all);
+            let whole = window.get();
+            // A mean over the window so far. Gradients are averaged over the ranks afterwards.
+            Ok(match whole {
+                0.0 => Shares { own: 0.0, earlier: 1.0 },
+                _ => Shares { own: weight * ranks as f64 / whole, earlier: before / whole },
+            })
         };
-        self.pipeline.scaled_forward_backward(model, batch, factor, &share, loss)
+        self.pipeline.scaled_forward_backward(model, stepped, batch, (factor, &share), loss)
     }
 
     /// Averages gradients over the ranks that have the same stages and other samples.
@@ -214,22 +231,6 @@ impl PipelineRanks {
             "{what} does not work where ranks have stages of models (mesh {}): {instead}",
             self.mesh
         ))
-    }
-
-    /// Fails for axes that do not go together with a pipeline.
-    pub(crate) fn check_mesh(mesh: &Mesh) -> Result<()> {
-        for axis in [Axis::Shard, Axis::Context, Axis::Sequence] {
-            if mesh.size(axis) > 1 {
-                return Err(Error::invalid_argument(format!(
-                    "the mesh {mesh} has ranks along both {} and {axis}, which does not work yet: use {} with {} and {}",
-                    Axis::Pipeline,
-                    Axis::Pipeline,
-                    Axis::Replicate,
-                    Axis::Tensor
-                )));
-            }
-        }
-        Ok(())
     }
 }
 

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use brigade_nn::{Model, PipelineStages, StageOutput};
 use brigade_sharding::pipeline::{Action, ActionKind};
 use brigade_torch::{BackwardOptions, Error, Result, TensorTree, backward_from, gradient};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::loss::{Losses, PipelineLoss, StepLoss};
-use super::shared::Kept;
+use super::shared::{Kept, ShareOf, Shares, Stepped};
 use super::wire::{MicroForm, Wire};
 use super::{Pipeline, form_of};
 use crate::error::TrainError;
@@ -32,6 +32,7 @@ pub(super) struct Step<'a, M, T> {
     gradients: HashMap<Pass, Tensor>,
     held: HashMap<Pass, Held>,
     losses: Losses,
+    stepped: &'a Stepped<'a>,
     /// Gradients of inputs and of weights are apart.
     splits: bool,
 }
@@ -61,8 +62,8 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         model: &'a Model<M>,
         stages: &'a PipelineStages,
         micros: Vec<T>,
-        rows: usize,
-        factor: f64,
+        (rows, factor): (usize, f64),
+        stepped: &'a Stepped<'a>,
     ) -> Self {
         let forms = micros.iter().map(|micro| (form_of(micro), model.kind())).collect();
         Self {
@@ -78,6 +79,7 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
             gradients: HashMap::new(),
             held: HashMap::new(),
             losses: Losses::default(),
+            stepped,
             splits: false,
         }
     }
@@ -85,10 +87,11 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
     /// Runs all actions, and returns the loss, which all ranks know.
     pub(super) fn run<L: PipelineLoss>(
         mut self,
-        share: &dyn Fn(f64) -> Result<f64>,
+        share: ShareOf<'_>,
         mut loss: impl FnMut(&T) -> Result<L>,
     ) -> Result<StepLoss> {
-        let mut kept = Kept::take(self.model, self.stages, L::IS_SUM)?;
+        let stepped = self.stepped;
+        let mut kept = Kept::take(stepped, self.stages, L::IS_SUM)?;
         let pipeline = self.pipeline;
         let actions = pipeline.table.actions(pipeline.group.rank());
         self.splits = actions.iter().any(|it| it.kind == ActionKind::BackwardInput);
@@ -102,8 +105,18 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         let total = pipeline.group.broadcast_object(own.as_ref(), self.last_rank());
         let total: [f64; 3] = total.map_err(|error| failed("the loss of the batch", error))?;
         let share = share(total[1]).map_err(|error| failed("the weight of all samples", error))?;
-        let factor = total[2] * share;
-        let summed = kept.finish(self.model, self.stages, &mut self.wire, factor);
+        let shares = Shares { own: total[2] * share.own, ..share };
+        if let Some(sharder) = stepped.sharder {
+            let reduced = || {
+                // Those that are not reduced yet are of this step alone.
+                if shares.own != 1.0 {
+                    sharder.scale_unreduced(&Tensor::from(shares.own))?;
+                }
+                sharder.reduce_unreduced()
+            };
+            reduced().map_err(|error| failed("the reduction of the gradients", error))?;
+        }
+        let summed = kept.finish(stepped, self.stages, &mut self.wire, shares);
         summed.map_err(|error| failed("the gradients of shared parameters", error))?;
         self.wire.finish().map_err(|error| failed("the end of the step", error))?;
         Ok(total.into())
@@ -120,7 +133,8 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
     ) -> Result<()> {
         let stage = action.stage;
         let Some(micro) = action.micro_batch else {
-            // Parameters are whole on this rank, and gradients are reduced by the caller.
+            // Sharded parameters are whole from before the first action to behind the last one, and gradients are reduced
+            // there: what those of sums are multiplied by is known then.
             return Ok(());
         };
         let pass = (stage, micro);
@@ -225,7 +239,11 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
     /// Notes a micro-batch's loss, and returns it with what its gradient begins with.
     fn add_loss(&mut self, loss: impl PipelineLoss, micro: usize) -> Result<(Tensor, Tensor)> {
         let (rows, micros) = (self.micros[micro].rows()?, self.micros.len());
-        let (loss, weight) = self.losses.add(loss, rows, self.rows, micros)?;
+        let (mut loss, weight) = self.losses.add(loss, rows, self.rows, micros)?;
+        if matches!(loss.f_kind()?, Kind::Half | Kind::BFloat16) {
+            // A scale of fp16 may not be finite in 16 bits.
+            loss = loss.f_to_kind(Kind::Float)?;
+        }
         let seed = loss.f_detach()?.f_full_like(weight * self.factor)?;
         Ok((loss, seed))
     }

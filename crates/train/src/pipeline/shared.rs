@@ -2,52 +2,71 @@
 
 use std::collections::HashMap;
 
-use brigade_nn::{Model, PipelineStages};
-use brigade_torch::{Result, clear_gradient, gradient, set_gradient};
+use brigade_nn::PipelineStages;
+use brigade_torch::{NamedTensor, Result, Sharder, clear_gradient, gradient, set_gradient};
 use tch::Tensor;
 
 use super::wire::Wire;
 
+/// The tensors in which the gradients of a step end: the parameters that are trained, or their shards.
+pub(crate) struct Stepped<'a> {
+    pub(crate) tensors: Vec<NamedTensor>,
+    /// Of a model that is sharded.
+    pub(crate) sharder: Option<&'a Sharder>,
+}
+
+/// What gradients of sums are multiplied by at the end of a step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shares {
+    /// Those of the step.
+    pub(crate) own: f64,
+    /// Those that were there before.
+    pub(crate) earlier: f64,
+}
+
+/// Returns the shares of a batch's weight.
+pub(crate) type ShareOf<'a> = &'a dyn Fn(f64) -> Result<Shares>;
+
 /// Gradients of earlier steps, put aside where those of this one are changed at its end.
 pub(super) struct Kept {
     earlier: HashMap<String, Tensor>,
-    is_scaled: bool,
 }
 
 impl Kept {
-    /// Puts aside the gradients of parameters that several ranks have; with `is_scaled` those of all.
-    pub(super) fn take<M>(
-        model: &Model<M>,
+    /// Puts aside the gradients of parameters that several ranks have; of all for losses that are sums.
+    pub(super) fn take(
+        stepped: &Stepped<'_>,
         stages: &PipelineStages,
-        is_scaled: bool,
+        is_sum: bool,
     ) -> Result<Self> {
         let mut earlier = HashMap::new();
-        for parameter in model.trainable_parameters() {
+        for parameter in &stepped.tensors {
             let is_shared = stages.shared().iter().any(|it| it.name == parameter.name);
-            if !is_scaled && !is_shared {
+            if !is_sum && !is_shared {
                 continue;
             }
             if let Some(found) = gradient(&parameter.tensor)? {
                 clear_gradient(&parameter.tensor)?;
-                earlier.insert(parameter.name, found);
+                earlier.insert(parameter.name.clone(), found);
             }
         }
-        Ok(Self { earlier, is_scaled })
+        Ok(Self { earlier })
     }
 
     /// Multiplies the step's gradients, sums those of shared parameters over their ranks, and adds the earlier ones.
-    pub(super) fn finish<M>(
+    pub(super) fn finish(
         &mut self,
-        model: &Model<M>,
+        stepped: &Stepped<'_>,
         stages: &PipelineStages,
         wire: &mut Wire<'_>,
-        factor: f64,
+        shares: Shares,
     ) -> Result<()> {
-        let parameters = model.trainable_parameters();
-        if self.is_scaled && factor != 1.0 {
-            for parameter in &parameters {
+        let parameters = &stepped.tensors;
+        // Those of shards were multiplied before their reduction.
+        if shares.own != 1.0 && stepped.sharder.is_none() {
+            for parameter in parameters {
                 if let Some(mut found) = gradient(&parameter.tensor)? {
-                    tch::no_grad(|| found.f_mul_scalar_(factor).map(drop))?;
+                    tch::no_grad(|| found.f_mul_scalar_(shares.own).map(drop))?;
                 }
             }
         }
@@ -60,12 +79,17 @@ impl Kept {
             };
             let all = wire.exchange(&found, &shared.ranks)?;
             // In the order of the ranks, so that all of them have the same bits.
-            let mut sum = found.f_zeros_like()?;
+            let Some(mut sum) = all.first().map(Tensor::f_zeros_like).transpose()? else {
+                continue;
+            };
             all.iter().try_for_each(|other| sum.f_add_(other).map(drop))?;
-            set_gradient(&own.tensor, &sum)?;
+            set_gradient(&own.tensor, &sum.f_to_device(own.tensor.device())?)?;
         }
-        for parameter in &parameters {
-            let Some(earlier) = self.earlier.remove(&parameter.name) else { continue };
+        for parameter in parameters {
+            let Some(mut earlier) = self.earlier.remove(&parameter.name) else { continue };
+            if shares.earlier != 1.0 {
+                tch::no_grad(|| earlier.f_mul_scalar_(shares.earlier).map(drop))?;
+            }
             if let Some(found) = gradient(&parameter.tensor)? {
                 let mut sum = earlier.shallow_clone();
                 tch::no_grad(|| sum.f_add_(&found).map(drop))?;

@@ -15,6 +15,7 @@ mod losses;
 #[path = "../common/net.rs"]
 #[allow(dead_code, reason = "the tests of numbers use the rest of it")]
 mod net;
+mod pipeline_kill;
 mod prepare;
 mod profile;
 #[path = "../common/resume.rs"]

@@ -3,6 +3,7 @@
 mod accelerator;
 mod checkpoints;
 mod faults;
+mod generate;
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;

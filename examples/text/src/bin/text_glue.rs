@@ -13,7 +13,10 @@ use brigade::prelude::*;
 use brigade::text::tokens::{BpeTrainer, HuggingFaceTokenizer, SpecialToken, Truncation};
 use brigade::text::{SequenceBatch, SequenceCollator, SequenceData};
 use clap::Parser;
-use text::{Common, Losses, Pairs, Training, add_loss, labels_once, positive, whole, write_pairs};
+use text::{
+    Common, Losses, Pairs, Training, add_loss, counted_once, labels_of, positive, whole,
+    write_pairs,
+};
 
 /// Trains a BERT on pairs of sentences with a class each: the Microsoft Research Paraphrase Corpus (MRPC) of GLUE,
 /// tables of one's own, or generated pairs.
@@ -120,16 +123,21 @@ fn main() -> MainResult {
         let shown = bar.values();
         for batch in bar {
             let batch = batch?;
-            let labels = labels_once(&batch)?;
+            let pairs = counted_once(&batch, accelerator.micro_batches())?;
             accelerator.accumulate(&model, &batch, || {
-                let logits = model.forward(tokens(&batch))?;
-                let loss = model.inner().module().loss(&logits, &labels, 0.0)?;
-                accelerator.backward_weighted(&model, &loss.sum, &loss.count)?;
+                let loss = accelerator.forward_backward(&model, &pairs, |model, pairs| {
+                    let logits = model.forward(tokens(pairs))?;
+                    let loss = model.inner().module().loss(&logits, labels_of(pairs)?, 0.0)?;
+                    Ok((loss.sum, loss.count))
+                })?;
                 accelerator.clip_grad_norm(&model, training.clip)?;
                 optimizer.step()?;
                 scheduler.step()?;
                 optimizer.zero_grad()?;
-                add_loss(&mut window, &loss)
+                if loss.weight() > 0.0 {
+                    window.add(loss.value(), loss.weight())?;
+                }
+                Ok(())
             })?;
             if accelerator.sync_gradients() {
                 let loss = accelerator.compute_metric(&std::mem::take(&mut window))?;
@@ -152,11 +160,13 @@ fn main() -> MainResult {
         let mut f1 = MetricState::new(F1::new().average(average));
         for batch in &valid {
             let batch = batch?;
-            let labels = labels_once(&batch)?;
-            let logits = no_grad(|| model.forward(tokens(&batch)))?;
-            add_loss(&mut mean, &model.inner().module().loss(&logits, &labels, 0.0)?)?;
-            accelerator.update_metric(&mut accuracy, &batch, &logits, &labels)?;
-            accelerator.update_metric(&mut f1, &batch, &logits, &labels)?;
+            let pairs = counted_once(&batch, 1)?;
+            let logits = accelerator
+                .forward_stages(&model, &pairs, |model, pairs| model.forward(tokens(pairs)))?;
+            let (logits, labels) = (Tensor::f_cat(&logits, 0)?, labels_of(&pairs)?);
+            add_loss(&mut mean, &model.inner().module().loss(&logits, labels, 0.0)?)?;
+            accelerator.update_metric(&mut accuracy, &batch, &logits, labels)?;
+            accelerator.update_metric(&mut f1, &batch, &logits, labels)?;
         }
         let loss = accelerator.compute_metric(&mean)?;
         losses.push_valid(optimizer.steps()?, loss);

@@ -5,7 +5,10 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use brigade::models::{GenerationOptions, Gpt2LmHead, Gpt2Options, Labelled, Transformer};
+use brigade::models::{
+    CausalModel, GenerationOptions, Gpt2LmHead, Gpt2Options, Labelled, TokenLoss, Transformer,
+    UncachedModel,
+};
 use brigade::nn::TensorParallelPlan;
 use brigade::prelude::*;
 use brigade::text::tokens::{
@@ -15,7 +18,7 @@ use brigade::text::tokens::{
 use brigade::text::{Blocks, SequenceCollator, SequenceData, Subset};
 use brigade_testkit::Reviews;
 use clap::Parser;
-use text::{Common, Losses, Training, add_loss, labels_once, positive, whole};
+use text::{Common, Losses, Training, add_loss, counted_once, labels_of, positive, whole};
 
 /// Trains a GPT-2 on the lines of a text file, or on generated reviews, and generates text with it.
 #[derive(Debug, Parser)]
@@ -112,15 +115,21 @@ fn main() -> MainResult {
         let shown = bar.values();
         for batch in bar {
             let batch = batch?;
-            let labels = labels_once(&batch)?;
+            let texts = counted_once(&batch, accelerator.micro_batches())?;
             accelerator.accumulate(&model, &batch, || {
-                let loss = model.forward(Labelled::new(&batch.input_ids, &labels))?;
-                accelerator.backward_weighted(&model, &loss.sum, &loss.count)?;
+                let loss = accelerator.forward_backward(&model, &texts, |model, texts| {
+                    let labelled = Labelled::new(&texts.input_ids, labels_of(texts)?);
+                    let loss = model.forward(labelled)?;
+                    Ok((loss.sum, loss.count))
+                })?;
                 accelerator.clip_grad_norm(&model, training.clip)?;
                 optimizer.step()?;
                 scheduler.step()?;
                 optimizer.zero_grad()?;
-                add_loss(&mut window, &loss)
+                if loss.weight() > 0.0 {
+                    window.add(loss.value(), loss.weight())?;
+                }
+                Ok(())
             })?;
             meter.step_with_tokens(batch.valid(), batch.valid() * options.block_size as usize);
             if accelerator.sync_gradients() {
@@ -141,9 +150,15 @@ fn main() -> MainResult {
         let mut mean = MetricState::new(Mean);
         for batch in &valid {
             let batch = batch?;
-            let labels = labels_once(&batch)?;
-            let loss = no_grad(|| model.forward(Labelled::new(&batch.input_ids, &labels)))?;
-            add_loss(&mut mean, &loss)?;
+            let texts = counted_once(&batch, 1)?;
+            let losses = accelerator.forward_stages(&model, &texts, |model, texts| {
+                let labelled = Labelled::new(&texts.input_ids, labels_of(texts)?);
+                let loss = model.forward(labelled)?;
+                Ok((loss.sum, loss.count))
+            })?;
+            for (sum, count) in losses {
+                add_loss(&mut mean, &TokenLoss { sum, count })?;
+            }
         }
         let loss = accelerator.compute_metric(&mean)?;
         losses.push_valid(optimizer.steps()?, loss);
@@ -167,12 +182,23 @@ fn main() -> MainResult {
     losses.finish(&accelerator, common, training)?;
 
     model.eval();
-    // On every rank: all take part in gathering the weights of a sharded model, and in computing divided layers.
-    model.gathered(|model| {
-        let text = options.write(model, &tokenizer).map_err(Error::custom)?;
-        accelerator.println(text);
-        Ok(())
-    })?;
+    // On every rank: all take part in gathering the weights of a sharded model, and in computing divided layers and stages.
+    let end = model.inner().module().options().eos_token_id.clone();
+    let text = if accelerator.micro_batches() > 1 {
+        let stages = UncachedModel::new(|tokens| {
+            let logits = accelerator.forward_stages(&model, tokens.ids, |model, ids| {
+                Ok(model.forward(ids)?.f_select(1, -1)?)
+            })?;
+            Ok(Tensor::f_cat(&logits, 0)?)
+        });
+        options.write(&stages, end, accelerator.device(), &tokenizer)?
+    } else {
+        model.gathered(|model| {
+            let text = options.write(model, end, accelerator.device(), &tokenizer);
+            text.map_err(Error::custom)
+        })?
+    };
+    accelerator.println(text);
     if let Some(folder) = &training.save {
         accelerator.save_model_in_parts(&model, folder, u64::MAX)?;
         if accelerator.is_main_process() {
@@ -255,7 +281,9 @@ impl Options {
     /// The prompt and what the model writes after it.
     fn write(
         &self,
-        model: &Model<Gpt2LmHead>,
+        model: &impl CausalModel,
+        end: Vec<i64>,
+        device: Device,
         tokenizer: &HuggingFaceTokenizer,
     ) -> anyhow::Result<String> {
         let prompt: Vec<i64> = tokenizer.ids(&self.prompt)?.into_iter().map(i64::from).collect();
@@ -265,11 +293,11 @@ impl Options {
             top_k: Some(self.top_k.into()),
             max_new_tokens: self.new_tokens.into(),
             max_length: Some(self.block_size.into()),
-            eos_token_id: model.module().options().eos_token_id.clone(),
+            eos_token_id: end,
             seed: Some(self.common.seed.into()),
             ..GenerationOptions::default()
         };
-        let prompt = Tensor::f_from_slice(&prompt)?.f_unsqueeze(0)?.f_to_device(model.device())?;
+        let prompt = Tensor::f_from_slice(&prompt)?.f_unsqueeze(0)?.f_to_device(device)?;
         let written = sampled.generate(model, &prompt, None)?.f_squeeze_dim(0)?;
         let ids: Vec<i64> = Vec::try_from(written.f_to_device(Device::Cpu)?)?;
         let ids = ids.into_iter().map(u32::try_from).collect::<Result<Vec<u32>, _>>()?;

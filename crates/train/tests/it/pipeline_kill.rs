@@ -1,0 +1,122 @@
+//! A rank that is killed within a step of a pipeline ends all others, which say where they were.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::time::{Duration, Instant};
+
+use brigade_models::{Gpt2LmHead, Gpt2Options, Labelled};
+use brigade_optim::Sgd;
+use brigade_sharding::Mesh;
+use brigade_sharding::pipeline::Schedule;
+use brigade_testkit::KillableRanks;
+use brigade_train::{Accelerator, PipelineOptions, TrainError};
+use rand::RngExt;
+use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_signal};
+use tch::{Device, Kind, Tensor};
+
+const RANKS: usize = 3;
+const KILLS: u64 = 20;
+/// The rank that kills itself, and the number of its passes before.
+const VICTIM: &str = "BRIGADE_TEST_PIPELINE_VICTIM";
+const PASSES: &str = "BRIGADE_TEST_PIPELINE_PASSES";
+/// The schedule.
+const SCHEDULE: &str = "BRIGADE_TEST_PIPELINE_SCHEDULE";
+/// The time limit of collectives: ranks are to end before it.
+const TIME_LIMIT: Duration = Duration::from_secs(40);
+
+fn number(variable: &str) -> usize {
+    std::env::var(variable).unwrap().parse().unwrap()
+}
+
+/// A rank that trains until it is killed, or until another one is.
+#[test]
+#[ignore = "is what the test below starts"]
+fn child() {
+    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+    let (victim, passes) = (number(VICTIM), number(PASSES));
+    let mesh = Mesh::builder().pipeline(RANKS).build(RANKS).unwrap();
+    let options = PipelineOptions::new(6).schedule(Schedule::ALL[number(SCHEDULE)]);
+    let builder = Accelerator::builder().cpu(true).quiet(true).sharding(None).mesh(mesh);
+    let accelerator = builder.pipeline_options(options).timeout(TIME_LIMIT).build().unwrap();
+    let of_model = Gpt2Options {
+        vocab_size: 19,
+        n_positions: 6,
+        n_embd: 8,
+        n_layer: 6,
+        n_head: 2,
+        resid_pdrop: 0.0,
+        embd_pdrop: 0.0,
+        attn_pdrop: 0.0,
+        ..Default::default()
+    };
+    let model = accelerator.parallel_model(|path| Gpt2LmHead::new(path, &of_model)).unwrap();
+    let optimizer = Sgd::new(0.01).build(&model).unwrap();
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+    let ids = Tensor::arange(36, (Kind::Int64, Device::Cpu)).remainder(19).view([6, 6]);
+    let is_victim = accelerator.processes().process_index() == victim;
+    let mut before = 0;
+    let error = loop {
+        let loss = accelerator.forward_backward(&model, &ids, |model, micro| {
+            if is_victim && before == passes {
+                kill_process(getpid(), Signal::KILL).unwrap();
+            }
+            before += 1;
+            model.forward(Labelled::new(micro, micro))?.mean()
+        });
+        if let Err(error) = loss {
+            break error;
+        }
+        optimizer.step().unwrap();
+        optimizer.zero_grad().unwrap();
+    };
+    let Some(TrainError::Pipeline { rank, action, source }) = error.downcast_ref() else {
+        panic!("{error}");
+    };
+    println!("told: {rank} | {action} | {source}");
+}
+
+#[test]
+fn the_other_ranks_end_and_say_where() {
+    let seed = brigade_test_needs::random().u64(..);
+    for kill in 0..KILLS {
+        let mut random = brigade_sampling::stream(seed, &[kill]);
+        let victim = random.random_range(0..RANKS);
+        // Each rank has six passes of a stage in a step, or twelve of two stages.
+        let passes = random.random_range(0..40);
+        let schedule = (kill as usize) % Schedule::ALL.len();
+        let text = [victim, passes, schedule].map(|number| number.to_string());
+        let variables = [VICTIM, PASSES, SCHEDULE];
+        let variables: Vec<(&str, &OsStr)> =
+            variables.into_iter().zip(text.iter().map(OsStr::new)).collect();
+        let about = format!("seed {seed}, kill {kill}: rank {victim} after {passes} passes");
+        let mut ranks = KillableRanks::start("pipeline_kill::child", RANKS, &variables).unwrap();
+        let begun = Instant::now();
+        let mut last_end = None;
+        let mut is_named = false;
+        // The killed one first: the others have the time limit from then on.
+        let order = std::iter::once(victim).chain((0..RANKS).filter(|rank| *rank != victim));
+        for rank in order {
+            let process = &mut ranks.ranks()[rank];
+            let mut text = String::new();
+            process.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+            let status = process.wait().unwrap();
+            if rank == victim {
+                assert_eq!(status.code(), None, "{about}: {text}");
+                last_end = Some(Instant::now());
+                continue;
+            }
+            assert!(status.success(), "{about}: rank {rank}: {status}\n{text}");
+            let told = text.lines().find_map(|line| line.split_once("told: "));
+            let (_, told) = told.unwrap_or_else(|| panic!("{about}: rank {rank}: {text}"));
+            let parts: Vec<&str> = told.splitn(3, " | ").collect();
+            assert_eq!(parts[0], rank.to_string(), "{about}: {told}");
+            let is_pass = parts[1].contains("stage ") && parts[1].contains("micro-batch ");
+            assert!(is_pass || parts[1] == "the loss of the batch", "{about}: {told}");
+            is_named |= parts[1..].iter().any(|part| part.contains(&format!("rank {victim}")));
+        }
+        assert!(is_named, "{about}: no rank names it");
+        let waited = last_end.map_or(Duration::ZERO, |end| end.elapsed());
+        assert!(waited < TIME_LIMIT, "{about}: {waited:?}");
+        assert!(begun.elapsed() < Duration::from_secs(120), "{about}");
+    }
+}

@@ -1,0 +1,98 @@
+//! Models in stages write the tokens that whole ones write.
+
+use std::sync::{Mutex, PoisonError};
+
+use brigade_models::{GenerationOptions, Gpt2LmHead, UncachedModel};
+use brigade_nn::{Model, ParamPath, TensorParallelPlan};
+use brigade_sharding::pipeline::Schedule;
+use brigade_sharding::{Mesh, Sharding};
+use brigade_train::{Accelerator, PipelineOptions, PreparedModel};
+use tch::{Kind, Tensor};
+
+use super::{DRAWS, gpt2};
+use crate::sharding::on_ranks;
+
+/// Two texts, of which the second is padded on the left.
+fn prompt() -> (Tensor, Tensor) {
+    let ids = Tensor::from_slice(&[3i64, 7, 11, 0, 5, 2]).view([2, 3]);
+    let mask = Tensor::from_slice(&[1i64, 1, 1, 0, 1, 1]).view([2, 3]);
+    (ids, mask)
+}
+
+fn options() -> [GenerationOptions; 2] {
+    let greedy = GenerationOptions { max_new_tokens: 3, ..Default::default() };
+    let sampled = GenerationOptions {
+        do_sample: true,
+        temperature: 1.5,
+        top_k: Some(12),
+        seed: Some(5),
+        ..greedy.clone()
+    };
+    [greedy, sampled]
+}
+
+fn written(accelerator: &Accelerator, model: &PreparedModel<Gpt2LmHead>) -> Vec<Tensor> {
+    let staged = UncachedModel::new(|tokens| {
+        let batch = (tokens.ids, tokens.attention_mask, tokens.position_ids);
+        let logits = accelerator.forward_stages(model, &batch, |model, (ids, mask, positions)| {
+            let tokens = brigade_models::Tokens {
+                attention_mask: mask.as_ref(),
+                position_ids: positions.as_ref(),
+                ..brigade_models::Tokens::from(ids)
+            };
+            Ok(model.forward(tokens)?.f_select(1, -1)?)
+        });
+        Ok(Tensor::f_cat(&logits?, 0)?)
+    });
+    let (ids, mask) = prompt();
+    let write = |options: GenerationOptions| {
+        let short = options.generate(&staged, &ids.narrow(0, 0, 1), None).unwrap();
+        [options.generate(&staged, &ids, Some(&mask)).unwrap(), short]
+    };
+    options().into_iter().flat_map(write).collect()
+}
+
+#[test]
+fn stages_write_what_one_process_writes() {
+    let build = |accelerator: &Accelerator| {
+        let _one_by_one = DRAWS.lock().unwrap_or_else(PoisonError::into_inner);
+        tch::manual_seed(7);
+        let builder = accelerator.parallel_builder(Gpt2LmHead::tensor_plan()).kind(Kind::Double);
+        let mut model =
+            builder.build(|path: &ParamPath<'_>| Gpt2LmHead::new(path, &gpt2(4))).unwrap();
+        model.eval();
+        // Larger weights, so that tokens differ.
+        tch::no_grad(|| {
+            model.parameters().iter_mut().for_each(|it| drop(it.tensor.g_mul_scalar_(3.0)));
+        });
+        model
+    };
+    let accelerator = Accelerator::builder().cpu(true).quiet(true).sharding(None).build().unwrap();
+    let whole: Model<Gpt2LmHead> = build(&accelerator);
+    let (ids, mask) = prompt();
+    let expected = options().into_iter().flat_map(|options| {
+        let short = options.generate(&whole, &ids.narrow(0, 0, 1), None).unwrap();
+        [options.generate(&whole, &ids, Some(&mask)).unwrap(), short]
+    });
+    let expected: Vec<Tensor> = expected.collect();
+    assert_ne!(expected[0], expected[2], "sampled texts are others");
+    let expected = Mutex::new(expected);
+    let pipeline = || Mesh::builder().pipeline(2);
+    for (mesh, sharding, schedule) in [
+        (pipeline().build(2), None, Schedule::OneForwardOneBackward),
+        (pipeline().build(2), None, Schedule::Interleaved),
+        (pipeline().tensor(2).build(4), None, Schedule::OneForwardOneBackward),
+        (pipeline().shard(2).build(4), Some(Sharding::zero3()), Schedule::OneForwardOneBackward),
+    ] {
+        let mesh = mesh.unwrap();
+        on_ranks(mesh.world_size(), |builder, _| {
+            tch::set_num_threads(1);
+            let builder = builder.sharding(sharding.clone()).mesh(mesh.clone());
+            let options = PipelineOptions::new(2).schedule(schedule);
+            let accelerator = builder.pipeline_options(options).build().unwrap();
+            let model = accelerator.prepare(build(&accelerator)).unwrap();
+            let found = written(&accelerator, &model);
+            assert_eq!(found, *expected.lock().unwrap());
+        });
+    }
+}
