@@ -338,7 +338,8 @@ fn count_of(text: &str) -> Option<u64> {
 fn usual(parameters: u64) -> ModelSize {
     let hidden = ((parameters as f64 * 128.0 / 12.0).cbrt().round() as u64).max(1);
     let layers = (hidden / 128).max(1);
-    let shape = Shape::Transformer { layers, hidden, heads: (hidden / 64).max(1), vocabulary: 0 };
+    let heads = (hidden / 64).max(1);
+    let shape = Shape::Transformer { layers, hidden, heads, keys: hidden, vocabulary: 0 };
     ModelSize { parameters, largest: (4 * hidden * hidden).min(parameters), shape: Some(shape) }
 }
 

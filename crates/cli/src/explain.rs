@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use brigade_rank_env::text::counted;
 use brigade_sampling::{Order, Scheme, ShardOptions, Shards};
+use brigade_sharding::{Mesh, message_formulas};
 use clap::{Args, Subcommand, ValueEnum};
 
 pub(crate) use schedule::number;
@@ -101,6 +102,19 @@ pub(crate) fn run(explain: &Explain, out: impl Write) -> anyhow::Result<()> {
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|it| it.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// The formulas of what ranks send along the axes of a mesh, where there are any.
+fn write_formulas(mesh: &Mesh, out: &mut impl Write) -> io::Result<()> {
+    let formulas = message_formulas(mesh);
+    if formulas.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "\na rank of a transformer sends, for b texts of s tokens, width h, keys of width k:"
+    )?;
+    formulas.iter().try_for_each(|line| writeln!(out, "{line}"))
 }
 
 fn shards(args: &ShardsArgs, out: &mut impl Write) -> anyhow::Result<()> {

@@ -120,7 +120,8 @@ impl Options {
         subject: &Subject,
         samples: u64,
     ) -> Option<TransformerStep> {
-        let Some(Shape::Transformer { layers, hidden, heads, vocabulary }) = subject.size.shape
+        let Some(Shape::Transformer { layers, hidden, heads, keys, vocabulary }) =
+            subject.size.shape
         else {
             return None;
         };
@@ -128,7 +129,7 @@ impl Options {
         Some(TransformerStep {
             layers,
             hidden,
-            key_width: hidden,
+            key_width: keys,
             heads,
             vocabulary,
             samples,

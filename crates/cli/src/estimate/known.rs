@@ -18,7 +18,7 @@ pub(super) fn find(name: &str, side: Option<u64>) -> Option<ModelSize> {
         TABLE.iter().find(|known| known.0.eq_ignore_ascii_case(name))?;
     let shape = match *kind {
         Kind::Transformer(layers, hidden, heads, vocabulary) => {
-            Shape::Transformer { layers, hidden, heads, vocabulary }
+            Shape::Transformer { layers, hidden, heads, keys: hidden, vocabulary }
         }
         // Convolutions give out as much more as there are more pixels.
         Kind::Convolutional { outputs, side: usual } => {

@@ -66,6 +66,8 @@ pub(super) enum Shape {
         hidden: u64,
         /// Attention heads.
         heads: u64,
+        /// Width of the keys of all heads: less than that of a token with grouped queries.
+        keys: u64,
         /// Size of the vocabulary, of which logits are made; 0 where none are.
         vocabulary: u64,
     },
@@ -219,7 +221,7 @@ impl Shape {
         let width: u128 = if precision == Precision::Fp32 { 4 } else { 2 };
         let samples = u128::from(batch.samples);
         let (activations, logits) = match *self {
-            Self::Transformer { layers, hidden, heads, vocabulary } => {
+            Self::Transformer { layers, hidden, heads, vocabulary, .. } => {
                 let tokens = u128::from(batch.tokens);
                 let blocks = product(&[17, hidden.into(), layers.into(), tokens, samples])?;
                 let scores = if batch.keeps_scores {
@@ -248,7 +250,13 @@ mod tests {
     const ONE: MicroBatch = MicroBatch { samples: 1, tokens: 1024, keeps_scores: true };
 
     fn gpt2() -> ModelSize {
-        let shape = Shape::Transformer { layers: 12, hidden: 768, heads: 12, vocabulary: 50_257 };
+        let shape = Shape::Transformer {
+            layers: 12,
+            hidden: 768,
+            heads: 12,
+            keys: 768,
+            vocabulary: 50_257,
+        };
         ModelSize { parameters: 124_439_808, largest: 38_597_376, shape: Some(shape) }
     }
 
@@ -274,7 +282,8 @@ mod tests {
     #[test]
     fn the_parameters_of_a_size_are_as_many() {
         for parameters in [1, 1001, 124_439_808, 7_000_000_000] {
-            let shape = Shape::Transformer { layers: 12, hidden: 768, heads: 12, vocabulary: 0 };
+            let shape =
+                Shape::Transformer { layers: 12, hidden: 768, heads: 12, keys: 768, vocabulary: 0 };
             for shape in [None, Some(shape)] {
                 let size = ModelSize { parameters, largest: 1, shape };
                 let by_unit = size.parameters_by_unit();

@@ -96,6 +96,8 @@ fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
         num_hidden_layers: Option<u64>,
         #[serde(alias = "n_head", alias = "num_heads", alias = "n_heads")]
         num_attention_heads: Option<u64>,
+        num_key_value_heads: Option<u64>,
+        head_dim: Option<u64>,
         vocab_size: Option<u64>,
     }
     let config =
@@ -107,7 +109,9 @@ fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
             (config.hidden_size, config.num_hidden_layers, config.num_attention_heads)
         {
             let vocabulary = config.vocab_size.unwrap_or(0);
-            return Ok(Some(Shape::Transformer { layers, hidden, heads, vocabulary }));
+            let head = config.head_dim.unwrap_or_else(|| hidden / heads.max(1));
+            let keys = config.num_key_value_heads.map_or(hidden, |keys| keys.saturating_mul(head));
+            return Ok(Some(Shape::Transformer { layers, hidden, heads, keys, vocabulary }));
         }
     }
     // Convolutions mean images, also where blocks of attention follow them.
@@ -141,6 +145,7 @@ fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
         layers: blocks.len() as u64,
         hidden,
         heads: (hidden / USUAL_HEAD).max(1),
+        keys: hidden,
         vocabulary: vocabulary.unwrap_or(0),
     }))
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use anyhow::ensure;
 use brigade_rank_env::text::counted;
-use brigade_sharding::{Axis, Mesh, message_formulas};
+use brigade_sharding::{Axis, Mesh};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -117,14 +117,7 @@ pub(super) fn run(args: &MeshArgs, out: &mut impl Write) -> anyhow::Result<()> {
     if args.context > 1 || args.sequence > 1 {
         writeln!(out, "along cp and sp each rank has a part of their sequences")?;
     }
-    let formulas = message_formulas(&layout.mesh);
-    if !formulas.is_empty() {
-        writeln!(
-            out,
-            "\na rank of a transformer sends, for b texts of s tokens, width h, keys of width k:"
-        )?;
-        formulas.iter().try_for_each(|line| writeln!(out, "{line}"))?;
-    }
+    super::write_formulas(&layout.mesh, out)?;
     for warning in layout.warnings() {
         writeln!(out, "warning: {warning}")?;
     }

@@ -6,6 +6,7 @@ use std::iter;
 use std::ops::Range;
 
 use brigade_rank_env::text::counted;
+use brigade_sharding::Mesh;
 use brigade_sharding::pipeline::{
     Action, ActionKind, Costs, PipelineTable, Schedule, Slot, Span, Timeline,
 };
@@ -95,7 +96,10 @@ impl PipelineArgs {
             if table.stages() > table.ranks() { "single stages" } else { "the stage" },
             timeline.bubble(),
             self.formula(),
-        )
+        )?;
+        // A mesh of so many ranks is never refused: it has no other axis.
+        let mesh = Mesh::builder().pipeline(self.stages).build(self.stages);
+        mesh.map_or(Ok(()), |mesh| super::write_formulas(&mesh, out))
     }
 
     /// A row for each rank, a column for each slot; what does not fit a line goes below.

@@ -194,6 +194,27 @@ fn the_shape_in_config_json_is_believed() {
     assert_eq!(answer["bytes_per_rank"]["bf16 throughout"]["activations"], kept);
 }
 
+/// Of grouped queries the keys that context ranks send are fewer.
+#[test]
+fn keys_of_grouped_queries_are_those_of_config_json() {
+    let folder = tempfile::tempdir().unwrap();
+    write_header(&folder.path().join("model.safetensors"), &[("x.weight", &[1000, 1000])]);
+    let mut config = json!({"hidden_size": 80, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 0});
+    let mut sent = |keys: Option<u64>| {
+        if let Some(keys) = keys {
+            config["num_key_value_heads"] = json!(keys);
+        }
+        fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let folder = folder.path().to_str().unwrap();
+        let answer = answer(&[folder, "--nproc", "2", "--context", "2", "--seq-len", "16"]);
+        let messages = &answer["ranks"][0]["divided"]["stages"][0]["messages"];
+        (messages[0]["operation"].clone(), messages[0]["bytes"].as_u64().unwrap())
+    };
+    // Keys and values of 8 tokens in 3 layers.
+    assert_eq!(sent(None), (json!("all_gather"), 3 * 2 * 8 * 80 * 4));
+    assert_eq!(sent(Some(2)), (json!("all_gather"), 3 * 2 * 8 * 20 * 4));
+}
+
 #[test]
 fn convolutions_need_the_size_of_the_images() {
     let folder = tempfile::tempdir().unwrap();
