@@ -326,6 +326,31 @@ mod traffic {
     }
 
     #[test]
+    fn experts_are_whole_and_reduced_over_those_with_the_same() {
+        let experts = Parameter::new("experts.down", &[4, 8], Dtype::F32).of_experts();
+        let parameters = [Parameter::new("gate", &[16, 8], Dtype::F32), experts];
+        let mesh = |expert| Mesh::builder().shard(8).expert(expert).build(8).unwrap();
+        let zero3 = Sharding::zero3();
+        let plan = |expert| ShardingPlan::new(&parameters, &zero3, &mesh(expert)).unwrap();
+        let reduced = |expert| -> Vec<Message> {
+            plan(expert).messages(1).filter(|it| it.operation == Operation::AllReduce).collect()
+        };
+        let [message] = &reduced(2)[..] else { panic!("one message") };
+        assert_eq!(message.peers, Peers::Axis(Axis::ExpertData));
+        assert_eq!((message.ranks, message.elements), (4, 32));
+        assert_eq!(reduced(8), []);
+        assert_eq!((plan(2).divisor(), plan(2).expert_divisor()), (8, 4));
+        // No slot: the experts stay where they are.
+        assert_eq!(plan(8).units()[0].storage_bytes(), 4 * 16 * 8);
+        let memory = plan(8).memory(Workload { states: 2, ..Workload::default() });
+        assert_eq!(memory.parameters, 4 * (16 + 32));
+        assert_eq!(memory.optimizer, 2 * 4 * (16 + 32));
+        let offload = Sharding::zero3().offload(Offload::Cpu { pin: false });
+        let plan = ShardingPlan::new(&parameters, &offload, &mesh(8)).unwrap();
+        assert_eq!(plan.units()[0].storage_bytes(), 4 * (16 * 8 + 32));
+    }
+
+    #[test]
     fn one_rank_sends_nothing() {
         for sharding in [Sharding::zero1(), Sharding::zero2(), Sharding::zero3()] {
             assert_eq!(plan(&model(4, 3), &sharding, 1).messages(2).count(), 0);
@@ -475,7 +500,7 @@ proptest! {
         let mut seen: Vec<_> = plan.parameters().map(|parameter| parameter.index).collect();
         seen.sort_unstable();
         prop_assert_eq!(seen, (0..parameters.len()).collect::<Vec<_>>());
-        for parameter in plan.parameters().filter(|parameter| !parameter.slot.is_scalar) {
+        for parameter in plan.parameters().filter(|parameter| !parameter.slot.is_whole) {
             for group in plan.mesh().groups(Axis::ShardContext) {
                 let mut next = 0;
                 for (place, rank) in group.into_iter().enumerate() {

@@ -174,6 +174,7 @@ fn method_of(mesh: &Mesh, method: Option<ContextMethod>) -> Result<ContextMethod
 }
 
 /// Numbers of ranks along the axes that divide models.
+#[derive(Clone, Copy)]
 struct Sizes {
     tensor: usize,
     stages: usize,

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use brigade_models::{Gpt2LmHead, Gpt2Options, LlamaForCausalLm, LlamaOptions};
+use brigade_models::{
+    Gpt2LmHead, Gpt2Options, LlamaForCausalLm, LlamaOptions, MixtralForCausalLm, MixtralOptions,
+};
 use brigade_nn::Model;
 use brigade_optim::AdamW;
 use brigade_rank_env::{StoreEndpoint, World, WorldSize};
 use brigade_sharding::{Operation, ReduceGradients, Reshard, Sharding, ShardingPlan};
-use brigade_torch::{Backend, Store};
+use brigade_torch::{Backend, Sharder, ShardingGroups, Store};
 use brigade_train::{Accelerator, AcceleratorBuilder};
 use tch::{Device, Kind, Tensor};
 
@@ -87,34 +89,67 @@ fn a_step_sends_what_the_plan_says() {
             };
             // Once before: the engine learns the order of the units, and gathers ahead from then on.
             train();
-            let sharder = model.sharder().unwrap();
-            let groups = sharder.groups();
-            let (replicas, parts) = (groups.replicas.as_ref(), groups.parts.as_ref());
-            let all = [Some(&groups.gather), Some(&groups.reduce), replicas, parts];
-            let all: Vec<_> = all.into_iter().flatten().collect();
-            all.iter().for_each(|group| group.reset_traffic());
-            train();
-            let mut found = Traffic::new();
-            for (operation, traffic) in all.iter().flat_map(|group| group.traffic()) {
-                let names = [Operation::AllGather, Operation::ReduceScatter, Operation::AllReduce];
-                let name = names.iter().map(|it| it.name()).find(|name| *name == operation);
-                let sum = found.entry(name.expect("a planned operation")).or_default();
-                sum.0 += traffic.messages;
-                sum.1 += traffic.bytes;
-            }
-            let expected = planned(sharder.plan(), 2);
-            for (operation, (messages, bytes)) in expected {
-                let of = found.remove(operation).unwrap_or_default();
-                // The plan rounds each rank's part of a ring up to whole elements.
-                let rounding = messages * 2 * ranks as u64 * 4;
-                let fits = of.0 == messages && of.1 <= bytes && of.1 + rounding >= bytes;
-                assert!(
-                    fits,
-                    "{ranks} ranks, {sharding:?}: {operation} {of:?}, {messages} {bytes} planned"
-                );
-            }
-            assert!(found.is_empty(), "{found:?}");
+            sends_what_is_planned(model.sharder().unwrap(), 2, train);
         }
+    }
+}
+
+/// Compares what a window of so many batches sends with the plan.
+fn sends_what_is_planned(sharder: &Sharder, micro_batches: u64, mut train: impl FnMut()) {
+    let ShardingGroups { gather, reduce, replicas, parts, experts } = sharder.groups();
+    let others = [replicas, parts, experts].into_iter().flatten();
+    let all: Vec<_> = [gather, reduce].into_iter().chain(others).collect();
+    all.iter().for_each(|group| group.reset_traffic());
+    train();
+    let mut found = Traffic::new();
+    for (operation, traffic) in all.iter().flat_map(|group| group.traffic()) {
+        let names = [Operation::AllGather, Operation::ReduceScatter, Operation::AllReduce];
+        let name = names.iter().map(|it| it.name()).find(|name| *name == operation);
+        let sum = found.entry(name.expect("a planned operation")).or_default();
+        sum.0 += traffic.messages;
+        sum.1 += traffic.bytes;
+    }
+    let (plan, ranks) = (sharder.plan(), sharder.plan().divisor() as u64);
+    for (operation, (messages, bytes)) in planned(plan, micro_batches) {
+        let of = found.remove(operation).unwrap_or_default();
+        // The plan rounds each rank's part of a ring up to whole elements.
+        let rounding = messages * 2 * ranks * 4;
+        let fits = of.0 == messages && of.1 <= bytes && of.1 + rounding >= bytes;
+        assert!(fits, "{plan}: {operation} {of:?}, {messages} {bytes} planned");
+    }
+    assert!(found.is_empty(), "{found:?}");
+}
+
+/// Experts are gathered by no rank, and reduced over those with the same ones.
+#[test]
+fn experts_send_what_the_plan_says() {
+    let tokens = Tensor::arange(10, (Kind::Int64, Device::Cpu)).view([2, 5]);
+    let options = MixtralOptions {
+        vocab_size: 101,
+        hidden_size: 16,
+        intermediate_size: 8,
+        num_hidden_layers: 2,
+        num_attention_heads: 2,
+        num_key_value_heads: Some(1),
+        num_local_experts: 16,
+        ..MixtralOptions::default()
+    };
+    for (sharding, ranks, experts) in
+        [(Sharding::zero3(), 64, 8), (Sharding::zero1(), 16, 16), (Sharding::hybrid(8), 32, 4)]
+    {
+        let accelerator = fake(ranks).sharding(sharding).expert_parallel(experts).build().unwrap();
+        let model = accelerator.parallel_model(|path| MixtralForCausalLm::new(path, &options));
+        let model = model.unwrap();
+        let optimizer = AdamW::default().build(&model).unwrap();
+        let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
+        let mut train = || {
+            let output = model.forward(&tokens).unwrap();
+            accelerator.backward(&output.square().mean(Kind::Float)).unwrap();
+            optimizer.step().unwrap();
+            optimizer.zero_grad().unwrap();
+        };
+        train();
+        sends_what_is_planned(model.sharder().unwrap(), 1, train);
     }
 }
 

@@ -176,7 +176,7 @@ fn any_mesh_goes_on() {
         assert_eq!(resume(form, &folder), expected);
     }
     let manifest = |number: usize| {
-        let checkpoint = Checkpoint::open(&folder.path().join(number.to_string())).unwrap();
+        let checkpoint = Checkpoint::open(folder.path().join(number.to_string())).unwrap();
         assert!(checkpoint.verify().is_empty());
         let manifest = checkpoint.manifest();
         let axes: Vec<String> =
@@ -216,7 +216,7 @@ fn what_does_not_go_together_is_named() {
               dyn Fn(brigade_train::AcceleratorBuilder) -> brigade_train::AcceleratorBuilder + Sync
           )| {
             let texts = on_ranks(4, |builder, _| {
-                set(builder.sharding(None)).build().err().expect("an error").to_string()
+                set(builder.sharding(None)).build().map(drop).unwrap_err().to_string()
             });
             assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
             texts[0].clone()
