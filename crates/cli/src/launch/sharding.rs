@@ -269,6 +269,10 @@ impl FromPlugins {
         if stages > 1 {
             variables.push((env::BRIGADE_PIPELINE, stages.to_string()));
         }
+        let experts = self.settings.mesh.size(Axis::Expert);
+        if experts > 1 {
+            variables.push((env::BRIGADE_EXPERT, experts.to_string()));
+        }
         let context =
             self.settings.mesh.size(Axis::Context) * self.settings.mesh.size(Axis::Sequence);
         if context > 1 {

@@ -332,6 +332,8 @@ fn expert_ranks_are_said_to_rust_programs() {
     let said = |words: &[&str]| work.rank("BRIGADE_EXPERT", None, words).0;
     assert_eq!(said(&["--nproc=2"]), None);
     assert_eq!(said(&["--nproc=4", "--expert=2"]), Some("2".to_owned()));
+    let of_megatron = ["--use-megatron-lm", "--megatron-lm-expert-model-parallel-size=2"];
+    assert_eq!(said(&[&["--nproc=4"], &of_megatron[..]].concat()), Some("2".to_owned()));
     for (words, expected) in [
         (
             &["--nproc=3", "--expert=2", "env"][..],
@@ -406,7 +408,7 @@ fn sequence_regions_are_said_to_rust_programs() {
     for axis in ["BRIGADE_TENSOR", "BRIGADE_PIPELINE", "BRIGADE_CONTEXT"] {
         assert_eq!(read(axis, &of_megatron).as_deref(), Some("2"), "{axis}");
     }
-    assert_eq!(work.sharding(None, &of_megatron), "none");
+    assert_eq!(work.sharding(None, &of_megatron), "zero1");
     let of_samples = [&of_megatron[..3], &["--megatron-lm-num-micro-batches=4"]].concat();
     assert_eq!(work.sharding(None, &of_samples), "zero1");
     let steps = read("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", &of_samples);

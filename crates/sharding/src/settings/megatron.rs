@@ -12,6 +12,7 @@ pub struct MegatronConfig {
     tensor: usize,
     pipeline: usize,
     context: usize,
+    experts: usize,
     has_sequence_regions: bool,
     micro_batches: Option<u64>,
     clipping: f64,
@@ -54,12 +55,11 @@ impl MegatronConfig {
                 _ => Err(given.wrong("a whole number from 1")),
             },
         };
-        for name in ["expert_model_parallel_size", "expert_tensor_parallel_size"] {
-            if let (true, Some(given)) = (ranks(name)? > 1, find(name)) {
-                return Err(given.unsupported(
-                    "a launch does not divide experts: give the model a group by `ModelBuilder::expert_parallel`",
-                ));
-            }
+        let of_experts = "expert_tensor_parallel_size";
+        if let (true, Some(given)) = (ranks(of_experts)? > 1, find(of_experts)) {
+            return Err(given.unsupported(
+                "each expert is whole on a rank: divide the experts by expert_model_parallel_size",
+            ));
         }
         let (tensor, pipeline) = (ranks("tp_degree")?, ranks("pp_degree")?);
         let regions = switch("sequence_parallelism", false)?;
@@ -107,6 +107,7 @@ impl MegatronConfig {
             tensor,
             pipeline,
             context: ranks("context_parallel_size")?,
+            experts: ranks("expert_model_parallel_size")?,
             has_sequence_regions: regions && tensor > 1,
             micro_batches,
             clipping,
@@ -125,23 +126,15 @@ impl MegatronConfig {
     pub fn resolve(&self, facts: &Facts) -> Result<(Settings, Vec<Note>), SettingsError> {
         let inner = self.tensor.saturating_mul(self.pipeline).saturating_mul(self.context);
         let data = (facts.world_size / inner).max(1);
-        let mut notes = self.notes.clone();
-        let mut sharding = self.sharding.clone();
-        if self.pipeline > 1 && sharding.take().is_some() {
-            notes.push(Note {
-                key: "megatron_lm_use_distributed_optimizer".to_owned(),
-                value: String::new(),
-                origin: self.origin.clone(),
-                text: "states would be spread over the ranks with other samples; with a pipeline each rank keeps those of its \
-                       stages"
-                    .to_owned(),
-            });
-        }
-        let builder = match sharding {
-            Some(_) => Mesh::builder().shard(data),
-            None => Mesh::builder().replicate(data),
+        let sharding = self.sharding.clone();
+        // Experts are divided within a replica.
+        let builder = if sharding.is_some() || self.experts > 1 {
+            Mesh::builder().shard(data)
+        } else {
+            Mesh::builder().replicate(data)
         };
         let builder = builder.pipeline(self.pipeline).context(self.context).tensor(self.tensor);
+        let builder = builder.expert(self.experts);
         let mesh = builder.build(facts.world_size);
         let mesh =
             mesh.map_err(|source| SettingsError::Mesh { origin: self.origin.clone(), source })?;
@@ -161,7 +154,7 @@ impl MegatronConfig {
                 recompute: self.recompute,
                 ..Settings::of_copies(mesh, facts)
             },
-            notes,
+            self.notes.clone(),
         ))
     }
 }
@@ -300,10 +293,22 @@ mod tests {
     fn a_pipeline_has_its_micro_batches_in_the_program() {
         let keys = [("pp_degree", "2"), ("tp_degree", "2"), ("num_micro_batches", "8")];
         let (found, notes) = settings(&keys, 8);
-        assert_eq!((found.mesh.size(Axis::Pipeline), found.sharding), (2, None));
+        assert_eq!((found.mesh.size(Axis::Pipeline), found.mesh.size(Axis::Shard)), (2, 2));
+        assert_eq!(found.sharding.unwrap().strategy, Strategy::Zero1);
         assert_eq!(found.gradient_accumulation_steps, 1);
         assert!(notes[0].contains("num_micro_batches = 8") && notes[0].contains("PipelineOptions"));
-        assert!(notes[1].contains("use_distributed_optimizer"), "{notes:?}");
+        assert_eq!(notes.len(), 1, "{notes:?}");
+    }
+
+    #[test]
+    fn experts_are_divided_with_sharding_and_without() {
+        for states in ["true", "false"] {
+            let keys = [("expert_model_parallel_size", "2"), ("use_distributed_optimizer", states)];
+            let (found, notes) = settings(&keys, 4);
+            assert_eq!(found.mesh.to_string(), "dp_shard 4, ep 2");
+            assert_eq!(found.sharding.is_some(), states == "true");
+            assert!(notes.is_empty(), "{notes:?}");
+        }
     }
 
     #[test]
@@ -327,7 +332,8 @@ mod tests {
             (("num_micro_batches", "0"), "a whole number from 1"),
             (("gradient_clipping", "-1"), "a number from 0"),
             (("sequence_parallelism", "maybe"), "true or false"),
-            (("expert_model_parallel_size", "2"), "ModelBuilder::expert_parallel"),
+            (("expert_model_parallel_size", "3"), "ep 3"),
+            (("expert_tensor_parallel_size", "2"), "each expert is whole on a rank"),
             (("tp_degre", "2"), "tp_degree"),
         ];
         for (key, expected) in refused {
