@@ -83,6 +83,8 @@ pub(crate) struct Together {
     pub(crate) sharded: Option<Arc<ShardedModels>>,
     pub(crate) tensor: Option<Arc<TensorModels>>,
     pub(crate) pipeline: Option<Arc<PipelineRanks>>,
+    /// How many ranks read other samples; all of them unless set.
+    pub(crate) data_ranks: Option<usize>,
 }
 
 impl Checkpoints {
@@ -110,9 +112,10 @@ impl Checkpoints {
         together: Together,
         quiet: bool,
     ) -> Self {
-        let Together { loss_check, sharded, tensor, pipeline } = together;
+        let Together { loss_check, sharded, tensor, pipeline, data_ranks } = together;
         let inner = Inner {
             processes: processes.clone(),
+            data_ranks: data_ranks.unwrap_or_else(|| processes.num_processes()),
             project,
             registry: Arc::default(),
             accumulator: accumulator.clone(),
@@ -139,6 +142,7 @@ impl Checkpoints {
         let inner = &self.inner;
         let inner = Inner {
             processes: inner.processes.clone(),
+            data_ranks: inner.data_ranks,
             project: inner.project.clone(),
             registry: Arc::clone(&inner.registry),
             accumulator: inner.accumulator.clone(),

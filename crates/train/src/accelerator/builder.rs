@@ -627,6 +627,7 @@ impl AcceleratorBuilder {
             sharded: sharded.clone(),
             tensor: tensor.clone(),
             pipeline: pipeline.clone(),
+            data_ranks: Some(data.num_processes()),
         };
         let checkpoints =
             Checkpoints::checked(&processes, self.project, &accumulator, together, self.quiet);

@@ -10,7 +10,7 @@ use brigade_torch::{Error, Result, dtype_of};
 use tch::Tensor;
 
 use super::buffer_pool::BufferPool;
-use super::inner::{Holders, Inner};
+use super::inner::{Holders, Inner, data_ranks};
 use super::ranks;
 use super::stages::{Share, Shares};
 use crate::pipeline::PipelineRanks;
@@ -77,12 +77,20 @@ pub(super) fn capture(checkpoints: &Inner) -> Result<Captured> {
         captured.add(checkpoints, kind.name(), &name, state, tensors)?;
     }
     let position = checkpoints.accumulator.position();
-    let run = Value::dict([("accumulation_position", Value::Int(position as i64))]);
+    let mut run = vec![("accumulation_position", Value::Int(position as i64))];
+    let ranks = checkpoints.processes.num_processes();
+    if checkpoints.data_ranks != data_ranks(ranks, &checkpoints.mesh().unwrap_or_default()) {
+        run.push((DATA_RANKS, Value::Int(checkpoints.data_ranks as i64)));
+    }
+    let run = Value::dict(run);
     let (tree, tensors) = split(run, &HashMap::new())?;
     captured.add(checkpoints, "run", "run", Some(tree), tensors)?;
     captured.add_rank(checkpoints, ranks::state(checkpoints, &named)?)?;
     Ok(captured)
 }
+
+/// Where the state of a run has how many ranks read other samples, if its mesh does not say it: no axis has context ranks.
+pub(super) const DATA_RANKS: &str = "data_ranks";
 
 impl Captive {
     fn new(checkpoints: &Inner, name: &str, object: &Arc<dyn Checkpointed>) -> Result<Self> {

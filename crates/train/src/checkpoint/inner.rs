@@ -24,6 +24,8 @@ use crate::tensor_parallel::TensorModels;
 /// What all handles of the checkpoints share.
 pub(super) struct Inner {
     pub(super) processes: Processes,
+    /// How many ranks read other samples.
+    pub(super) data_ranks: usize,
     pub(super) project: ProjectConfiguration,
     pub(super) registry: Arc<Registry>,
     pub(super) accumulator: GradientAccumulator,
@@ -144,6 +146,15 @@ impl Inner {
             check.reset();
         }
     }
+}
+
+/// Returns how many ranks of a mesh read other samples: those that divide layers, or have stages of one model, read the same.
+pub(super) fn data_ranks(ranks: usize, mesh: &[MeshAxis]) -> usize {
+    let size = |wanted: Axis| {
+        let axis = mesh.iter().find(|axis| axis.name == wanted.name());
+        axis.map_or(1, |axis| axis.size).max(1)
+    };
+    ranks / size(Axis::Tensor) / size(Axis::Pipeline)
 }
 
 impl Drop for Inner {

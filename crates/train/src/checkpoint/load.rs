@@ -8,13 +8,12 @@ use std::sync::Arc;
 
 use brigade_checkpoint::layout::{self, Checkpoint, MeshAxis, Object, StoredTensor};
 use brigade_checkpoint::{Error as FileError, Region, TensorInfo, Value};
-use brigade_sharding::Axis;
 use brigade_torch::{Error, Result, TensorFile, TorchError, dtype_of, loaded_kind};
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
-use super::capture::shares_of;
-use super::inner::Inner;
+use super::capture::{DATA_RANKS, shares_of};
+use super::inner::{Inner, data_ranks};
 use super::ranks::{self, Named};
 use super::stages::Shares;
 use crate::error::TrainError;
@@ -211,19 +210,7 @@ impl Ready {
                 }
             }
         }
-        // Ranks that divide layers, or have stages of one model, read the same samples.
-        let readers = |ranks: usize, axes: &[MeshAxis]| {
-            let size = |wanted: Axis| {
-                let axis = axes.iter().find(|axis| axis.name == wanted.name());
-                axis.map_or(1, |axis| axis.size).max(1)
-            };
-            ranks / size(Axis::Tensor) / size(Axis::Pipeline)
-        };
         let mesh = checkpoints.mesh();
-        let worlds = Worlds {
-            saved: readers(manifest.world_size, &manifest.mesh),
-            current: readers(ranks, mesh.as_deref().unwrap_or_default()),
-        };
         // As the file says: it ends at the first rank whose state is not there.
         let saved = manifest.world_size;
         let wanted = if saved == ranks { rank..rank + 1 } else { 0..saved };
@@ -249,6 +236,14 @@ impl Ready {
             own.push(state);
         }
         let run = placed(&checkpoint, find("run")?, &HashMap::new())?;
+        let noted = run.get(DATA_RANKS).and_then(Value::as_int);
+        let noted = noted.and_then(|ranks| usize::try_from(ranks).ok());
+        let worlds = Worlds {
+            saved: noted
+                .filter(|ranks| (1..=manifest.world_size).contains(ranks))
+                .unwrap_or_else(|| data_ranks(manifest.world_size, &manifest.mesh)),
+            current: checkpoints.data_ranks,
+        };
         let position = run.get("accumulation_position").and_then(Value::as_int);
         let position = position.and_then(|position| usize::try_from(position).ok());
         let position = position

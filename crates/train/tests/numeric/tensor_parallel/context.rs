@@ -1,11 +1,12 @@
 //! Models of which each rank computes a part of every text train as whole ones do.
 
+use brigade_data::{Batch, DataLoader, TensorDataset};
 use brigade_models::{Gpt2LmHead, LlamaForCausalLm};
 use brigade_nn::{Linear, Model, ParamPath};
 use brigade_sharding::{Axis, ContextMethod, Mesh, Sharding};
-use brigade_torch::{Error, ReduceOp};
+use brigade_torch::{Error, ReduceOp, Result};
 use brigade_train::AcceleratorBuilder;
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use super::{ADAM, Recipe, check, gpt2, llama};
 use crate::sharding::on_ranks;
@@ -151,4 +152,30 @@ fn debug_mode_compares_the_losses_of_a_context_group() {
             "{error}"
         );
     }
+}
+
+/// Two context ranks read one sample for each batch, two replicas one each.
+#[test]
+fn loaders_go_on_after_the_samples_that_were_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let samples = || {
+        DataLoader::new(TensorDataset::new(Tensor::arange(12, (Kind::Int64, Device::Cpu))).unwrap())
+    };
+    let value = |batch: Result<Batch<Tensor>>| batch.unwrap().into_data().int64_value(&[0]);
+    let seen = on_ranks(2, |builder, _| {
+        let accelerator = builder.context_parallel(2).build().unwrap();
+        let train = accelerator.prepare(samples()).unwrap();
+        let mut batches = train.iter();
+        let seen: Vec<i64> = batches.by_ref().take(4).map(value).collect();
+        accelerator.save_state(folder.path().join("saved")).unwrap();
+        seen
+    });
+    assert_eq!(seen, [[0, 1, 2, 3]; 2]);
+    let rest = on_ranks(2, |builder, _| {
+        let accelerator = builder.sharding(None).build().unwrap();
+        let train = accelerator.prepare(samples()).unwrap();
+        accelerator.load_state(folder.path().join("saved")).unwrap();
+        train.iter().map(value).collect::<Vec<i64>>()
+    });
+    assert_eq!(rest, [[4, 6, 8, 10], [5, 7, 9, 11]]);
 }
