@@ -1,7 +1,8 @@
 //! What is compared, and the goal of each comparison.
 
 mod checkpoint;
-pub(crate) mod gpu;
+pub(crate) mod dispatch;
+mod gpu;
 mod images;
 mod learner;
 mod products;
@@ -51,6 +52,9 @@ pub(crate) fn all() -> Vec<Comparison> {
         Comparison { name: "two-processes-against-pytorch", run: training::two_processes_both },
         Comparison { name: "all-reduce", run: training::all_reduce },
         Comparison { name: "shards", run: training::shards },
+        Comparison { name: "dispatch-load", run: dispatch::load },
+        Comparison { name: "dispatch-forward", run: dispatch::forward },
+        Comparison { name: "dispatch-generate", run: dispatch::generate },
         Comparison { name: "sharded-step", run: sharding::small },
         Comparison { name: "sharded-step-gpt2", run: sharding::gpt2 },
         Comparison { name: "sharded-checkpoint", run: sharding::checkpoint },

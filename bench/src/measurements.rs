@@ -1,7 +1,8 @@
 //! The measurements that run in a process of their own.
 
 mod checkpoint;
-pub(crate) mod gpu;
+pub(crate) mod dispatch;
+mod gpu;
 mod images;
 mod learner;
 mod nets;
@@ -52,6 +53,7 @@ pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
         "adamw" => training::adamw(),
         "all-reduce" => training::all_reduce(),
         "shards" => training::shards(),
+        "dispatch" => dispatch::run(&words[1..]),
         "sharding" => sharding::run(&words[1..]),
         "tensor-parallel" => tensor_parallel::run(&words[1..]),
         "checkpoint" => checkpoint::run(&words[1..]),

@@ -23,6 +23,7 @@ mod file_tensor;
 mod format;
 pub mod hub_cache;
 pub mod layout;
+mod offload_folder;
 mod other_format;
 mod plain;
 pub mod pth;
@@ -43,7 +44,7 @@ pub use file_name::{FileName, InvalidFileName};
 pub use format::{
     FORMATS, OpenWeights, Safetensors, Torch, WeightsFormat, format_named, format_of,
 };
-pub use reader::{Stack, TensorReader, WeightsReader};
+pub use reader::{FileStamp, Stack, TensorReader, WeightsReader};
 pub use region::{Region, RegionCopy, Run};
 pub use value::Value;
 pub use weights_files::{WeightsFile, open_weights, weights_file};

@@ -1,6 +1,7 @@
 //! Weights whose tensors are read one at a time, whole or in part, into memory of the caller.
 
 mod place;
+mod stamp;
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use indexmap::IndexMap;
 
 use self::place::Place;
+pub use self::stamp::FileStamp;
 use crate::Region;
 use crate::dtype::TensorInfo;
 use crate::error::Error;

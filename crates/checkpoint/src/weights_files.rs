@@ -1,4 +1,4 @@
-//! Where weights lie: in a file, in the parts of an index, or in a folder of either.
+//! Where weights lie: in a file, in the parts of an index, in files of a tensor each, or in a folder of these.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::error::Error;
 use crate::file_name::FileName;
 use crate::format::{OpenWeights, format_of};
+use crate::offload_folder;
 use crate::pth::shown;
 use crate::shards::Index;
 
@@ -19,8 +20,9 @@ pub struct WeightsFile {
     pub weights: OpenWeights,
 }
 
-/// Opens weights: a safetensors file, a file of `torch.save`, an index of several (`model.safetensors.index.json`), or
-/// a folder that [`weights_file`] finds one of these in. No tensor is read.
+/// Opens weights: a safetensors file, a file of `torch.save`, an index of several (`model.safetensors.index.json`), the
+/// `index.json` of a folder into which Accelerate has offloaded weights, or a folder that [`weights_file`] finds one of these
+/// in. No tensor is read.
 ///
 /// ```
 /// use brigade_checkpoint::open_weights;
@@ -36,7 +38,16 @@ pub struct WeightsFile {
 /// folder without weights; [`Error::Damaged`] where the parts of an index hold something else than it says.
 pub fn open_weights(place: &Path, key: Option<&str>) -> Result<Vec<WeightsFile>, Error> {
     let file = if place.is_dir() { in_folder(place)? } else { place.to_owned() };
-    if file.extension().is_some_and(|extension| extension == "json") {
+    if file.file_name().is_some_and(|name| name == offload_folder::INDEX) {
+        match key {
+            None => offload_folder::open(&file),
+            // The index has names alone.
+            Some(key) => {
+                let (key, keys) = (key.to_owned(), vec![String::new()]);
+                Err(Error::NoSuchKey { path: file, key, keys })
+            }
+        }
+    } else if file.extension().is_some_and(|extension| extension == "json") {
         open_parts(&file, key)
     } else {
         Ok(vec![open_file(file, key)?])
@@ -103,11 +114,12 @@ fn open_parts(path: &Path, key: Option<&str>) -> Result<Vec<WeightsFile>, Error>
 }
 
 /// In the order in which they are looked for.
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 7] = [
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
     "diffusion_pytorch_model.safetensors",
     "diffusion_pytorch_model.bin",
+    offload_folder::INDEX,
 ];

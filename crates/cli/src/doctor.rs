@@ -12,7 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use brigade_doctor::{Examination, HostToExamine, Question, Report, Sources, Style, Verdict};
+use brigade_doctor::{Examination, HostToExamine, Question, Report, Style, Verdict};
+use brigade_hardware::Sources;
 use brigade_launch::{Color, ColorFacts};
 use brigade_ssh::{
     HostAccess, HostListError, HostSpec, LocalFacts, RemoteError, TimeLimits, forwarded_variables,

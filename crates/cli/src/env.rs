@@ -4,7 +4,8 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use brigade_doctor::{Facts, Question, Sources};
+use brigade_doctor::{Facts, Question};
+use brigade_hardware::Sources;
 use brigade_rank_env::text::escaped;
 use clap::Args;
 use serde_json::{Value, json};

@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::sources::Sources;
+use brigade_hardware::{Memory, Sources};
 
-mod cgroup;
 mod cpu;
 mod devices;
 mod elf;
@@ -19,8 +18,6 @@ mod libraries;
 mod libtorch;
 mod limits;
 mod loader_cache;
-mod memory;
-mod mounts;
 mod names;
 mod network;
 mod program;
@@ -35,7 +32,6 @@ pub use kernel_log::{DeviceMessage, KernelLog, Kill};
 pub use libraries::Missing;
 pub use libtorch::Libtorch;
 pub use limits::{Limit, Limits};
-pub use memory::Memory;
 pub use names::{Resolution, resolve};
 pub use network::{Interface, InterfaceAddress, Network};
 pub use program::{Program, ProgramState};

@@ -2,14 +2,14 @@
 
 use std::net::IpAddr;
 
-use brigade_hardware::{Device, Driver};
+use brigade_hardware::{Device, Driver, Memory};
 
 use crate::cluster::{
     AddressSource, Attempt, ClockReading, Cluster, HostReport, Measured, Outcome, Route,
 };
 use crate::facts::{
     Build, Cpu, Devices, FACTS_VERSION, Facts, Folder, FolderState, FolderUse, Gpu, Host,
-    Interface, InterfaceAddress, KernelLog, Libtorch, Limit, Limits, Memory, Network, Program,
+    Interface, InterfaceAddress, KernelLog, Libtorch, Limit, Limits, Network, Program,
     ProgramState, Question, Resolution, Space,
 };
 use crate::finding::{Finding, Verdict};

@@ -24,7 +24,6 @@ mod quantity;
 mod report;
 mod serve;
 mod session;
-mod sources;
 
 pub use checks::diagnose;
 pub use cluster::*;
@@ -34,4 +33,3 @@ pub use finding::{Finding, Subject, Verdict};
 pub use protocol::PROTOCOL;
 pub use report::{Report, Style};
 pub use serve::serve;
-pub use sources::Sources;

@@ -81,7 +81,7 @@ mod tests {
         let answer = wire::receive(&mut file, Duration::from_secs(60)).unwrap();
         let Answer::Examined(facts) = answer else { panic!("{answer:?}") };
         assert_eq!((facts.version, facts.host.name.as_str()), (9, "a"));
-        assert_eq!(facts.memory, crate::facts::Memory::default());
+        assert_eq!(facts.memory, brigade_hardware::Memory::default());
     }
 
     #[test]

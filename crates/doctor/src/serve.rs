@@ -10,7 +10,7 @@ use brigade_ssh::wire::{self, WireError};
 use crate::facts::Facts;
 use crate::probe::{Listeners, measure, probe_ports};
 use crate::protocol::{Answer, GREETING, PROTOCOL, Request};
-use crate::sources::{Sources, within};
+use brigade_hardware::{Sources, within};
 
 /// Says hello on `output` and answers what `input` asks, until it ends or falls silent.
 ///

@@ -1,4 +1,5 @@
-//! The hardware of a host, as the kernel shows it: accelerators, the network cards near them, and the kernel's log.
+//! The hardware of a host, as the kernel shows it: accelerators, the network cards near them, memory with the limits of
+//! control groups, and the kernel's log.
 //!
 //! No driver's library is loaded: loading CUDA or NVML takes longer than the rest of a launch, and a launcher that has
 //! touched a device holds memory on it. A [`Vendor`] finds its devices, names the variable that makes a part of them
@@ -12,11 +13,15 @@
 //! ```
 
 mod amd;
+pub mod cgroup;
 mod fault;
 mod kernel_log;
+mod memory;
+pub mod mounts;
 mod nics;
 mod nvidia;
 pub mod pci;
+mod sources;
 
 use std::fmt;
 use std::fs;
@@ -26,8 +31,10 @@ use serde::{Deserialize, Serialize};
 
 pub use fault::{DeviceFault, Fault};
 pub use kernel_log::{KMSG, KernelLog, KernelMessage};
+pub use memory::Memory;
 pub use nics::{NearNic, Nic, nearest, nics, of_device};
 pub use pci::Distance;
+pub use sources::{Sources, within};
 
 /// A maker of accelerators: one file that implements it, and a line in [`VENDORS`].
 pub trait Vendor: fmt::Debug + Sync {

@@ -154,6 +154,8 @@ where
     fn prepare(&mut self, accelerator: &Accelerator) -> Result<()> {
         self.autocast = AutocastOptions { precision: accelerator.mixed_precision(), cache: true };
         match std::mem::replace(&mut self.held, Held::Lost) {
+            // For inference alone, which needs no reducer and moves nothing.
+            Held::Plain(model) if model.device_map().is_some() => self.held = Held::Plain(model),
             Held::Plain(model) => {
                 self.held = Held::Prepared(Box::new(accelerator.prepare(*model)?));
             }
@@ -184,7 +186,11 @@ where
     }
 
     fn is_prepared(&self) -> bool {
-        matches!(self.held, Held::Prepared(_))
+        match &self.held {
+            Held::Plain(model) => model.device_map().is_some(),
+            Held::Prepared(_) => true,
+            Held::Lost => false,
+        }
     }
 
     fn is_deferred(&self) -> bool {

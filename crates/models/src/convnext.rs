@@ -207,7 +207,7 @@ impl Module<&Tensor> for ConvNeXtBody {
                 _ => conv.forward(&over_channels(norm, &maps)?)?,
             };
             for block in blocks {
-                maps = block.unit.run(|| block.forward(&maps))?;
+                maps = block.unit.run_on(&maps, |maps| block.forward(maps))?;
             }
         }
         Ok(maps)

@@ -266,7 +266,7 @@ impl ResNetBody {
         maps = MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps)?;
         for blocks in &self.stages {
             for block in blocks {
-                maps = block.unit.run(|| block.forward(&maps))?;
+                maps = block.unit.run_on(&maps, |maps| block.forward(maps))?;
             }
             keep(&maps);
         }

@@ -173,12 +173,15 @@ impl Module<&Tensor> for UNet {
             maps = conv.forward(&maps)?.f_relu()?;
         }
         for (block, side) in self.blocks.iter().zip([third, second, first, stem]) {
-            maps = block.unit.run(|| block.forward(&maps, &side))?;
+            maps = block
+                .unit
+                .run_on(&maps, |maps| block.forward(maps, &side.f_to_device(maps.device())?))?;
         }
         maps = resized(&self.shuffle.forward(&maps)?, images)?;
         if let Some([first, second]) = &self.cross {
             // The image is of the caller's kind, the maps of autocast's.
-            let both = [maps.shallow_clone(), images.f_to_kind(maps.kind())?];
+            let images = images.f_to_device(maps.device())?.f_to_kind(maps.kind())?;
+            let both = [maps.shallow_clone(), images];
             let joined = Tensor::f_cat(&both, 1)?;
             let branch = second.forward(&first.forward(&joined)?.f_relu()?)?;
             maps = branch.f_add(&joined)?.f_relu()?;

@@ -250,7 +250,7 @@ impl Module<&Tensor> for VisionTransformerBody {
         let sequence = Tensor::f_cat(&[token, patches], 1)?.f_add(&self.pos_embed)?;
         let mut hidden = self.pos_drop.forward(&sequence)?;
         for block in &self.blocks {
-            hidden = block.unit.run(|| block.forward(&hidden))?;
+            hidden = block.unit.run_on(&hidden, |hidden| block.forward(hidden))?;
         }
         Ok(self.norm.forward(&hidden)?.f_select(1, 0)?)
     }

@@ -291,7 +291,7 @@ impl Module<&Tensor> for XResNetBody {
         }
         maps = MaxPool2d { kernel: [3, 3], stride: [2, 2], padding: [1, 1] }.forward(&maps)?;
         for block in self.stages.iter().flatten() {
-            maps = block.unit.run(|| block.forward(&maps))?;
+            maps = block.unit.run_on(&maps, |maps| block.forward(maps))?;
         }
         Ok(maps)
     }

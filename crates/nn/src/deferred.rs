@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use brigade_checkpoint::{TensorReader, WeightsReader};
+use brigade_checkpoint::{FileStamp, TensorReader, WeightsReader};
 use brigade_sharding::TensorPart;
-use brigade_torch::{Error, Result, TensorId, rng_state, set_rng_state};
+use brigade_torch::{Error, Result, TensorId, WeightSource, rng_state, set_rng_state};
 use indexmap::IndexMap;
+use parking_lot::Mutex;
 use tch::{Device, Kind, TchError, Tensor};
 
-use crate::tensor_parallel::taken;
+use crate::error::ModelError;
+use crate::tensor_parallel::{part_reads, taken};
 
 /// Sets the first values of a tensor, all of them.
 pub(crate) type FirstValues = Box<dyn FnOnce(&mut Tensor) -> Result<(), TchError> + Send>;
@@ -37,11 +39,11 @@ pub struct DeferredValues {
 }
 
 /// A tensor of open weights.
-struct FileValues {
-    weights: Arc<WeightsReader>,
-    name: String,
+pub(crate) struct FileValues {
+    pub(crate) weights: Arc<WeightsReader>,
+    pub(crate) name: String,
     /// What this rank of a tensor group has of it.
-    part: Option<TensorPart>,
+    pub(crate) part: Option<TensorPart>,
 }
 
 /// The values of one tensor of a deferred model.
@@ -74,6 +76,11 @@ impl DeferredValues {
     /// Notes that a tensor has its values.
     pub(crate) fn keep(&mut self, tensor: TensorId) {
         self.read.insert(tensor, None);
+    }
+
+    /// Takes a tensor that is in a file out of those that get values; `None` for one that is drawn, or has its values.
+    pub(crate) fn take_file(&mut self, tensor: TensorId) -> Option<FileValues> {
+        self.read.get_mut(&tensor)?.take()
     }
 
     /// Passes each tensor's values to a function, one tensor at a time: first those that are drawn, in the order in which an
@@ -118,13 +125,69 @@ impl DeferredValues {
         }
         let files = read.into_iter().filter_map(|(id, file)| Some((id, file?)));
         for (id, FileValues { weights, name, part }) in files {
-            let reader = weights.get(&name).ok_or_else(|| {
-                Error::invalid_argument(format!("the open weights have no tensor `{name}`"))
-            })?;
+            let reader = weights.get(&name).ok_or_else(|| no_tensor(&name))?;
             set(id, DeferredValue::File(reader, part))?;
         }
         Ok(())
     }
+}
+
+/// A read of a tensor that may be repeated.
+struct FirstRead {
+    stamp: FileStamp,
+    /// CRC-32 of the values.
+    checksum: u32,
+}
+
+impl FileValues {
+    /// Has the values read from the file each time that they are needed. Where the file was changed since the first read, so
+    /// that the tensor has other values, the read is an error.
+    pub(crate) fn into_source(self) -> WeightSource {
+        let first = Mutex::new(None);
+        WeightSource::Read(Arc::new(move |into| self.read(into, &mut first.lock())))
+    }
+
+    fn read(&self, into: &Tensor, first: &mut Option<FirstRead>) -> Result<()> {
+        let Self { weights, name, part } = self;
+        let from = weights.get(name).ok_or_else(|| no_tensor(name))?;
+        let interrupted = |source| ModelError::Interrupted { path: from.path().to_owned(), source };
+        let stamp = from.stamp().map_err(|error| interrupted(error.into()))?;
+        for read in part_reads(from, into, None, part.as_ref())? {
+            read.read().map_err(interrupted)?;
+        }
+        match first {
+            Some(first) if first.stamp == stamp => {}
+            Some(first) => {
+                if checksum(into)? != first.checksum {
+                    let fact = format!(
+                        "`{name}` was changed while the model was in use: load the model anew"
+                    );
+                    let path = from.path().to_owned();
+                    return Err(brigade_checkpoint::Error::Damaged { path, fact }.into());
+                }
+                first.stamp = stamp;
+            }
+            None => *first = Some(FirstRead { stamp, checksum: checksum(into)? }),
+        }
+        Ok(())
+    }
+}
+
+fn checksum(tensor: &Tensor) -> Result<u32> {
+    let bytes = brigade_torch::bytes(tensor)?;
+    let mut hasher = crc32fast::Hasher::new();
+    bytes.try_chunks(CHECKED_BYTES, |chunk| {
+        hasher.update(chunk);
+        Ok::<_, Error>(())
+    })?;
+    Ok(hasher.finalize())
+}
+
+/// Bytes that a checksum is taken of at a time: they stay in the processor's cache.
+const CHECKED_BYTES: usize = 1 << 16;
+
+fn no_tensor(name: &str) -> Error {
+    Error::invalid_argument(format!("the open weights have no tensor `{name}`"))
 }
 
 impl Draw {

@@ -94,6 +94,16 @@ pub enum ModelError {
         action: &'static str,
     },
 
+    /// Something is asked of a model whose weights a device map has on several devices, in the host's memory or on the disk.
+    #[error(
+        "cannot {action}: a device map has the weights on several devices or on the disk, for inference alone; to train a model \
+         that does not fit a device, leave the map out and use sharding with offload (`Sharding::zero3().offload(…)`)"
+    )]
+    Dispatched {
+        /// What was asked for, such as `prepare the model`.
+        action: String,
+    },
+
     /// A kind that parameters cannot have.
     #[error("parameters cannot be {kind:?}: only floating-point kinds have gradients")]
     NotFloatingPoint {
@@ -193,6 +203,7 @@ impl From<ModelError> for Error {
             | M::NoSuchLayer { .. }
             | M::NotFloatingPoint { .. }
             | M::Deferred { .. }
+            | M::Dispatched { .. }
             | M::DuplicateName { .. } => ErrorKind::InvalidArgument,
             M::Groups { .. }
             | M::ScriptOutput { .. }

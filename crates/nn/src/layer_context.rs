@@ -1,10 +1,11 @@
-//! What a layer knows of its model: its name, for errors, and the forward hooks of its output.
+//! What a layer knows of its model: its name, for errors, the forward hooks of its output, and where its weights are.
 
 use brigade_torch::{Error, Result, TorchError};
 use tch::{TchError, Tensor};
 
 use crate::error::ModelError;
 use crate::hooks::Hooks;
+use crate::layer_weights::LayerWeights;
 
 /// A layer's full name and its model's hooks.
 #[derive(Debug, Clone)]
@@ -12,6 +13,8 @@ pub(crate) struct LayerContext {
     /// Dotted, empty at the root.
     pub(crate) name: String,
     pub(crate) hooks: Hooks,
+    /// Has the layer's weights in memory for its forward.
+    pub(crate) weights: LayerWeights,
 }
 
 impl LayerContext {

@@ -51,6 +51,7 @@ mod init;
 mod into_model;
 mod layer_context;
 mod layer_groups;
+mod layer_weights;
 mod layers;
 mod model;
 mod module;
@@ -58,6 +59,7 @@ mod named;
 mod param_path;
 mod param_registry;
 mod pipeline;
+mod placed;
 mod recompute;
 mod script;
 mod sequential;
@@ -77,6 +79,7 @@ pub use hooks::ForwardHook;
 pub use init::Init;
 pub use into_model::IntoModel;
 pub use layer_groups::LayerGroups;
+pub use layer_weights::LayerWeights;
 pub use layers::{
     BatchNorm1d, BatchNorm2d, BatchNormOptions, Conv2d, Conv2dOptions, Dropout, Embedding,
     EmbeddingOptions, ExpertLoad, Experts, ExpertsOptions, Flatten, LayerNorm, LayerNormOptions,

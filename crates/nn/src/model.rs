@@ -1,6 +1,7 @@
 //! A module together with its parameters and buffers.
 
 mod conversion;
+mod dispatch;
 mod divided;
 mod load;
 mod materialize;
@@ -9,6 +10,7 @@ mod shard;
 mod stages;
 
 use conversion::Conversion;
+use dispatch::Dispatched;
 pub use divided::DividedParameter;
 pub(crate) use load::Shapes;
 pub use parts::NamedGroup;
@@ -33,8 +35,8 @@ use crate::param_path::is_floating_point;
 use crate::param_registry::{Entry, ParamRegistry, Role};
 use crate::shared_statistics::SharedStatistics;
 use crate::{
-    ContextParallel, ExpertParallel, Module, ParamPath, PipelineParallel, PipelineStages,
-    TensorParallel, Training, Unit,
+    ContextParallel, ExpertParallel, LayerWeights, Module, ParamPath, PipelineParallel,
+    PipelineStages, TensorParallel, Training, Unit,
 };
 
 /// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
@@ -61,6 +63,7 @@ pub struct Model<M> {
     pub(crate) hooks: Hooks,
     pub(crate) layers: Vec<String>,
     units: Vec<(String, Unit)>,
+    layer_weights: Vec<(String, LayerWeights)>,
     pub(crate) norms: HashSet<String>,
     pub(crate) adopted: HashSet<String>,
     pub(crate) tensor: Option<TensorParallel>,
@@ -79,6 +82,8 @@ pub struct Model<M> {
     kind: Kind,
     /// Whether the parameters are spread over ranks.
     is_sharded: bool,
+    /// Where a device map has the weights.
+    dispatched: Option<Dispatched>,
     /// Where parameters have no memory yet: the values that they are to have.
     deferred: Option<DeferredValues>,
 }
@@ -289,6 +294,7 @@ impl ModelBuilder {
             hooks,
             layers,
             units,
+            layer_weights,
             norms,
             adopted,
             tensor,
@@ -323,6 +329,7 @@ impl ModelBuilder {
             hooks,
             layers,
             units,
+            layer_weights,
             norms,
             adopted,
             tensor,
@@ -336,6 +343,7 @@ impl ModelBuilder {
             device: self.device,
             kind: self.kind,
             is_sharded: false,
+            dispatched: None,
             deferred: draws.map(DeferredValues::new).transpose()?,
         };
         if let Some(values) = &mut model.deferred {
@@ -422,6 +430,7 @@ impl<M> Model<M> {
         M: Module<Input>,
     {
         self.check_values("forward")?;
+        let _held = self.hold_root()?;
         match catch_unwind(AssertUnwindSafe(|| self.module.forward(input))) {
             Ok(output) => output,
             Err(panic) => match text_of(panic.as_ref()) {
@@ -759,6 +768,7 @@ impl<M> Model<M> {
     /// Exchanges the memory under every tensor, which keeps its identity (`set_data`), so that all
     /// handles see the change. One by one: a second copy of the whole model may not fit.
     fn convert(&mut self, to: Conversion) -> Result<()> {
+        self.check_not_dispatched(format_args!("move the model {to}"))?;
         if self.is_sharded {
             return Err(brigade_torch::Error::invalid_argument(format!(
                 "cannot move the model {to}: its parameters are spread over ranks, whose shards would stay as they are; \
@@ -801,6 +811,10 @@ where
 impl<M> Trainable for Model<M> {
     fn trainable_parameters(&self) -> Vec<NamedTensor> {
         Self::trainable_parameters(self)
+    }
+
+    fn check_trainable(&self) -> Result<()> {
+        self.check_not_dispatched("train the model")
     }
 }
 

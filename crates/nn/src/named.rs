@@ -37,6 +37,7 @@ where
     type Output = Tensor;
 
     fn forward(&self, input: Input) -> Result<Tensor> {
-        Ok(self.context.output(self.module.forward(input)?))
+        let output = self.context.weights.hold(|| self.module.forward(input))?;
+        Ok(self.context.output(output))
     }
 }

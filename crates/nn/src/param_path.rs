@@ -17,7 +17,9 @@ use crate::param_registry::{Entry, ParamRegistry, Role};
 use crate::pipeline::Row;
 use crate::shared_statistics::SharedStatistics;
 use crate::tensor_parallel::taken;
-use crate::{ContextRegion, Init, Stages, TensorParallel, TensorRegion, Training, Unit};
+use crate::{
+    ContextRegion, Init, LayerWeights, Stages, TensorParallel, TensorRegion, Training, Unit,
+};
 
 /// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
 ///
@@ -417,7 +419,19 @@ impl<'a> ParamPath<'a> {
         if !registry.layers.contains(&self.prefix) {
             registry.layers.push(self.prefix.clone());
         }
-        LayerContext { name: self.prefix.clone(), hooks: registry.hooks.clone() }
+        let hooks = registry.hooks.clone();
+        drop(registry);
+        LayerContext { name: self.prefix.clone(), hooks, weights: self.layer_weights() }
+    }
+
+    /// Returns what has the parameters at this path in memory for the forward of a layer, where a device map has them
+    /// elsewhere and the layer is in no [unit](ParamPath::unit). The layers of this crate ask by themselves; it is for layers of
+    /// one's own that are to be moved by themselves, as a large head.
+    #[must_use]
+    pub fn layer_weights(&self) -> LayerWeights {
+        let weights = LayerWeights::default();
+        self.registry.borrow_mut().layer_weights.push((self.prefix.clone(), weights.clone()));
+        weights
     }
 
     /// Registers a layer that is a normalisation.

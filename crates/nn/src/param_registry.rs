@@ -12,6 +12,7 @@ use crate::context_parallel::ContextParallel;
 use crate::deferred::Draw;
 use crate::expert_parallel::ExpertParallel;
 use crate::hooks::Hooks;
+use crate::layer_weights::LayerWeights;
 use crate::pipeline::Row;
 use crate::shared_statistics::SharedStatistics;
 use crate::tensor_parallel::TensorParallel;
@@ -34,6 +35,8 @@ pub(crate) struct ParamRegistry {
     pub(crate) layers: Vec<String>,
     /// Parts of the model that are gathered together where it is sharded, by their paths.
     pub(crate) units: Vec<(String, Unit)>,
+    /// Layers whose weights can be in memory for their forward alone, by their paths.
+    pub(crate) layer_weights: Vec<(String, LayerWeights)>,
     /// Rows of blocks at which a pipeline can cut the model.
     pub(crate) rows: Vec<Row>,
     /// Names of the batch normalisations.
@@ -108,6 +111,7 @@ impl ParamRegistry {
             hooks: Hooks::default(),
             layers: Vec::new(),
             units: Vec::new(),
+            layer_weights: Vec::new(),
             rows: Vec::new(),
             batch_norms: Vec::new(),
             norms: HashSet::new(),

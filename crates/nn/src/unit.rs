@@ -5,10 +5,14 @@ use std::sync::Arc;
 
 use brigade_torch::{Result, Sharder, TensorTree};
 use parking_lot::Mutex;
+use tch::{Device, Tensor};
+
+use crate::placed::Placed;
 
 /// A part of a model, such as a transformer's block, that is gathered as a whole where the model is sharded over ranks
-/// (a module of PyTorch's `fully_shard`). Made by [`crate::ParamPath::unit`] in a constructor; the forward runs in
-/// [`Unit::run`], which is a plain call where nothing is sharded. Clones are the same unit.
+/// (a module of PyTorch's `fully_shard`), and whose weights come into memory and leave it together where a device map has
+/// them elsewhere ([`crate::Model::dispatch`]). Made by [`crate::ParamPath::unit`] in a constructor; the forward runs in
+/// [`Unit::run_on`] or [`Unit::run`], which are plain calls for other models. Clones are the same unit.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model, Module, ParamPath, Unit};
@@ -26,7 +30,7 @@ use parking_lot::Mutex;
 /// impl Module<&Tensor> for Block {
 ///     type Output = Tensor;
 ///     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-///         self.unit.run(|| Ok(input + self.linear.forward(input)?))
+///         self.unit.run_on(input, |input| Ok(input + self.linear.forward(input)?))
 ///     }
 /// }
 ///
@@ -41,23 +45,58 @@ pub struct Unit {
     place: Arc<Mutex<Option<Place>>>,
 }
 
-/// A unit of a sharder.
 #[derive(Clone)]
-struct Place {
-    sharder: Arc<Sharder>,
-    index: usize,
+enum Place {
+    /// A unit of a sharder.
+    Sharded { sharder: Arc<Sharder>, index: usize },
+    /// Of a model with a device map.
+    Dispatched(Arc<Placed>),
 }
 
 impl Unit {
     /// Runs the unit's part of a forward, with the unit's parameters whole.
     ///
     /// # Errors
-    /// Those of `forward`; those of [`Sharder::run`] where the model is sharded.
+    /// Those of `forward`; those of [`Sharder::run`] where the model is sharded, and those of reading weights where a device
+    /// map has them elsewhere.
     pub fn run<T: TensorTree>(&self, forward: impl FnOnce() -> Result<T>) -> Result<T> {
         let place = self.place.lock().clone();
         match place {
-            Some(Place { sharder, index }) => sharder.run(index, forward),
+            Some(Place::Sharded { sharder, index }) => sharder.run(index, forward),
+            Some(Place::Dispatched(placed)) => {
+                let _held = placed.hold()?;
+                forward()
+            }
             None => forward(),
+        }
+    }
+
+    /// Runs the unit's part of a forward as [`Unit::run`] does, with its input on the device on which the unit's layers compute:
+    /// a device map may have neighbouring units on several devices.
+    ///
+    /// # Errors
+    /// Those of [`Unit::run`]; [`brigade_torch::ErrorKind::Tensor`] where the input cannot be moved.
+    pub fn run_on<T: TensorTree>(
+        &self,
+        input: &Tensor,
+        forward: impl FnOnce(&Tensor) -> Result<T>,
+    ) -> Result<T> {
+        match self.device().filter(|&device| device != input.device()) {
+            Some(device) => {
+                let input = input.f_to_device(device)?;
+                self.run(|| forward(&input))
+            }
+            None => self.run(|| forward(input)),
+        }
+    }
+
+    /// Returns the device on which the unit's layers compute, for what their inputs are to be moved to; `None` where the model
+    /// has no device map, and all of it is on one device.
+    #[must_use]
+    pub fn device(&self) -> Option<Device> {
+        match self.place.lock().as_ref()? {
+            Place::Sharded { .. } => None,
+            Place::Dispatched(placed) => Some(placed.device),
         }
     }
 }
@@ -65,13 +104,23 @@ impl Unit {
 impl Unit {
     /// Has the unit run as this unit of a sharder from now on, or without one as a plain call.
     pub(crate) fn set_place(&self, sharder: &Arc<Sharder>, index: Option<usize>) {
-        *self.place.lock() = index.map(|index| Place { sharder: Arc::clone(sharder), index });
+        *self.place.lock() =
+            index.map(|index| Place::Sharded { sharder: Arc::clone(sharder), index });
+    }
+
+    /// Has the unit compute where a device map says.
+    pub(crate) fn set_placed(&self, placed: Arc<Placed>) {
+        *self.place.lock() = Some(Place::Dispatched(placed));
     }
 }
 
 impl fmt::Debug for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_sharded = self.place.lock().is_some();
-        f.debug_struct("Unit").field("is_sharded", &is_sharded).finish()
+        let place = match &*self.place.lock() {
+            None => "as it is",
+            Some(Place::Sharded { .. }) => "sharded",
+            Some(Place::Dispatched(_)) => "dispatched",
+        };
+        f.debug_struct("Unit").field("place", &place).finish()
     }
 }

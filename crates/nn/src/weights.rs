@@ -147,6 +147,7 @@ impl<M> Model<M> {
     }
 
     fn load_file(&mut self, path: &Path, key: Option<&str>) -> Result<LoadReport, Error> {
+        self.check_not_dispatched("load weights")?;
         let weights = WeightsReader::open_entry(path, key)?;
         let (values, report) = self.matched(&weights)?;
         let values =

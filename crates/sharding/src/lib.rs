@@ -13,6 +13,7 @@
 //!   ranks becomes it.
 
 mod description;
+mod device_map;
 mod error;
 mod memory;
 mod mesh;
@@ -49,3 +50,5 @@ pub use tensor_part::TensorPart;
 pub use tensor_plan::{Heads, TensorPlan, TensorStyle};
 pub use transformer::{AxisMessages, ExpertStep, TransformerStep, message_formulas};
 pub use volume::{Traffic, Volume};
+
+pub use device_map::*;

@@ -117,6 +117,10 @@ bool event_is_done(const StreamEvent& event) {
   return event.event.query();
 }
 
+void wait_for_event(const StreamEvent& event) {
+  event.event.synchronize();
+}
+
 void follow_event(const StreamEvent& event, rust::Slice<const TensorRef> tensors) {
   const auto current = guard().getStream(event.device);
   event.event.block(current);
@@ -196,6 +200,11 @@ std::unique_ptr<Tensor> copy_to_host(const Tensor& from, rust::Slice<const Tenso
   }
   // Into pinned memory, since it does not wait.
   return std::make_unique<Tensor>(from.to(at::kCPU, from.scalar_type(), /*non_blocking=*/true, /*copy=*/true));
+}
+
+std::unique_ptr<Tensor> pinned_like(const Tensor& like) {
+  const auto options = like.options().device(at::kCPU).pinned_memory(true);
+  return std::make_unique<Tensor>(at::empty_strided(like.sizes(), like.strides(), options));
 }
 
 bool is_pinned(const Tensor& tensor) {

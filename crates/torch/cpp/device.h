@@ -51,12 +51,16 @@ struct StreamEvent {
 std::unique_ptr<StreamEvent> record_event(int32_t gpu);
 // Whether the device has done what comes before it.
 bool event_is_done(const StreamEvent& event);
+// Has the host wait for what comes before it.
+void wait_for_event(const StreamEvent& event);
 // Makes this thread's current stream wait for the event, and use the tensors from then on; the host does not wait.
 void follow_event(const StreamEvent& event, rust::Slice<const TensorRef> tensors);
 // Begins a copy to a GPU through pinned memory, on this thread's current stream.
 std::unique_ptr<Tensor> copy_to_gpu(const Tensor& from, int32_t gpu);
 // Begins a copy into pinned memory: that of `into`, or new memory.
 std::unique_ptr<Tensor> copy_to_host(const Tensor& from, rust::Slice<const TensorRef> into);
+// Pinned memory of the host for a tensor of the same shape, strides and type.
+std::unique_ptr<Tensor> pinned_like(const Tensor& like);
 bool is_pinned(const Tensor& tensor);
 
 } // namespace brigade

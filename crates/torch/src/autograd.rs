@@ -64,6 +64,13 @@ pub fn backward(loss: &Tensor) -> Result<(), Error> {
 /// # Errors
 /// As [`backward`].
 pub fn backward_with(loss: &Tensor, options: BackwardOptions) -> Result<(), Error> {
+    if loss.defined() && !loss.requires_grad() {
+        return Err(Error::invalid_argument(
+            "backward: the loss depends on nothing that is trained: all parameters are frozen, it was computed under `no_grad`, \
+             or a device map has the model's weights, which is for inference (to train a model that does not fit a device, use \
+             sharding with offload)",
+        ));
+    }
     ffi::backward(borrow(loss), options.retains(), options.create_graph)
         .map_err(|error| Error::libtorch("backward", &error))
 }

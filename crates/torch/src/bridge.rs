@@ -632,6 +632,7 @@ pub(crate) mod ffi {
         type StreamEvent;
         fn record_event(gpu: i32) -> Result<UniquePtr<StreamEvent>>;
         fn event_is_done(event: &StreamEvent) -> Result<bool>;
+        fn wait_for_event(event: &StreamEvent) -> Result<()>;
         fn follow_event(event: &StreamEvent, tensors: &[TensorRef<'_>]) -> Result<()>;
 
         #[cfg(feature = "cuda")]
@@ -647,6 +648,7 @@ pub(crate) mod ffi {
 
         fn copy_to_host(from: &Tensor, into: &[TensorRef<'_>]) -> Result<UniquePtr<Tensor>>;
         fn copy_to_gpu(from: &Tensor, gpu: i32) -> Result<UniquePtr<Tensor>>;
+        fn pinned_like(like: &Tensor) -> Result<UniquePtr<Tensor>>;
         fn is_pinned(tensor: &Tensor) -> Result<bool>;
 
         type Store;

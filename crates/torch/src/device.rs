@@ -8,7 +8,8 @@ use tch::Device;
 
 pub use self::cuda::{Cuda, CudaUnavailable, cuda_compiled, cuda_devices};
 pub use self::memory::DeviceMemory;
-pub use self::staging::{copy_to_device, copy_to_host, is_pinned};
+pub(crate) use self::staging::begin_copy;
+pub use self::staging::{copy_to_device, copy_to_host, is_pinned, pinned_like};
 use crate::backend::Backend;
 use crate::bridge::ffi;
 use crate::error::Error;

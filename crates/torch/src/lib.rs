@@ -54,6 +54,7 @@ mod tensor_tree;
 mod unallocated;
 mod vocabulary_parallel;
 mod warnings;
+mod weight_ring;
 mod work;
 mod work_handle;
 
@@ -74,7 +75,7 @@ pub use cross_entropy::{
 pub use device::forbid_waiting;
 pub use device::{
     Cuda, CudaUnavailable, DEVICE_KINDS, DeviceExt, DeviceKind, DeviceMemory, GpuMath, MemoryInfo,
-    copy_to_device, copy_to_host, cuda_compiled, cuda_devices, is_pinned,
+    copy_to_device, copy_to_host, cuda_compiled, cuda_devices, is_pinned, pinned_like,
 };
 pub use device_numbers::DeviceNumbers;
 pub use dropout::dropout;
@@ -116,6 +117,7 @@ pub use vocabulary_parallel::{
     vocabulary_parallel_cross_entropy, vocabulary_parallel_embedding,
 };
 pub use warnings::WarningFilter;
+pub use weight_ring::{HeldWeights, RingPart, WeightRing, WeightRingMeter, WeightSource};
 pub use work::Work;
 
 /// The version of the libtorch this program was built with, such as `2.13.0`.

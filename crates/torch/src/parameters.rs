@@ -3,6 +3,8 @@
 use tch::Tensor;
 use tch::nn::VarStore;
 
+use crate::error::Error;
+
 /// A tensor with its full name, `module1.0.weight`.
 ///
 /// The tensor is the model's own, not a copy: changing it in place changes the model.
@@ -30,6 +32,14 @@ pub struct NamedTensor {
 pub trait Trainable {
     /// Returns every parameter that is not frozen, once, in the same order on every rank.
     fn trainable_parameters(&self) -> Vec<NamedTensor>;
+
+    /// Fails where nothing can be trained, with the reason: for a model that is for inference alone. Defaults to no failure.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidArgument`].
+    fn check_trainable(&self) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 impl Trainable for [NamedTensor] {

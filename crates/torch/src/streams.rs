@@ -132,6 +132,14 @@ impl StreamEvent {
         ffi::event_is_done(&self.event).map_err(|error| Error::libtorch("event", &error))
     }
 
+    /// Waits until the device has done what it was given before the event.
+    ///
+    /// # Errors
+    /// [`crate::TorchError::Libtorch`] when the device has failed.
+    pub fn wait(&self) -> Result<(), Error> {
+        ffi::wait_for_event(&self.event).map_err(|error| Error::libtorch("event", &error))
+    }
+
     /// Has what this thread gives the device from now on come behind the event.
     ///
     /// # Errors

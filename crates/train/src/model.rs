@@ -111,6 +111,7 @@ struct Reduction {
 impl ModelContext {
     /// Puts a model on the process's device and into its memory format. Returns whether it has its channels last.
     pub(crate) fn place<M>(&self, model: &mut Model<M>) -> Result<bool> {
+        model.check_trainable()?;
         if model.device() != self.job.device {
             let moved = model.to_device(self.job.device);
             self.job.explain_memory(MOVE_OF_MODEL, moved)?;

@@ -1,7 +1,9 @@
 //! Memory: too little of it free, a tight limit, or processes killed for it a while ago.
 
+use brigade_hardware::Memory;
+
 use crate::cluster::Cluster;
-use crate::facts::{Facts, Kill, Memory};
+use crate::facts::{Facts, Kill};
 use crate::finding::{Finding, Subject};
 use crate::quantity::{bytes, counted, duration};
 

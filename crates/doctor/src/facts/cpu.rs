@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::cgroup;
-use crate::sources::Sources;
+use brigade_hardware::Sources;
+use brigade_hardware::cgroup;
 
 /// Processors of a host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

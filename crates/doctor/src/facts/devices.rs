@@ -4,7 +4,7 @@
 use brigade_hardware::{Device, Driver, NearNic, Vendor};
 use serde::{Deserialize, Serialize};
 
-use crate::sources::Sources;
+use brigade_hardware::Sources;
 
 /// Devices of one kind, and their driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,8 +9,8 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, access};
 use serde::{Deserialize, Serialize};
 
-use super::mounts;
-use crate::sources::{Sources, within};
+use brigade_hardware::mounts;
+use brigade_hardware::{Sources, within};
 
 /// A folder and its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::elf::Elf;
-use crate::sources::Sources;
+use brigade_hardware::Sources;
 
 /// The system.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

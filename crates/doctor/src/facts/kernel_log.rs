@@ -5,7 +5,7 @@ use std::time::Duration;
 use brigade_hardware::KMSG;
 use serde::{Deserialize, Serialize};
 
-use crate::sources::Sources;
+use brigade_hardware::Sources;
 
 /// The kernel's messages that matter to a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

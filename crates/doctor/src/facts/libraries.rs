@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::elf::Elf;
 use super::loader_cache;
-use crate::sources::Sources;
+use brigade_hardware::Sources;
 
 /// What the loader would not find.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{Project, libraries, loader_cache, project};
-use crate::sources::{Sources, within};
+use brigade_hardware::{Sources, within};
 
 /// An install of libtorch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

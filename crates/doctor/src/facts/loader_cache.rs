@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use crate::sources::Sources;
+use brigade_hardware::Sources;
 
 /// Files by the name of the library, in the loader's order. Empty where there is no such cache.
 pub(super) fn read(sources: &Sources) -> HashMap<String, Vec<PathBuf>> {

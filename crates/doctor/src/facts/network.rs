@@ -6,7 +6,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::sources::Sources;
+use brigade_hardware::Sources;
 
 /// What connects this host to others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::elf::{Elf, hexadecimal};
 use super::{Libtorch, Missing, libraries, libtorch};
-use crate::sources::{Sources, within};
+use brigade_hardware::{Sources, within};
 
 /// A program and what it needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

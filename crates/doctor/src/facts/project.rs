@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::sources::Sources;
+use brigade_hardware::Sources;
 
 /// The Cargo project that a folder belongs to, as far as libtorch is concerned.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use brigade_rank_env::env;
 
-use crate::sources::Sources;
+use brigade_hardware::Sources;
 
 /// Only names from a list, since others may hold passwords.
 pub(super) fn gather(sources: &Sources) -> BTreeMap<String, String> {

@@ -2,7 +2,7 @@
 
 use brigade_nn::{ContextPart, ContextRegion, Divided, ParamPath, TensorRegion};
 use brigade_torch::{AttentionOptions, Result};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::Tokens;
 use super::rotary::Rotation;
@@ -204,6 +204,16 @@ impl Shared {
             rotation: self.rotation.as_ref().map(Rotation::shallow_clone),
             part: self.part.clone(),
         }
+    }
+
+    /// Moves the tensors to the device of the blocks that use them.
+    pub(super) fn move_to(&mut self, device: Device) -> Result<()> {
+        if let AttentionMask::Given(mask) = &mut self.mask
+            && mask.device() != device
+        {
+            *mask = mask.f_to_device(device)?;
+        }
+        self.rotation.as_mut().map_or(Ok(()), |rotation| rotation.move_to(device))
     }
 }
 

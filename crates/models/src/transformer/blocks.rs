@@ -121,8 +121,14 @@ impl<B: Block> Blocks<B> {
         routers: &mut Vec<Tensor>,
     ) -> Result<Tensor> {
         let in_parts = self.in_parts(cache.as_deref());
+        let mut shared = shared.shallow_clone();
         for index in blocks {
             let (block, unit) = (&self.blocks[index], &self.units[index]);
+            if let Some(device) = unit.device().filter(|&device| device != hidden.device()) {
+                hidden = hidden.f_to_device(device)?;
+            }
+            shared.move_to(hidden.device())?;
+            let shared = &shared;
             if let Some(seen) = &mut seen {
                 let own = || self.region.whole_sequence(&hidden);
                 let own = if in_parts { self.region.in_sequence_region(own)? } else { own()? };

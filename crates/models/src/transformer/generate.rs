@@ -77,7 +77,7 @@ impl<M: CausalModel> CausalModel for Model<M> {
     }
 
     fn next_logits(&self, tokens: Tokens<'_>, state: &mut M::State) -> Result<Tensor> {
-        self.module().next_logits(tokens, state)
+        self.run(|module| module.next_logits(tokens, state))
     }
 
     fn next_vocabulary_logits(
@@ -85,7 +85,7 @@ impl<M: CausalModel> CausalModel for Model<M> {
         tokens: Tokens<'_>,
         state: &mut M::State,
     ) -> Result<VocabularyLogits> {
-        self.module().next_vocabulary_logits(tokens, state)
+        self.run(|module| module.next_vocabulary_logits(tokens, state))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The head of a language model.
 
-use brigade_nn::{Divided, Embedding, Init, ParamPath};
+use brigade_nn::{Divided, Embedding, Init, LayerWeights, ParamPath};
 use brigade_sharding::TensorStyle;
 use brigade_torch::{Result, linear};
 use tch::Tensor;
@@ -19,6 +19,8 @@ pub(super) struct LanguageHead {
     divided: Option<Divided>,
     /// The full name where the weight is its own.
     own: Option<String>,
+    /// Has them in memory for a forward.
+    weights: LayerWeights,
 }
 
 impl LanguageHead {
@@ -30,7 +32,7 @@ impl LanguageHead {
     ) -> Self {
         if let Some(embedding) = tied {
             let weight = path.tie("weight", embedding.weight());
-            return Self::with_bias(weight, None, embedding.divided());
+            return Self::with_bias(path, weight, None, embedding.divided());
         }
         let (weight, divided) =
             path.divided_parameter("weight", &shape, [0, 1], Init::KaimingUniform);
@@ -42,16 +44,18 @@ impl LanguageHead {
             ));
         }
         redraw(path, &weight, Redraw::Normal(deviation));
-        Self { weight, bias: None, divided, own: Some(path.name().to_owned()) }
+        let weights = path.layer_weights();
+        Self { weight, bias: None, divided, own: Some(path.name().to_owned()), weights }
     }
 
-    /// Of parameters that the model has elsewhere, and how they are divided.
+    /// Of parameters at the path that the model has elsewhere, too, and how they are divided.
     pub(super) fn with_bias(
+        path: &ParamPath<'_>,
         weight: Tensor,
         bias: Option<Tensor>,
         divided: Option<&Divided>,
     ) -> Self {
-        Self { weight, bias, divided: divided.cloned(), own: None }
+        Self { weight, bias, divided: divided.cloned(), own: None, weights: path.layer_weights() }
     }
 
     /// Logits `[…, vocabulary]`, on every rank.
@@ -62,10 +66,10 @@ impl LanguageHead {
     /// Logits, of a divided vocabulary this rank's.
     pub(super) fn logits(&self, hidden: &Tensor) -> Result<VocabularyLogits> {
         let bias = self.bias.as_ref();
-        let own = match &self.divided {
-            Some(Divided { region, .. }) => linear(&region.enter(hidden)?, &self.weight, bias)?,
-            None => linear(hidden, &self.weight, bias)?,
-        };
+        let own = self.weights.run(hidden, |hidden| match &self.divided {
+            Some(Divided { region, .. }) => linear(&region.enter(hidden)?, &self.weight, bias),
+            None => linear(hidden, &self.weight, bias),
+        })?;
         Ok(VocabularyLogits::new(own, self.divided.as_ref()))
     }
 
@@ -77,14 +81,16 @@ impl LanguageHead {
         labels: &Tensor,
         smoothing: f64,
     ) -> Result<TokenLoss> {
-        head_loss(
-            hidden,
-            &self.weight,
-            self.bias.as_ref(),
-            self.divided.as_ref(),
-            labels,
-            smoothing,
-        )
+        self.weights.run(hidden, |hidden| {
+            head_loss(
+                hidden,
+                &self.weight,
+                self.bias.as_ref(),
+                self.divided.as_ref(),
+                &labels.f_to_device(hidden.device())?,
+                smoothing,
+            )
+        })
     }
 
     /// Logits `[batch, vocabulary]` of the last of the tokens.

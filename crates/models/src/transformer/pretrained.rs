@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use brigade_checkpoint::{TensorReader, WeightsReader, wrapper_prefix};
 use brigade_nn::weights::{self, PartsWriter};
 use brigade_nn::{LoadReport, Model, ModelBuilder, ModelError, ParamPath, ShapeMismatch};
-use brigade_torch::{Error, Result};
+use brigade_sharding::DeviceMap;
+use brigade_torch::{Error, Result, kind_of};
 use tch::{Kind, Tensor};
 
 use super::config::{CONFIG, TransformerOptions};
@@ -124,6 +125,41 @@ pub trait Transformer: Sized {
         Ok(model)
     }
 
+    /// As [`Transformer::from_pretrained`], with each tensor where a device map has it: for inference with a model that does not
+    /// fit a device ([`Model::dispatch`]; transformers' `device_map`). Weights keep the type that most of the files' have, as
+    /// with transformers' `dtype="auto"`. The model is in evaluation.
+    ///
+    /// ```
+    /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options, Transformer};
+    /// use brigade_nn::Model;
+    /// use brigade_sharding::DeviceMap;
+    /// use tch::Tensor;
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let folder = folder.path().join("gpt2");
+    /// let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 2, ..Default::default() };
+    /// let whole = Model::new(|path| Gpt2LmHead::new(path, &options))?;
+    /// Gpt2LmHead::save_pretrained(&whole, &folder)?;
+    /// // The blocks stay on the disk but for the one that computes and the one that comes next.
+    /// let map = DeviceMap::by_hand([("transformer.h", "disk"), ("", "cpu")]);
+    /// let model = Gpt2LmHead::from_pretrained_on(&folder, &map)?;
+    /// let ids = Tensor::from_slice(&[7i64, 8]).view([1, 2]);
+    /// let written = GenerationOptions { max_new_tokens: 5, ..Default::default() }.generate(&model, &ids, None)?;
+    /// assert_eq!(written.size(), [1, 7]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Transformer::from_pretrained`] and of [`Model::place`].
+    fn from_pretrained_on(folder: impl AsRef<Path>, map: &DeviceMap) -> Result<Model<Self>> {
+        let folder = folder.as_ref();
+        let kind = saved_kind(&WeightsReader::open(folder)?);
+        let builder = Model::builder().kind(kind).deferred();
+        let mut model = Self::from_pretrained_as(folder, builder)?.place(map)?;
+        model.eval();
+        Ok(model)
+    }
+
     /// Reads weights into a model: a file, or a folder with `model.safetensors`, with
     /// `model.safetensors.index.json` and its parts, or with `pytorch_model.bin` or its parts.
     ///
@@ -191,6 +227,22 @@ pub trait Transformer: Sized {
         let text = serde_json::to_string_pretty(&config).map_err(Error::custom)? + "\n";
         write(&folder.join(CONFIG), &text)
     }
+}
+
+/// The floating-point type that most of the weights' elements have.
+fn saved_kind(weights: &WeightsReader) -> Kind {
+    let mut elements =
+        [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Double].map(|kind| (kind, 0));
+    for tensor in weights.tensors() {
+        let info = tensor.info();
+        let kind = kind_of(info.dtype);
+        if let Some((_, count)) = elements.iter_mut().find(|(it, _)| Some(*it) == kind) {
+            *count += info.shape.iter().product::<u64>();
+        }
+    }
+    // Of equal numbers the first.
+    let most = elements.iter().rev().max_by_key(|(_, count)| *count);
+    most.map_or(Kind::Float, |(kind, _)| *kind)
 }
 
 /// Buffers that older versions of transformers wrote, and that are computed here.

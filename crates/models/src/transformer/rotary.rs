@@ -88,6 +88,15 @@ pub(super) struct Rotation {
 }
 
 impl Rotation {
+    pub(super) fn move_to(&mut self, device: Device) -> Result<()> {
+        for table in [&mut self.cos, &mut self.sin] {
+            if table.device() != device {
+                *table = table.f_to_device(device)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Rotates queries or keys `[batch, heads, tokens, width]`.
     pub(super) fn apply(&self, heads: &Tensor) -> Result<Tensor> {
         let half = heads.size().last().copied().unwrap_or(0) / 2;

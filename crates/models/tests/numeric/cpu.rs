@@ -2,6 +2,7 @@
 
 mod context_parallel;
 mod deferred;
+mod dispatch;
 mod expert_parallel;
 mod golden;
 mod messages;

@@ -220,6 +220,14 @@ impl BatchNorm {
     }
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.context.weights.run(input, |input| self.normalise(input))
+    }
+
+    fn forward_relu(&self, input: &Tensor, shortcut: Option<&Tensor>) -> Result<Tensor> {
+        self.context.weights.run(input, |input| self.normalise_relu(input, shortcut))
+    }
+
+    fn normalise(&self, input: &Tensor) -> Result<Tensor> {
         let Step { training, newest, group } = self.begin(input)?;
         if let Some(group) = group {
             return Ok(self.context.output(self.over_ranks(&group, input, newest)?));
@@ -229,7 +237,7 @@ impl BatchNorm {
         self.context.finish(output.map_err(|error| TchError::Torch(error.to_string())), input)
     }
 
-    fn forward_relu(&self, input: &Tensor, shortcut: Option<&Tensor>) -> Result<Tensor> {
+    fn normalise_relu(&self, input: &Tensor, shortcut: Option<&Tensor>) -> Result<Tensor> {
         let Step { training, newest, group } = self.begin(input)?;
         if let Some(group) = group {
             // In place: nothing else holds what the normalisation gave, and its backward does not look

@@ -119,9 +119,11 @@ impl Module<&Tensor> for Conv2d {
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let Conv2dOptions { stride, padding, dilation, groups, .. } = self.options;
-        let input = &self.in_the_weights_order(input);
-        let bias = self.bias.as_ref();
-        let output = input.f_conv2d(&self.weight, bias, stride, padding, dilation, groups);
-        self.context.finish(output, input)
+        self.context.weights.run(input, |input| {
+            let input = &self.in_the_weights_order(input);
+            let bias = self.bias.as_ref();
+            let output = input.f_conv2d(&self.weight, bias, stride, padding, dilation, groups);
+            self.context.finish(output, input)
+        })
     }
 }

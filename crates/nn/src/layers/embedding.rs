@@ -101,6 +101,12 @@ impl Module<&Tensor> for Embedding {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.context.weights.run(input, |input| self.look_up(input))
+    }
+}
+
+impl Embedding {
+    fn look_up(&self, input: &Tensor) -> Result<Tensor> {
         if let Some(divided) = &self.divided
             && let Some(group) = divided.region.group()
         {
@@ -122,9 +128,7 @@ impl Module<&Tensor> for Embedding {
         }
         self.context.finish(output, input)
     }
-}
 
-impl Embedding {
     /// The error for the first index that has no row, after libtorch has refused them. A GPU that has stopped cannot
     /// be asked.
     fn outside(&self, input: &Tensor) -> Result<Option<Error>, TchError> {

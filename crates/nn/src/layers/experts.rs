@@ -180,11 +180,13 @@ impl Experts {
         if input.size().last() != Some(&self.hidden) {
             return Err(self.context.refuse(input, "[…, hidden]"));
         }
-        // In a sequence region of a tensor group every rank computes the whole sequence alike.
-        let whole = self.region.whole_sequence(input)?;
-        let (output, routing) =
-            self.region.outside_sequence_region(|| self.whole_routed(&whole))?;
-        Ok((self.context.output(self.region.part_of_sequence(&output)?), routing))
+        self.context.weights.run(input, |input| {
+            // In a sequence region of a tensor group every rank computes the whole sequence alike.
+            let whole = self.region.whole_sequence(input)?;
+            let (output, routing) =
+                self.region.outside_sequence_region(|| self.whole_routed(&whole))?;
+            Ok((self.context.output(self.region.part_of_sequence(&output)?), routing))
+        })
     }
 
     fn whole_routed(&self, input: &Tensor) -> Result<(Tensor, Routing)> {

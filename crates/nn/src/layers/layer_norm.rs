@@ -80,12 +80,14 @@ impl Module<&Tensor> for LayerNorm {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let entered = |parameter: &Option<Tensor>| {
-            parameter.as_ref().map(|it| self.region.enter_parameter(it)).transpose()
-        };
-        let (weight, bias) = (entered(&self.weight)?, entered(&self.bias)?);
-        let output =
-            input.f_layer_norm(&self.shape, weight.as_ref(), bias.as_ref(), self.eps, true);
-        self.context.finish(output, input)
+        self.context.weights.run(input, |input| {
+            let entered = |parameter: &Option<Tensor>| {
+                parameter.as_ref().map(|it| self.region.enter_parameter(it)).transpose()
+            };
+            let (weight, bias) = (entered(&self.weight)?, entered(&self.bias)?);
+            let output =
+                input.f_layer_norm(&self.shape, weight.as_ref(), bias.as_ref(), self.eps, true);
+            self.context.finish(output, input)
+        })
     }
 }

@@ -127,6 +127,15 @@ impl Linear {
         enters: bool,
         product: impl FnOnce(&Tensor, &Tensor, Option<&Tensor>) -> Result<Tensor>,
     ) -> Result<Tensor> {
+        self.context.weights.run(input, |input| self.compute_here(input, enters, product))
+    }
+
+    fn compute_here(
+        &self,
+        input: &Tensor,
+        enters: bool,
+        product: impl FnOnce(&Tensor, &Tensor, Option<&Tensor>) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         let (weight, bias) = (&self.weight, self.bias.as_ref());
         match &self.divided {
             Some(Divided { style: TensorStyle::Row, region, .. }) => {

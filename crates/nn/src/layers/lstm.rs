@@ -149,9 +149,11 @@ impl Lstm {
     }
 
     fn run(&self, input: &Tensor, state: &LstmState) -> Result<(Tensor, LstmState)> {
-        let found = self.options.apply(input, state, &self.weights, self.training.is_on());
-        let (output, state) = self.context.check(found, input)?;
-        Ok((self.context.output(output), state))
+        self.context.weights.run(input, |input| {
+            let found = self.options.apply(input, state, &self.weights, self.training.is_on());
+            let (output, state) = self.context.check(found, input)?;
+            Ok((self.context.output(output), state))
+        })
     }
 }
 

@@ -47,8 +47,10 @@ impl Module<&Tensor> for RmsNorm {
     type Output = Tensor;
 
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let weight = self.region.enter_parameter(&self.weight)?;
-        let output = input.f_rms_norm([self.width], Some(&weight), self.eps);
-        self.context.finish(output, input)
+        self.context.weights.run(input, |input| {
+            let weight = self.region.enter_parameter(&self.weight)?;
+            let output = input.f_rms_norm([self.width], Some(&weight), self.eps);
+            self.context.finish(output, input)
+        })
     }
 }

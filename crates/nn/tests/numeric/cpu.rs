@@ -1,6 +1,7 @@
 //! Tests about the CPU, whatever the device of the others is.
 
 mod deferred;
+mod dispatch;
 mod experts;
 mod rounding;
 mod tensor_parallel;

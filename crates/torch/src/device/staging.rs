@@ -48,6 +48,25 @@ pub fn copy_to_device(from: &Tensor, device: Device) -> Result<Tensor, Error> {
         .map_err(|error| Error::libtorch("copy to a device", &error))
 }
 
+/// Begins to copy a tensor into another of its shape and kind, on this thread's stream where one of them is on a GPU, and
+/// does not wait for it. The tensor of the host is pinned, and stays as it is until the copy is done.
+pub(crate) fn begin_copy(from: &Tensor, into: &Tensor) -> Result<(), Error> {
+    ffi::copy_to_host(borrow(from), &borrow_optional(Some(into)))
+        .map(drop)
+        .map_err(|error| Error::libtorch("copy", &error))
+}
+
+/// Returns a tensor in pinned memory of the host, with the shape, strides and kind of another one; its values are not set.
+/// Copies between it and a GPU run beside what the host does.
+///
+/// # Errors
+/// [`crate::TorchError::Libtorch`] without a GPU, and when memory is full.
+pub fn pinned_like(like: &Tensor) -> Result<Tensor, Error> {
+    ffi::pinned_like(borrow(like))
+        .map(own)
+        .map_err(|error| Error::libtorch("pinned memory", &error))
+}
+
 /// Returns whether a tensor lies in pinned memory of the host.
 ///
 /// # Errors

@@ -2,6 +2,7 @@
 //! pictures.
 
 mod averages;
+mod dispatched;
 mod divided;
 mod gradients;
 mod mixtures;

@@ -76,13 +76,15 @@ impl BertForMaskedLm {
                 redraw(path, bias, Redraw::Constant(0.0));
             }
             let weight = decoder.tie("weight", bert.word_embeddings.weight());
-            LanguageHead::with_bias(weight, Some(decoder.tie("bias", &bias)), divided)
+            let bias = decoder.tie("bias", &bias);
+            LanguageHead::with_bias(&decoder, weight, Some(bias), divided)
         } else {
             let own = Linear::new(&decoder, width, vocab_size);
             draw(path, &dense, options.initializer_range);
             draw(path, &own, options.initializer_range);
             let shared = own.bias().map_or_else(|| bias.shallow_clone(), Tensor::shallow_clone);
-            LanguageHead::with_bias(own.weight().shallow_clone(), Some(shared), own.divided())
+            let weight = own.weight().shallow_clone();
+            LanguageHead::with_bias(&decoder, weight, Some(shared), own.divided())
         };
         Self {
             bert,

@@ -2,29 +2,33 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::sources::Sources;
+use crate::Sources;
 
 /// A line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mount {
+pub struct Mount {
     /// The folder of the file system that is mounted.
-    pub(super) root: PathBuf,
-    pub(super) point: PathBuf,
+    pub root: PathBuf,
+    /// Where it is mounted.
+    pub point: PathBuf,
     /// Such as `ext4` or `nfs4`.
-    pub(super) kind: String,
+    pub kind: String,
     /// The device, or the server and its folder.
-    pub(super) source: String,
+    pub source: String,
     /// Options of the file system itself: the controllers, for a control group.
-    pub(super) options: String,
+    pub options: String,
 }
 
-pub(super) fn all(sources: &Sources) -> Vec<Mount> {
+/// Returns all mounts that this process sees.
+#[must_use]
+pub fn all(sources: &Sources) -> Vec<Mount> {
     let text = sources.read("/proc/self/mountinfo").unwrap_or_default();
     text.lines().filter_map(parse).collect()
 }
 
 /// The mount that a path lies in; of several at one point, the last one hides the others.
-pub(super) fn of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+#[must_use]
+pub fn of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let depth = |mount: &Mount| mount.point.components().count();
     mounts.iter().filter(|mount| path.starts_with(&mount.point)).max_by_key(|mount| depth(mount))
 }

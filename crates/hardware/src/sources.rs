@@ -42,7 +42,8 @@ impl Sources {
     }
 
     /// Where the host's file system begins.
-    pub(crate) fn root(&self) -> &Path {
+    #[must_use]
+    pub fn root(&self) -> &Path {
         &self.root
     }
 
@@ -53,18 +54,21 @@ impl Sources {
     }
 
     /// A variable that is set and not empty.
-    pub(crate) fn variable(&self, name: &str) -> Option<&str> {
+    #[must_use]
+    pub fn variable(&self, name: &str) -> Option<&str> {
         self.variables.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
     /// Where a file of the host lies for us.
-    pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+    #[must_use]
+    pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
     /// What a path of ours is called on the host.
-    pub(crate) fn on_host(&self, path: &Path) -> PathBuf {
+    #[must_use]
+    pub fn on_host(&self, path: &Path) -> PathBuf {
         match path.strip_prefix(&self.root) {
             Ok(rest) => Path::new("/").join(rest),
             Err(_) => path.to_owned(),
@@ -72,7 +76,8 @@ impl Sources {
     }
 
     /// The text of a small file, if it can be read.
-    pub(crate) fn read(&self, path: impl AsRef<Path>) -> Option<String> {
+    #[must_use]
+    pub fn read(&self, path: impl AsRef<Path>) -> Option<String> {
         let mut bytes = Vec::new();
         let file = File::open(self.path(path)).ok()?;
         file.take(MAX_TEXT_LEN).read_to_end(&mut bytes).ok()?;
@@ -80,14 +85,16 @@ impl Sources {
     }
 
     /// The one value in a small file, without the end of its line.
-    pub(crate) fn value(&self, path: impl AsRef<Path>) -> Option<String> {
+    #[must_use]
+    pub fn value(&self, path: impl AsRef<Path>) -> Option<String> {
         let text = self.read(path)?;
         let value = text.trim_matches(|it: char| it.is_whitespace() || it == '\0');
         (!value.is_empty()).then(|| value.to_owned())
     }
 
     /// What a program of the host prints, where it is there and ends well, and soon.
-    pub(crate) fn output(&self, program: &str, arguments: &[&str]) -> Option<String> {
+    #[must_use]
+    pub fn output(&self, program: &str, arguments: &[&str]) -> Option<String> {
         let program = self.path(program);
         if !program.exists() {
             return None;
@@ -110,7 +117,8 @@ impl Sources {
     }
 
     /// Names in a folder, sorted; none where there is no such folder.
-    pub(crate) fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
+    #[must_use]
+    pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.path(path)) else { return Vec::new() };
         let mut names: Vec<String> = entries
             .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
@@ -122,7 +130,7 @@ impl Sources {
 
 /// What `work` gives, or `None` when it takes longer than that: a dead file server or name server
 /// blocks its callers for minutes. The thread is then left behind, the only way out.
-pub(crate) fn within<T: Send + 'static>(
+pub fn within<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {

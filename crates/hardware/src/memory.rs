@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::cgroup;
-use crate::sources::Sources;
+use crate::Sources;
+use crate::cgroup;
 
 /// Memory in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,7 +26,9 @@ pub struct Memory {
 }
 
 impl Memory {
-    pub(super) fn gather(sources: &Sources) -> Self {
+    /// Reads what the kernel says now.
+    #[must_use]
+    pub fn gather(sources: &Sources) -> Self {
         let text = sources.read("/proc/meminfo").unwrap_or_default();
         let of = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

@@ -2,19 +2,21 @@
 
 use std::path::{Path, PathBuf};
 
-use super::mounts;
-use crate::sources::Sources;
+use crate::Sources;
+use crate::mounts;
 
 /// The folders of this process's group and of the groups around it, innermost first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Groups {
-    pub(super) folders: Vec<PathBuf>,
+pub struct Groups {
+    /// The folders of this process's group and of the groups around it, innermost first.
+    pub folders: Vec<PathBuf>,
     /// The unified hierarchy, whose files have other names than those of version 1.
-    pub(super) unified: bool,
+    pub unified: bool,
 }
 
 /// The groups that a controller (`memory`, `cpu`) obeys.
-pub(super) fn of(sources: &Sources, controller: &str) -> Groups {
+#[must_use]
+pub fn of(sources: &Sources, controller: &str) -> Groups {
     let text = sources.read("/proc/self/cgroup").unwrap_or_default();
     let mounts = mounts::all(sources);
     let mut unified = None;

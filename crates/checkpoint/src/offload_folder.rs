@@ -1,0 +1,143 @@
+//! Folders into which Accelerate offloads weights: a file for each tensor, and an index.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use indexmap::IndexMap;
+use serde::Deserialize;
+
+use crate::dtype::{Dtype, TensorInfo};
+use crate::error::Error;
+use crate::file_name::FileName;
+use crate::format::OpenWeights;
+use crate::pth::shown;
+use crate::safetensors::{Entry, Header};
+use crate::weights_files::WeightsFile;
+
+/// The name of the index.
+pub(crate) const INDEX: &str = "index.json";
+
+/// A tensor of the index: in a file of its own, or in a safetensors file.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Offloaded {
+    Inside {
+        safetensors_file: PathBuf,
+        /// The tensor's name there, by default its own.
+        weight_name: Option<String>,
+    },
+    Alone {
+        /// NumPy's name of the type, or PyTorch's where NumPy has none.
+        dtype: String,
+        shape: Vec<u64>,
+    },
+}
+
+/// Opens the files of an index. `NAME.dat` has a tensor's elements in row-major order and nothing else, so that its size tells
+/// whether it is whole.
+pub(crate) fn open(path: &Path) -> Result<Vec<WeightsFile>, Error> {
+    let text = fs::read(path).map_err(Error::io("read", path))?;
+    let index: BTreeMap<String, Offloaded> = serde_json::from_slice(&text).map_err(|error| {
+        let fact =
+            format!("it is neither an index of shards nor one of offloaded weights: {error}");
+        Error::Damaged { path: path.to_owned(), fact }
+    })?;
+    let mut files = Vec::new();
+    let mut inside: IndexMap<PathBuf, HashMap<String, String>> = IndexMap::new();
+    for (name, offloaded) in index {
+        match offloaded {
+            Offloaded::Alone { dtype, shape } => files.push(open_alone(path, name, &dtype, shape)?),
+            Offloaded::Inside { safetensors_file, weight_name } => {
+                // Relative to the folder, where it is not absolute.
+                let file = path.with_file_name("").join(safetensors_file);
+                let there = weight_name.unwrap_or_else(|| name.clone());
+                inside.entry(file).or_default().insert(there, name);
+            }
+        }
+    }
+    for (file, names) in inside {
+        files.push(open_inside(path, file, names)?);
+    }
+    Ok(files)
+}
+
+fn open_alone(
+    index: &Path,
+    name: String,
+    dtype: &str,
+    shape: Vec<u64>,
+) -> Result<WeightsFile, Error> {
+    let damaged = |path: &Path, fact: String| Error::Damaged { path: path.to_owned(), fact };
+    let known = dtype_named(dtype).ok_or_else(|| Error::Unsupported {
+        path: index.to_owned(),
+        fact: format!("`{}` is {}, which is not known", shown(&name), shown(dtype)),
+    })?;
+    let file_name =
+        FileName::new(format!("{name}.dat")).map_err(|error| damaged(index, error.to_string()))?;
+    let path = index.with_file_name(file_name.as_ref() as &Path);
+    let info = TensorInfo { dtype: known, shape };
+    let file = File::open(&path).map_err(Error::io("read", &path))?;
+    let found = file.metadata().map_err(Error::io("look at", &path))?.len();
+    match info.bytes() {
+        Some(bytes) if bytes == found => {
+            let entry = Entry { name, info, range: 0..bytes };
+            Ok(WeightsFile { path, weights: OpenWeights::Ranges(file, vec![entry]) })
+        }
+        expected => {
+            let expected =
+                expected.map_or_else(|| "more than 2^64".to_owned(), |it| it.to_string());
+            Err(damaged(
+                &path,
+                format!("a tensor {info} has {expected} bytes, and the file has {found}"),
+            ))
+        }
+    }
+}
+
+fn open_inside(
+    index: &Path,
+    path: PathBuf,
+    mut names: HashMap<String, String>,
+) -> Result<WeightsFile, Error> {
+    let file = File::open(&path).map_err(Error::io("read", &path))?;
+    let header = Header::read(&path, &file)?;
+    let entries = header.tensors.into_iter().filter_map(|entry| {
+        let name = names.remove(&entry.name)?;
+        Some(Entry { name, ..entry })
+    });
+    let entries: Vec<Entry> = entries.collect();
+    match names.keys().min() {
+        Some(missing) => {
+            let fact =
+                format!("`{}` is not in {}, where it is to be", shown(missing), path.display());
+            Err(Error::Damaged { path: index.to_owned(), fact })
+        }
+        None => Ok(WeightsFile { path, weights: OpenWeights::Ranges(file, entries) }),
+    }
+}
+
+/// The type of a name of NumPy's or PyTorch's.
+fn dtype_named(name: &str) -> Option<Dtype> {
+    const NAMES: [(&str, Dtype); 18] = [
+        ("float64", Dtype::F64),
+        ("float32", Dtype::F32),
+        ("float16", Dtype::F16),
+        ("bfloat16", Dtype::BF16),
+        ("int64", Dtype::I64),
+        ("int32", Dtype::I32),
+        ("int16", Dtype::I16),
+        ("int8", Dtype::I8),
+        ("uint64", Dtype::U64),
+        ("uint32", Dtype::U32),
+        ("uint16", Dtype::U16),
+        ("uint8", Dtype::U8),
+        ("bool", Dtype::Bool),
+        ("complex64", Dtype::C64),
+        ("float8_e4m3fn", Dtype::F8E4M3),
+        ("float8_e5m2", Dtype::F8E5M2),
+        ("float8_e4m3fnuz", Dtype::F8E4M3Fnuz),
+        ("float8_e5m2fnuz", Dtype::F8E5M2Fnuz),
+    ];
+    NAMES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
+}

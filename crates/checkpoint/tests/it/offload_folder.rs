@@ -1,0 +1,78 @@
+//! Folders that Accelerate has offloaded weights into. `fixtures/make_offload_folder.py` wrote one.
+
+use std::fs;
+use std::path::Path;
+
+use brigade_checkpoint::{Region, WeightsReader, open_weights};
+
+fn fixture() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/offload_folder"))
+}
+
+fn read(weights: &WeightsReader, name: &str) -> (String, Vec<u8>) {
+    let tensor = weights.get(name).unwrap();
+    let mut bytes = vec![0; tensor.info().bytes().unwrap() as usize];
+    tensor.read(&Region::whole(&tensor.info().shape), &mut bytes).unwrap();
+    (tensor.info().to_string(), bytes)
+}
+
+#[test]
+fn tensors_in_files_of_their_own_and_in_safetensors_are_read() {
+    for place in [fixture().to_owned(), fixture().join("index.json")] {
+        let weights = WeightsReader::open(place).unwrap();
+        let values: Vec<u8> = (0..6).flat_map(|it| (it as f32 / 4.0).to_le_bytes()).collect();
+        assert_eq!(read(&weights, "block.weight"), ("[2, 3] of F32".to_owned(), values));
+        let half = vec![0, 0, 0x80, 0x3f, 0, 0x40, 0x40, 0x40];
+        assert_eq!(read(&weights, "block.half"), ("[4] of BF16".to_owned(), half));
+        assert_eq!(
+            read(&weights, "block.scale"),
+            ("[] of F32".to_owned(), 2.5f32.to_le_bytes().to_vec())
+        );
+        let steps = (0..3i64).flat_map(i64::to_le_bytes).collect();
+        assert_eq!(read(&weights, "block.steps"), ("[3] of I64".to_owned(), steps));
+        assert_eq!(read(&weights, "block.eight").0, "[4] of F8_E4M3");
+        let bias = [7f32, 7.0].map(f32::to_le_bytes).as_flattened().to_vec();
+        assert_eq!(read(&weights, "head.bias"), ("[2] of F32".to_owned(), bias));
+        assert_eq!(weights.tensors().len(), 6);
+    }
+}
+
+#[test]
+fn folders_that_contradict_their_index_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(fixture()).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    let error = || open_weights(folder.path(), None).unwrap_err().to_string();
+    let index = fs::read_to_string(folder.path().join("index.json")).unwrap();
+    let with = |old: &str, new: &str| {
+        assert!(index.contains(old), "{old}");
+        fs::write(folder.path().join("index.json"), index.replacen(old, new, 1)).unwrap();
+    };
+    with("\"float32\"", "\"float31\"");
+    assert!(error().contains("`block.weight` is float31, which is not known"), "{}", error());
+    with("block.weight", "../block.weight");
+    assert!(error().contains("is not a file name"), "{}", error());
+    with("inner", "inside");
+    assert!(error().contains("`inside` is not in"), "{}", error());
+    with("\"shape\": []", "\"shape\": [1099511627776, 1099511627776]");
+    assert!(error().contains("more than 2^64 bytes"), "{}", error());
+    fs::write(folder.path().join("index.json"), "[1]").unwrap();
+    assert!(
+        error().contains("neither an index of shards nor one of offloaded weights"),
+        "{}",
+        error()
+    );
+    fs::write(folder.path().join("index.json"), &index).unwrap();
+    fs::write(folder.path().join("block.half.dat"), [0; 7]).unwrap();
+    assert!(
+        error().contains("a tensor [4] of BF16 has 8 bytes, and the file has 7"),
+        "{}",
+        error()
+    );
+    fs::remove_file(folder.path().join("block.half.dat")).unwrap();
+    assert!(error().contains("block.half.dat"), "{}", error());
+    let keyed = open_weights(folder.path(), Some("model")).unwrap_err().to_string();
+    assert!(keyed.contains("model"), "{keyed}");
+}

@@ -1,0 +1,215 @@
+//! Architectures with a device map: outputs, generated tokens and memory are those that the map promises.
+
+use std::fs;
+
+use brigade_models::{
+    BertForMaskedLm, BertOptions, CausalModel, GenerationOptions, Gpt2LmHead, Gpt2Options,
+    LlamaForCausalLm, LlamaOptions, MixtralForCausalLm, MixtralOptions, ResNetOptions, Tokens,
+    Transformer, UNet, UNetOptions, convnext_tiny, resnet18,
+};
+use brigade_nn::{Model, Module, ParamPath};
+use brigade_sharding::DeviceMap;
+use brigade_test_device::fake;
+use tch::{Device, Kind, Tensor};
+
+const MAPS: [&[(&str, &str)]; 3] =
+    [&[("", "cpu")], &[("", "disk")], &[("", "disk"), ("BODY.LAYERS.1", "cpu")]];
+
+/// A map with the names of an architecture.
+fn named(map: &[(&str, &str)], layers: &str) -> DeviceMap {
+    let names: Vec<(String, &str)> =
+        map.iter().map(|(name, place)| (name.replace("BODY.LAYERS", layers), *place)).collect();
+    DeviceMap::by_hand(names.iter().map(|(name, place)| (name.as_str(), *place)))
+}
+
+fn ids(batch: i64, length: i64) -> Tensor {
+    Tensor::arange(batch * length, (Kind::Int64, Device::Cpu)).remainder(17).view([batch, length])
+}
+
+/// Compares logits and generated tokens on each map with those of the model in memory.
+fn check_causal<M: Transformer + CausalModel>(whole: Model<M>, layers: &str)
+where
+    M: for<'t> Module<&'t Tensor, Output = Tensor>,
+{
+    let mut whole = whole;
+    let folder = tempfile::tempdir().unwrap();
+    M::save_pretrained(&whole, folder.path()).unwrap();
+    whole.eval();
+    let mut maps: Vec<DeviceMap> = MAPS.iter().map(|map| named(map, layers)).collect();
+    // In a process of its own a test has GPUs made of host memory.
+    if fake::install(2).is_ok() {
+        let first = format!("{layers}.0");
+        maps.push(DeviceMap::by_hand([("", "cuda:0"), (layers, "cpu"), (first.as_str(), "disk")]));
+    }
+    for (place, map) in maps.iter().enumerate() {
+        let model = M::from_pretrained_on(folder.path(), map).unwrap();
+        assert!(!model.is_training());
+        for ids in [ids(2, 5), ids(1, 1), ids(2, 5)] {
+            let expected = tch::no_grad(|| whole.forward(&ids)).unwrap();
+            let output = tch::no_grad(|| model.forward(&ids)).unwrap();
+            // Of GPUs made of host memory attention alone has other kernels.
+            let tolerance = if output.device() == Device::Cpu { 0.0 } else { 1e-5 };
+            let difference = output.to_device(Device::Cpu).f_sub(&expected).unwrap().abs().max();
+            assert!(difference.double_value(&[]) <= tolerance, "map {place}: {difference:?}");
+        }
+        let greedy = GenerationOptions { max_new_tokens: 6, ..Default::default() };
+        let sampled = GenerationOptions { do_sample: true, seed: Some(3), ..greedy.clone() };
+        for options in [greedy, sampled] {
+            let mask = Tensor::from_slice(&[1i64, 1, 1, 0, 1, 1]).view([2, 3]);
+            let expected = options.generate(&whole, &ids(2, 3), Some(&mask)).unwrap();
+            let written = options.generate(&model, &ids(2, 3), Some(&mask)).unwrap();
+            assert_eq!(written, expected, "map {place}");
+        }
+    }
+}
+
+#[test]
+fn gpt2_writes_the_same_tokens_on_any_map() {
+    let options = Gpt2Options {
+        vocab_size: 20,
+        n_positions: 16,
+        n_embd: 16,
+        n_layer: 3,
+        n_head: 2,
+        ..Default::default()
+    };
+    check_causal(Model::new(|path| Gpt2LmHead::new(path, &options)).unwrap(), "transformer.h");
+}
+
+#[test]
+fn llama_writes_the_same_tokens_on_any_map() {
+    let options = LlamaOptions {
+        vocab_size: 20,
+        hidden_size: 16,
+        intermediate_size: 24,
+        num_hidden_layers: 3,
+        num_attention_heads: 4,
+        num_key_value_heads: Some(2),
+        ..Default::default()
+    };
+    check_causal(Model::new(|path| LlamaForCausalLm::new(path, &options)).unwrap(), "model.layers");
+}
+
+#[test]
+fn mixtral_writes_the_same_tokens_on_any_map() {
+    let options = MixtralOptions {
+        vocab_size: 20,
+        hidden_size: 16,
+        intermediate_size: 24,
+        num_hidden_layers: 3,
+        num_attention_heads: 4,
+        num_key_value_heads: Some(2),
+        num_local_experts: 3,
+        ..Default::default()
+    };
+    check_causal(
+        Model::new(|path| MixtralForCausalLm::new(path, &options)).unwrap(),
+        "model.layers",
+    );
+}
+
+#[test]
+fn bert_gives_the_same_logits_on_any_map() {
+    for tie_word_embeddings in [true, false] {
+        let options = BertOptions {
+            vocab_size: 20,
+            hidden_size: 16,
+            intermediate_size: 24,
+            num_hidden_layers: 3,
+            num_attention_heads: 2,
+            tie_word_embeddings,
+            ..Default::default()
+        };
+        let mut whole = Model::new(|path| BertForMaskedLm::new(path, &options)).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        BertForMaskedLm::save_pretrained(&whole, folder.path()).unwrap();
+        whole.eval();
+        for map in MAPS {
+            let map = named(map, "bert.encoder.layer");
+            let model = BertForMaskedLm::from_pretrained_on(folder.path(), &map).unwrap();
+            let ids = ids(2, 5);
+            let output = model.forward(Tokens::from(&ids)).unwrap();
+            assert_eq!(output, whole.forward(Tokens::from(&ids)).unwrap());
+        }
+    }
+}
+
+/// Compares outputs on a map that has all on the disk, and on one that has all on a GPU with blocks in the host's memory.
+fn check_images<M>(name: &str, new: impl Fn(&ParamPath<'_>) -> M)
+where
+    M: for<'t> Module<&'t Tensor, Output = Tensor>,
+{
+    tch::manual_seed(5);
+    let mut whole = Model::new(&new).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    whole.save_weights(&path).unwrap();
+    whole.eval();
+    let images = Tensor::rand([2, 3, 64, 64], (Kind::Float, Device::Cpu));
+    let expected = tch::no_grad(|| whole.forward(&images)).unwrap();
+    let mut maps = vec![vec![("", "disk")]];
+    if fake::install(2).is_ok() {
+        maps.push(vec![("", "cpu"), (whole.layers()[0].as_str(), "cuda:1")]);
+    }
+    for map in maps {
+        let model = Model::deferred(&new).unwrap();
+        let mut model = model.dispatch(&path, &DeviceMap::by_hand(map.clone())).unwrap();
+        model.eval();
+        for _ in 0..2 {
+            let output = tch::no_grad(|| model.forward(&images)).unwrap();
+            assert_eq!(output.to_device(Device::Cpu), expected, "{name}, {map:?}");
+        }
+    }
+}
+
+#[test]
+fn image_models_give_the_same_outputs_on_any_map() {
+    check_images("resnet18", resnet18(5));
+    check_images("convnext_tiny", convnext_tiny(5));
+    check_images("unet", |path| {
+        UNet::new(path, ResNetOptions::basic([2, 2, 2, 2]), UNetOptions::new(4))
+    });
+}
+
+const MIB: usize = 1 << 20;
+
+/// A size in bytes, of those in /proc/self/status.
+fn status(key: &str) -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(key)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+}
+
+/// Alone in its process, whose memory it measures.
+#[test]
+fn a_model_on_the_disk_takes_the_memory_of_two_units() {
+    let options = LlamaOptions {
+        vocab_size: 2000,
+        hidden_size: 512,
+        intermediate_size: 2048,
+        num_hidden_layers: 12,
+        num_attention_heads: 8,
+        tie_word_embeddings: true,
+        ..Default::default()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (bytes, block) = {
+        let whole = Model::new(|path| LlamaForCausalLm::new(path, &options)).unwrap();
+        LlamaForCausalLm::save_pretrained(&whole, folder.path()).unwrap();
+        let of = |name: &str| {
+            let under = whole.parameters_under(name).unwrap();
+            under.iter().map(|it| it.tensor.numel() * 4).sum::<usize>()
+        };
+        (of(""), of("model.layers.0"))
+    };
+    assert!(bytes > 11 * block && block > 15 * MIB);
+    let ids = ids(1, 8);
+    fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = status("VmRSS");
+    let model = LlamaForCausalLm::from_pretrained_on(folder.path(), &named(MAPS[1], "")).unwrap();
+    let options = GenerationOptions { max_new_tokens: 3, ..Default::default() };
+    let _ = options.generate(&model, &ids, None).unwrap();
+    let more = status("VmHWM").saturating_sub(before);
+    // Two places, and what activations and the reader take.
+    assert!(more < 2 * block + 24 * MIB, "{more} bytes for units of {block}");
+}

@@ -1,0 +1,461 @@
+//! Models whose weights are on several devices, in the host's memory and on the disk: device maps carried out.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use brigade_hardware::{Memory, Sources};
+use brigade_sharding::{
+    DeviceMap, FreeMemory, MappedTensor, ModuleTree, Place, Placement, TensorKind,
+};
+use brigade_torch::{
+    DeviceExt, Error, HeldWeights, Result, RingPart, TensorId, WeightRing, WeightRingMeter,
+    WeightSource, cuda_devices, dtype_of, has_memory, pinned_like,
+};
+use indexmap::IndexMap;
+use tch::{Device, Tensor};
+
+use super::{Model, is_under};
+use crate::deferred::DeferredValue;
+use crate::error::ModelError;
+use crate::param_registry::{Entry, Role};
+use crate::placed::Placed;
+use crate::tensor_parallel::part_reads;
+
+/// Where the weights of a model with a device map are.
+pub(crate) struct Dispatched {
+    placement: Placement,
+    /// Weights that are in no unit and in no layer: in memory for the whole forward.
+    root: Arc<Placed>,
+    /// One for each device on which weights come and go.
+    rings: Vec<Arc<WeightRing>>,
+}
+
+/// Parts of a ring that are filled while the one before is used.
+const PLACES: usize = 2;
+
+/// What computes with a tensor: a unit, a layer outside of units, or the model itself, by their paths.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Owner {
+    Root,
+    Unit(String),
+    Layer(String),
+}
+
+impl<M> Model<M> {
+    /// Reads weights into a [deferred](Model::deferred) model, each tensor straight to where a device map has it, for inference
+    /// with a model that does not fit a device (Accelerate's `load_checkpoint_and_dispatch`). Tensors that the map has on the
+    /// disk stay in their file; no copy of it is written.
+    ///
+    /// Weights in the host's memory of a model that computes on a GPU, and weights on the disk, come into the memory of the
+    /// device that computes with them before their [unit](crate::Unit) or layer, and leave it behind: two places, each as large
+    /// as the largest unit that comes and goes, hold them in turns, so that a thread brings the next unit while this one
+    /// computes. Inputs are moved to the device of a unit or layer. Outputs have the same bits on any map of the same kind of
+    /// device. Parameters need no gradient from then on.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential};
+    /// use brigade_sharding::DeviceMap;
+    /// use tch::{Kind, Tensor};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # std::env::set_current_dir(&folder)?;
+    /// let layers = |path: &ParamPath<'_>| {
+    ///     Sequential::new().add(Linear::new(path / 0, 64, 64)).add(Relu).add(Linear::new(path / 2, 64, 8))
+    /// };
+    /// let whole = Model::new(layers)?;
+    /// whole.save_weights("model.safetensors")?;
+    ///
+    /// let map = DeviceMap::by_hand([("0", "disk"), ("2", "cpu")]);
+    /// let model = Model::deferred(layers)?.dispatch("model.safetensors", &map)?;
+    /// let input = Tensor::randn([4, 64], (Kind::Float, model.device()));
+    /// assert_eq!(model.forward(&input)?, whole.forward(&input)?);
+    /// println!("{}", model.device_map().expect("it has one"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Model::load_weights`] and of [`DeviceMap::resolve`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a model
+    /// that is not deferred, is sharded or a stage of a pipeline, and for a unit whose weights a map has on several devices;
+    /// [`brigade_torch::ErrorKind::OutOfMemory`] when what the map has in memory does not fit.
+    pub fn dispatch(mut self, weights: impl AsRef<Path>, map: &DeviceMap) -> Result<Self> {
+        if !self.is_deferred() {
+            return Err(Error::invalid_argument(
+                "`dispatch` needs a model whose parameters have no memory yet: build it by `Model::deferred`",
+            ));
+        }
+        self.load_weights(weights)?;
+        self.place(map)
+    }
+
+    /// Gives the parameters of a [deferred](Model::deferred) model their memory where a device map has them, see
+    /// [`Model::dispatch`]; their values come from weights that were loaded before ([`Model::load_weights`]), or are drawn.
+    ///
+    /// # Errors
+    /// Those of [`Model::dispatch`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a parameter on the disk whose values are
+    /// in no file.
+    pub fn place(self, map: &DeviceMap) -> Result<Self> {
+        let placement =
+            map.resolve(&self.module_tree()?, &free_memory()?).map_err(Error::custom)?;
+        self.place_by(placement)
+    }
+
+    /// Returns the device map of a model that was [dispatched](Model::dispatch).
+    #[must_use]
+    pub fn device_map(&self) -> Option<&Placement> {
+        Some(&self.dispatched.as_ref()?.placement)
+    }
+
+    /// Returns what has come into the memory of each device that computes with weights from elsewhere; empty where all weights
+    /// are where they are used.
+    #[must_use]
+    pub fn weight_rings(&self) -> Vec<WeightRingMeter> {
+        let rings = self.dispatched.iter().flat_map(|it| &it.rings);
+        rings.map(|ring| ring.meter()).collect()
+    }
+
+    /// Returns the model's modules with their tensors, for which [`DeviceMap::resolve`] finds places.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    /// use brigade_sharding::{DeviceMap, FreeMemory, Place};
+    ///
+    /// let model = Model::deferred(|path| Linear::new(path / "head", 1024, 1024))?;
+    /// let free = FreeMemory::new([(Place::Cpu, 1 << 20), (Place::Disk, u64::MAX)]);
+    /// let placement = DeviceMap::auto().resolve(&model.module_tree()?, &free)?;
+    /// assert_eq!(placement.place_of("head.weight"), Some(Place::Disk));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a tensor of a type that files do not have.
+    pub fn module_tree(&self) -> Result<ModuleTree> {
+        let tensors = self.entries().iter().map(|entry| {
+            let kind = entry.tensor.f_kind()?;
+            let dtype = dtype_of(kind).ok_or_else(|| {
+                Error::invalid_argument(format!(
+                    "`{}` is {kind:?}, which weights files do not have",
+                    entry.name
+                ))
+            })?;
+            let shape = entry.tensor.size().iter().map(|size| size.unsigned_abs()).collect();
+            let (role, tied_to) = match entry.role {
+                Role::Parameter => (TensorKind::Parameter, None),
+                Role::Buffer { persistent } => (TensorKind::Buffer { persistent }, None),
+                Role::SameAs(first) => {
+                    (TensorKind::Parameter, Some(self.entries()[first].name.clone()))
+                }
+            };
+            Ok(MappedTensor { name: entry.name.clone(), shape, dtype, kind: role, tied_to })
+        });
+        let units = self.units.iter().map(|(unit, _)| unit.clone()).collect();
+        ModuleTree::new(tensors.collect::<Result<_>>()?, units).map_err(Error::custom)
+    }
+
+    /// Has the weights that belong to no unit and no layer in memory, until what is returned is dropped.
+    pub(crate) fn hold_root(&self) -> Result<Option<HeldWeights<'_>>> {
+        self.dispatched.as_ref().map_or(Ok(None), |it| it.root.hold())
+    }
+
+    /// Runs a function of the module other than its forward, such as one that generates, with the weights in memory that belong
+    /// to no unit and no layer, where a device map has them elsewhere.
+    ///
+    /// # Errors
+    /// Those of `run`; those of reading the weights.
+    pub fn run<T>(&self, run: impl FnOnce(&M) -> Result<T>) -> Result<T> {
+        self.check_values("run")?;
+        let _held = self.hold_root()?;
+        run(self.module())
+    }
+
+    /// Fails for a model with a device map.
+    pub(crate) fn check_not_dispatched(&self, action: impl fmt::Display) -> Result<()> {
+        if self.dispatched.is_none() {
+            return Ok(());
+        }
+        Err(ModelError::Dispatched { action: action.to_string() }.into())
+    }
+
+    fn place_by(mut self, placement: Placement) -> Result<Self> {
+        self.check_not_dispatched("give the model another device map")?;
+        if self.is_sharded || self.stages.is_some() {
+            return Err(Error::invalid_argument(
+                "a model that is sharded or a stage of a pipeline cannot have a device map: each rank gives a whole model one",
+            ));
+        }
+        let main = placement.main_device();
+        let owners = self.owners();
+        // Tensors of one owner, and owners of one tensor, are on one device.
+        let devices = self.devices(&owners, &placement, device_of(main))?;
+        let mut comes_and_goes: IndexMap<BTreeSet<Owner>, Vec<usize>> = IndexMap::new();
+        let mut resident: Vec<usize> = Vec::new();
+        for (index, owners) in &owners {
+            let entry = &self.entries()[*index];
+            let place = place_of(&placement, &entry.name)?;
+            let is_parameter = entry.role == Role::Parameter;
+            let device = owners.first().map_or(device_of(main), |owner| devices[owner]);
+            // Buffers are few bytes, and stay where they are used.
+            if is_parameter && (place == Place::Disk || device_of(place) != device) {
+                comes_and_goes.entry(owners.clone()).or_default().push(*index);
+            } else {
+                resident.push(*index);
+            }
+        }
+        let owner_device =
+            |index: usize| owners[&index].first().map_or(device_of(main), |owner| devices[owner]);
+        self.requires_grad(false)?;
+        let sources = self.give_memory(&placement, &resident, &comes_and_goes, owner_device)?;
+        let (rings, held) = self.rings(&comes_and_goes, sources, &devices)?;
+        let placed = |owner: &Owner| {
+            let device = devices.get(owner).copied().unwrap_or(device_of(main));
+            let parts = held.get(owner).cloned().unwrap_or_default();
+            let ring = rings.iter().find(|(on, _)| *on == device && !parts.is_empty());
+            Arc::new(Placed { device, ring: ring.map(|(_, ring)| Arc::clone(ring)), parts })
+        };
+        for (name, unit) in &self.units {
+            unit.set_placed(placed(&Owner::Unit(name.clone())));
+        }
+        for (name, layer) in &self.layer_weights {
+            if self.unit_of(name).is_none() {
+                layer.set_placed(placed(&Owner::Layer(name.clone())));
+            }
+        }
+        let root = placed(&Owner::Root);
+        let rings = rings.into_iter().map(|(_, ring)| ring).collect();
+        self.dispatched = Some(Dispatched { placement, root, rings });
+        self.device = device_of(main);
+        Ok(self)
+    }
+
+    /// The innermost unit that has a name below it.
+    fn unit_of(&self, name: &str) -> Option<&str> {
+        let units = self.units.iter().map(|(unit, _)| unit.as_str());
+        units.filter(|unit| is_under(name, unit)).max_by_key(|unit| unit.len())
+    }
+
+    /// What computes with each tensor, by its index among the entries; of tied ones all that do.
+    fn owners(&self) -> IndexMap<usize, BTreeSet<Owner>> {
+        let mut owners: IndexMap<usize, BTreeSet<Owner>> = IndexMap::new();
+        for (index, entry) in self.entries().iter().enumerate() {
+            let first = if let Role::SameAs(first) = entry.role { first } else { index };
+            let layer = || {
+                let layers = self.layer_weights.iter().map(|(name, _)| name.as_str());
+                layers.filter(|layer| is_under(&entry.name, layer)).max_by_key(|layer| layer.len())
+            };
+            let owner = match self.unit_of(&entry.name) {
+                Some(unit) => Owner::Unit(unit.to_owned()),
+                None => layer().map_or(Owner::Root, |layer| Owner::Layer(layer.to_owned())),
+            };
+            owners.entry(first).or_default().insert(owner);
+        }
+        owners
+    }
+
+    /// The device on which each owner computes: that of its weights which stay on a GPU, else the main one.
+    fn devices(
+        &self,
+        owners: &IndexMap<usize, BTreeSet<Owner>>,
+        placement: &Placement,
+        main: Device,
+    ) -> Result<IndexMap<Owner, Device>> {
+        let mut devices: IndexMap<Owner, (Device, String)> = IndexMap::new();
+        for (index, owners) in owners {
+            let entry = &self.entries()[*index];
+            if entry.role != Role::Parameter {
+                continue;
+            }
+            let place = place_of(placement, &entry.name)?;
+            let Place::Cuda(_) = place else { continue };
+            for owner in owners {
+                let known = devices
+                    .entry(owner.clone())
+                    .or_insert_with(|| (device_of(place), entry.name.clone()));
+                if known.0 != device_of(place) {
+                    return Err(Error::invalid_argument(format!(
+                        "{owner} computes on one device, and the device map has `{}` on {} and `{}` on {place}: give them \
+                         one device",
+                        known.1,
+                        placement.place_of(&known.1).map_or_else(String::new, |it| it.to_string()),
+                        entry.name
+                    )));
+                }
+            }
+        }
+        let mut all: IndexMap<Owner, Device> =
+            devices.into_iter().map(|(owner, (device, _))| (owner, device)).collect();
+        for owner in owners.values().flatten() {
+            all.entry(owner.clone()).or_insert(main);
+        }
+        Ok(all)
+    }
+
+    /// Gives tensors that stay their memory and values, and returns where the values of the others are.
+    fn give_memory(
+        &mut self,
+        placement: &Placement,
+        resident: &[usize],
+        comes_and_goes: &IndexMap<BTreeSet<Owner>, Vec<usize>>,
+        owner_device: impl Fn(usize) -> Device,
+    ) -> Result<IndexMap<usize, WeightSource>> {
+        let mut sources = IndexMap::new();
+        let mut hosted: IndexMap<TensorId, (usize, Tensor)> = IndexMap::new();
+        let mut values = self.take_deferred_values();
+        for &index in comes_and_goes.values().flatten() {
+            let Entry { name, tensor, .. } = &self.entries()[index];
+            let id = TensorId::of(tensor);
+            let place = place_of(placement, name)?;
+            if place != Place::Disk {
+                let values = in_host_memory(tensor, owner_device(index))?;
+                hosted.insert(id, (index, values));
+                continue;
+            }
+            let file = values.as_mut().and_then(|values| values.take_file(id)).ok_or_else(|| {
+                Error::invalid_argument(format!(
+                    "the device map has `{name}` on the disk, and its values are in no file: load weights before, or \
+                     save them"
+                ))
+            })?;
+            sources.insert(index, file.into_source());
+        }
+        let staying: IndexMap<TensorId, (usize, Device)> = resident
+            .iter()
+            .map(|&index| {
+                (TensorId::of(&self.entries()[index].tensor), (index, owner_device(index)))
+            })
+            .collect();
+        // Buffers have their memory, and parameters that had theirs before.
+        for (index, device) in staying.values() {
+            let Entry { name, tensor, .. } = &self.entries()[*index];
+            if has_memory(tensor) && tensor.device() != *device {
+                let mut tensor = tensor.shallow_clone();
+                tch::no_grad(|| tensor.f_set_data(&tensor.f_detach()?.f_to_device(*device)?))
+                    .map_err(ModelError::torch(format!("move {name} to {device:?}")))?;
+            }
+        }
+        let Some(values) = values else { return Ok(sources) };
+        values.for_each(|id, value| {
+            let (name, mut target) = match (hosted.get(&id), staying.get(&id)) {
+                (Some((index, host)), _) => (&self.entries()[*index].name, host.shallow_clone()),
+                (None, Some((index, device))) => {
+                    let Entry { name, tensor, .. } = &self.entries()[*index];
+                    let mut tensor = tensor.shallow_clone();
+                    if !has_memory(&tensor) {
+                        let memory = tch::no_grad(|| {
+                            let form = (tensor.f_kind()?, *device);
+                            let memory =
+                                Tensor::f_empty_strided(tensor.size(), tensor.stride(), form)?;
+                            tensor.f_set_data(&memory)
+                        });
+                        memory.map_err(ModelError::torch(format!(
+                            "make room for {name} on {device:?}"
+                        )))?;
+                    }
+                    (name, tensor)
+                }
+                (None, None) => return Ok(()),
+            };
+            match value {
+                DeferredValue::Drawn(values) => tch::no_grad(|| target.f_copy_(&values))
+                    .map_err(ModelError::torch(format!("give {name} its values")))?,
+                DeferredValue::File(from, part) => {
+                    let path = from.path().to_owned();
+                    for read in part_reads(from, &target, None, part.as_ref())? {
+                        read.read().map_err(|source| ModelError::Interrupted {
+                            path: path.clone(),
+                            source,
+                        })?;
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        sources.extend(hosted.into_values().map(|(index, host)| (index, WeightSource::Host(host))));
+        Ok(sources)
+    }
+
+    /// A ring for each device on which weights come and go, and each owner's parts of it.
+    #[expect(clippy::type_complexity, reason = "two lists that are taken apart at once")]
+    fn rings(
+        &self,
+        comes_and_goes: &IndexMap<BTreeSet<Owner>, Vec<usize>>,
+        mut sources: IndexMap<usize, WeightSource>,
+        devices: &IndexMap<Owner, Device>,
+    ) -> Result<(Vec<(Device, Arc<WeightRing>)>, IndexMap<Owner, Vec<usize>>)> {
+        let mut parts: IndexMap<Device, Vec<RingPart>> = IndexMap::new();
+        let mut held: IndexMap<Owner, Vec<usize>> = IndexMap::new();
+        for (owners, indices) in comes_and_goes {
+            let Some(first) = owners.first() else { continue };
+            let on_device = parts.entry(devices[first]).or_default();
+            for owner in owners {
+                held.entry(owner.clone()).or_default().push(on_device.len());
+            }
+            let tensors = indices.iter().filter_map(|index| {
+                let source = sources.swap_remove(index)?;
+                Some((self.entries()[*index].tensor.shallow_clone(), source))
+            });
+            let name = match (owners.len(), first) {
+                (1, Owner::Unit(name) | Owner::Layer(name)) if !name.is_empty() => name.clone(),
+                (1, _) => "the model".to_owned(),
+                _ => self.entries()[indices[0]].name.clone(),
+            };
+            on_device.push(RingPart { name, tensors: tensors.collect() });
+        }
+        let rings = parts
+            .into_iter()
+            .map(|(device, parts)| Ok((device, Arc::new(WeightRing::new(device, PLACES, parts)?))));
+        Ok((rings.collect::<Result<_>>()?, held))
+    }
+}
+
+fn place_of(placement: &Placement, name: &str) -> Result<Place> {
+    placement
+        .place_of(name)
+        .ok_or_else(|| Error::invalid_argument(format!("the device map has no place for `{name}`")))
+}
+
+/// Where tensors of a place lie when they are in memory.
+fn device_of(place: Place) -> Device {
+    match place {
+        Place::Cuda(index) => Device::Cuda(index),
+        Place::Cpu | Place::Disk => Device::Cpu,
+    }
+}
+
+/// Memory of the host for a tensor that is copied to a device again and again.
+fn in_host_memory(like: &Tensor, device: Device) -> Result<Tensor> {
+    if device != Device::Cpu {
+        return pinned_like(like);
+    }
+    let form = (like.f_kind()?, Device::Cpu);
+    Ok(tch::no_grad(|| Tensor::f_empty_strided(like.size(), like.stride(), form))?)
+}
+
+/// Memory that is free on the devices of this machine.
+fn free_memory() -> Result<FreeMemory> {
+    let mut free = Vec::new();
+    for index in 0..cuda_devices().unwrap_or(0) {
+        let device = Device::Cuda(index);
+        let memory = device.device_kind().map(|(kind, index)| kind.memory(index)).transpose()?;
+        free.extend(memory.map(|memory| (Place::Cuda(index), memory.free)));
+    }
+    free.push((Place::Cpu, Memory::gather(&Sources::system()).free_bytes()));
+    free.push((Place::Disk, u64::MAX));
+    Ok(FreeMemory::new(free))
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Root => f.write_str("the model"),
+            Self::Unit(name) => write!(f, "the unit `{name}`"),
+            Self::Layer(name) => write!(f, "the layer `{name}`"),
+        }
+    }
+}
+
+impl fmt::Debug for Dispatched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dispatched").field("rings", &self.rings).finish_non_exhaustive()
+    }
+}

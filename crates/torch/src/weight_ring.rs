@@ -1,0 +1,528 @@
+//! Weights that are in a device's memory while their layers compute, and elsewhere in between.
+
+mod order;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use tch::{Device, Kind, Tensor};
+
+use crate::device::{begin_copy, pinned_like};
+use crate::error::{Error, ErrorKind};
+use crate::streams::{SideStream, StreamEvent};
+use crate::unallocated::unallocated;
+
+use order::Order;
+
+/// Weights that are used together, such as those of a transformer's block.
+#[derive(Debug)]
+pub struct RingPart {
+    /// Its name in errors.
+    pub name: String,
+    /// Its tensors with the places of their values.
+    pub tensors: Vec<(Tensor, WeightSource)>,
+}
+
+/// Where the values of a tensor are while it has no memory on its device.
+pub enum WeightSource {
+    /// A tensor of its shape and kind in the host's memory. Copies from pinned memory run beside computations on a GPU.
+    Host(Tensor),
+    /// A function that sets all values of a tensor of the CPU, such as a read of a file. It runs in the ring's thread.
+    Read(Arc<dyn Fn(&Tensor) -> Result<(), Error> + Send + Sync>),
+}
+
+/// Holds the weights of a model's parts in a device's memory while they are used, in as many places as are used in turns:
+/// behind a part its place is free for one that comes later, whose values a thread brings while other parts compute.
+///
+/// The order in which parts are used is learned from their uses; it begins as the order in which they were given. Tensors have
+/// no memory outside of their uses: a read is an error that names the part. No memory is taken but that of the places, each of
+/// which has the size of the largest part; on a GPU as much pinned memory of the host where values are read.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use brigade_torch::{RingPart, WeightRing, WeightSource, has_memory};
+/// use tch::{Device, Kind, Tensor};
+///
+/// let part = |name: &str, value: f64| {
+///     let weight = Tensor::zeros([2], (Kind::Float, Device::Cpu));
+///     let read = move |into: &Tensor| Ok(into.shallow_clone().f_fill_(value).map(drop)?);
+///     (weight.shallow_clone(), RingPart { name: name.to_owned(), tensors: vec![(weight, WeightSource::Read(Arc::new(read)))] })
+/// };
+/// let ((first, one), (second, two)) = (part("first", 1.0), part("second", 2.0));
+/// let ring = WeightRing::new(Device::Cpu, 2, vec![one, two])?;
+/// {
+///     let _held = ring.hold(&[0])?;
+///     assert_eq!(first, Tensor::from_slice(&[1f32, 1.0]));
+///     assert!(second.f_sum(Kind::Float).unwrap_err().to_string().contains("weights of `second` are not in memory"));
+/// }
+/// assert!(!has_memory(&first));
+/// # Ok::<(), brigade_torch::Error>(())
+/// ```
+pub struct WeightRing {
+    shared: Arc<Shared>,
+    reader: Option<JoinHandle<()>>,
+}
+
+/// What a [`WeightRing`] holds and has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WeightRingMeter {
+    /// Bytes of all places together.
+    pub bytes: u64,
+    /// Parts that were brought into a place.
+    pub fetches: u64,
+    /// Bytes of those parts.
+    pub fetched_bytes: u64,
+    /// Uses of a part that had to wait for its values.
+    pub waits: u64,
+}
+
+struct Shared {
+    device: Device,
+    state: Mutex<State>,
+    /// A part came or failed, a place became free, or the ring ends.
+    changed: Condvar,
+}
+
+struct State {
+    parts: Vec<Part>,
+    slots: Vec<Slot>,
+    /// Bytes of a place.
+    slot_bytes: i64,
+    /// Places that are to be filled, in this order.
+    queue: VecDeque<usize>,
+    order: Order,
+    meter: WeightRingMeter,
+    ends: bool,
+}
+
+struct Part {
+    name: String,
+    tensors: Vec<RingTensor>,
+    bytes: i64,
+    /// Uses that have begun and not ended.
+    users: usize,
+    at: At,
+}
+
+struct RingTensor {
+    tensor: Tensor,
+    /// A tensor without memory, which takes the tensor's place outside of its uses.
+    guard: Tensor,
+    source: WeightSource,
+    /// Its first byte in a place.
+    offset: i64,
+    bytes: i64,
+}
+
+enum At {
+    Away,
+    /// It is being brought into a place.
+    Coming,
+    /// It is in this place.
+    Here(usize),
+    Failed(Error),
+}
+
+/// A place of the ring.
+struct Slot {
+    /// Bytes on the device.
+    buffer: Tensor,
+    /// As many bytes of pinned memory, for values that are read on their way to a GPU.
+    staging: Option<Tensor>,
+    part: Option<usize>,
+    /// On a GPU: behind the copies into it.
+    filled: Option<StreamEvent>,
+    /// On a GPU: behind the last computation with it.
+    used: Option<StreamEvent>,
+}
+
+/// Tensors begin at multiples of this many bytes, the width of the widest vectors.
+const ALIGNMENT: i64 = 64;
+
+impl WeightRing {
+    /// Makes a ring of `places` places, at least one, for parts whose tensors are used on a device. The tensors lose their
+    /// memory. A tensor is of one part.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfMemory`] when the places do not fit; [`ErrorKind::InvalidArgument`] without a part;
+    /// [`crate::TorchError::Tensor`] for tensors that overlap themselves.
+    pub fn new(device: Device, places: usize, parts: Vec<RingPart>) -> Result<Self, Error> {
+        if parts.is_empty() {
+            return Err(Error::invalid_argument("a ring of weights needs at least one part"));
+        }
+        let parts = parts.into_iter().map(|part| Part::new(device, part));
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let slot_bytes = parts.iter().map(|part| part.bytes).max().unwrap_or(0);
+        let needs_staging = device != Device::Cpu
+            && parts
+                .iter()
+                .flat_map(|part| &part.tensors)
+                .any(|it| matches!(it.source, WeightSource::Read(_)));
+        let mut state = State {
+            order: Order::new(parts.len()),
+            parts,
+            slots: Vec::new(),
+            slot_bytes,
+            queue: VecDeque::new(),
+            meter: WeightRingMeter::default(),
+            ends: false,
+        };
+        for _ in 0..places.max(1) {
+            state.add_slot(device, needs_staging)?;
+        }
+        let shared = Arc::new(Shared { device, state: Mutex::new(state), changed: Condvar::new() });
+        let reader = {
+            let shared = Arc::clone(&shared);
+            let thread = std::thread::Builder::new().name("brigade-weights".to_owned());
+            thread.spawn(move || shared.bring()).map_err(|error| {
+                Error::new(
+                    ErrorKind::Internal,
+                    format!("cannot start the thread that brings weights: {error}"),
+                )
+            })?
+        };
+        Ok(Self { shared, reader: Some(reader) })
+    }
+
+    /// Has the tensors of some parts in memory until what is returned is dropped. On a GPU, what this thread gives the device
+    /// from then on comes behind the copies. Parts that are in use already are not brought again.
+    ///
+    /// # Errors
+    /// Those of a part's sources, with its name; the next use tries anew.
+    pub fn hold(&self, parts: &[usize]) -> Result<HeldWeights<'_>, Error> {
+        let mut held = HeldWeights { shared: &self.shared, parts: Vec::with_capacity(parts.len()) };
+        for &part in parts {
+            self.shared.enter(part)?;
+            held.parts.push(part);
+        }
+        Ok(held)
+    }
+
+    /// Returns what the ring holds and has done.
+    #[must_use]
+    pub fn meter(&self) -> WeightRingMeter {
+        self.shared.state.lock().meter
+    }
+}
+
+impl Drop for WeightRing {
+    fn drop(&mut self) {
+        self.shared.state.lock().ends = true;
+        self.shared.changed.notify_all();
+        if let Some(reader) = self.reader.take() {
+            // Panics of sources are caught, so it has ended by itself.
+            let _ = reader.join();
+        }
+    }
+}
+
+/// Parts whose weights are in memory; see [`WeightRing::hold`].
+#[must_use = "the weights leave memory where this is dropped"]
+pub struct HeldWeights<'r> {
+    shared: &'r Shared,
+    parts: Vec<usize>,
+}
+
+impl Drop for HeldWeights<'_> {
+    fn drop(&mut self) {
+        for &part in self.parts.iter().rev() {
+            self.shared.leave(part);
+        }
+    }
+}
+
+impl Shared {
+    fn enter(&self, part: usize) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        if part >= state.parts.len() {
+            let count = state.parts.len();
+            return Err(Error::invalid_argument(format!(
+                "the ring has {count} parts, and no part {part}"
+            )));
+        }
+        state.order.note(part);
+        let mut waited = false;
+        let slot = loop {
+            match &state.parts[part].at {
+                At::Here(slot) => break *slot,
+                At::Coming => {
+                    waited = true;
+                    self.changed.wait(&mut state);
+                }
+                At::Failed(_) => {
+                    if let At::Failed(error) =
+                        std::mem::replace(&mut state.parts[part].at, At::Away)
+                    {
+                        return Err(error);
+                    }
+                }
+                At::Away => match state.slot_for(&[]) {
+                    Some(slot) => self.fetch(&mut state, part, slot),
+                    // A part that nothing uses is on its way into the place.
+                    None if state.parts.iter().any(|part| matches!(part.at, At::Coming)) => {
+                        self.changed.wait(&mut state);
+                    }
+                    // More parts are used at once than there are places.
+                    None => {
+                        let has_staging = state.slots.iter().any(|slot| slot.staging.is_some());
+                        state.add_slot(self.device, has_staging)?;
+                    }
+                },
+            }
+        };
+        state.meter.waits += u64::from(waited);
+        if state.parts[part].users == 0 {
+            state.attach(part, slot)?;
+        }
+        if let Some(filled) = &state.slots[slot].filled {
+            filled.follow()?;
+        }
+        state.parts[part].users += 1;
+        self.fetch_ahead(&mut state);
+        Ok(())
+    }
+
+    fn leave(&self, part: usize) {
+        let mut state = self.state.lock();
+        let it = &mut state.parts[part];
+        it.users -= 1;
+        if it.users > 0 {
+            return;
+        }
+        it.detach();
+        if let At::Here(slot) = it.at {
+            // A device that has failed is an error of what comes next on it.
+            state.slots[slot].used = StreamEvent::record(self.device).ok().flatten();
+        }
+        self.fetch_ahead(&mut state);
+        self.changed.notify_all();
+    }
+
+    /// Has parts that are used next brought into places that nothing uses.
+    fn fetch_ahead(&self, state: &mut MutexGuard<'_, State>) {
+        let in_use =
+            |state: &State, slot: &Slot| slot.part.is_some_and(|part| state.parts[part].users > 0);
+        let free = state.slots.iter().filter(|slot| !in_use(state, slot)).count();
+        let next = state.order.next(free);
+        for &part in &next {
+            if matches!(state.parts[part].at, At::Away) {
+                let Some(slot) = state.slot_for(&next) else { return };
+                self.fetch(state, part, slot);
+            }
+        }
+    }
+
+    /// Has a part brought into a place.
+    fn fetch(&self, state: &mut MutexGuard<'_, State>, part: usize, slot: usize) {
+        if let Some(old) = state.slots[slot].part.replace(part) {
+            state.parts[old].at = At::Away;
+        }
+        state.parts[part].at = At::Coming;
+        state.queue.push_back(slot);
+        self.changed.notify_all();
+    }
+
+    /// Brings parts into places until the ring ends: the thread of its own.
+    fn bring(&self) {
+        let stream = SideStream::enter(self.device, None);
+        loop {
+            let mut state = self.state.lock();
+            let slot = loop {
+                if state.ends {
+                    return;
+                }
+                match state.queue.pop_front() {
+                    Some(slot) => break slot,
+                    None => self.changed.wait(&mut state),
+                }
+            };
+            let Some(part) = state.slots[slot].part else { continue };
+            let job = state.job(part, slot);
+            drop(state);
+            let run = || {
+                if let Err(error) = &stream {
+                    return Err(Error::custom(error.to_string()));
+                }
+                job?.run(self.device)
+            };
+            let done = catch_unwind(AssertUnwindSafe(run))
+                .unwrap_or_else(|_| Err(Error::custom("the read of a weight panicked")));
+            let mut state = self.state.lock();
+            let bytes = state.parts[part].bytes;
+            match done {
+                Ok(filled) => {
+                    state.meter.fetches += 1;
+                    state.meter.fetched_bytes += bytes.unsigned_abs();
+                    state.slots[slot].filled = filled;
+                    state.parts[part].at = At::Here(slot);
+                }
+                Err(error) => {
+                    state.slots[slot].part = None;
+                    let name = &state.parts[part].name;
+                    let text = format!(
+                        "the weights of `{name}` could not be brought into memory: {error}"
+                    );
+                    state.parts[part].at = At::Failed(Error::new(error.kind(), text));
+                }
+            }
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// The way of a part into a place.
+struct Job {
+    /// On a GPU: behind the last computation with the place, and behind the last copies out of its pinned memory.
+    used: Option<StreamEvent>,
+    filled: Option<StreamEvent>,
+    /// For each tensor its values' source, the tensor's memory in the place, and that in pinned memory.
+    tensors: Vec<(WeightSource, Tensor, Option<Tensor>)>,
+}
+
+impl Job {
+    /// Returns the event behind the copies, on a GPU.
+    fn run(self, device: Device) -> Result<Option<StreamEvent>, Error> {
+        if let Some(used) = &self.used {
+            used.follow()?;
+        }
+        if let Some(filled) = &self.filled {
+            filled.wait()?;
+        }
+        tch::no_grad(|| {
+            for (source, into, staging) in self.tensors {
+                match source {
+                    WeightSource::Host(values) => begin_copy(&values, &into)?,
+                    WeightSource::Read(read) => match staging {
+                        Some(staging) => {
+                            read(&staging)?;
+                            begin_copy(&staging, &into)?;
+                        }
+                        None => read(&into)?,
+                    },
+                }
+            }
+            StreamEvent::record(device)
+        })
+    }
+}
+
+impl State {
+    fn add_slot(&mut self, device: Device, has_staging: bool) -> Result<(), Error> {
+        let buffer = Tensor::f_empty([self.slot_bytes], (Kind::Uint8, device))?;
+        let staging = has_staging.then(|| pinned_like(&buffer)).transpose()?;
+        self.meter.bytes += self.slot_bytes.unsigned_abs();
+        self.slots.push(Slot { buffer, staging, part: None, filled: None, used: None });
+        Ok(())
+    }
+
+    /// A place that is empty, or else one whose part is in memory, is not used and is none of `kept`.
+    fn slot_for(&self, kept: &[usize]) -> Option<usize> {
+        let is_idle = |slot: &Slot| {
+            slot.part.is_some_and(|part| {
+                let it = &self.parts[part];
+                it.users == 0 && matches!(it.at, At::Here(_)) && !kept.contains(&part)
+            })
+        };
+        let empty = self.slots.iter().position(|slot| slot.part.is_none());
+        empty.or_else(|| self.slots.iter().position(is_idle))
+    }
+
+    fn job(&mut self, part: usize, slot: usize) -> Result<Job, Error> {
+        let (used, filled) = (self.slots[slot].used.take(), self.slots[slot].filled.take());
+        let slot = &self.slots[slot];
+        let tensors = self.parts[part].tensors.iter().map(|it| {
+            let source = match &it.source {
+                WeightSource::Host(values) => WeightSource::Host(values.shallow_clone()),
+                WeightSource::Read(read) => WeightSource::Read(Arc::clone(read)),
+            };
+            let staging = slot.staging.as_ref().map(|staging| it.within(staging)).transpose()?;
+            Ok((source, it.within(&slot.buffer)?, staging))
+        });
+        let tensors = tensors.collect::<Result<Vec<_>, Error>>()?;
+        Ok(Job { used, filled, tensors })
+    }
+
+    /// Gives the tensors of a part their memory in a place.
+    fn attach(&mut self, part: usize, slot: usize) -> Result<(), Error> {
+        let (parts, buffer) = (&mut self.parts, &self.slots[slot].buffer);
+        tch::no_grad(|| {
+            parts[part].tensors.iter_mut().try_for_each(|it| {
+                let memory = it.within(buffer)?;
+                Ok(it.tensor.f_set_data(&memory)?)
+            })
+        })
+    }
+}
+
+impl Part {
+    fn new(device: Device, part: RingPart) -> Result<Self, Error> {
+        let RingPart { name, tensors } = part;
+        let text = format!(
+            "the weights of `{name}` are not in memory: the model's device map has them elsewhere, and they are in memory \
+             while their layers compute"
+        );
+        let mut bytes = 0;
+        let tensors = tensors.into_iter().map(|(tensor, source)| {
+            let (size, strides) = (tensor.size(), tensor.stride());
+            let guard = unallocated(&size, Some(&strides), (tensor.f_kind()?, device), &text)?;
+            let own = tensor.numel() * tensor.f_kind()?.elt_size_in_bytes();
+            let own = i64::try_from(own).map_err(Error::custom)?;
+            let offset = bytes;
+            bytes = (bytes + own + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+            Ok(RingTensor { tensor, guard, source, offset, bytes: own })
+        });
+        let tensors = tensors.collect::<Result<Vec<_>, Error>>()?;
+        let mut part = Self { name, tensors, bytes, users: 0, at: At::Away };
+        part.detach();
+        Ok(part)
+    }
+
+    /// Takes the memory from the tensors.
+    fn detach(&mut self) {
+        tch::no_grad(|| {
+            for it in &mut self.tensors {
+                // Of one shape, kind and device, so that nothing is refused.
+                let _ = it.tensor.f_set_data(&it.guard);
+            }
+        });
+    }
+}
+
+impl RingTensor {
+    /// The tensor's memory in a place.
+    fn within(&self, place: &Tensor) -> Result<Tensor, Error> {
+        let bytes = place.f_narrow(0, self.offset, self.bytes)?;
+        let values = bytes.f_view_dtype(self.guard.f_kind()?)?;
+        let (size, strides) = (self.guard.size(), self.guard.stride());
+        Ok(values.f_as_strided(size, strides, values.storage_offset())?)
+    }
+}
+
+impl fmt::Debug for WeightSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host(_) => f.write_str("Host"),
+            Self::Read(_) => f.write_str("Read"),
+        }
+    }
+}
+
+impl fmt::Debug for WeightRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WeightRing")
+            .field("device", &self.shared.device)
+            .field("meter", &self.meter())
+            .finish()
+    }
+}
+
+impl fmt::Debug for HeldWeights<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldWeights").field("parts", &self.parts).finish()
+    }
+}
