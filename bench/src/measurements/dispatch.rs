@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use brigade::models::{GenerationOptions, LlamaForCausalLm, LlamaOptions, Transformer};
 use brigade::nn::{Model, Module};
-use brigade::sharding::DeviceMap;
+use brigade::sharding::device_map::DeviceMap;
 use brigade::tch::{self, Device, Kind, Tensor};
 
 use super::training::status;

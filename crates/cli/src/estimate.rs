@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use brigade_checkpoint::hub_cache;
 use brigade_rank_env::text::{counted, escaped};
 use brigade_sharding::Parameter;
+use brigade_sharding::byte_size::in_bytes;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
@@ -364,18 +365,6 @@ fn short(count: u64) -> String {
     }
 }
 
-/// `475 MiB`
-pub(crate) fn in_bytes(bytes: u64) -> String {
-    let units = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    match units.into_iter().find(|(unit, _)| bytes >= *unit) {
-        Some((unit, name)) => {
-            let value = bytes as f64 / unit as f64;
-            if value >= 100.0 { format!("{value:.0} {name}") } else { format!("{value:.1} {name}") }
-        }
-        None => format!("{bytes} B"),
-    }
-}
-
 const RANKS_SHOWN: [u64; 4] = [1, 2, 4, 8];
 
 const PRECISIONS: [(&str, Precision); 5] = [
@@ -425,9 +414,6 @@ mod tests {
 
     #[test]
     fn amounts() {
-        assert_eq!(in_bytes(497_759_232), "475 MiB");
-        assert_eq!(in_bytes(1 << 30), "1.0 GiB");
-        assert_eq!(in_bytes(900), "900 B");
         assert_eq!(short(124_439_808), "124.4 M");
         assert_eq!(short(12), "12");
     }

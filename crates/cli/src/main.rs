@@ -17,7 +17,6 @@ use output::Answer;
 
 #[cfg(test)]
 mod book;
-mod byte_size;
 mod checkpoint;
 mod config;
 mod data;

@@ -8,12 +8,14 @@
 //!   which [`Volume`] and [`Memory`] follow.
 //! - [`TensorPlan`] says which weights the ranks of a tensor group divide, and [`TensorPart`] what a rank has of one.
 //! - [`TransformerStep`] has the messages and the activations of a transformer whose layers, sequences and stages ranks divide.
+//! - [`device_map`] says which weights are on which GPU, in the host's memory and on disk.
 //! - [`pipeline`] has the schedules of pipeline parallelism, as tables of actions and messages.
 //! - What a rank has of a tensor is a [`Region`](brigade_checkpoint::Region), whose `copy_to` is how a checkpoint of other
 //!   ranks becomes it.
 
+pub mod byte_size;
 mod description;
-mod device_map;
+pub mod device_map;
 mod error;
 mod memory;
 mod mesh;
@@ -34,6 +36,7 @@ mod text;
 mod transformer;
 mod unit;
 mod volume;
+mod weight_format;
 
 pub use description::PlanDifference;
 pub use error::ShardingError;
@@ -50,5 +53,4 @@ pub use tensor_part::TensorPart;
 pub use tensor_plan::{Heads, TensorPlan, TensorStyle};
 pub use transformer::{AxisMessages, ExpertStep, TransformerStep, message_formulas};
 pub use volume::{Traffic, Volume};
-
-pub use device_map::*;
+pub use weight_format::WeightFormat;

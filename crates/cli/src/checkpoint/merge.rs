@@ -7,9 +7,8 @@ use brigade_checkpoint::convert::{Target, WeightsOptions, convert_with};
 use brigade_checkpoint::layout::{Checkpoint, Manifest};
 use brigade_checkpoint::{FORMATS, dcp_folder, deepspeed_folder, format_named};
 use brigade_rank_env::text::{counted, escaped};
+use brigade_sharding::byte_size;
 use clap::Args;
-
-use crate::byte_size::bytes;
 
 /// Join the weights that the ranks of a sharded run have saved into one file
 ///
@@ -32,7 +31,7 @@ pub(crate) struct MergeArgs {
     ///
     /// TO becomes a folder with model-00001-of-00002.safetensors, ... and their index, as Hugging Face's libraries
     /// read it.
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = byte_size::parse)]
     max_shard_size: Option<u64>,
 
     /// Name of the model, where the checkpoint has several

@@ -4,9 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use brigade_checkpoint::convert::{Target, WeightsOptions, convert_with};
+use brigade_sharding::byte_size;
 use clap::Args;
-
-use crate::byte_size::bytes;
 
 /// Cut weights into files of a largest size, with their index
 ///
@@ -27,7 +26,7 @@ pub(crate) struct SplitArgs {
     to: PathBuf,
 
     /// Largest size of a file, such as 500MB
-    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "5GB")]
+    #[arg(long, value_name = "BYTES", value_parser = byte_size::parse, default_value = "5GB")]
     max_shard_size: u64,
 
     /// State dictionary of FROM, where it has several

@@ -10,7 +10,9 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::memory::{Kept, Precision, Shape};
-use super::{EstimateArgs, Subject, in_bytes};
+use brigade_sharding::byte_size::in_bytes;
+
+use super::{EstimateArgs, Subject};
 
 /// How many ranks divide what.
 #[derive(Debug, Args)]

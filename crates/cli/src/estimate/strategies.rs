@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use anyhow::Context;
 use brigade_rank_env::text::counted;
+use brigade_sharding::byte_size::{self, in_bytes};
 use brigade_sharding::{
     Memory, MixedPrecision, Offload, Sharding, ShardingPlan, Strategy, Volume, Workload,
 };
@@ -12,8 +13,7 @@ use serde_json::{Value, json};
 
 use super::divided::Division;
 use super::memory::{Kept, Precision};
-use super::{EstimateArgs, OptimizerArg, Subject, in_bytes, positive};
-use crate::byte_size::bytes;
+use super::{EstimateArgs, OptimizerArg, Subject, positive};
 
 /// What is asked of strategies.
 #[derive(Debug, Args)]
@@ -33,11 +33,11 @@ pub(super) struct Options {
     /// Memory of a device (80G): marks what fits
     ///
     /// And names the smallest change with which the run fits. G and GiB are of 1024, GB of 1000
-    #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "nproc")]
+    #[arg(long, value_name = "BYTES", value_parser = byte_size::parse, requires = "nproc")]
     memory: Option<u64>,
 
     /// Bytes that a rank sends in a second (25G): shows the time
-    #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "nproc")]
+    #[arg(long, value_name = "BYTES", value_parser = byte_size::parse, requires = "nproc")]
     bandwidth: Option<u64>,
 }
 

@@ -15,7 +15,8 @@ use brigade_sharding::{
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::estimate::{Mixed, in_bytes, weights_file};
+use crate::estimate::{Mixed, weights_file};
+use brigade_sharding::byte_size::in_bytes;
 use settings::{Described, SettingsFiles};
 
 mod settings;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use brigade_checkpoint::{TensorReader, WeightsReader, wrapper_prefix};
 use brigade_nn::weights::{self, PartsWriter};
 use brigade_nn::{LoadReport, Model, ModelBuilder, ModelError, ParamPath, ShapeMismatch};
-use brigade_sharding::DeviceMap;
+use brigade_sharding::device_map::DeviceMap;
 use brigade_torch::{Error, Result, kind_of};
 use tch::{Kind, Tensor};
 
@@ -132,7 +132,7 @@ pub trait Transformer: Sized {
     /// ```
     /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options, Transformer};
     /// use brigade_nn::Model;
-    /// use brigade_sharding::DeviceMap;
+    /// use brigade_sharding::device_map::DeviceMap;
     /// use tch::Tensor;
     ///
     /// # let folder = tempfile::tempdir()?;

@@ -56,7 +56,7 @@ impl<M> Model<M> {
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential};
-    /// use brigade_sharding::DeviceMap;
+    /// use brigade_sharding::device_map::DeviceMap;
     /// use tch::{Kind, Tensor};
     ///
     /// # let folder = tempfile::tempdir()?;
@@ -119,7 +119,7 @@ impl<M> Model<M> {
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
-    /// use brigade_sharding::{DeviceMap, FreeMemory, Place};
+    /// use brigade_sharding::device_map::{DeviceMap, FreeMemory, Place};
     ///
     /// let model = Model::deferred(|path| Linear::new(path / "head", 1024, 1024))?;
     /// let free = FreeMemory::new([(Place::Cpu, 1 << 20), (Place::Disk, u64::MAX)]);
@@ -184,7 +184,7 @@ impl<M> Model<M> {
                 "a model that is sharded or a stage of a pipeline cannot have a device map: each rank gives a whole model one",
             ));
         }
-        let main = placement.main_device();
+        let main = placement.compute_place();
         let owners = self.owners();
         // Tensors of one owner, and owners of one tensor, are on one device.
         let devices = self.devices(&owners, &placement, device_of(main))?;

@@ -8,7 +8,7 @@ use brigade_models::{
     Transformer, UNet, UNetOptions, convnext_tiny, resnet18,
 };
 use brigade_nn::{Model, Module, ParamPath};
-use brigade_sharding::DeviceMap;
+use brigade_sharding::device_map::DeviceMap;
 use brigade_test_device::fake;
 use tch::{Device, Kind, Tensor};
 

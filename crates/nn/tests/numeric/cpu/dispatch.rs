@@ -7,7 +7,7 @@ use std::path::Path;
 use brigade_nn::{
     Embedding, Init, LayerNorm, Linear, Model, Module, ParamPath, Relu, Sequential, Unit,
 };
-use brigade_sharding::{DeviceMap, Place};
+use brigade_sharding::device_map::{DeviceMap, Place};
 use brigade_test_device::fake;
 use brigade_torch::{ErrorKind, Result, Trainable, has_memory};
 use tch::{Kind, Tensor};

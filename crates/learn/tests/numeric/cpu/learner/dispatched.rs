@@ -2,7 +2,7 @@
 
 use brigade_learn::{Learner, Loaders};
 use brigade_nn::Model;
-use brigade_sharding::DeviceMap;
+use brigade_sharding::device_map::DeviceMap;
 use brigade_testkit::{World, dist_test};
 use brigade_train::Accelerator;
 use tch::Kind;

@@ -1,0 +1,266 @@
+//! Device maps: which weights of a model are on which GPU, in the host's memory, or on disk.
+//!
+//! A [`DeviceMap`] is what a user writes: a rule and limits. [`DeviceMap::resolve`] applies it to the modules of a model
+//! ([`ModuleTree`]) and gives a [`Placement`]. The rules are those of Accelerate 1.15 (`infer_auto_device_map`,
+//! `get_balanced_memory`), as functions of names and sizes.
+
+mod balance;
+mod by_hand;
+mod clean;
+mod error;
+mod fill;
+mod infer;
+mod limits;
+mod place;
+mod placement;
+mod sizes;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use brigade_checkpoint::Dtype;
+
+pub use error::DeviceMapError;
+pub use limits::FreeMemory;
+pub use place::Place;
+pub use placement::{LayerRun, PlacedLayer, Placement};
+pub use tree::{MappedTensor, ModuleTree, TensorKind};
+
+use crate::WeightFormat;
+use infer::Inferred;
+use limits::Limits;
+use sizes::Sizes;
+pub(crate) use sizes::{bytes_as, is_integer};
+
+/// A rule by which the weights of a model get places, with its limits.
+///
+/// ```
+/// use brigade_checkpoint::Dtype;
+/// use brigade_sharding::device_map::{DeviceMap, FreeMemory, MappedTensor, ModuleTree, Place};
+///
+/// let tensor = |name: &str| MappedTensor::parameter(name, &[256], Dtype::F32);
+/// let tensors = ["embed.weight", "layers.0.weight", "layers.1.weight", "norm.weight"].map(tensor);
+/// let tree = ModuleTree::new(tensors, ["layers.0", "layers.1"])?;
+///
+/// // The first GPU keeps room for the largest layer that is not on it.
+/// let map = DeviceMap::auto().max_memory([("cuda:0", "3K"), ("cpu", "60G")]);
+/// let placement = map.resolve(&tree, &FreeMemory::unknown())?;
+/// assert_eq!(placement.place_of("layers.0.weight"), Some(Place::Cuda(0)));
+/// assert_eq!(placement.place_of("layers.1.weight"), Some(Place::Cpu));
+///
+/// let map = DeviceMap::by_hand([("layers.*", "disk"), ("", "cpu")]);
+/// let placement = map.resolve(&tree, &FreeMemory::unknown())?;
+/// assert_eq!(placement.place_of("layers.1.weight"), Some(Place::Disk));
+/// assert_eq!(placement.place_of("norm.weight"), Some(Place::Cpu));
+/// # Ok::<(), brigade_sharding::device_map::DeviceMapError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceMap {
+    rule: Rule,
+    /// Devices and limits as they were written.
+    max_memory: Vec<(String, String)>,
+    dtype: Option<Dtype>,
+    special_dtypes: Vec<(String, Dtype)>,
+    format: Option<WeightFormat>,
+    fallback: bool,
+    offload_buffers: bool,
+    reserve: Reserve,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Rule {
+    Balanced { low_zero: bool },
+    Sequential,
+    Fill,
+    ByHand(Vec<(String, String)>),
+}
+
+/// Bytes beside the weights for which devices keep room.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Reserve {
+    /// Bytes on each device that computes, for activations: on GPUs, without GPUs in the host's memory.
+    pub device: u64,
+    /// Bytes of each unit, where the unit is: its key-value cache.
+    pub unit: u64,
+}
+
+impl DeviceMap {
+    /// Places layers as [`balanced`](Self::balanced) does, which is what `device_map="auto"` means in Accelerate.
+    #[must_use]
+    pub fn auto() -> Self {
+        Self::balanced()
+    }
+
+    /// Places layers in their order, on GPUs with about the same number of bytes, then on the CPU, then on disk.
+    ///
+    /// Each GPU but the last is limited to the bytes of the model divided by the number of GPUs, and 1.25 times the larger
+    /// of the largest unit and the mean of the innermost modules. Without limits a single GPU is limited to 90 % of what
+    /// is free.
+    #[must_use]
+    pub fn balanced() -> Self {
+        Self::of(Rule::Balanced { low_zero: false })
+    }
+
+    /// Places layers as [`balanced`](Self::balanced), with as little as possible on the first of several GPUs, which is
+    /// left for other work, such as generation.
+    #[must_use]
+    pub fn balanced_low_0() -> Self {
+        Self::of(Rule::Balanced { low_zero: true })
+    }
+
+    /// Places layers in their order: each device is filled up to its limit before the next one is used.
+    #[must_use]
+    pub fn sequential() -> Self {
+        Self::of(Rule::Sequential)
+    }
+
+    /// Places layers so that each device in turn has as many bytes as its limit allows, whatever their order: a layer
+    /// that does not fit is left for a later device and the ones behind it are tried. Accelerate's rules go on to the next
+    /// device at the first layer that does not fit, and may leave a device empty.
+    #[must_use]
+    pub fn fill() -> Self {
+        Self::of(Rule::Fill)
+    }
+
+    /// Places modules and tensors by name. The longest name decides, and the empty name has all that is left; `*` and `?`
+    /// stand for any characters of one component of a name (`model.layers.*`). Places are written as for [`Place`].
+    #[must_use]
+    pub fn by_hand<N: Into<String>, P: Into<String>>(
+        places: impl IntoIterator<Item = (N, P)>,
+    ) -> Self {
+        Self::of(Rule::ByHand(owned(places)))
+    }
+
+    /// Reads Accelerate's form of a map in JSON: `{"model.embed_tokens": 0, "model.layers": "cpu", "lm_head": "disk"}`.
+    ///
+    /// # Errors
+    /// [`DeviceMapError::Json`] for other JSON. Names and places are checked by [`resolve`](Self::resolve).
+    pub fn from_json(text: &str) -> Result<Self, DeviceMapError> {
+        by_hand::from_json(text).map(|places| Self::of(Rule::ByHand(places)))
+    }
+
+    fn of(rule: Rule) -> Self {
+        Self {
+            rule,
+            max_memory: Vec::new(),
+            dtype: None,
+            special_dtypes: Vec::new(),
+            format: None,
+            fallback: false,
+            offload_buffers: false,
+            reserve: Reserve::default(),
+        }
+    }
+
+    /// Sets the devices to use, and the bytes of weights on each: `20G`, `20GiB` (of 1024), `20GB` (of 1000). An empty
+    /// limit is what is free, and on disk none. Order does not matter: GPUs are first, by number, then the CPU and the disk,
+    /// which is always there. Defaults to all that is free on each GPU and in the host's memory.
+    #[must_use]
+    pub fn max_memory<D: Into<String>, B: Into<String>>(
+        self,
+        limits: impl IntoIterator<Item = (D, B)>,
+    ) -> Self {
+        Self { max_memory: owned(limits), ..self }
+    }
+
+    /// Sets the type in which weights are held. A type makes floats smaller and never larger, and integers stay. Defaults
+    /// to the type of each tensor.
+    #[must_use]
+    pub fn dtype(self, dtype: Dtype) -> Self {
+        Self { dtype: Some(dtype), ..self }
+    }
+
+    /// Sets the type of one tensor, whatever [`dtype`](Self::dtype) says.
+    #[must_use]
+    pub fn special_dtype(mut self, name: impl Into<String>, dtype: Dtype) -> Self {
+        self.special_dtypes.push((name.into(), dtype));
+        self
+    }
+
+    /// Sets the format of the weights, in the place of [`dtype`](Self::dtype): quantised formats hold the matrices of units.
+    #[must_use]
+    pub fn format(self, format: WeightFormat) -> Self {
+        Self { format: Some(format), ..self }
+    }
+
+    /// Sets whether a device on which the next layer does not fit gets the first module that does, where it would be left
+    /// empty (Accelerate's `fallback_allocation`). Defaults to false.
+    #[must_use]
+    pub fn fallback(self, is_on: bool) -> Self {
+        Self { fallback: is_on, ..self }
+    }
+
+    /// Sets whether buffers of offloaded layers are offloaded, too. Otherwise they stay on a GPU, and a note says where no
+    /// GPU has room for them. Defaults to false.
+    #[must_use]
+    pub fn offload_buffers(self, is_on: bool) -> Self {
+        Self { offload_buffers: is_on, ..self }
+    }
+
+    /// Sets the bytes that are kept for caches and activations. Defaults to none, as in Accelerate.
+    #[must_use]
+    pub fn reserve(self, reserve: Reserve) -> Self {
+        Self { reserve, ..self }
+    }
+
+    /// Returns where each weight of a model is. The same arguments give the same answer: nothing is measured.
+    ///
+    /// # Errors
+    /// - [`DeviceMapError::UnknownPlace`], [`NoSuchDevice`](DeviceMapError::NoSuchDevice) and
+    ///   [`Limit`](DeviceMapError::Limit) for devices and limits that do not exist or are not known.
+    /// - [`UnknownName`](DeviceMapError::UnknownName), [`Uncovered`](DeviceMapError::Uncovered),
+    ///   [`Overlap`](DeviceMapError::Overlap) and [`TiedApart`](DeviceMapError::TiedApart) for maps by hand that do not suit
+    ///   the model.
+    /// - [`UnitTooLarge`](DeviceMapError::UnitTooLarge) where the device that computes has no room for the largest offloaded
+    ///   layer, and [`OverLimit`](DeviceMapError::OverLimit) where a map by hand exceeds a limit.
+    pub fn resolve(
+        &self,
+        tree: &ModuleTree,
+        free: &FreeMemory,
+    ) -> Result<Placement, DeviceMapError> {
+        let sizes = Sizes::of(tree, self)?;
+        if let Rule::ByHand(places) = &self.rule {
+            let entries = by_hand::entries(tree, places, free)?;
+            let limits = Limits::by_hand(&self.max_memory, free, &entries)?;
+            let placement = Placement::new(tree, &sizes, entries, limits)?;
+            placement.check_limits()?;
+            return Ok(placement);
+        }
+        let mut limits = Limits::new(&self.max_memory, free, self.reserve.device)?;
+        let entries = match self.rule {
+            Rule::Fill => fill::fill(tree, &sizes, &limits),
+            Rule::Balanced { .. } | Rule::Sequential | Rule::ByHand(_) => {
+                let inferred = self.infer(tree, &sizes, &limits);
+                limits.notes.extend(inferred.notes());
+                inferred.entries
+            }
+        };
+        let mut placement = Placement::new(tree, &sizes, clean::clean(tree, entries), limits)?;
+        placement.check_room(&sizes)?;
+        if !self.offload_buffers {
+            placement.note_buffers(tree, &sizes);
+        }
+        Ok(placement)
+    }
+}
+
+impl DeviceMap {
+    /// Places layers by Accelerate's rules.
+    fn infer(&self, tree: &ModuleTree, sizes: &Sizes, limits: &Limits) -> Inferred {
+        let Rule::Balanced { low_zero } = self.rule else {
+            return infer::infer(tree, sizes, &limits.devices, self.fallback);
+        };
+        let mut devices = limits.devices.clone();
+        if self.max_memory.is_empty() {
+            balance::keep_tenth(&mut devices);
+        }
+        balance::balance(tree, sizes, &mut devices, low_zero);
+        infer::infer(tree, sizes, &devices, self.fallback)
+    }
+}
+
+fn owned<A: Into<String>, B: Into<String>>(
+    pairs: impl IntoIterator<Item = (A, B)>,
+) -> Vec<(String, String)> {
+    pairs.into_iter().map(|(first, second)| (first.into(), second.into())).collect()
+}

@@ -1,0 +1,153 @@
+//! Devices and their limits.
+
+use super::tree::Item;
+use super::{DeviceMapError, Place};
+use crate::byte_size;
+use crate::byte_size::in_bytes;
+
+/// Bytes that are free on the devices of a machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FreeMemory {
+    /// `None` where the machine is not known.
+    devices: Option<Vec<(Place, u64)>>,
+}
+
+impl FreeMemory {
+    /// Takes the free bytes of each GPU, and of the host's memory. A device that is not among them does not exist, except for
+    /// the disk.
+    #[must_use]
+    pub fn new(devices: impl IntoIterator<Item = (Place, u64)>) -> Self {
+        Self { devices: Some(devices.into_iter().collect()) }
+    }
+
+    /// Returns what is known of a machine that is not this one: each device exists, and its limit has to be given.
+    #[must_use]
+    pub fn unknown() -> Self {
+        Self { devices: None }
+    }
+
+    /// Checks that a device exists.
+    pub(super) fn check(&self, place: Place) -> Result<(), DeviceMapError> {
+        let Some(devices) = &self.devices else { return Ok(()) };
+        if place == Place::Disk || devices.iter().any(|(known, _)| *known == place) {
+            return Ok(());
+        }
+        let mut known: Vec<_> = devices.iter().map(|(place, _)| *place).collect();
+        known.push(Place::Disk);
+        known.sort_unstable();
+        known.dedup();
+        Err(DeviceMapError::NoSuchDevice { place, known })
+    }
+
+    fn of(&self, place: Place) -> Option<u64> {
+        self.devices.iter().flatten().find(|(known, _)| *known == place).map(|(_, bytes)| *bytes)
+    }
+}
+
+/// Devices in the order in which they are filled. The disk is the last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Limits {
+    pub(super) devices: Vec<Device>,
+    pub(super) notes: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Device {
+    pub(super) place: Place,
+    /// Bytes of weights and caches; `None` without a limit.
+    pub(super) limit: Option<u64>,
+    /// Bytes of the limit that are kept for activations.
+    pub(super) reserve: u64,
+}
+
+impl Device {
+    /// Returns the bytes for weights.
+    pub(super) fn budget(self) -> Option<u64> {
+        self.limit.map(|limit| limit.saturating_sub(self.reserve))
+    }
+}
+
+impl Limits {
+    pub(super) fn new(
+        max_memory: &[(String, String)],
+        free: &FreeMemory,
+        reserve: u64,
+    ) -> Result<Self, DeviceMapError> {
+        let mut limits = Self { devices: Vec::new(), notes: Vec::new() };
+        if max_memory.is_empty() {
+            let Some(devices) = &free.devices else { return Err(DeviceMapError::NoLimits) };
+            for (place, bytes) in devices {
+                limits.add(*place, Some(*bytes))?;
+                limits.note_free(*place, *bytes);
+            }
+        }
+        limits.read(max_memory, free)?;
+        // A GPU of which nothing may be used is not one on which layers are computed.
+        limits.devices.retain(|device| !device.place.is_gpu() || device.limit != Some(0));
+        if !limits.devices.iter().any(|device| device.place == Place::Disk) {
+            limits.add(Place::Disk, None)?;
+        }
+        limits.devices.sort_by_key(|device| device.place);
+        let has_gpu = limits.devices[0].place.is_gpu();
+        for device in &mut limits.devices {
+            let computes = device.place.is_gpu() || (device.place == Place::Cpu && !has_gpu);
+            device.reserve = if computes { reserve } else { 0 };
+        }
+        Ok(limits)
+    }
+
+    /// Reads the limits that a map by hand has, beside the devices that it uses.
+    pub(super) fn by_hand(
+        max_memory: &[(String, String)],
+        free: &FreeMemory,
+        entries: &[(Item, Place)],
+    ) -> Result<Self, DeviceMapError> {
+        let mut limits = Self { devices: Vec::new(), notes: Vec::new() };
+        limits.read(max_memory, free)?;
+        for (_, place) in entries {
+            if !limits.devices.iter().any(|device| device.place == *place) {
+                limits.add(*place, None)?;
+            }
+        }
+        limits.devices.sort_by_key(|device| device.place);
+        Ok(limits)
+    }
+
+    fn read(
+        &mut self,
+        max_memory: &[(String, String)],
+        free: &FreeMemory,
+    ) -> Result<(), DeviceMapError> {
+        for (device, text) in max_memory {
+            let place: Place = device.trim().parse()?;
+            free.check(place)?;
+            let wrong =
+                |reason: String| DeviceMapError::Limit { place, text: text.clone(), reason };
+            let limit = match text.trim() {
+                "" if place == Place::Disk => None,
+                "" => {
+                    let unknown = || wrong("empty, and free memory is not known here".to_owned());
+                    let bytes = free.of(place).ok_or_else(unknown)?;
+                    self.note_free(place, bytes);
+                    Some(bytes)
+                }
+                "0" => Some(0),
+                text => Some(byte_size::parse(text).map_err(wrong)?),
+            };
+            self.add(place, limit)?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, place: Place, limit: Option<u64>) -> Result<(), DeviceMapError> {
+        if self.devices.iter().any(|device| device.place == place) {
+            return Err(DeviceMapError::TwoLimits { place });
+        }
+        self.devices.push(Device { place, limit, reserve: 0 });
+        Ok(())
+    }
+
+    fn note_free(&mut self, place: Place, bytes: u64) {
+        self.notes.push(format!("limit of {place}: {}, which is free", in_bytes(bytes)));
+    }
+}

@@ -1,0 +1,105 @@
+//! Bytes of tensors and modules.
+
+use std::collections::HashMap;
+
+use brigade_checkpoint::{Dtype, TensorInfo};
+
+use super::tree::{Item, ROOT};
+use super::{DeviceMap, DeviceMapError, MappedTensor, ModuleTree};
+
+/// Bytes of tensors and modules. A tied weight counts under its first name.
+pub(super) struct Sizes {
+    /// Bytes of weights; 0 for later names of tied weights.
+    pub(super) tensors: Vec<u64>,
+    /// Bytes of weights, and what is reserved for units.
+    modules: Vec<u64>,
+    /// Bytes reserved for each unit.
+    pub(super) unit_reserve: u64,
+}
+
+impl Sizes {
+    pub(super) fn of(tree: &ModuleTree, map: &DeviceMap) -> Result<Self, DeviceMapError> {
+        let special: HashMap<_, _> =
+            map.special_dtypes.iter().map(|(name, dtype)| (name.as_str(), *dtype)).collect();
+        let known: HashMap<_, _> =
+            tree.tensors.iter().map(|tensor| (tensor.name.as_str(), ())).collect();
+        if let Some(name) = special.keys().find(|name| !known.contains_key(*name)) {
+            return Err(DeviceMapError::NoSuchTensor { name: (*name).to_owned() });
+        }
+        let mut tensors = Vec::with_capacity(tree.tensors.len());
+        let mut modules = vec![0; tree.modules.len()];
+        for (place, tensor) in tree.tensors.iter().enumerate() {
+            let too_large = || DeviceMapError::TooLarge { name: tensor.name.clone() };
+            let bytes = if tensor.tied_to.is_some() {
+                0
+            } else if let Some(dtype) = special.get(tensor.name.as_str()) {
+                bytes_as(tensor, *dtype).ok_or_else(too_large)?
+            } else if let Some(format) = map.format {
+                let is_in_unit = tree.is_in_unit(place);
+                format.tensor_bytes(tensor, is_in_unit).ok_or_else(too_large)?
+            } else {
+                bytes_as(tensor, narrowed(tensor.dtype, map.dtype)).ok_or_else(too_large)?
+            };
+            tensors.push(bytes);
+            add(tree, &mut modules, tree.module_of[place], bytes).ok_or_else(too_large)?;
+        }
+        let unit_reserve = map.reserve.unit;
+        for (module, unit) in tree.modules.iter().enumerate() {
+            if unit.is_unit {
+                let too_large = || DeviceMapError::TooLarge { name: unit.name.clone() };
+                add(tree, &mut modules, module, unit_reserve).ok_or_else(too_large)?;
+            }
+        }
+        Ok(Self { tensors, modules, unit_reserve })
+    }
+
+    /// Returns the bytes of an item, with what is reserved for its units.
+    pub(super) fn of_item(&self, item: Item) -> u64 {
+        match item {
+            Item::Module(module) => self.modules[module],
+            Item::Tensor(tensor) => self.tensors[tensor],
+        }
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.modules[ROOT]
+    }
+}
+
+/// Adds to a module and to all around it.
+fn add(tree: &ModuleTree, modules: &mut [u64], mut module: usize, bytes: u64) -> Option<()> {
+    // Sums of twice the bytes are needed, too.
+    const MOST: u64 = 1 << 60;
+    loop {
+        modules[module] = modules[module].checked_add(bytes).filter(|sum| *sum < MOST)?;
+        if module == ROOT {
+            return Some(());
+        }
+        module = tree.modules[module].parent;
+    }
+}
+
+/// Returns the type in which a tensor is held where the map has one: integers stay, and nothing becomes larger.
+fn narrowed(own: Dtype, dtype: Option<Dtype>) -> Dtype {
+    dtype.filter(|dtype| !is_integer(own) && dtype.bits() < own.bits()).unwrap_or(own)
+}
+
+pub(crate) fn is_integer(dtype: Dtype) -> bool {
+    matches!(
+        dtype,
+        Dtype::I64
+            | Dtype::I32
+            | Dtype::I16
+            | Dtype::I8
+            | Dtype::U8
+            | Dtype::U16
+            | Dtype::U32
+            | Dtype::U64
+            | Dtype::Bool
+    )
+}
+
+/// Returns the bytes of a tensor of another type.
+pub(crate) fn bytes_as(tensor: &MappedTensor, dtype: Dtype) -> Option<u64> {
+    TensorInfo { dtype, shape: tensor.shape.clone() }.bytes()
+}

@@ -1,0 +1,134 @@
+//! Formats in which weights are held for inference.
+
+use std::fmt;
+use std::str::FromStr;
+
+use brigade_checkpoint::Dtype;
+
+use crate::device_map::{MappedTensor, TensorKind, bytes_as, is_integer};
+
+/// A format in which the weights of a model are held for inference.
+///
+/// Quantised formats hold the matrices of units: parameters with two dimensions. Embeddings, norms, biases and heads have 16
+/// bits in all of them, and in 16-bit formats integers stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WeightFormat {
+    /// 32-bit floats.
+    Fp32,
+    /// 16-bit floats.
+    Fp16,
+    /// 16-bit floats with the exponent of 32-bit ones.
+    Bf16,
+    /// 8-bit floats with a 32-bit scale for each row.
+    Fp8,
+    /// 8-bit integers with a 16-bit scale for each row.
+    Int8,
+    /// 4-bit integers, with a scale and a zero of 16 bits for each group of weights of a row.
+    Int4 {
+        /// Weights of a group.
+        group: u64,
+    },
+    /// 4-bit normal floats of bitsandbytes, with a 32-bit scale for each 64 weights.
+    Nf4,
+}
+
+impl WeightFormat {
+    /// Returns the bytes of a tensor in this format, 0 for another name of a tied weight; `None` where they cannot be counted.
+    #[must_use]
+    pub fn tensor_bytes(self, tensor: &MappedTensor, is_in_unit: bool) -> Option<u64> {
+        if tensor.tied_to.is_some() {
+            return Some(0);
+        }
+        if is_integer(tensor.dtype) {
+            return bytes_as(tensor, tensor.dtype);
+        }
+        match tensor.shape[..] {
+            [rows, row] if is_in_unit && tensor.kind == TensorKind::Parameter => {
+                self.matrix_bytes(rows, row)
+            }
+            _ => bytes_as(tensor, self.float()),
+        }
+    }
+
+    /// Returns the bytes of a quantised matrix with its scales, or of one in floats; `None` where they cannot be counted.
+    ///
+    /// ```
+    /// use brigade_sharding::WeightFormat;
+    ///
+    /// let bytes = |format: WeightFormat| format.matrix_bytes(4096, 4096);
+    /// assert_eq!(bytes(WeightFormat::Int8), Some(4096 * 4096 + 4096 * 2));
+    /// // A scale and a zero of 16 bits for each 128 weights: 4.25 bits a weight.
+    /// assert_eq!(bytes(WeightFormat::Int4 { group: 128 }), Some(4096 * 4096 / 8 * 17 / 4));
+    /// ```
+    #[must_use]
+    pub fn matrix_bytes(self, rows: u64, row: u64) -> Option<u64> {
+        let weights = rows.checked_mul(row)?;
+        let halves = |row: u64| row.div_ceil(2);
+        match self {
+            Self::Fp32 => weights.checked_mul(4),
+            Self::Fp16 | Self::Bf16 => weights.checked_mul(2),
+            Self::Fp8 => weights.checked_add(rows.checked_mul(4)?),
+            Self::Int8 => weights.checked_add(rows.checked_mul(2)?),
+            Self::Int4 { group } => {
+                let groups = row.div_ceil(group.max(1));
+                rows.checked_mul(halves(row).checked_add(groups.checked_mul(4)?)?)
+            }
+            Self::Nf4 => halves(weights).checked_add(weights.div_ceil(64).checked_mul(4)?),
+        }
+    }
+
+    /// Returns the type of weights that are not quantised, and of activations and caches.
+    #[must_use]
+    pub fn float(self) -> Dtype {
+        match self {
+            Self::Fp32 => Dtype::F32,
+            Self::Fp16 => Dtype::F16,
+            Self::Bf16 | Self::Fp8 | Self::Int8 | Self::Int4 { .. } | Self::Nf4 => Dtype::BF16,
+        }
+    }
+}
+
+/// Written as `fp32`, `fp16`, `bf16`, `fp8`, `int8`, `int4`, with its group where that is not 128 (`int4:64`), and `nf4`.
+impl fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fp32 => f.pad("fp32"),
+            Self::Fp16 => f.pad("fp16"),
+            Self::Bf16 => f.pad("bf16"),
+            Self::Fp8 => f.pad("fp8"),
+            Self::Int8 => f.pad("int8"),
+            Self::Int4 { group: GROUP } => f.pad("int4"),
+            Self::Int4 { group } => f.pad(&format!("int4:{group}")),
+            Self::Nf4 => f.pad("nf4"),
+        }
+    }
+}
+
+impl FromStr for WeightFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "fp32" => Self::Fp32,
+            "fp16" => Self::Fp16,
+            "bf16" => Self::Bf16,
+            "fp8" => Self::Fp8,
+            "int8" => Self::Int8,
+            "int4" => Self::Int4 { group: GROUP },
+            "nf4" => Self::Nf4,
+            _ => {
+                let group = text.strip_prefix("int4:").and_then(|group| group.parse().ok());
+                let group = group.filter(|group| GROUPS.contains(group));
+                let known = "write bf16, fp16, fp32, fp8, int8, int4, int4:GROUP with groups of 32, 64, 128 or 256, or nf4";
+                Self::Int4 {
+                    group: group.ok_or_else(|| format!("not a format of weights: {known}"))?,
+                }
+            }
+        })
+    }
+}
+
+/// Weights of a group of `int4`.
+const GROUP: u64 = 128;
+
+const GROUPS: [u64; 4] = [32, 64, 128, 256];
