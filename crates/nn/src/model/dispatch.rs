@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use brigade_hardware::{Memory, Sources};
-use brigade_sharding::{
+use brigade_sharding::device_map::{
     DeviceMap, FreeMemory, MappedTensor, ModuleTree, Place, Placement, TensorKind,
 };
 use brigade_torch::{
@@ -51,7 +51,7 @@ impl<M> Model<M> {
     /// Weights in the host's memory of a model that computes on a GPU, and weights on the disk, come into the memory of the
     /// device that computes with them before their [unit](crate::Unit) or layer, and leave it behind: two places, each as large
     /// as the largest unit that comes and goes, hold them in turns, so that a thread brings the next unit while this one
-    /// computes. Inputs are moved to the device of a unit or layer. Outputs have the same bits on any map of the same kind of
+    /// computes. Where a limit of the map has room for one place alone, a unit is brought when the one before is done. Inputs are moved to the device of a unit or layer. Outputs have the same bits on any map of the same kind of
     /// device. Parameters need no gradient from then on.
     ///
     /// ```
@@ -149,8 +149,8 @@ impl<M> Model<M> {
             };
             Ok(MappedTensor { name: entry.name.clone(), shape, dtype, kind: role, tied_to })
         });
-        let units = self.units.iter().map(|(unit, _)| unit.clone()).collect();
-        ModuleTree::new(tensors.collect::<Result<_>>()?, units).map_err(Error::custom)
+        let units: Vec<String> = self.units.iter().map(|(unit, _)| unit.clone()).collect();
+        ModuleTree::new(tensors.collect::<Result<Vec<_>>>()?, units).map_err(Error::custom)
     }
 
     /// Has the weights that belong to no unit and no layer in memory, until what is returned is dropped.
@@ -206,7 +206,7 @@ impl<M> Model<M> {
             |index: usize| owners[&index].first().map_or(device_of(main), |owner| devices[owner]);
         self.requires_grad(false)?;
         let sources = self.give_memory(&placement, &resident, &comes_and_goes, owner_device)?;
-        let (rings, held) = self.rings(&comes_and_goes, sources, &devices)?;
+        let (rings, held) = self.rings(&placement, &comes_and_goes, sources, &devices)?;
         let placed = |owner: &Owner| {
             let device = devices.get(owner).copied().unwrap_or(device_of(main));
             let parts = held.get(owner).cloned().unwrap_or_default();
@@ -378,6 +378,7 @@ impl<M> Model<M> {
     #[expect(clippy::type_complexity, reason = "two lists that are taken apart at once")]
     fn rings(
         &self,
+        placement: &Placement,
         comes_and_goes: &IndexMap<BTreeSet<Owner>, Vec<usize>>,
         mut sources: IndexMap<usize, WeightSource>,
         devices: &IndexMap<Owner, Device>,
@@ -401,9 +402,12 @@ impl<M> Model<M> {
             };
             on_device.push(RingPart { name, tensors: tensors.collect() });
         }
-        let rings = parts
-            .into_iter()
-            .map(|(device, parts)| Ok((device, Arc::new(WeightRing::new(device, PLACES, parts)?))));
+        let rings = parts.into_iter().map(|(device, parts)| {
+            Ok((
+                device,
+                Arc::new(WeightRing::new(device, places(placement, device, &parts), parts)?),
+            ))
+        });
         Ok((rings.collect::<Result<_>>()?, held))
     }
 }
@@ -412,6 +416,25 @@ fn place_of(placement: &Placement, name: &str) -> Result<Place> {
     placement
         .place_of(name)
         .ok_or_else(|| Error::invalid_argument(format!("the device map has no place for `{name}`")))
+}
+
+/// The number of places that a device's limit has room for beside what stays there: one at least, so that weights are not
+/// brought ahead of their use.
+fn places(placement: &Placement, device: Device, parts: &[RingPart]) -> usize {
+    let of = |part: &RingPart| {
+        let tensors = part.tensors.iter().map(|(tensor, _)| tensor);
+        tensors.map(|it| (it.numel() * it.kind().elt_size_in_bytes()) as u64).sum::<u64>()
+    };
+    let largest = parts.iter().map(of).max().unwrap_or(0).max(1);
+    let place = match device {
+        Device::Cuda(index) => Place::Cuda(index),
+        _ => Place::Cpu,
+    };
+    let stays = placement.bytes().into_iter().find(|(it, _)| *it == place).map_or(0, |it| it.1);
+    match placement.limit(place) {
+        Some(limit) if limit.saturating_sub(stays) < PLACES as u64 * largest => 1,
+        _ => PLACES,
+    }
 }
 
 /// Where tensors of a place lie when they are in memory.
