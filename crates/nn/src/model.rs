@@ -612,6 +612,7 @@ impl<M> Model<M> {
     /// # Errors
     /// [`crate::ModelError::Torch`] when libtorch refuses.
     pub fn requires_grad(&mut self, on: bool) -> Result<()> {
+        self.check_thaws(on)?;
         let parameters = self.entries.iter().filter(|entry| entry.role == Role::Parameter);
         for entry in parameters {
             set_requires_grad(entry, on)?;
@@ -664,6 +665,7 @@ impl<M> Model<M> {
         mut chosen: impl FnMut(&str) -> bool,
         on: bool,
     ) -> Result<usize> {
+        self.check_thaws(on)?;
         let mut count = 0;
         for entry in &self.entries {
             let target = match entry.role {
@@ -737,6 +739,11 @@ impl<M> Model<M> {
     /// [`crate::ModelError::Torch`] as for [`Model::to_device`].
     pub fn to_channels_last(&mut self) -> Result<()> {
         self.convert(Conversion::ChannelsLast)
+    }
+
+    /// Fails where the parameters of a model for inference alone are to be trained.
+    fn check_thaws(&self, on: bool) -> Result<()> {
+        if on { self.check_not_dispatched("train the model") } else { Ok(()) }
     }
 
     fn named(&self, wanted: impl Fn(Role) -> bool) -> Vec<NamedTensor> {
