@@ -26,6 +26,7 @@ pub mod layout;
 mod other_format;
 mod plain;
 pub mod pth;
+mod quantized;
 mod reader;
 mod region;
 pub mod safetensors;
@@ -43,6 +44,7 @@ pub use file_name::{FileName, InvalidFileName};
 pub use format::{
     FORMATS, OpenWeights, Safetensors, Torch, WeightsFormat, format_named, format_of,
 };
+pub use quantized::{DEFAULT_GROUP, PackedWeight, QuantizeError, QuantizedFormat};
 pub use reader::{Stack, TensorReader, WeightsReader};
 pub use region::{Region, RegionCopy, Run};
 pub use value::Value;
