@@ -81,7 +81,9 @@ impl QuantizedFormat {
     /// [`QuantizeError::Group`].
     pub fn check(self, columns: usize) -> Result<(), QuantizeError> {
         match self {
-            Self::Int4 { group } if group == 0 || !group.is_multiple_of(2) || !columns.is_multiple_of(group) => {
+            Self::Int4 { group }
+                if group == 0 || !group.is_multiple_of(2) || !columns.is_multiple_of(group) =>
+            {
                 Err(QuantizeError::Group { group, columns })
             }
             _ => Ok(()),
@@ -110,7 +112,9 @@ impl QuantizedFormat {
     #[must_use]
     pub fn bytes(self, rows: u64, columns: u64) -> u64 {
         let (width, groups) = match self {
-            Self::Int4 { group } => (columns.div_ceil(2), 2 * columns.div_ceil(group.max(1) as u64)),
+            Self::Int4 { group } => {
+                (columns.div_ceil(2), 2 * columns.div_ceil(group.max(1) as u64))
+            }
             Self::Int8 | Self::Fp8 => (columns, 1),
         };
         rows.saturating_mul(width.saturating_add(2 * groups))

@@ -58,6 +58,7 @@ mod named;
 mod param_path;
 mod param_registry;
 mod pipeline;
+mod quantized;
 mod recompute;
 mod script;
 mod sequential;
@@ -90,6 +91,7 @@ pub use param_path::ParamPath;
 pub use pipeline::{
     PipelineParallel, PipelineStages, SharedParameter, StageCut, StageOutput, Stages,
 };
+pub use quantized::{QuantizeReport, QuantizedSlot, Weights};
 pub use recompute::Recompute;
 pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
 pub use sequential::Sequential;

@@ -13,6 +13,7 @@ use crate::deferred::Draw;
 use crate::expert_parallel::ExpertParallel;
 use crate::hooks::Hooks;
 use crate::pipeline::Row;
+use crate::quantized::Quantizable;
 use crate::shared_statistics::SharedStatistics;
 use crate::tensor_parallel::TensorParallel;
 use crate::unit::Unit;
@@ -36,6 +37,8 @@ pub(crate) struct ParamRegistry {
     pub(crate) units: Vec<(String, Unit)>,
     /// Rows of blocks at which a pipeline can cut the model.
     pub(crate) rows: Vec<Row>,
+    /// Weights of linear layers.
+    pub(crate) quantizable: Vec<Quantizable>,
     /// Names of the batch normalisations.
     pub(crate) batch_norms: Vec<String>,
     /// Names of the layers that are normalisations.
@@ -109,6 +112,7 @@ impl ParamRegistry {
             layers: Vec::new(),
             units: Vec::new(),
             rows: Vec::new(),
+            quantizable: Vec::new(),
             batch_norms: Vec::new(),
             norms: HashSet::new(),
             adopted: HashSet::new(),

@@ -3,6 +3,8 @@
 use tch::Tensor;
 use tch::nn::VarStore;
 
+use crate::error::Error;
+
 /// A tensor with its full name, `module1.0.weight`.
 ///
 /// The tensor is the model's own, not a copy: changing it in place changes the model.
@@ -28,6 +30,14 @@ pub struct NamedTensor {
 /// assert_eq!((trained.len(), trained[0].name.as_str()), (1, "weight"));
 /// ```
 pub trait Trainable {
+    /// Fails where its parameters cannot be trained, with the reason; optimizers call it. Defaults to nothing.
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::InvalidArgument`].
+    fn check_trainable(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Returns every parameter that is not frozen, once, in the same order on every rank.
     fn trainable_parameters(&self) -> Vec<NamedTensor>;
 }

@@ -193,6 +193,23 @@ impl QuantizedWeight {
         Self::from_packed(&self.to_packed()?, device)
     }
 
+    /// Returns another handle of the same memory.
+    #[must_use]
+    pub fn shallow_clone(&self) -> Self {
+        let Self { format, rows, columns, block, .. } = *self;
+        let optional = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::shallow_clone);
+        Self {
+            format,
+            rows,
+            columns,
+            block,
+            packed: self.packed.shallow_clone(),
+            scales: self.scales.shallow_clone(),
+            short_scales: optional(&self.short_scales),
+            order: optional(&self.order),
+        }
+    }
+
     /// Returns how it is stored.
     #[must_use]
     pub fn format(&self) -> QuantizedFormat {
@@ -237,10 +254,9 @@ impl QuantizedWeight {
         }
         match self.format {
             // The kernel reads 32 columns at a time, also beyond the end of a row.
-            QuantizedFormat::Int8 if self.columns % INT8_COLUMNS != 0 => Err(format!(
-                "{} columns are not a multiple of {INT8_COLUMNS}",
-                self.columns
-            )),
+            QuantizedFormat::Int8 if self.columns % INT8_COLUMNS != 0 => {
+                Err(format!("{} columns are not a multiple of {INT8_COLUMNS}", self.columns))
+            }
             QuantizedFormat::Int8 if !has_int8() => {
                 Err("this libtorch has no kernel for int8 on the CPU".to_owned())
             }
@@ -296,11 +312,9 @@ impl QuantizedWeight {
         let flat = input.f_reshape([rows, self.columns])?.f_contiguous()?;
         let scales = self.short_scales.as_ref().unwrap_or(&self.scales);
         let output = match self.format {
-            QuantizedFormat::Int4 { group } => flat.f_internal_weight_int4pack_mm_for_cpu(
-                &self.packed,
-                group as i64,
-                scales,
-            )?,
+            QuantizedFormat::Int4 { group } => {
+                flat.f_internal_weight_int4pack_mm_for_cpu(&self.packed, group as i64, scales)?
+            }
             _ => flat.f_internal_weight_int8pack_mm(&self.packed, scales)?,
         };
         let mut shape = size;
@@ -335,9 +349,8 @@ impl QuantizedWeight {
             let values = match self.format {
                 QuantizedFormat::Int4 { group } => {
                     let groups = self.columns / group as i64;
-                    let parts = [0, 1].map(|part| {
-                        scales.f_select(2, part)?.f_transpose(0, 1)?.f_unsqueeze(2)
-                    });
+                    let parts = [0, 1]
+                        .map(|part| scales.f_select(2, part)?.f_transpose(0, 1)?.f_unsqueeze(2));
                     let [scale, zero] = parts;
                     let grouped = values.f_view([self.rows, groups, group as i64])?;
                     let grouped = grouped.f_sub_scalar(8)?.f_mul_(&scale?)?.f_add_(&zero?)?;
@@ -474,7 +487,9 @@ mod tests {
     /// The same numbers whatever is drawn elsewhere.
     fn weight(rows: i64, columns: i64) -> Tensor {
         let places = Tensor::arange(rows * columns, (Kind::Double, Device::Cpu));
-        ((&places * 12.9898).sin() + (places * 0.37).cos()).view([rows, columns]).to_kind(Kind::Float)
+        ((&places * 12.9898).sin() + (places * 0.37).cos())
+            .view([rows, columns])
+            .to_kind(Kind::Float)
     }
 
     fn largest(tensor: &Tensor) -> f64 {
@@ -504,7 +519,10 @@ mod tests {
                         + bias.to_kind(Kind::Double);
                     let error = largest(&(output.to_kind(Kind::Double) - &exact));
                     let scale = largest(&input.abs().matmul(&stored.abs().to_kind(kind).tr()));
-                    assert!(error <= allowed * scale, "{format} {kind:?} {inputs}: {error} {scale}");
+                    assert!(
+                        error <= allowed * scale,
+                        "{format} {kind:?} {inputs}: {error} {scale}"
+                    );
                 }
             }
         }
@@ -513,9 +531,7 @@ mod tests {
     #[test]
     fn weights_are_within_their_formats_error() {
         let values = weight(64, 256);
-        for (format, allowed) in
-            FORMATS.into_iter().zip([0.0075, 0.068, 0.068, 0.068, 0.036])
-        {
+        for (format, allowed) in FORMATS.into_iter().zip([0.0075, 0.068, 0.068, 0.068, 0.036]) {
             let quantized = QuantizedWeight::new(&values, format, false).unwrap();
             let error = largest(&(quantized.dequantize(Kind::Float).unwrap() - &values));
             assert!(error <= allowed * largest(&values), "{format}: {error}");
@@ -534,8 +550,11 @@ mod tests {
     fn numbers_come_back_from_the_layout_of_kernels() {
         for (rows, columns) in [(64, 128), (192, 64), (16, 64), (5, 32)] {
             let values = Vec::<f32>::try_from(weight(rows, columns).flatten(0, -1)).unwrap();
-            for format in [QuantizedFormat::Int8, QuantizedFormat::Int4 { group: 32 }, QuantizedFormat::Fp8] {
-                let plain = PackedWeight::quantize(&values, columns as usize, format, true).unwrap();
+            for format in
+                [QuantizedFormat::Int8, QuantizedFormat::Int4 { group: 32 }, QuantizedFormat::Fp8]
+            {
+                let plain =
+                    PackedWeight::quantize(&values, columns as usize, format, true).unwrap();
                 let quantized = QuantizedWeight::from_packed(&plain, Device::Cpu).unwrap();
                 assert_eq!(quantized.to_packed().unwrap(), plain, "{format} {rows} x {columns}");
                 assert_eq!(quantized.bytes(), plain.bytes());

@@ -85,7 +85,9 @@ pub(super) fn quantize(
         .chunks(rows_each * columns)
         .zip(into.packed.chunks_mut(rows_each * format.row_bytes(columns)))
         .zip(into.scales.chunks_mut(rows_each * groups))
-        .map(|((values, packed), scales)| (values, packed, scales, zeros.next().unwrap_or_default()));
+        .map(|((values, packed), scales)| {
+            (values, packed, scales, zeros.next().unwrap_or_default())
+        });
     let run = |part: (&[f32], &mut [u8], &mut [f32], &mut [f32])| {
         quantize_rows((format, columns, is_calibrated), part)
     };
@@ -304,7 +306,8 @@ mod tests {
         let values = numbers(1024 * 512);
         for format in FORMATS {
             let all = PackedWeight::quantize(&values, 512, format, false).unwrap();
-            let one = PackedWeight::quantize(&values[700 * 512..701 * 512], 512, format, false).unwrap();
+            let one =
+                PackedWeight::quantize(&values[700 * 512..701 * 512], 512, format, false).unwrap();
             let bytes = format.row_bytes(512);
             assert_eq!(all.packed[700 * bytes..701 * bytes], one.packed[..]);
             let mut row = [0.0; 512];
@@ -316,7 +319,9 @@ mod tests {
     #[test]
     fn rows_without_spread_are_kept() {
         let values = [vec![0.0; 32], vec![-3.0; 32], vec![1e38; 32]].concat();
-        for format in [QuantizedFormat::Int8, QuantizedFormat::Int4 { group: 32 }, QuantizedFormat::Fp8] {
+        for format in
+            [QuantizedFormat::Int8, QuantizedFormat::Int4 { group: 32 }, QuantizedFormat::Fp8]
+        {
             let found = back(&PackedWeight::quantize(&values, 32, format, true).unwrap());
             assert_eq!(found[..32], values[..32], "{format}");
             assert!(found[32..64].iter().all(|value| (value + 3.0).abs() < 0.02), "{format}");
@@ -334,7 +339,8 @@ mod tests {
         assert!(error.starts_with("groups of 64 columns do not divide 96 columns"), "{error}");
         let error = quantize(&[0.0, 1.0, f32::NAN, 0.0], 2, QuantizedFormat::Int8);
         assert_eq!(error, "row 1 has a value that is infinite or NaN");
-        let mut packed = PackedWeight::quantize(&[1.0; 4], 2, QuantizedFormat::Int8, false).unwrap();
+        let mut packed =
+            PackedWeight::quantize(&[1.0; 4], 2, QuantizedFormat::Int8, false).unwrap();
         packed.scales.pop();
         let error = packed.dequantize(0..1, &mut [0.0; 2]).unwrap_err().to_string();
         assert_eq!(error, "`scales` has 1 values, expected 2");

@@ -1,6 +1,6 @@
 //! The head of a language model.
 
-use brigade_nn::{Divided, Embedding, Init, ParamPath};
+use brigade_nn::{Divided, Embedding, Init, ParamPath, QuantizedSlot};
 use brigade_sharding::TensorStyle;
 use brigade_torch::{Result, linear};
 use tch::Tensor;
@@ -19,6 +19,7 @@ pub(super) struct LanguageHead {
     divided: Option<Divided>,
     /// The full name where the weight is its own.
     own: Option<String>,
+    quantized: QuantizedSlot,
 }
 
 impl LanguageHead {
@@ -42,7 +43,8 @@ impl LanguageHead {
             ));
         }
         redraw(path, &weight, Redraw::Normal(deviation));
-        Self { weight, bias: None, divided, own: Some(path.name().to_owned()) }
+        let quantized = path.quantizable("weight", false);
+        Self { weight, bias: None, divided, own: Some(path.name().to_owned()), quantized }
     }
 
     /// Of parameters that the model has elsewhere, and how they are divided.
@@ -51,7 +53,13 @@ impl LanguageHead {
         bias: Option<Tensor>,
         divided: Option<&Divided>,
     ) -> Self {
-        Self { weight, bias, divided: divided.cloned(), own: None }
+        Self {
+            weight,
+            bias,
+            divided: divided.cloned(),
+            own: None,
+            quantized: QuantizedSlot::default(),
+        }
     }
 
     /// Logits `[…, vocabulary]`, on every rank.
@@ -62,6 +70,9 @@ impl LanguageHead {
     /// Logits, of a divided vocabulary this rank's.
     pub(super) fn logits(&self, hidden: &Tensor) -> Result<VocabularyLogits> {
         let bias = self.bias.as_ref();
+        if let Some(quantized) = self.quantized.get() {
+            return Ok(VocabularyLogits::new(quantized.linear(hidden, bias)?, None));
+        }
         let own = match &self.divided {
             Some(Divided { region, .. }) => linear(&region.enter(hidden)?, &self.weight, bias)?,
             None => linear(hidden, &self.weight, bias)?,
@@ -77,9 +88,12 @@ impl LanguageHead {
         labels: &Tensor,
         smoothing: f64,
     ) -> Result<TokenLoss> {
+        let quantized = self.quantized.get();
+        let dequantized =
+            quantized.map(|weight| weight.dequantize(hidden.f_kind()?)).transpose()?;
         head_loss(
             hidden,
-            &self.weight,
+            dequantized.as_ref().unwrap_or(&self.weight),
             self.bias.as_ref(),
             self.divided.as_ref(),
             labels,

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use brigade_checkpoint::{TensorReader, WeightsReader, wrapper_prefix};
 use brigade_nn::weights::{self, PartsWriter};
-use brigade_nn::{LoadReport, Model, ModelBuilder, ModelError, ParamPath, ShapeMismatch};
+use brigade_nn::{
+    LoadReport, Model, ModelBuilder, ModelError, ParamPath, QuantizeReport, ShapeMismatch, Weights,
+};
 use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
@@ -124,6 +126,42 @@ pub trait Transformer: Sized {
         Ok(model)
     }
 
+    /// As [`Transformer::from_pretrained_as`], with weights in 8 or 4 bits for inference, or in another floating-point kind.
+    /// Each weight is read, quantised and dropped: one whole weight is in memory beside what stays. The model is in evaluation
+    /// where weights are quantised. Print the report at the start: it says which layers have no kernel.
+    ///
+    /// ```
+    /// use brigade_models::{LlamaForCausalLm, LlamaOptions, Transformer};
+    /// use brigade_nn::{Model, Weights};
+    /// use tch::Kind;
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let folder = folder.path().join("llama");
+    /// # let options = LlamaOptions {
+    /// #     vocab_size: 50, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 1, num_attention_heads: 2,
+    /// #     num_key_value_heads: 2, ..Default::default()
+    /// # };
+    /// # let model = Model::new(|path| LlamaForCausalLm::new(path, &options))?;
+    /// # LlamaForCausalLm::save_pretrained(&model, &folder)?;
+    /// let builder = Model::builder().kind(Kind::BFloat16);
+    /// let (model, report) = LlamaForCausalLm::from_pretrained_quantized(&folder, builder, &Weights::int4(32))?;
+    /// eprintln!("{report}"); // 7 layers quantised, 5.00 bits a weight
+    /// assert_eq!((report.layers.len(), model.is_quantized()), (7, true));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Transformer::from_pretrained`], and those of [`Model::quantize`].
+    fn from_pretrained_quantized(
+        folder: impl AsRef<Path>,
+        builder: ModelBuilder,
+        weights: &Weights,
+    ) -> Result<(Model<Self>, QuantizeReport)> {
+        let mut model = Self::from_pretrained_as(folder, builder.deferred())?;
+        let report = model.quantize(weights)?;
+        Ok((model, report))
+    }
+
     /// Reads weights into a model: a file, or a folder with `model.safetensors`, with
     /// `model.safetensors.index.json` and its parts, or with `pytorch_model.bin` or its parts.
     ///
@@ -170,6 +208,7 @@ pub trait Transformer: Sized {
         max_bytes: u64,
     ) -> Result<()> {
         let folder = folder.as_ref();
+        model.check_not_quantized("save_pretrained")?;
         model.check_undivided("save_pretrained")?;
         write_weights(model, folder, max_bytes)?;
         Self::save_config(model, folder)
