@@ -44,8 +44,10 @@ pub use file_name::{FileName, InvalidFileName};
 pub use format::{
     FORMATS, OpenWeights, Safetensors, Torch, WeightsFormat, format_named, format_of,
 };
-pub use quantized::{DEFAULT_GROUP, PackedWeight, QuantizeError, QuantizedFormat};
-pub use reader::{Stack, TensorReader, WeightsReader};
+pub use quantized::{
+    DEFAULT_GROUP, PackedPart, PackedWeight, QuantizeError, QuantizedDescription, QuantizedFormat,
+};
+pub use reader::{Stack, TensorReader, WeightsReader, check_quantization_method};
 pub use region::{Region, RegionCopy, Run};
 pub use value::Value;
 pub use weights_files::{WeightsFile, open_weights, weights_file};

@@ -12,12 +12,14 @@
 //! for the scale as it is stored.
 
 mod fp8;
+pub(crate) mod parts;
 mod rows;
 
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
+pub use parts::{PackedPart, QuantizedDescription};
 pub use rows::QuantizeError;
 
 /// How a weight is stored.

@@ -20,6 +20,7 @@ use brigade_torch::{Error, TensorId, TensorRead, has_memory, loaded_kind};
 use tch::{Device, Kind, Tensor};
 
 pub use self::parts::PartsWriter;
+pub(crate) use self::safetensors::save_quantized;
 pub use self::safetensors::{WeightsWriter, info_of};
 use crate::error::ModelError;
 use crate::model::Shapes;

@@ -206,7 +206,7 @@ fn error(values: &[f32], quantized: impl Fn(f32) -> f32) -> f64 {
 
 pub(super) fn dequantize(from: &PackedWeight, rows: Range<usize>, into: &mut [f32]) {
     let PackedWeight { format, columns, .. } = *from;
-    if columns == 0 {
+    if columns == 0 || rows.is_empty() {
         return;
     }
     let groups = format.scales_per_row(columns);

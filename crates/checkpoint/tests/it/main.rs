@@ -7,6 +7,7 @@ mod deepspeed;
 mod hostile;
 mod layout;
 mod like;
+mod quantized;
 mod reader;
 #[path = "../common/saved.rs"]
 mod saved;

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use brigade_checkpoint::{TensorReader, WeightsReader, wrapper_prefix};
+use brigade_checkpoint::{TensorReader, WeightsReader, check_quantization_method, wrapper_prefix};
 use brigade_nn::weights::{self, PartsWriter};
 use brigade_nn::{
     LoadReport, Model, ModelBuilder, ModelError, ParamPath, QuantizeReport, ShapeMismatch, Weights,
@@ -113,6 +113,7 @@ pub trait Transformer: Sized {
     /// As [`Transformer::from_pretrained`].
     fn from_pretrained_as(folder: impl AsRef<Path>, builder: ModelBuilder) -> Result<Model<Self>> {
         let folder = folder.as_ref();
+        check_quantization_method(folder)?;
         let options = Self::Options::from_folder(folder)?;
         // Without memory until it is known what is drawn and what is read.
         let is_deferred = builder.is_deferred();
@@ -212,6 +213,32 @@ pub trait Transformer: Sized {
         model.check_undivided("save_pretrained")?;
         write_weights(model, folder, max_bytes)?;
         Self::save_config(model, folder)
+    }
+
+    /// Writes `config.json` and `model.safetensors` of a model with quantised weights into a folder, which is made where it does
+    /// not exist: [`Transformer::from_pretrained`] reads it without the original weights, and gives the same model to the bit.
+    /// Other programs do not know the layout of the weights.
+    ///
+    /// ```
+    /// use brigade_models::{Gpt2LmHead, Gpt2Options, Transformer};
+    /// use brigade_nn::{Model, Weights};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let folder = folder.path().join("gpt2");
+    /// let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 1, ..Default::default() };
+    /// let mut model = Model::new(|path| Gpt2LmHead::new(path, &options))?;
+    /// model.quantize(&Weights::int8())?;
+    /// Gpt2LmHead::save_quantized(&model, &folder)?;
+    /// assert!(Gpt2LmHead::from_pretrained(&folder)?.is_quantized());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Model::save_quantized`]; [`brigade_checkpoint::Error`] where a file cannot be written.
+    fn save_quantized(model: &Model<Self>, folder: impl AsRef<Path>) -> Result<()> {
+        let folder = folder.as_ref();
+        Self::save_config(model, folder)?;
+        model.save_quantized(folder.join("model.safetensors"))
     }
 
     /// Writes `config.json` alone into a folder, which is made where it does not exist: beside the weights of a sharded model,

@@ -1,7 +1,7 @@
 //! Memory and values for the parameters of a deferred model.
 
 use brigade_checkpoint::TensorReader;
-use brigade_torch::{Result, TensorId, TensorRead, has_memory, loaded_kind};
+use brigade_torch::{QuantizedWeight, Result, TensorId, TensorRead, has_memory, loaded_kind};
 use tch::{Device, Tensor};
 
 use super::Model;
@@ -28,7 +28,8 @@ impl<M> Model<M> {
         self.materialize_as(&Weights::default()).map(drop)
     }
 
-    /// As [`Model::materialize`], with the weights that are chosen quantised.
+    /// As [`Model::materialize`], with the weights that are chosen quantised. Those that files hold in a format of the kernels
+    /// are taken as they are.
     pub(super) fn materialize_as(&mut self, weights: &Weights) -> Result<QuantizeReport> {
         let Some(values) = self.take_deferred_values() else {
             return Ok(QuantizeReport::default());
@@ -38,8 +39,18 @@ impl<M> Model<M> {
             else {
                 return Ok(());
             };
-            if let Some(Quantizable { layer, .. }) =
-                self.quantizable.iter().find(|it| it.name == entry.name)
+            let quantizable = self.quantizable.iter().find(|it| it.name == entry.name);
+            if let (Some(Quantizable { slot, .. }), DeferredValue::File(from, None)) =
+                (quantizable, &value)
+                && weights.kind().is_none()
+                && from.is_transposed() == slot.is_transposed
+                && !self.is_tied(entry)
+                && let Some(packed) = from.read_packed()?
+            {
+                let weight = QuantizedWeight::from_packed(&packed, self.device())?;
+                return self.set_quantized(&entry.name, slot, weight);
+            }
+            if let Some(Quantizable { layer, .. }) = quantizable
                 && weights.chooses(layer)
             {
                 let values = match value {

@@ -94,9 +94,15 @@ fn bad_choices_change_nothing() {
     let mut model = model();
     let expected = no_grad(|| model.forward(&input())).unwrap();
     let error = error_of(model.quantize(&Weights::int4(128)));
-    assert!(error.contains("`0.weight`: groups of 128 columns do not divide 64 columns"), "{error}");
+    assert!(
+        error.contains("`0.weight`: groups of 128 columns do not divide 64 columns"),
+        "{error}"
+    );
     let error = error_of(model.quantize(&Weights::int8().skip("body.*")));
-    assert!(error.contains("`body.*` fits no linear layer") && error.contains("0, 2, head"), "{error}");
+    assert!(
+        error.contains("`body.*` fits no linear layer") && error.contains("0, 2, head"),
+        "{error}"
+    );
     assert!(!model.is_quantized());
     assert_eq!(no_grad(|| model.forward(&input())).unwrap(), expected);
     model.quantize(&Weights::int4(128).skip("0")).unwrap();
