@@ -27,6 +27,7 @@ mod offload_folder;
 mod other_format;
 mod plain;
 pub mod pth;
+mod quantized;
 mod reader;
 mod region;
 pub mod safetensors;
@@ -44,7 +45,10 @@ pub use file_name::{FileName, InvalidFileName};
 pub use format::{
     FORMATS, OpenWeights, Safetensors, Torch, WeightsFormat, format_named, format_of,
 };
-pub use reader::{FileStamp, Stack, TensorReader, WeightsReader};
+pub use quantized::{
+    DEFAULT_GROUP, PackedPart, PackedWeight, QuantizeError, QuantizedDescription, QuantizedFormat,
+};
+pub use reader::{FileStamp, Stack, TensorReader, WeightsReader, check_quantization_method};
 pub use region::{Region, RegionCopy, Run};
 pub use value::Value;
 pub use weights_files::{WeightsFile, open_weights, weights_file};

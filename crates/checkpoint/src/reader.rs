@@ -1,6 +1,7 @@
 //! Weights whose tensors are read one at a time, whole or in part, into memory of the caller.
 
 mod place;
+mod quantized;
 mod stamp;
 
 use std::collections::{HashMap, HashSet};
@@ -11,6 +12,8 @@ use std::path::{Path, PathBuf};
 use indexmap::IndexMap;
 
 use self::place::Place;
+pub use self::quantized::check_quantization_method;
+use self::quantized::{Quantized, described};
 pub use self::stamp::FileStamp;
 use crate::Region;
 use crate::dtype::TensorInfo;
@@ -18,11 +21,14 @@ use crate::error::Error;
 use crate::fault::Fault;
 use crate::format::OpenWeights;
 use crate::pth::{PthFile, StoragePlace, StoredStateDict, StoredTensor, shown};
+use crate::quantized::parts::METADATA;
+use crate::safetensors::Header;
 use crate::weights_files::{WeightsFile, open_weights};
 
 /// Open weights, of one file or several.
 ///
-/// What it opens is what [`open_weights`] does. Where each tensor lies is known and checked from then on; its values are
+/// What it opens is what [`open_weights`] does; weights that are quantised in Brigade's layout, by GPTQ, AWQ or bitsandbytes are
+/// one tensor each, which is read as float32 or by [`TensorReader::read_packed`]. Where each tensor lies is known and checked from then on; its values are
 /// read when they are asked for, by threads at the same time if need be.
 ///
 /// ```
@@ -65,6 +71,8 @@ struct Held {
     place: Option<Place>,
     /// Of a tensor that [`WeightsReader::stack`] made: where it lies.
     pieces: Vec<Piece>,
+    /// Of a weight that several tensors hold.
+    quantized: Option<Box<Quantized>>,
 }
 
 /// A tensor that [`WeightsReader::stack`] is to make of several.
@@ -118,11 +126,21 @@ impl WeightsReader {
     /// [`Error::Damaged`] where a tensor of a `.pth` file does not lie in its storage; [`Error::Io`].
     pub fn new(files: Vec<WeightsFile>) -> Result<Self, Error> {
         let mut reader = Self { files: Vec::new(), tensors: IndexMap::new(), key: String::new() };
+        let mut weights_of_metadata = IndexMap::new();
         for WeightsFile { path, weights } in files {
             weights.key().clone_into(&mut reader.key);
+            if let OpenWeights::Ranges(file, entries) = &weights
+                && entries.iter().any(|entry| entry.name.ends_with(".packed"))
+                && let Some(text) = Header::read(&path, file)?.metadata.get(METADATA)
+            {
+                let found = described(text);
+                weights_of_metadata
+                    .extend(found.map_err(|fact| Fault::unsupported(fact).at(&path))?);
+            }
             let opened = reader.add(&path, weights).map_err(|fault| fault.at(&path))?;
             reader.files.push(opened);
         }
+        reader.combine(&weights_of_metadata)?;
         Ok(reader)
     }
 
@@ -135,7 +153,10 @@ impl WeightsReader {
                         let width = entry.info.dtype.bytes();
                         Place::row_major(entry.range.start, width, &entry.info.shape)
                     });
-                    (entry.name, Held { file, info: entry.info, place, pieces: Vec::new() })
+                    (
+                        entry.name,
+                        Held { file, info: entry.info, place, pieces: Vec::new(), quantized: None },
+                    )
                 }));
                 (opened, Vec::new())
             }
@@ -178,7 +199,8 @@ impl WeightsReader {
                     strides: tensor.stride.iter().copied().map(bytes).collect(),
                 }
             });
-            self.tensors.insert(name, Held { file, info, place, pieces: Vec::new() });
+            self.tensors
+                .insert(name, Held { file, info, place, pieces: Vec::new(), quantized: None });
         }
         let storages = storages.into_values();
         let checked = storages.filter(|(_, _, place)| place.checksum.is_some());
@@ -258,7 +280,7 @@ impl WeightsReader {
                 }
             }
             let file = pieces.first().map_or(0, |piece| piece.held.file);
-            kept.insert(name, Held { file, info, place: None, pieces });
+            kept.insert(name, Held { file, info, place: None, pieces, quantized: None });
         }
         self.tensors = kept;
         Ok(())
@@ -364,6 +386,10 @@ impl<'r> TensorReader<'r> {
         if !pieces.is_empty() {
             self.check_region(region, into)?;
             return pieces.iter().try_for_each(|piece| self.read_piece(piece, region, into));
+        }
+        if let Some(quantized) = &self.held.quantized {
+            self.check_region(region, into)?;
+            return self.read_quantized(quantized, region, into);
         }
         let Some(place) = place else {
             let fact = format!(

@@ -109,12 +109,24 @@ pub struct Layout {
     pub bytes: u64,
 }
 
-/// Lays out a file of these tensors: the widest elements first, so that every tensor begins at a
+/// Lays out a file of these tensors, see [`layout_with`], without texts of its own.
+///
+/// # Errors
+/// As [`layout_with`].
+pub fn layout(path: &Path, tensors: &[(&str, TensorInfo)]) -> Result<Layout, Error> {
+    layout_with(path, tensors, &HashMap::new())
+}
+
+/// Lays out a file of these tensors, and of texts for its metadata: the widest elements first, so that every tensor begins at a
 /// multiple of its elements' width.
 ///
 /// # Errors
 /// [`Error::Unsupported`] with `path` for a type that safetensors lacks, or a reserved name.
-pub fn layout(path: &Path, tensors: &[(&str, TensorInfo)]) -> Result<Layout, Error> {
+pub fn layout_with(
+    path: &Path,
+    tensors: &[(&str, TensorInfo)],
+    metadata: &HashMap<String, String>,
+) -> Result<Layout, Error> {
     let unsupported = |fact| Error::Unsupported { path: path.to_owned(), fact };
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&place| std::cmp::Reverse(tensors[place].1.dtype.bits()));
@@ -141,7 +153,8 @@ pub fn layout(path: &Path, tensors: &[(&str, TensorInfo)]) -> Result<Layout, Err
         infos.push(((*name).to_owned(), SafeInfo { dtype, shape, data_offsets: (begin, end) }));
     }
     // PyTorch's readers ask for this entry.
-    let about = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let mut about = metadata.clone();
+    about.insert("format".to_owned(), "pt".to_owned());
     let mut text = Metadata::new(Some(about), infos)
         .and_then(|metadata| Ok(serde_json::to_vec(&metadata)?))
         .map_err(|error| unsupported(format!("safetensors: {error}")))?;

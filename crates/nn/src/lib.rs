@@ -60,6 +60,7 @@ mod param_path;
 mod param_registry;
 mod pipeline;
 mod placed;
+mod quantized;
 mod recompute;
 mod script;
 mod sequential;
@@ -93,6 +94,7 @@ pub use param_path::ParamPath;
 pub use pipeline::{
     PipelineParallel, PipelineStages, SharedParameter, StageCut, StageOutput, Stages,
 };
+pub use quantized::{QuantizeReport, QuantizedSlot, Weights};
 pub use recompute::Recompute;
 pub use script::{TorchScript, TorchScriptInputs, TorchScriptOutput};
 pub use sequential::Sequential;

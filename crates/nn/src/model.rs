@@ -6,6 +6,7 @@ mod divided;
 mod load;
 mod materialize;
 mod parts;
+mod quantize;
 mod shard;
 mod stages;
 
@@ -26,13 +27,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use brigade_torch::{
     NamedTensor, ProcessGroup, Result, TensorId, Trainable, make_products_reproducible,
 };
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use crate::deferred::DeferredValues;
 use crate::error::ModelError;
 use crate::hooks::Hooks;
 use crate::param_path::is_floating_point;
 use crate::param_registry::{Entry, ParamRegistry, Role};
+use crate::quantized::Quantizable;
 use crate::shared_statistics::SharedStatistics;
 use crate::{
     ContextParallel, ExpertParallel, LayerWeights, Module, ParamPath, PipelineParallel,
@@ -80,6 +82,7 @@ pub struct Model<M> {
     elsewhere: Vec<Entry>,
     device: Device,
     kind: Kind,
+    quantizable: Vec<Quantizable>,
     /// Whether the parameters are spread over ranks.
     is_sharded: bool,
     /// Where a device map has the weights.
@@ -305,6 +308,7 @@ impl ModelBuilder {
             draws,
             rows,
             batch_norms,
+            quantizable,
             ..
         } = registry.into_inner();
         let cut = match self.pipeline {
@@ -340,6 +344,7 @@ impl ModelBuilder {
             batch_norms,
             stages: cut.stages,
             elsewhere: cut.elsewhere,
+            quantizable,
             device: self.device,
             kind: self.kind,
             is_sharded: false,
@@ -782,8 +787,11 @@ impl<M> Model<M> {
                  convert it before `prepare`"
             )));
         }
-        let exchange = |entry: &Entry| {
+        let exchange = |entry: &Entry| -> std::result::Result<(), TchError> {
             let mut tensor = entry.tensor.shallow_clone();
+            if let Some(slot) = self.quantized_slot(&entry.name) {
+                return slot.convert(to, &mut tensor, &entry.name);
+            }
             // Taken before: libtorch checks a gradient against its tensor when it is asked for.
             let mut gradient = tensor.grad();
             tensor.f_set_data(&to.of(&tensor.f_detach()?, &entry.name)?)?;
@@ -821,7 +829,8 @@ impl<M> Trainable for Model<M> {
     }
 
     fn check_trainable(&self) -> Result<()> {
-        self.check_not_dispatched("train the model")
+        self.check_not_dispatched("train the model")?;
+        self.check_not_quantized("an optimizer of the model")
     }
 }
 

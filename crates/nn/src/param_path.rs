@@ -15,10 +15,12 @@ use crate::deferred::{Draw, FirstValues, filled, no_memory};
 use crate::layer_context::{LayerContext, shown};
 use crate::param_registry::{Entry, ParamRegistry, Role};
 use crate::pipeline::Row;
+use crate::quantized::Quantizable;
 use crate::shared_statistics::SharedStatistics;
 use crate::tensor_parallel::taken;
 use crate::{
-    ContextRegion, Init, LayerWeights, Stages, TensorParallel, TensorRegion, Training, Unit,
+    ContextRegion, Init, LayerWeights, QuantizedSlot, Stages, TensorParallel, TensorRegion,
+    Training, Unit,
 };
 
 /// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
@@ -117,6 +119,17 @@ impl<'a> ParamPath<'a> {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.prefix
+    }
+
+    /// Registers that the layer of this path can compute with its weight, a parameter of this path, once it is quantised:
+    /// `[out, in]`, or `[in, out]` where it is transposed.
+    #[must_use]
+    pub fn quantizable(&self, weight: &str, is_transposed: bool) -> QuantizedSlot {
+        let slot = QuantizedSlot::new(is_transposed);
+        let (name, layer) = (self.full_name(weight), self.prefix.clone());
+        let quantizable = Quantizable { name, layer, slot: slot.clone() };
+        self.registry.borrow_mut().quantizable.push(quantizable);
+        slot
     }
 
     /// Registers a trainable parameter. The layer keeps the tensor that is returned.

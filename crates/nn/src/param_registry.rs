@@ -14,6 +14,7 @@ use crate::expert_parallel::ExpertParallel;
 use crate::hooks::Hooks;
 use crate::layer_weights::LayerWeights;
 use crate::pipeline::Row;
+use crate::quantized::Quantizable;
 use crate::shared_statistics::SharedStatistics;
 use crate::tensor_parallel::TensorParallel;
 use crate::unit::Unit;
@@ -39,6 +40,8 @@ pub(crate) struct ParamRegistry {
     pub(crate) layer_weights: Vec<(String, LayerWeights)>,
     /// Rows of blocks at which a pipeline can cut the model.
     pub(crate) rows: Vec<Row>,
+    /// Weights of linear layers.
+    pub(crate) quantizable: Vec<Quantizable>,
     /// Names of the batch normalisations.
     pub(crate) batch_norms: Vec<String>,
     /// Names of the layers that are normalisations.
@@ -113,6 +116,7 @@ impl ParamRegistry {
             units: Vec::new(),
             layer_weights: Vec::new(),
             rows: Vec::new(),
+            quantizable: Vec::new(),
             batch_norms: Vec::new(),
             norms: HashSet::new(),
             adopted: HashSet::new(),

@@ -20,6 +20,7 @@ use brigade_torch::{Error, TensorId, TensorRead, has_memory, loaded_kind};
 use tch::{Device, Kind, Tensor};
 
 pub use self::parts::PartsWriter;
+pub(crate) use self::safetensors::save_quantized;
 pub use self::safetensors::{WeightsWriter, info_of};
 use crate::error::ModelError;
 use crate::model::Shapes;
@@ -166,6 +167,7 @@ impl<M> Model<M> {
         weights: WeightsReader,
         tensors: Vec<(String, Tensor)>,
     ) -> Result<(), Error> {
+        self.check_not_quantized("read weights into the model")?;
         let is_later = |tensor: &Tensor| self.is_deferred() && !has_memory(tensor);
         let parts: HashMap<TensorId, TensorPart> = self
             .divided_parameters()
@@ -228,6 +230,7 @@ impl<M> Model<M> {
     /// Those of [`save`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a model of which each rank of a tensor group has a
     /// part.
     pub fn save_weights(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        self.check_not_quantized("save_weights")?;
         self.check_undivided("save_weights")?;
         save(&self.state_dict(), path)
     }

@@ -37,6 +37,7 @@ impl Optimizer {
         momentum: f64,
         model: &(impl Trainable + ?Sized),
     ) -> Result<Self> {
+        model.check_trainable()?;
         let parameters = options.choose(&rule, model)?;
         let grouping = options.grouping(momentum, &parameters);
         let inner =

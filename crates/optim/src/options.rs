@@ -132,7 +132,6 @@ impl Options {
         if let Some(lookahead) = self.lookahead {
             lookahead.check()?;
         }
-        model.check_trainable()?;
         let mut parameters = model.trainable_parameters();
         if parameters.is_empty() {
             return Err(Error::invalid_argument(

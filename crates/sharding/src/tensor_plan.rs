@@ -166,7 +166,7 @@ impl TensorPlan {
     /// Returns how the parameter of this name is divided; `None` for one that is whole on every rank.
     #[must_use]
     pub fn style(&self, name: &str) -> Option<&TensorStyle> {
-        let rule = self.rules.iter().rev().find(|rule| matches(&rule.pattern, name))?;
+        let rule = self.rules.iter().rev().find(|rule| matches_pattern(&rule.pattern, name))?;
         rule.style.as_ref()
     }
 
@@ -174,7 +174,7 @@ impl TensorPlan {
     pub fn unmatched<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> Vec<&str> {
         let names: Vec<&str> = names.into_iter().collect();
         let has_none = |rule: &&Rule| {
-            !rule.is_optional && !names.iter().any(|name| matches(&rule.pattern, name))
+            !rule.is_optional && !names.iter().any(|name| matches_pattern(&rule.pattern, name))
         };
         self.rules.iter().filter(has_none).map(|rule| rule.pattern.as_str()).collect()
     }
@@ -185,9 +185,16 @@ impl TensorPlan {
     }
 }
 
-/// Whether a name fits a pattern in which `*` stands for any characters. The pieces between them are found from the left,
-/// which is enough since each may stand anywhere behind the one before.
-fn matches(pattern: &str, name: &str) -> bool {
+/// Returns whether a name fits a pattern in which `*` stands for any characters.
+///
+/// ```
+/// use brigade_sharding::matches_pattern;
+/// assert!(matches_pattern("layers.*.mlp.*", "layers.10.mlp.up_proj"));
+/// assert!(!matches_pattern("mlp", "layers.10.mlp"));
+/// ```
+#[must_use]
+pub fn matches_pattern(pattern: &str, name: &str) -> bool {
+    // The pieces are found from the left, which is enough since each may stand anywhere behind the one before.
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(mut left) = name.strip_prefix(first) else { return false };
     let mut pieces: Vec<&str> = rest.split('*').collect();
@@ -219,7 +226,7 @@ mod tests {
             ("", "a", false),
             ("größe.*", "größe.ß", true),
         ] {
-            assert_eq!(matches(pattern, name), fits, "{pattern} {name}");
+            assert_eq!(matches_pattern(pattern, name), fits, "{pattern} {name}");
         }
     }
 

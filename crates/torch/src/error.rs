@@ -236,6 +236,12 @@ impl From<std::io::Error> for Error {
     }
 }
 
+impl From<brigade_checkpoint::QuantizeError> for Error {
+    fn from(error: brigade_checkpoint::QuantizeError) -> Self {
+        Self::new(ErrorKind::InvalidArgument, error)
+    }
+}
+
 impl From<brigade_checkpoint::Error> for Error {
     fn from(error: brigade_checkpoint::Error) -> Self {
         let kind = match error {

@@ -33,7 +33,8 @@ pub trait Trainable {
     /// Returns every parameter that is not frozen, once, in the same order on every rank.
     fn trainable_parameters(&self) -> Vec<NamedTensor>;
 
-    /// Fails where nothing can be trained, with the reason: for a model that is for inference alone. Defaults to no failure.
+    /// Fails where nothing can be trained, with the reason: for a model that is for inference alone; optimizers call it. Defaults to
+    /// no failure.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`].

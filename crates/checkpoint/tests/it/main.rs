@@ -8,6 +8,7 @@ mod hostile;
 mod layout;
 mod like;
 mod offload_folder;
+mod quantized;
 mod reader;
 #[path = "../common/saved.rs"]
 mod saved;

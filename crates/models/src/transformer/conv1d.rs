@@ -2,7 +2,7 @@
 
 use std::borrow::Borrow;
 
-use brigade_nn::{Divided, Init, ModelError, Module, ParamPath, TensorRegion};
+use brigade_nn::{Divided, Init, ModelError, Module, ParamPath, QuantizedSlot, TensorRegion};
 use brigade_sharding::TensorStyle;
 use brigade_torch::{Result, gelu_linear, linear};
 use tch::Tensor;
@@ -18,6 +18,7 @@ pub(super) struct Conv1D {
     bias: Tensor,
     divided: Option<Divided>,
     region: TensorRegion,
+    quantized: QuantizedSlot,
 }
 
 impl Conv1D {
@@ -27,7 +28,9 @@ impl Conv1D {
         let init = Init::Normal { mean: 0.0, std: 0.02 };
         let (weight, divided) = path.divided_parameter("weight", &shape, [1, 0], init);
         let bias = path.divided_bias("bias", outputs, divided.as_ref(), Init::Zeros);
-        Self { name: path.name().to_owned(), weight, bias, divided, region: path.tensor_region() }
+        let quantized = path.quantizable("weight", true);
+        let region = path.tensor_region();
+        Self { name: path.name().to_owned(), weight, bias, divided, region, quantized }
     }
 
     pub(super) fn weight(&self) -> &Tensor {
@@ -51,7 +54,8 @@ impl Conv1D {
         input: &Tensor,
         activation: Activation,
     ) -> Result<Tensor> {
-        let Some(approximate) = activation.gelu_approximation() else {
+        let approximate = activation.gelu_approximation();
+        let Some(approximate) = approximate.filter(|_| !self.quantized.is_set()) else {
             return self.forward(&activation.apply(input)?);
         };
         self.compute(input, |input, weight, bias| gelu_linear(input, approximate, weight, bias))
@@ -62,6 +66,9 @@ impl Conv1D {
         input: &Tensor,
         product: impl FnOnce(&Tensor, &Tensor, Option<&Tensor>) -> Result<Tensor>,
     ) -> Result<Tensor> {
+        if let Some(quantized) = self.quantized.get() {
+            return self.finish(quantized.linear(input, Some(&self.bias)), input);
+        }
         let weight = self.weight.f_transpose(0, 1)?;
         match &self.divided {
             Some(Divided { style: TensorStyle::Row, region, .. }) => {

@@ -1,6 +1,6 @@
 //! The head of a language model.
 
-use brigade_nn::{Divided, Embedding, Init, LayerWeights, ParamPath};
+use brigade_nn::{Divided, Embedding, Init, LayerWeights, ParamPath, QuantizedSlot};
 use brigade_sharding::TensorStyle;
 use brigade_torch::{Result, linear};
 use tch::Tensor;
@@ -21,6 +21,7 @@ pub(super) struct LanguageHead {
     own: Option<String>,
     /// Has them in memory for a forward.
     weights: LayerWeights,
+    quantized: QuantizedSlot,
 }
 
 impl LanguageHead {
@@ -44,8 +45,9 @@ impl LanguageHead {
             ));
         }
         redraw(path, &weight, Redraw::Normal(deviation));
-        let weights = path.layer_weights();
-        Self { weight, bias: None, divided, own: Some(path.name().to_owned()), weights }
+        let quantized = path.quantizable("weight", false);
+        let (own, weights) = (Some(path.name().to_owned()), path.layer_weights());
+        Self { weight, bias: None, divided, own, quantized, weights }
     }
 
     /// Of parameters at the path that the model has elsewhere, too, and how they are divided.
@@ -55,7 +57,14 @@ impl LanguageHead {
         bias: Option<Tensor>,
         divided: Option<&Divided>,
     ) -> Self {
-        Self { weight, bias, divided: divided.cloned(), own: None, weights: path.layer_weights() }
+        Self {
+            weight,
+            bias,
+            divided: divided.cloned(),
+            own: None,
+            quantized: QuantizedSlot::default(),
+            weights: path.layer_weights(),
+        }
     }
 
     /// Logits `[…, vocabulary]`, on every rank.
@@ -66,11 +75,16 @@ impl LanguageHead {
     /// Logits, of a divided vocabulary this rank's.
     pub(super) fn logits(&self, hidden: &Tensor) -> Result<VocabularyLogits> {
         let bias = self.bias.as_ref();
-        let own = self.weights.run(hidden, |hidden| match &self.divided {
-            Some(Divided { region, .. }) => linear(&region.enter(hidden)?, &self.weight, bias),
-            None => linear(hidden, &self.weight, bias),
-        })?;
-        Ok(VocabularyLogits::new(own, self.divided.as_ref()))
+        self.weights.run(hidden, |hidden| {
+            if let Some(quantized) = self.quantized.get() {
+                return Ok(VocabularyLogits::new(quantized.linear(hidden, bias)?, None));
+            }
+            let own = match &self.divided {
+                Some(Divided { region, .. }) => linear(&region.enter(hidden)?, &self.weight, bias)?,
+                None => linear(hidden, &self.weight, bias)?,
+            };
+            Ok(VocabularyLogits::new(own, self.divided.as_ref()))
+        })
     }
 
     /// The loss of labels `[…]` for hidden numbers `[…, width]`, without all of the logits: those of labels that count are
@@ -82,9 +96,12 @@ impl LanguageHead {
         smoothing: f64,
     ) -> Result<TokenLoss> {
         self.weights.run(hidden, |hidden| {
+            let quantized = self.quantized.get();
+            let dequantized =
+                quantized.map(|weight| weight.dequantize(hidden.f_kind()?)).transpose()?;
             head_loss(
                 hidden,
-                &self.weight,
+                dequantized.as_ref().unwrap_or(&self.weight),
                 self.bias.as_ref(),
                 self.divided.as_ref(),
                 &labels.f_to_device(hidden.device())?,

@@ -4,9 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use brigade_checkpoint::{TensorReader, WeightsReader, wrapper_prefix};
+use brigade_checkpoint::{TensorReader, WeightsReader, check_quantization_method, wrapper_prefix};
 use brigade_nn::weights::{self, PartsWriter};
-use brigade_nn::{LoadReport, Model, ModelBuilder, ModelError, ParamPath, ShapeMismatch};
+use brigade_nn::{
+    LoadReport, Model, ModelBuilder, ModelError, ParamPath, QuantizeReport, ShapeMismatch, Weights,
+};
 use brigade_sharding::device_map::DeviceMap;
 use brigade_torch::{Error, Result, kind_of};
 use tch::{Kind, Tensor};
@@ -112,6 +114,7 @@ pub trait Transformer: Sized {
     /// As [`Transformer::from_pretrained`].
     fn from_pretrained_as(folder: impl AsRef<Path>, builder: ModelBuilder) -> Result<Model<Self>> {
         let folder = folder.as_ref();
+        check_quantization_method(folder)?;
         let options = Self::Options::from_folder(folder)?;
         // Without memory until it is known what is drawn and what is read.
         let is_deferred = builder.is_deferred();
@@ -160,6 +163,42 @@ pub trait Transformer: Sized {
         Ok(model)
     }
 
+    /// As [`Transformer::from_pretrained_as`], with weights in 8 or 4 bits for inference, or in another floating-point kind.
+    /// Each weight is read, quantised and dropped: one whole weight is in memory beside what stays. The model is in evaluation
+    /// where weights are quantised. Print the report at the start: it says which layers have no kernel.
+    ///
+    /// ```
+    /// use brigade_models::{LlamaForCausalLm, LlamaOptions, Transformer};
+    /// use brigade_nn::{Model, Weights};
+    /// use tch::Kind;
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let folder = folder.path().join("llama");
+    /// # let options = LlamaOptions {
+    /// #     vocab_size: 50, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 1, num_attention_heads: 2,
+    /// #     num_key_value_heads: 2, ..Default::default()
+    /// # };
+    /// # let model = Model::new(|path| LlamaForCausalLm::new(path, &options))?;
+    /// # LlamaForCausalLm::save_pretrained(&model, &folder)?;
+    /// let builder = Model::builder().kind(Kind::BFloat16);
+    /// let (model, report) = LlamaForCausalLm::from_pretrained_quantized(&folder, builder, &Weights::int4(32))?;
+    /// eprintln!("{report}"); // 7 layers quantised, 5.00 bits a weight
+    /// assert_eq!((report.layers.len(), model.is_quantized()), (7, true));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Transformer::from_pretrained`], and those of [`Model::quantize`].
+    fn from_pretrained_quantized(
+        folder: impl AsRef<Path>,
+        builder: ModelBuilder,
+        weights: &Weights,
+    ) -> Result<(Model<Self>, QuantizeReport)> {
+        let mut model = Self::from_pretrained_as(folder, builder.deferred())?;
+        let report = model.quantize(weights)?;
+        Ok((model, report))
+    }
+
     /// Reads weights into a model: a file, or a folder with `model.safetensors`, with
     /// `model.safetensors.index.json` and its parts, or with `pytorch_model.bin` or its parts.
     ///
@@ -206,9 +245,36 @@ pub trait Transformer: Sized {
         max_bytes: u64,
     ) -> Result<()> {
         let folder = folder.as_ref();
+        model.check_not_quantized("save_pretrained")?;
         model.check_undivided("save_pretrained")?;
         write_weights(model, folder, max_bytes)?;
         Self::save_config(model, folder)
+    }
+
+    /// Writes `config.json` and `model.safetensors` of a model with quantised weights into a folder, which is made where it does
+    /// not exist: [`Transformer::from_pretrained`] reads it without the original weights, and gives the same model to the bit.
+    /// Other programs do not know the layout of the weights.
+    ///
+    /// ```
+    /// use brigade_models::{Gpt2LmHead, Gpt2Options, Transformer};
+    /// use brigade_nn::{Model, Weights};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let folder = folder.path().join("gpt2");
+    /// let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 1, ..Default::default() };
+    /// let mut model = Model::new(|path| Gpt2LmHead::new(path, &options))?;
+    /// model.quantize(&Weights::int8())?;
+    /// Gpt2LmHead::save_quantized(&model, &folder)?;
+    /// assert!(Gpt2LmHead::from_pretrained(&folder)?.is_quantized());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Model::save_quantized`]; [`brigade_checkpoint::Error`] where a file cannot be written.
+    fn save_quantized(model: &Model<Self>, folder: impl AsRef<Path>) -> Result<()> {
+        let folder = folder.as_ref();
+        Self::save_config(model, folder)?;
+        model.save_quantized(folder.join("model.safetensors"))
     }
 
     /// Writes `config.json` alone into a folder, which is made where it does not exist: beside the weights of a sharded model,

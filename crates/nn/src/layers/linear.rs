@@ -7,7 +7,7 @@ use brigade_torch::{Result, gelu_linear, linear};
 use tch::Tensor;
 
 use crate::layer_context::LayerContext;
-use crate::{Divided, Init, Module, ParamPath, TensorRegion};
+use crate::{Divided, Init, Module, ParamPath, QuantizedSlot, TensorRegion};
 
 /// `y = x Wᵀ + b`, from `[…, in]` to `[…, out]`.
 ///
@@ -34,6 +34,7 @@ pub struct Linear {
     context: LayerContext,
     divided: Option<Divided>,
     region: TensorRegion,
+    quantized: QuantizedSlot,
 }
 
 /// Options of [`Linear`].
@@ -69,7 +70,14 @@ impl Linear {
         let bias = options.bias.then(|| {
             path.divided_bias("bias", outputs, divided.as_ref(), Init::fan_in_bias(inputs))
         });
-        Self { weight, bias, context: path.layer(), divided, region: path.tensor_region() }
+        Self {
+            weight,
+            bias,
+            context: path.layer(),
+            divided,
+            region: path.tensor_region(),
+            quantized: path.quantizable("weight", false),
+        }
     }
 
     /// `[out, in]`.
@@ -94,6 +102,9 @@ impl Linear {
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     pub fn forward_gelu(&self, input: &Tensor, approximate: &str) -> Result<Tensor> {
+        if self.quantized.is_set() {
+            return self.forward(&input.f_gelu(approximate)?);
+        }
         self.compute(input, true, |input, weight, bias| {
             gelu_linear(input, approximate, weight, bias)
         })
@@ -137,6 +148,9 @@ impl Linear {
         product: impl FnOnce(&Tensor, &Tensor, Option<&Tensor>) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let (weight, bias) = (&self.weight, self.bias.as_ref());
+        if let Some(quantized) = self.quantized.get() {
+            return self.context.finish_border(quantized.linear(input, bias), input);
+        }
         match &self.divided {
             Some(Divided { style: TensorStyle::Row, region, .. }) => {
                 let summand = self.context.check_border(product(input, weight, None), input)?;

@@ -48,6 +48,7 @@ impl<M> Model<M> {
     /// [`crate::ModelError::Mismatch`] with the report: nothing was changed. [`crate::ModelError::Torch`] when libtorch
     /// cannot copy.
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<LoadReport, Error> {
+        self.check_not_quantized("load_state_dict")?;
         self.check_values("load_state_dict")?;
         let mut plan = self.plan(&shapes(state)).complete()?;
         plan.report.key = state.key().to_owned();
@@ -60,6 +61,7 @@ impl<M> Model<M> {
     /// # Errors
     /// [`crate::ModelError::Torch`] when libtorch cannot copy.
     pub fn load_matching(&mut self, state: &StateDict) -> Result<LoadReport, Error> {
+        self.check_not_quantized("load_matching")?;
         self.check_values("load_matching")?;
         let mut plan = self.plan(&shapes(state));
         plan.report.key = state.key().to_owned();

@@ -1,11 +1,14 @@
 //! Memory and values for the parameters of a deferred model.
 
-use brigade_torch::{Result, TensorId, TensorRead, has_memory};
-use tch::Tensor;
+use brigade_checkpoint::TensorReader;
+use brigade_torch::{QuantizedWeight, Result, TensorId, TensorRead, has_memory, loaded_kind};
+use tch::{Device, Tensor};
 
 use super::Model;
 use crate::deferred::{DeferredValue, DeferredValues};
 use crate::error::ModelError;
+use crate::param_registry::Entry;
+use crate::quantized::{Quantizable, QuantizeReport, Weights};
 use crate::tensor_parallel::part_reads;
 
 impl<M> Model<M> {
@@ -22,36 +25,43 @@ impl<M> Model<M> {
     /// [`ModelError::Torch`] when memory runs out; those of [`Model::load_weights`] for values that are read from a file.
     /// Some parameters have their values then, and the others have none: build the model anew.
     pub fn materialize(&mut self) -> Result<()> {
-        let Some(values) = self.take_deferred_values() else { return Ok(()) };
+        self.materialize_as(&Weights::default()).map(drop)
+    }
+
+    /// As [`Model::materialize`], with the weights that are chosen quantised. Those that files hold in a format of the kernels
+    /// are taken as they are.
+    pub(super) fn materialize_as(&mut self, weights: &Weights) -> Result<QuantizeReport> {
+        let Some(values) = self.take_deferred_values() else {
+            return Ok(QuantizeReport::default());
+        };
         values.for_each(|id, value| {
             let Some(entry) = self.distinct().find(|entry| TensorId::of(&entry.tensor) == id)
             else {
                 return Ok(());
             };
-            let mut tensor = entry.tensor.shallow_clone();
-            let mut allocate = || {
-                if !has_memory(&tensor) {
-                    let options = (tensor.f_kind()?, tensor.device());
-                    let (size, strides) = (tensor.size(), tensor.stride());
-                    tensor.f_set_data(&Tensor::f_empty_strided(size, strides, options)?)?;
-                }
-                if let DeferredValue::Drawn(values) = &value {
-                    tensor.f_copy_(values)?;
-                }
-                Ok(())
-            };
-            tch::no_grad(&mut allocate)
-                .map_err(ModelError::torch(format!("give {} its values", entry.name)))?;
-            match value {
-                DeferredValue::Drawn(_) => Ok(()),
-                DeferredValue::File(from, part) => {
-                    let path = from.path().to_owned();
-                    let interrupted = |source| ModelError::Interrupted { path, source };
-                    let reads = part_reads(from, &tensor, None, part.as_ref())?;
-                    Ok(reads.into_iter().try_for_each(TensorRead::read).map_err(interrupted)?)
-                }
+            let quantizable = self.quantizable.iter().find(|it| it.name == entry.name);
+            if let (Some(Quantizable { slot, .. }), DeferredValue::File(from, None)) =
+                (quantizable, &value)
+                && weights.kind().is_none()
+                && from.is_transposed() == slot.is_transposed
+                && !self.is_tied(entry)
+                && let Some(packed) = from.read_packed()?
+            {
+                let weight = QuantizedWeight::from_packed(&packed, self.device())?;
+                return self.set_quantized(&entry.name, slot, weight);
             }
-        })
+            if let Some(Quantizable { layer, .. }) = quantizable
+                && weights.chooses(layer)
+            {
+                let values = match value {
+                    DeferredValue::Drawn(values) => values,
+                    DeferredValue::File(from, _) => whole(from)?,
+                };
+                return self.quantize_one(&entry.name, &values, weights);
+            }
+            fill(entry, value)
+        })?;
+        self.freeze_quantized()
     }
 
     /// Takes the values that a [deferred](Model::deferred) model is to have, for what gives parameters their memory by
@@ -72,4 +82,42 @@ impl<M> Model<M> {
             None => Ok(()),
         }
     }
+}
+
+/// Gives a parameter its memory and values.
+fn fill(entry: &Entry, value: DeferredValue<'_>) -> Result<()> {
+    let mut tensor = entry.tensor.shallow_clone();
+    let mut allocate = || {
+        if !has_memory(&tensor) {
+            let options = (tensor.f_kind()?, tensor.device());
+            let (size, strides) = (tensor.size(), tensor.stride());
+            tensor.f_set_data(&Tensor::f_empty_strided(size, strides, options)?)?;
+        }
+        if let DeferredValue::Drawn(values) = &value {
+            tensor.f_copy_(values)?;
+        }
+        Ok(())
+    };
+    tch::no_grad(&mut allocate)
+        .map_err(ModelError::torch(format!("give {} its values", entry.name)))?;
+    match value {
+        DeferredValue::Drawn(_) => Ok(()),
+        DeferredValue::File(from, part) => {
+            let path = from.path().to_owned();
+            let interrupted = |source| ModelError::Interrupted { path, source };
+            let reads = part_reads(from, &tensor, None, part.as_ref())?;
+            Ok(reads.into_iter().try_for_each(TensorRead::read).map_err(interrupted)?)
+        }
+    }
+}
+
+/// A tensor of a file, in the file's kind.
+fn whole(from: TensorReader<'_>) -> Result<Tensor> {
+    let path = from.path().to_owned();
+    let kind = loaded_kind(from.name(), from.info().dtype)
+        .map_err(|fact| brigade_checkpoint::Error::Unsupported { path, fact })?;
+    let shape: Vec<i64> = from.info().shape.iter().map(|size| size.cast_signed()).collect();
+    let values = Tensor::f_empty(shape, (kind, Device::Cpu))?;
+    TensorRead::whole(from, values.shallow_clone()).read()?;
+    Ok(values)
 }

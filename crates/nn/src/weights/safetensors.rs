@@ -1,13 +1,14 @@
 //! Safetensors out.
 
+use std::collections::HashMap;
 use std::fs::{File, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use brigade_checkpoint::TensorInfo;
-use brigade_checkpoint::safetensors::layout;
-use brigade_torch::{Error, bytes, dtype_of};
+use brigade_checkpoint::safetensors::{layout, layout_with};
+use brigade_checkpoint::{PackedPart, QuantizedDescription, TensorInfo};
+use brigade_torch::{Error, QuantizedWeight, bytes, dtype_of};
 use tch::{Device, Tensor};
 use tempfile::NamedTempFile;
 
@@ -29,6 +30,59 @@ pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
         writer.write(all[place])?;
     }
     writer.finish()
+}
+
+/// A name, its tensor, and its quantised weight with whether the tensor is transposed.
+type SavedWeight<'m> = (&'m str, Tensor, Option<(QuantizedWeight, bool)>);
+
+/// Writes a model's tensors, quantised weights in Brigade's layout.
+pub(crate) fn save_quantized(path: &Path, tensors: Vec<SavedWeight<'_>>) -> Result<(), Error> {
+    let mut description = QuantizedDescription::default();
+    let mut saved: Vec<(String, TensorInfo, Saved)> = Vec::new();
+    for (name, tensor, weight) in tensors {
+        let Some((weight, is_transposed)) = weight else {
+            saved.push((name.to_owned(), info_of(name, &tensor, path)?, Saved::Tensor(tensor)));
+            continue;
+        };
+        let shape = weight.size().map(i64::unsigned_abs);
+        description.add(name, weight.format(), shape, is_transposed);
+        for PackedPart { suffix, info, bytes } in weight.to_packed()?.to_parts() {
+            saved.push((format!("{name}{suffix}"), info, Saved::Bytes(bytes)));
+        }
+    }
+    let infos: Vec<_> = saved.iter().map(|(name, info, _)| (name.as_str(), info.clone())).collect();
+    let metadata = HashMap::from([description.to_metadata()]);
+    let layout = layout_with(path, &infos, &metadata)?;
+    let mut refused = None;
+    let written = write_whole(path, |out| {
+        out.write_all(&layout.header)?;
+        layout.order.iter().try_for_each(|&place| match &saved[place].2 {
+            Saved::Bytes(bytes) => out.write_all(bytes),
+            Saved::Tensor(tensor) => write_tensor(tensor, &mut |chunk| out.write_all(chunk))
+                .unwrap_or_else(|error| {
+                    refused = Some(error);
+                    Err(std::io::ErrorKind::Other.into())
+                }),
+        })
+    });
+    match (refused, written) {
+        (Some(error), _) => Err(error),
+        (None, written) => written.map_err(|source| io("write", path, source)),
+    }
+}
+
+enum Saved {
+    Tensor(Tensor),
+    Bytes(Vec<u8>),
+}
+
+/// Passes a tensor's bytes to a function, in pieces. The outer error is libtorch's.
+fn write_tensor(
+    tensor: &Tensor,
+    write: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
+) -> Result<std::io::Result<()>, Error> {
+    let plain = tensor.f_to_device(Device::Cpu)?.f_contiguous()?;
+    Ok(bytes(&plain)?.try_chunks(CHUNK_BYTES, write))
 }
 
 /// Returns the type and shape of a tensor that is to be written to `path`.
@@ -123,10 +177,8 @@ impl WeightsWriter {
                 text(found.as_ref())
             )));
         }
-        let plain = tensor.f_to_device(Device::Cpu)?.f_contiguous()?;
         let mut out = self.file.as_file();
-        bytes(&plain)?
-            .try_chunks(CHUNK_BYTES, |chunk| out.write_all(chunk))
+        write_tensor(tensor, &mut |chunk| out.write_all(chunk))?
             .map_err(|source| io("write", &self.path, source))?;
         self.written += 1;
         Ok(())

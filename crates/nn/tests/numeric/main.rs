@@ -9,5 +9,6 @@ mod layers;
 mod lstm;
 mod model;
 mod own_models;
+mod quantized;
 mod seed;
 mod weights;

@@ -62,6 +62,7 @@ impl<M> Prepare for Model<M> {
     type Prepared = PreparedModel<M>;
 
     fn prepare(mut self, accelerator: &Accelerator) -> Result<PreparedModel<M>> {
+        self.check_not_quantized("prepare")?;
         let context = ModelContext {
             job: Arc::clone(&accelerator.gradients.processes.job),
             options: Arc::clone(&accelerator.options.models),

@@ -1,0 +1,248 @@
+//! Weights of linear layers in 8 or 4 bits: their arithmetic, and the layouts of files that hold them.
+//!
+//! The values of a row follow each other. With `q` the stored number, a weight is
+//!
+//! | Format | Stored | Weight |
+//! |---|---|---|
+//! | `int8` | signed byte in ±127, a scale for each row | `q · scale` |
+//! | `int4:GROUP` | 0 to 15, two in a byte, the even column in the low bits; a scale and a zero for each `GROUP` columns of a row | `(q - 8) · scale + zero` |
+//! | `fp8` | `float8_e4m3fn`, a scale for each row | `q · scale` |
+//!
+//! Scales and zeros that are chosen here are bfloat16, since that is what libtorch's kernels multiply by; numbers are rounded
+//! for the scale as it is stored.
+
+mod fp8;
+pub(crate) mod parts;
+mod rows;
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+pub use parts::{PackedPart, QuantizedDescription};
+pub use rows::QuantizeError;
+
+/// How a weight is stored.
+///
+/// ```
+/// use brigade_checkpoint::QuantizedFormat;
+///
+/// let format: QuantizedFormat = "int4:64".parse()?;
+/// assert_eq!(format, QuantizedFormat::Int4 { group: 64 });
+/// assert_eq!(format.to_string(), "int4:64");
+/// assert_eq!("int4".parse(), Ok(QuantizedFormat::Int4 { group: 128 }));
+/// # Ok::<(), brigade_checkpoint::QuantizeError>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QuantizedFormat {
+    /// Signed bytes with a scale for each row.
+    Int8,
+    /// Four bits with a scale and a zero for each group of columns.
+    Int4 {
+        /// Columns of a group: an even number that divides the columns of the weight.
+        group: usize,
+    },
+    /// `float8_e4m3fn` with a scale for each row.
+    Fp8,
+}
+
+/// Columns of a group where none are given.
+pub const DEFAULT_GROUP: usize = 128;
+
+impl fmt::Display for QuantizedFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Int8 => f.write_str("int8"),
+            Self::Int4 { group } => write!(f, "int4:{group}"),
+            Self::Fp8 => f.write_str("fp8"),
+        }
+    }
+}
+
+impl FromStr for QuantizedFormat {
+    type Err = QuantizeError;
+
+    fn from_str(text: &str) -> Result<Self, QuantizeError> {
+        let unknown = || QuantizeError::UnknownFormat { found: text.to_owned() };
+        Ok(match text {
+            "int8" => Self::Int8,
+            "fp8" => Self::Fp8,
+            "int4" => Self::Int4 { group: DEFAULT_GROUP },
+            _ => {
+                let group = text.strip_prefix("int4:").and_then(|group| group.parse().ok());
+                Self::Int4 { group: group.filter(|&group| group > 0).ok_or_else(unknown)? }
+            }
+        })
+    }
+}
+
+impl QuantizedFormat {
+    /// Fails for a weight whose columns the format cannot hold.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Group`].
+    pub fn check(self, columns: usize) -> Result<(), QuantizeError> {
+        match self {
+            Self::Int4 { group }
+                if group == 0 || !group.is_multiple_of(2) || !columns.is_multiple_of(group) =>
+            {
+                Err(QuantizeError::Group { group, columns })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the bytes of `columns` numbers of a row.
+    #[must_use]
+    pub fn row_bytes(self, columns: usize) -> usize {
+        if matches!(self, Self::Int4 { .. }) { columns / 2 } else { columns }
+    }
+
+    /// Returns how many scales a row has.
+    #[must_use]
+    pub fn scales_per_row(self, columns: usize) -> usize {
+        if let Self::Int4 { group } = self { columns / group.max(1) } else { 1 }
+    }
+
+    /// Returns whether there is a zero beside each scale.
+    #[must_use]
+    pub fn has_zeros(self) -> bool {
+        matches!(self, Self::Int4 { .. })
+    }
+
+    /// Returns the bytes of a weight that is quantised here: numbers, scales and zeros. `brigade estimate` counts with it.
+    #[must_use]
+    pub fn bytes(self, rows: u64, columns: u64) -> u64 {
+        let (width, groups) = match self {
+            Self::Int4 { group } => {
+                (columns.div_ceil(2), 2 * columns.div_ceil(group.max(1) as u64))
+            }
+            Self::Int8 | Self::Fp8 => (columns, 1),
+        };
+        rows.saturating_mul(width.saturating_add(2 * groups))
+    }
+}
+
+/// The numbers of a quantised weight `[rows, columns]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PackedWeight {
+    /// How they are stored.
+    pub format: QuantizedFormat,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub columns: usize,
+    /// Stored numbers, row after row.
+    pub packed: Vec<u8>,
+    /// Scales, those of a row after each other.
+    pub scales: Vec<f32>,
+    /// Zeros, as many as scales; empty for formats without.
+    pub zeros: Vec<f32>,
+    /// The input feature that each column belongs to, where columns were sorted by their groups (GPTQ's `desc_act`).
+    pub order: Option<Vec<u32>>,
+}
+
+impl PackedWeight {
+    /// Quantises a weight whose rows follow each other.
+    ///
+    /// Numbers are rounded to the nearest, ties to even. The scale of a row, or of a group, is that of its largest value; where
+    /// `is_calibrated`, that of 32 smaller ranges (down to 0.38 of it) whose sum of squared errors is least: it clips few large
+    /// values and keeps the others more exactly.
+    ///
+    /// ```
+    /// use brigade_checkpoint::{PackedWeight, QuantizedFormat};
+    ///
+    /// let weight = [1.0, -0.5, 0.25, 127.0, 64.0, -32.0];
+    /// let packed = PackedWeight::quantize(&weight, 3, QuantizedFormat::Int8, false)?;
+    /// assert_eq!((packed.rows, packed.bytes()), (2, 10));
+    /// let mut row = [0.0; 3];
+    /// packed.dequantize(1..2, &mut row)?;
+    /// assert_eq!(row, [127.0, 64.0, -32.0]);
+    /// # Ok::<(), brigade_checkpoint::QuantizeError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`QuantizeError::Group`] and [`QuantizeError::NotFinite`].
+    pub fn quantize(
+        values: &[f32],
+        columns: usize,
+        format: QuantizedFormat,
+        is_calibrated: bool,
+    ) -> Result<Self, QuantizeError> {
+        format.check(columns)?;
+        let rows = values.len().checked_div(columns).unwrap_or(0);
+        let mut made = Self {
+            format,
+            rows,
+            columns,
+            packed: vec![0; rows * format.row_bytes(columns)],
+            scales: vec![0.0; rows * format.scales_per_row(columns)],
+            zeros: Vec::new(),
+            order: None,
+        };
+        if format.has_zeros() {
+            made.zeros = vec![0.0; made.scales.len()];
+        }
+        rows::quantize(&mut made, values, is_calibrated)?;
+        Ok(made)
+    }
+
+    /// Computes the weights of some rows, without rounding beyond float32's.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Size`] where a part of it, or `into`, has another size than it says.
+    pub fn dequantize(&self, rows: Range<usize>, into: &mut [f32]) -> Result<(), QuantizeError> {
+        self.check()?;
+        let expected = rows.len().saturating_mul(self.columns);
+        if rows.end > self.rows || rows.start > rows.end || into.len() != expected {
+            return Err(QuantizeError::Size { part: "rows", expected, found: into.len() });
+        }
+        rows::dequantize(self, rows, into);
+        Ok(())
+    }
+
+    /// Checks that the parts have the sizes that format and shape ask for.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Group`], [`QuantizeError::Size`] and [`QuantizeError::Order`].
+    pub fn check(&self) -> Result<(), QuantizeError> {
+        self.format.check(self.columns)?;
+        let scales = self.rows.saturating_mul(self.format.scales_per_row(self.columns));
+        let zeros = if self.format.has_zeros() { scales } else { 0 };
+        let packed = self.rows.saturating_mul(self.format.row_bytes(self.columns));
+        let order = self.order.as_ref().map_or(self.columns, Vec::len);
+        let sizes = [
+            ("packed", packed, self.packed.len()),
+            ("scales", scales, self.scales.len()),
+            ("zeros", zeros, self.zeros.len()),
+            ("order", self.columns, order),
+        ];
+        for (part, expected, found) in sizes {
+            if expected != found {
+                return Err(QuantizeError::Size { part, expected, found });
+            }
+        }
+        let mut is_seen = vec![false; self.order.as_ref().map_or(0, Vec::len)];
+        for &column in self.order.iter().flatten() {
+            match is_seen.get_mut(column as usize) {
+                Some(seen) if !*seen => *seen = true,
+                _ => return Err(QuantizeError::Order { column }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether scales and zeros are bfloat16 values, as those that are chosen here.
+    #[must_use]
+    pub fn has_short_scales(&self) -> bool {
+        self.scales.iter().chain(&self.zeros).all(|&value| rows::bf16(value) == value)
+    }
+
+    /// Returns the bytes that it takes in memory and in files, scales as short as they can be.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let width = if self.has_short_scales() { 2 } else { 4 };
+        let order = self.order.as_ref().map_or(0, |order| 4 * order.len());
+        self.packed.len() + width * (self.scales.len() + self.zeros.len()) + order
+    }
+}

@@ -1,0 +1,285 @@
+//! Weights of a model in 8 or 4 bits.
+
+use std::path::Path;
+
+use brigade_torch::{Error, QuantizedWeight, Result, unallocated};
+use tch::{Kind, TchError, Tensor};
+
+use super::Model;
+use super::conversion::Conversion;
+use crate::error::ModelError;
+use crate::param_registry::{Entry, Role};
+use crate::quantized::{Quantizable, QuantizeReport, QuantizedSlot, Weights};
+use crate::weights::save_quantized;
+
+impl<M> Model<M> {
+    /// Stores the weights of linear layers in 8 or 4 bits, or brings all weights into another floating-point kind. A deferred
+    /// model gets its memory by it, as by [`Model::materialize`]: each weight is read, or drawn, then quantised and dropped,
+    /// so that one whole weight is in memory beside what stays.
+    ///
+    /// Weights that files hold in 8 or 4 bits stay as they are, whatever is chosen, but for [`Weights::float`].
+    ///
+    /// From then on the model is for inference: it is in evaluation, parameters are frozen, and a quantised weight has a name
+    /// and a shape but no floating-point values. Each layer computes as [`QuantizedWeight::linear`] does. [`Model::save_quantized`]
+    /// writes the weights as they are.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential, Weights};
+    /// use tch::{Kind, Tensor};
+    ///
+    /// let mut model = Model::new(|path: &ParamPath| {
+    ///     Sequential::new().add(Linear::new(path / 0, 64, 32)).add(Relu).add(Linear::new(path / "head", 32, 10))
+    /// })?;
+    /// let report = model.quantize(&Weights::int8())?;
+    /// assert_eq!(report.layers, ["0"]); // the head stays as it is
+    /// assert_eq!(report.bytes, 32 * 64 + 32 * 2);
+    /// let input = Tensor::ones([2, 64], (Kind::Float, model.device()));
+    /// assert_eq!(model.forward(&input)?.size(), [2, 10]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for layers whose input features the groups do not
+    /// divide, a pattern that fits no layer, a head that shares the embedding's weight, and a model whose parameters are
+    /// divided between ranks or sharded; for a weight with values that are infinite or NaN, and when memory runs out, with the
+    /// weights until then quantised.
+    pub fn quantize(&mut self, weights: &Weights) -> Result<QuantizeReport> {
+        self.check_quantizable(weights)?;
+        if let Some(kind) = weights.kind() {
+            self.to_kind(kind)?;
+        }
+        if self.is_deferred() {
+            return self.materialize_as(weights);
+        }
+        let chosen: Vec<Quantizable> = self.chosen(weights).map(|(it, _)| it.clone()).collect();
+        for Quantizable { name, slot, .. } in chosen {
+            if !slot.is_set()
+                && let Some(tensor) = self.tensor(&name)
+            {
+                self.quantize_one(&name, &tensor.detach(), weights)?;
+            }
+        }
+        self.freeze_quantized()
+    }
+
+    /// Writes a model with quantised weights to a safetensors file, which [`Model::load_weights`] of a deferred model, and
+    /// programs without the original weights, read: quantised weights as they are, all else as [`Model::save_weights`]. Other
+    /// models are written as by it. The layout does not depend on processors and kernels.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model, Weights};
+    /// use tch::{Kind, Tensor};
+    /// # let folder = tempfile::tempdir()?;
+    /// # std::env::set_current_dir(&folder)?;
+    ///
+    /// let mut model = Model::new(|path| Linear::new(path / "fc", 32, 8))?;
+    /// model.quantize(&Weights::int4(32))?;
+    /// model.save_quantized("int4.safetensors")?;
+    ///
+    /// let mut again = Model::deferred(|path| Linear::new(path / "fc", 32, 8))?;
+    /// again.load_weights("int4.safetensors")?;
+    /// again.materialize()?;
+    /// let input = Tensor::ones([1, 32], (Kind::Float, model.device()));
+    /// assert_eq!(again.forward(&input)?, model.forward(&input)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Model::save_weights`].
+    pub fn save_quantized(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.check_values("save_quantized")?;
+        self.check_undivided("save_quantized")?;
+        let saved =
+            self.distinct().filter(|entry| entry.role != (Role::Buffer { persistent: false }));
+        let saved = saved.map(|entry| {
+            let weight = self
+                .quantized_slot(&entry.name)
+                .and_then(|slot| Some((slot.get()?, slot.is_transposed)));
+            (entry.name.as_str(), entry.tensor.detach(), weight)
+        });
+        save_quantized(path.as_ref(), saved.collect())
+    }
+
+    /// Returns whether weights are quantised.
+    #[must_use]
+    pub fn is_quantized(&self) -> bool {
+        self.quantizable.iter().any(|it| it.slot.is_set())
+    }
+
+    /// Returns the weight `[out, in]` of a parameter that is quantised.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model, Weights};
+    ///
+    /// let mut model = Model::new(|path| Linear::new(path / "fc", 32, 8))?;
+    /// assert!(model.quantized_weight("fc.weight").is_none());
+    /// model.quantize(&Weights::int8())?;
+    /// assert_eq!(model.quantized_weight("fc.weight").unwrap().size(), [8, 32]);
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn quantized_weight(&self, parameter: &str) -> Option<QuantizedWeight> {
+        self.slot(parameter)?.get()
+    }
+
+    /// Fails where weights are quantised: what needs floating-point values cannot be done then.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::InvalidArgument`].
+    pub fn check_not_quantized(&self, action: &str) -> Result<()> {
+        let Some(first) = self.quantizable.iter().find(|it| it.slot.is_set()) else {
+            return Ok(());
+        };
+        Err(Error::invalid_argument(format!(
+            "{action}: `{}` is quantised, and a quantised model is for inference: train and save the model before it is \
+             quantised; `save_quantized` writes it as it is",
+            first.name
+        )))
+    }
+
+    /// The place of a parameter's quantised weight, where it is quantised.
+    pub(super) fn quantized_slot(&self, parameter: &str) -> Option<&QuantizedSlot> {
+        self.slot(parameter).filter(|slot| slot.is_set())
+    }
+
+    /// The place of a parameter's quantised weight, where its layer can compute with one.
+    pub(crate) fn slot(&self, parameter: &str) -> Option<&QuantizedSlot> {
+        Some(&self.quantizable.iter().find(|it| it.name == parameter)?.slot)
+    }
+
+    /// Quantises the values of a parameter, `[in, out]` where the layer has them transposed.
+    pub(super) fn quantize_one(
+        &self,
+        name: &str,
+        values: &Tensor,
+        weights: &Weights,
+    ) -> Result<()> {
+        let (Some(slot), Some(format)) = (self.slot(name), weights.format()) else { return Ok(()) };
+        let values =
+            if slot.is_transposed { values.f_transpose(0, 1)? } else { values.shallow_clone() };
+        let quantized = QuantizedWeight::new(&values, format, weights.is_calibrated());
+        let quantized = quantized.and_then(|weight| {
+            if weight.device() == self.device { Ok(weight) } else { weight.to_device(self.device) }
+        });
+        self.set_quantized(name, slot, quantized.map_err(|error| named(name, &error))?)
+    }
+
+    /// Gives a layer its quantised weight, and takes the memory of the parameter.
+    pub(super) fn set_quantized(
+        &self,
+        name: &str,
+        slot: &QuantizedSlot,
+        weight: QuantizedWeight,
+    ) -> Result<()> {
+        if let Some(mut tensor) = self.tensor(name) {
+            let place = (tensor.f_kind()?, tensor.device());
+            let empty = unallocated(&tensor.size(), None, place, &no_values(name))?;
+            tch::no_grad(|| tensor.f_set_data(&empty))
+                .map_err(ModelError::torch(format!("take the memory of {name}")))?;
+        }
+        slot.set(weight);
+        Ok(())
+    }
+
+    /// Brings a model with quantised weights into evaluation, without gradients.
+    pub(super) fn freeze_quantized(&mut self) -> Result<QuantizeReport> {
+        let mut report = QuantizeReport::default();
+        for Quantizable { layer, slot, .. } in &self.quantizable {
+            if let Some(weight) = slot.get() {
+                report.add(layer, &weight);
+            }
+        }
+        if !report.layers.is_empty() {
+            self.requires_grad(false)?;
+            self.eval();
+        }
+        Ok(report)
+    }
+
+    /// The parameters that are to be quantised.
+    fn chosen<'m>(
+        &'m self,
+        weights: &'m Weights,
+    ) -> impl Iterator<Item = (&'m Quantizable, &'m Entry)> {
+        let chosen = self.quantizable.iter().filter(|it| weights.chooses(&it.layer));
+        chosen.filter_map(|it| Some((it, self.entries.iter().find(|entry| entry.name == it.name)?)))
+    }
+
+    /// Whether another layer has the parameter, too.
+    pub(super) fn is_tied(&self, entry: &Entry) -> bool {
+        let place = self.entries.iter().position(|other| other.name == entry.name);
+        matches!(entry.role, Role::SameAs(_))
+            || self
+                .entries
+                .iter()
+                .any(|other| matches!(other.role, Role::SameAs(first) if Some(first) == place))
+    }
+
+    fn check_quantizable(&self, weights: &Weights) -> Result<()> {
+        let layers: Vec<&str> = self.quantizable.iter().map(|it| it.layer.as_str()).collect();
+        if let [pattern, ..] = weights.unmatched(&layers)[..] {
+            return Err(Error::invalid_argument(format!(
+                "quantize: `{pattern}` fits no linear layer with a weight of its own; the layers are {}",
+                some_of(&layers)
+            )));
+        }
+        let Some(format) = weights.format() else { return Ok(()) };
+        if self.is_sharded {
+            return Err(Error::invalid_argument(
+                "quantize: the parameters are spread over ranks; quantise a model of one process",
+            ));
+        }
+        self.check_undivided("quantize")?;
+        for (Quantizable { name, slot, .. }, entry) in self.chosen(weights) {
+            if self.is_tied(entry) {
+                return Err(Error::invalid_argument(format!(
+                    "quantize: `{name}` is also the weight of another layer, such as the embedding, which needs its \
+                     values; leave it out"
+                )));
+            }
+            let inputs = usize::from(!slot.is_transposed);
+            let columns = entry.tensor.size().get(inputs).map_or(0, |size| size.unsigned_abs());
+            format.check(columns as usize).map_err(|error| named(name, &error.into()))?;
+        }
+        Ok(())
+    }
+}
+
+impl QuantizedSlot {
+    /// Brings a quantised weight to another device; its numbers have no other kinds or orders. `tensor` is the parameter,
+    /// which has no memory.
+    pub(super) fn convert(
+        &self,
+        to: Conversion,
+        tensor: &mut Tensor,
+        name: &str,
+    ) -> std::result::Result<(), TchError> {
+        let refused = |error: Error| TchError::Torch(error.to_string());
+        let (kind, mut device): (Kind, _) = (tensor.f_kind()?, tensor.device());
+        if let (Conversion::Device(to), Some(weight)) = (to, self.get()) {
+            self.set(weight.to_device(to).map_err(refused)?);
+            device = to;
+        }
+        let kind = if let Conversion::Kind(to) = to { to } else { kind };
+        let empty = unallocated(&tensor.size(), None, (kind, device), &no_values(name));
+        tensor.f_set_data(&empty.map_err(refused)?)
+    }
+}
+
+fn named(name: &str, error: &Error) -> Error {
+    Error::invalid_argument(format!("quantize: `{name}`: {error}"))
+}
+
+/// The text of errors for reads of a quantised parameter.
+fn no_values(name: &str) -> String {
+    format!(
+        "parameter `{name}` is quantised and has no floating-point values: a quantised model is for inference, and \
+         `save_quantized` writes it; load the original weights for anything else"
+    )
+}
+
+fn some_of(layers: &[&str]) -> String {
+    const SHOWN: usize = 12;
+    let more = if layers.len() > SHOWN { ", …" } else { "" };
+    format!("{}{more}", layers[..layers.len().min(SHOWN)].join(", "))
+}
