@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use brigade::models::{GenerationOptions, LlamaForCausalLm, LlamaOptions, Transformer};
-use brigade::nn::{Model, Module};
+use brigade::nn::{Model, Module, Weights};
 use brigade::sharding::device_map::DeviceMap;
 use brigade::tch::{self, Device, Kind, Tensor};
 
@@ -69,6 +69,7 @@ fn forward(folder: &Path, how: &str, tokens: i64) -> Result<Vec<Vec<f64>>> {
     let model = LlamaForCausalLm::from_pretrained_on(
         folder,
         &map(if how == "memory" { "cpu" } else { "disk" }, 0),
+        &Weights::default(),
     )?;
     let ids = Tensor::arange(tokens, (Kind::Int64, Device::Cpu)).remainder(1000).view([1, -1]);
     let mut seconds = Vec::new();
@@ -87,6 +88,7 @@ fn generate(folder: &Path, how: &str, tokens: i64) -> Result<Vec<Vec<f64>>> {
     let model = LlamaForCausalLm::from_pretrained_on(
         folder,
         &map(if how == "memory" { "cpu" } else { "disk" }, half),
+        &Weights::default(),
     )?;
     let ids = Tensor::arange(8, (Kind::Int64, Device::Cpu)).view([1, -1]);
     let greedy = GenerationOptions { max_new_tokens: tokens, ..Default::default() };

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use brigade_checkpoint::{FileStamp, TensorReader, WeightsReader};
+use brigade_checkpoint::{FileStamp, PackedWeight, TensorReader, WeightsReader};
 use brigade_sharding::TensorPart;
 use brigade_torch::{Error, Result, TensorId, WeightSource, rng_state, set_rng_state};
 use indexmap::IndexMap;
@@ -147,30 +147,64 @@ impl FileValues {
         WeightSource::Read(Arc::new(move |into| self.read(into, &mut first.lock())))
     }
 
+    /// As [`FileValues::into_source`], of a weight that is quantised in the file.
+    pub(crate) fn into_packed_source(self) -> impl FnMut() -> Result<PackedWeight> + Send + use<> {
+        let mut first = None;
+        move || {
+            let from = self.reader()?;
+            let interrupted =
+                |source| ModelError::Interrupted { path: from.path().to_owned(), source };
+            let stamp = from.stamp().map_err(|error| interrupted(error.into()))?;
+            let packed = from.read_packed().map_err(|error| interrupted(error.into()))?;
+            let packed = packed.ok_or_else(|| no_tensor(&self.name))?;
+            compare(&mut first, stamp, from, || {
+                let mut hasher = crc32fast::Hasher::new();
+                hasher.update(&packed.packed);
+                packed.scales.iter().for_each(|scale| hasher.update(&scale.to_le_bytes()));
+                Ok(hasher.finalize())
+            })?;
+            Ok(packed)
+        }
+    }
+
+    /// The tensor in its file.
+    pub(crate) fn reader(&self) -> Result<TensorReader<'_>> {
+        self.weights.get(&self.name).ok_or_else(|| no_tensor(&self.name))
+    }
+
     fn read(&self, into: &Tensor, first: &mut Option<FirstRead>) -> Result<()> {
-        let Self { weights, name, part } = self;
-        let from = weights.get(name).ok_or_else(|| no_tensor(name))?;
+        let from = self.reader()?;
         let interrupted = |source| ModelError::Interrupted { path: from.path().to_owned(), source };
         let stamp = from.stamp().map_err(|error| interrupted(error.into()))?;
-        for read in part_reads(from, into, None, part.as_ref())? {
+        for read in part_reads(from, into, None, self.part.as_ref())? {
             read.read().map_err(interrupted)?;
         }
-        match first {
-            Some(first) if first.stamp == stamp => {}
-            Some(first) => {
-                if checksum(into)? != first.checksum {
-                    let fact = format!(
-                        "`{name}` was changed while the model was in use: load the model anew"
-                    );
-                    let path = from.path().to_owned();
-                    return Err(brigade_checkpoint::Error::Damaged { path, fact }.into());
-                }
-                first.stamp = stamp;
-            }
-            None => *first = Some(FirstRead { stamp, checksum: checksum(into)? }),
-        }
-        Ok(())
+        compare(first, stamp, from, || checksum(into))
     }
+}
+
+/// Fails where a tensor has other values than at its first read. They are compared where its file was changed since.
+fn compare(
+    first: &mut Option<FirstRead>,
+    stamp: FileStamp,
+    from: TensorReader<'_>,
+    checksum: impl FnOnce() -> Result<u32>,
+) -> Result<()> {
+    match first {
+        Some(first) if first.stamp == stamp => {}
+        Some(first) => {
+            if checksum()? != first.checksum {
+                let name = from.name();
+                let fact =
+                    format!("`{name}` was changed while the model was in use: load the model anew");
+                let path = from.path().to_owned();
+                return Err(brigade_checkpoint::Error::Damaged { path, fact }.into());
+            }
+            first.stamp = stamp;
+        }
+        None => *first = Some(FirstRead { stamp, checksum: checksum()? }),
+    }
+    Ok(())
 }
 
 fn checksum(tensor: &Tensor) -> Result<u32> {

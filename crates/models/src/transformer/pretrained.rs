@@ -129,12 +129,13 @@ pub trait Transformer: Sized {
     }
 
     /// As [`Transformer::from_pretrained`], with each tensor where a device map has it: for inference with a model that does not
-    /// fit a device ([`Model::dispatch`]; transformers' `device_map`). Weights keep the type that most of the files' have, as
-    /// with transformers' `dtype="auto"`. The model is in evaluation.
+    /// fit a device ([`Model::dispatch`]; transformers' `device_map`), and with weights in 8 or 4 bits where that is asked for
+    /// ([`Model::place_as`]). By default weights keep the type that most of the files' have, as with transformers'
+    /// `dtype="auto"`. The model is in evaluation.
     ///
     /// ```
     /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options, Transformer};
-    /// use brigade_nn::Model;
+    /// use brigade_nn::{Model, Weights};
     /// use brigade_sharding::device_map::DeviceMap;
     /// use tch::Tensor;
     ///
@@ -145,7 +146,7 @@ pub trait Transformer: Sized {
     /// Gpt2LmHead::save_pretrained(&whole, &folder)?;
     /// // The blocks stay on the disk but for the one that computes and the one that comes next.
     /// let map = DeviceMap::by_hand([("transformer.h", "disk"), ("", "cpu")]);
-    /// let model = Gpt2LmHead::from_pretrained_on(&folder, &map)?;
+    /// let model = Gpt2LmHead::from_pretrained_on(&folder, &map, &Weights::default())?;
     /// let ids = Tensor::from_slice(&[7i64, 8]).view([1, 2]);
     /// let written = GenerationOptions { max_new_tokens: 5, ..Default::default() }.generate(&model, &ids, None)?;
     /// assert_eq!(written.size(), [1, 7]);
@@ -153,12 +154,19 @@ pub trait Transformer: Sized {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Transformer::from_pretrained`] and of [`Model::place`].
-    fn from_pretrained_on(folder: impl AsRef<Path>, map: &DeviceMap) -> Result<Model<Self>> {
+    /// Those of [`Transformer::from_pretrained`] and of [`Model::place_as`].
+    fn from_pretrained_on(
+        folder: impl AsRef<Path>,
+        map: &DeviceMap,
+        weights: &Weights,
+    ) -> Result<Model<Self>> {
         let folder = folder.as_ref();
-        let kind = saved_kind(&WeightsReader::open(folder)?);
+        let kind = match weights.kind() {
+            Some(kind) => kind,
+            None => saved_kind(&WeightsReader::open(folder)?),
+        };
         let builder = Model::builder().kind(kind).deferred();
-        let mut model = Self::from_pretrained_as(folder, builder)?.place(map)?;
+        let mut model = Self::from_pretrained_as(folder, builder)?.place_as(map, weights)?;
         model.eval();
         Ok(model)
     }

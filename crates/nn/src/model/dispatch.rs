@@ -1,27 +1,31 @@
 //! Models whose weights are on several devices, in the host's memory and on the disk: device maps carried out.
 
+mod memory;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use brigade_hardware::{Memory, Sources};
+use brigade_checkpoint::QuantizedFormat;
+use brigade_hardware::Memory;
+use brigade_sharding::WeightFormat;
 use brigade_sharding::device_map::{
     DeviceMap, FreeMemory, MappedTensor, ModuleTree, Place, Placement, TensorKind,
 };
 use brigade_torch::{
-    DeviceExt, Error, HeldWeights, Result, RingPart, TensorId, WeightRing, WeightRingMeter,
-    WeightSource, cuda_devices, dtype_of, has_memory, pinned_like,
+    DeviceExt, Error, HeldWeights, Result, RingPart, WeightRing, WeightRingMeter, cuda_devices,
+    dtype_of,
 };
 use indexmap::IndexMap;
-use tch::{Device, Tensor};
+use tch::Device;
 
 use super::{Model, is_under};
-use crate::deferred::DeferredValue;
 use crate::error::ModelError;
-use crate::param_registry::{Entry, Role};
+use crate::param_registry::Role;
 use crate::placed::Placed;
-use crate::tensor_parallel::part_reads;
+use crate::quantized::Weights;
+use memory::{Homes, Sources};
 
 /// Where the weights of a model with a device map are.
 pub(crate) struct Dispatched {
@@ -96,9 +100,36 @@ impl<M> Model<M> {
     /// Those of [`Model::dispatch`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a parameter on the disk whose values are
     /// in no file.
     pub fn place(self, map: &DeviceMap) -> Result<Self> {
-        let placement =
-            map.resolve(&self.module_tree()?, &free_memory()?).map_err(Error::custom)?;
-        self.place_by(placement)
+        self.place_as(map, &Weights::default())
+    }
+
+    /// As [`Model::place`], with weights in 8 or 4 bits ([`Model::quantize`]): each is read, quantised and dropped. Weights that
+    /// files hold in 8 or 4 bits stay as they are; those on the disk have to, since they are read again and again.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential, Weights};
+    /// use brigade_sharding::device_map::DeviceMap;
+    ///
+    /// let layers = |path: &ParamPath<'_>| {
+    ///     Sequential::new().add(Linear::new(path / 0, 64, 64)).add(Relu).add(Linear::new(path / "head", 64, 8))
+    /// };
+    /// let model = Model::deferred(layers)?.place_as(&DeviceMap::by_hand([("", "cpu")]), &Weights::int8())?;
+    /// assert!(model.quantized_weight("0.weight").is_some());
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Model::place`] and of [`Model::quantize`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a weight on the
+    /// disk that is to be quantised and is not in its file.
+    pub fn place_as(mut self, map: &DeviceMap, weights: &Weights) -> Result<Self> {
+        self.check_quantizable(weights)?;
+        if let Some(kind) = weights.kind() {
+            self.to_kind(kind)?;
+        }
+        let sized = weights.format().map(|format| map.clone().format(weight_format(format)));
+        let tree = self.module_tree()?;
+        let placement = sized.as_ref().unwrap_or(map).resolve(&tree, &free_memory()?);
+        self.place_by(placement.map_err(Error::custom)?, weights)
     }
 
     /// Returns the device map of a model that was [dispatched](Model::dispatch).
@@ -177,7 +208,7 @@ impl<M> Model<M> {
         Err(ModelError::Dispatched { action: action.to_string() }.into())
     }
 
-    fn place_by(mut self, placement: Placement) -> Result<Self> {
+    fn place_by(mut self, placement: Placement, weights: &Weights) -> Result<Self> {
         self.check_not_dispatched("give the model another device map")?;
         if self.is_sharded || self.stages.is_some() {
             return Err(Error::invalid_argument(
@@ -205,7 +236,9 @@ impl<M> Model<M> {
         let owner_device =
             |index: usize| owners[&index].first().map_or(device_of(main), |owner| devices[owner]);
         self.requires_grad(false)?;
-        let sources = self.give_memory(&placement, &resident, &comes_and_goes, owner_device)?;
+        let moving: Vec<usize> = comes_and_goes.values().flatten().copied().collect();
+        let homes = Homes { placement: &placement, resident, moving, weights };
+        let sources = self.give_memory(&homes, owner_device)?;
         let (rings, held) = self.rings(&placement, &comes_and_goes, sources, &devices)?;
         let placed = |owner: &Owner| {
             let device = devices.get(owner).copied().unwrap_or(device_of(main));
@@ -223,6 +256,7 @@ impl<M> Model<M> {
         }
         let root = placed(&Owner::Root);
         let rings = rings.into_iter().map(|(_, ring)| ring).collect();
+        self.freeze_quantized()?;
         self.dispatched = Some(Dispatched { placement, root, rings });
         self.device = device_of(main);
         Ok(self)
@@ -290,97 +324,13 @@ impl<M> Model<M> {
         Ok(all)
     }
 
-    /// Gives tensors that stay their memory and values, and returns where the values of the others are.
-    fn give_memory(
-        &mut self,
-        placement: &Placement,
-        resident: &[usize],
-        comes_and_goes: &IndexMap<BTreeSet<Owner>, Vec<usize>>,
-        owner_device: impl Fn(usize) -> Device,
-    ) -> Result<IndexMap<usize, WeightSource>> {
-        let mut sources = IndexMap::new();
-        let mut hosted: IndexMap<TensorId, (usize, Tensor)> = IndexMap::new();
-        let mut values = self.take_deferred_values();
-        for &index in comes_and_goes.values().flatten() {
-            let Entry { name, tensor, .. } = &self.entries()[index];
-            let id = TensorId::of(tensor);
-            let place = place_of(placement, name)?;
-            if place != Place::Disk {
-                let values = in_host_memory(tensor, owner_device(index))?;
-                hosted.insert(id, (index, values));
-                continue;
-            }
-            let file = values.as_mut().and_then(|values| values.take_file(id)).ok_or_else(|| {
-                Error::invalid_argument(format!(
-                    "the device map has `{name}` on the disk, and its values are in no file: load weights before, or \
-                     save them"
-                ))
-            })?;
-            sources.insert(index, file.into_source());
-        }
-        let staying: IndexMap<TensorId, (usize, Device)> = resident
-            .iter()
-            .map(|&index| {
-                (TensorId::of(&self.entries()[index].tensor), (index, owner_device(index)))
-            })
-            .collect();
-        // Buffers have their memory, and parameters that had theirs before.
-        for (index, device) in staying.values() {
-            let Entry { name, tensor, .. } = &self.entries()[*index];
-            if has_memory(tensor) && tensor.device() != *device {
-                let mut tensor = tensor.shallow_clone();
-                tch::no_grad(|| tensor.f_set_data(&tensor.f_detach()?.f_to_device(*device)?))
-                    .map_err(ModelError::torch(format!("move {name} to {device:?}")))?;
-            }
-        }
-        let Some(values) = values else { return Ok(sources) };
-        values.for_each(|id, value| {
-            let (name, mut target) = match (hosted.get(&id), staying.get(&id)) {
-                (Some((index, host)), _) => (&self.entries()[*index].name, host.shallow_clone()),
-                (None, Some((index, device))) => {
-                    let Entry { name, tensor, .. } = &self.entries()[*index];
-                    let mut tensor = tensor.shallow_clone();
-                    if !has_memory(&tensor) {
-                        let memory = tch::no_grad(|| {
-                            let form = (tensor.f_kind()?, *device);
-                            let memory =
-                                Tensor::f_empty_strided(tensor.size(), tensor.stride(), form)?;
-                            tensor.f_set_data(&memory)
-                        });
-                        memory.map_err(ModelError::torch(format!(
-                            "make room for {name} on {device:?}"
-                        )))?;
-                    }
-                    (name, tensor)
-                }
-                (None, None) => return Ok(()),
-            };
-            match value {
-                DeferredValue::Drawn(values) => tch::no_grad(|| target.f_copy_(&values))
-                    .map_err(ModelError::torch(format!("give {name} its values")))?,
-                DeferredValue::File(from, part) => {
-                    let path = from.path().to_owned();
-                    for read in part_reads(from, &target, None, part.as_ref())? {
-                        read.read().map_err(|source| ModelError::Interrupted {
-                            path: path.clone(),
-                            source,
-                        })?;
-                    }
-                }
-            }
-            Ok(())
-        })?;
-        sources.extend(hosted.into_values().map(|(index, host)| (index, WeightSource::Host(host))));
-        Ok(sources)
-    }
-
     /// A ring for each device on which weights come and go, and each owner's parts of it.
     #[expect(clippy::type_complexity, reason = "two lists that are taken apart at once")]
     fn rings(
         &self,
         placement: &Placement,
         comes_and_goes: &IndexMap<BTreeSet<Owner>, Vec<usize>>,
-        mut sources: IndexMap<usize, WeightSource>,
+        mut sources: Sources,
         devices: &IndexMap<Owner, Device>,
     ) -> Result<(Vec<(Device, Arc<WeightRing>)>, IndexMap<Owner, Vec<usize>>)> {
         let mut parts: IndexMap<Device, Vec<RingPart>> = IndexMap::new();
@@ -391,10 +341,7 @@ impl<M> Model<M> {
             for owner in owners {
                 held.entry(owner.clone()).or_default().push(on_device.len());
             }
-            let tensors = indices.iter().filter_map(|index| {
-                let source = sources.swap_remove(index)?;
-                Some((self.entries()[*index].tensor.shallow_clone(), source))
-            });
+            let tensors = indices.iter().filter_map(|index| sources.swap_remove(index)).flatten();
             let name = match (owners.len(), first) {
                 (1, Owner::Unit(name) | Owner::Layer(name)) if !name.is_empty() => name.clone(),
                 (1, _) => "the model".to_owned(),
@@ -445,13 +392,13 @@ fn device_of(place: Place) -> Device {
     }
 }
 
-/// Memory of the host for a tensor that is copied to a device again and again.
-fn in_host_memory(like: &Tensor, device: Device) -> Result<Tensor> {
-    if device != Device::Cpu {
-        return pinned_like(like);
+/// The format of quantised weights as maps count it.
+fn weight_format(format: QuantizedFormat) -> WeightFormat {
+    match format {
+        QuantizedFormat::Int8 => WeightFormat::Int8,
+        QuantizedFormat::Int4 { group } => WeightFormat::Int4 { group: group as u64 },
+        QuantizedFormat::Fp8 => WeightFormat::Fp8,
     }
-    let form = (like.f_kind()?, Device::Cpu);
-    Ok(tch::no_grad(|| Tensor::f_empty_strided(like.size(), like.stride(), form))?)
 }
 
 /// Memory that is free on the devices of this machine.
@@ -462,7 +409,7 @@ fn free_memory() -> Result<FreeMemory> {
         let memory = device.device_kind().map(|(kind, index)| kind.memory(index)).transpose()?;
         free.extend(memory.map(|memory| (Place::Cuda(index), memory.free)));
     }
-    free.push((Place::Cpu, Memory::gather(&Sources::system()).free_bytes()));
+    free.push((Place::Cpu, Memory::gather(&brigade_hardware::Sources::system()).free_bytes()));
     free.push((Place::Disk, u64::MAX));
     Ok(FreeMemory::new(free))
 }

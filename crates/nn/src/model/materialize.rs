@@ -112,7 +112,7 @@ fn fill(entry: &Entry, value: DeferredValue<'_>) -> Result<()> {
 }
 
 /// A tensor of a file, in the file's kind.
-fn whole(from: TensorReader<'_>) -> Result<Tensor> {
+pub(super) fn whole(from: TensorReader<'_>) -> Result<Tensor> {
     let path = from.path().to_owned();
     let kind = loaded_kind(from.name(), from.info().dtype)
         .map_err(|fact| brigade_checkpoint::Error::Unsupported { path, fact })?;

@@ -181,14 +181,21 @@ impl<M> Model<M> {
         Ok(())
     }
 
-    /// Brings a model with quantised weights into evaluation, without gradients.
-    pub(super) fn freeze_quantized(&mut self) -> Result<QuantizeReport> {
+    /// Returns which layers' weights are quantised, and which of them have no kernel: a line for the start of a program.
+    #[must_use]
+    pub fn quantize_report(&self) -> QuantizeReport {
         let mut report = QuantizeReport::default();
         for Quantizable { layer, slot, .. } in &self.quantizable {
             if let Some(weight) = slot.get() {
                 report.add(layer, &weight);
             }
         }
+        report
+    }
+
+    /// Brings a model with quantised weights into evaluation, without gradients.
+    pub(super) fn freeze_quantized(&mut self) -> Result<QuantizeReport> {
+        let report = self.quantize_report();
         if !report.layers.is_empty() {
             self.requires_grad(false)?;
             self.eval();
@@ -215,7 +222,7 @@ impl<M> Model<M> {
                 .any(|other| matches!(other.role, Role::SameAs(first) if Some(first) == place))
     }
 
-    fn check_quantizable(&self, weights: &Weights) -> Result<()> {
+    pub(super) fn check_quantizable(&self, weights: &Weights) -> Result<()> {
         let layers: Vec<&str> = self.quantizable.iter().map(|it| it.layer.as_str()).collect();
         if let [pattern, ..] = weights.unmatched(&layers)[..] {
             return Err(Error::invalid_argument(format!(

@@ -7,7 +7,7 @@ use brigade_models::{
     LlamaForCausalLm, LlamaOptions, MixtralForCausalLm, MixtralOptions, ResNetOptions, Tokens,
     Transformer, UNet, UNetOptions, convnext_tiny, resnet18,
 };
-use brigade_nn::{Model, Module, ParamPath};
+use brigade_nn::{Model, Module, ParamPath, Weights};
 use brigade_sharding::device_map::DeviceMap;
 use brigade_test_device::fake;
 use tch::{Device, Kind, Tensor};
@@ -42,7 +42,7 @@ where
         maps.push(DeviceMap::by_hand([("", "cuda:0"), (layers, "cpu"), (first.as_str(), "disk")]));
     }
     for (place, map) in maps.iter().enumerate() {
-        let model = M::from_pretrained_on(folder.path(), map).unwrap();
+        let model = M::from_pretrained_on(folder.path(), map, &Weights::default()).unwrap();
         assert!(!model.is_training());
         for ids in [ids(2, 5), ids(1, 1), ids(2, 5)] {
             let expected = tch::no_grad(|| whole.forward(&ids)).unwrap();
@@ -126,7 +126,9 @@ fn bert_gives_the_same_logits_on_any_map() {
         whole.eval();
         for map in MAPS {
             let map = named(map, "bert.encoder.layer");
-            let model = BertForMaskedLm::from_pretrained_on(folder.path(), &map).unwrap();
+            let model =
+                BertForMaskedLm::from_pretrained_on(folder.path(), &map, &Weights::default())
+                    .unwrap();
             let ids = ids(2, 5);
             let output = model.forward(Tokens::from(&ids)).unwrap();
             assert_eq!(output, whole.forward(Tokens::from(&ids)).unwrap());
@@ -206,7 +208,12 @@ fn a_model_on_the_disk_takes_the_memory_of_two_units() {
     let ids = ids(1, 8);
     fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = status("VmRSS");
-    let model = LlamaForCausalLm::from_pretrained_on(folder.path(), &named(MAPS[1], "")).unwrap();
+    let model = LlamaForCausalLm::from_pretrained_on(
+        folder.path(),
+        &named(MAPS[1], ""),
+        &Weights::default(),
+    )
+    .unwrap();
     let options = GenerationOptions { max_new_tokens: 3, ..Default::default() };
     let _ = options.generate(&model, &ids, None).unwrap();
     let more = status("VmHWM").saturating_sub(before);

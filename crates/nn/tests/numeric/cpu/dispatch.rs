@@ -5,7 +5,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
 use brigade_nn::{
-    Embedding, Init, LayerNorm, Linear, Model, Module, ParamPath, Relu, Sequential, Unit,
+    Embedding, Init, LayerNorm, Linear, Model, Module, ParamPath, Relu, Sequential, Unit, Weights,
 };
 use brigade_sharding::device_map::{DeviceMap, Place};
 use brigade_test_device::fake;
@@ -333,4 +333,67 @@ fn a_gpu_holds_what_stays_and_two_units() {
     let _ = model.forward(&ids(1, 2)).unwrap();
     drop(model);
     assert!(fake::memory(0).unwrap().allocated < 8 * 512, "{:?}", fake::memory(0));
+}
+
+#[test]
+fn quantised_weights_come_from_the_host_and_the_disk_with_the_outputs_of_those_in_memory() {
+    let layers = |path: &ParamPath<'_>| {
+        Sequential::new()
+            .add(Linear::new(path / 0, 64, 128))
+            .add(Relu)
+            .add(Linear::new(path / 2, 128, 64))
+            .add(Linear::new(path / "head", 64, 5))
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let plain = folder.path().join("model.safetensors");
+    tch::manual_seed(7);
+    Model::new(layers).unwrap().save_weights(&plain).unwrap();
+    let input = Tensor::randn([3, 64], CPU);
+    let has_gpus = fake::install(1).is_ok();
+    for weights in [Weights::int8(), Weights::int4(32), Weights::fp8()] {
+        let mut whole = Model::new(layers).unwrap();
+        whole.load_weights(&plain).unwrap();
+        whole.quantize(&weights).unwrap();
+        let quantised = folder.path().join("quantised.safetensors");
+        whole.save_quantized(&quantised).unwrap();
+        let expected = whole.forward(&input).unwrap();
+        let load = |path: &Path, map: Vec<(&'static str, &'static str)>, weights: &Weights| {
+            let mut model = Model::deferred(layers).unwrap();
+            model.load_weights(path).unwrap();
+            model.place_as(&DeviceMap::by_hand(map), weights)
+        };
+        let cases = [
+            (&plain, vec![("", "cpu")], &weights),
+            (&quantised, vec![("", "cpu")], &Weights::default()),
+            (&quantised, vec![("", "disk")], &Weights::default()),
+            (&quantised, vec![("", "cpu"), ("2", "disk")], &weights),
+        ];
+        for (path, map, weights) in cases {
+            let model = load(path, map.clone(), weights).unwrap();
+            assert_eq!(model.quantize_report().layers, ["0", "2"]);
+            for _ in 0..3 {
+                assert_eq!(model.forward(&input).unwrap(), expected, "{weights:?} {map:?}");
+            }
+        }
+        let error = load(&plain, vec![("", "disk")], &weights).unwrap_err().to_string();
+        assert!(
+            error.contains("on the disk, where it is not quantised") && error.contains("--weights"),
+            "{error}"
+        );
+        if has_gpus {
+            let mut reference = None;
+            for map in [
+                vec![("", "cuda:0")],
+                vec![("", "cuda:0"), ("0", "cpu")],
+                vec![("", "cuda:0"), ("0", "disk"), ("2", "cpu")],
+            ] {
+                let model = load(&quantised, map.clone(), &Weights::default()).unwrap();
+                for _ in 0..3 {
+                    let output = model.forward(&input).unwrap().to_device(tch::Device::Cpu);
+                    let reference = reference.get_or_insert_with(|| output.shallow_clone());
+                    assert_eq!(&output, reference, "{weights:?} {map:?}");
+                }
+            }
+        }
+    }
 }

@@ -1,0 +1,263 @@
+//! Memory and values for the weights of a model with a device map.
+
+use std::sync::Arc;
+
+use brigade_checkpoint::PackedWeight;
+use brigade_sharding::device_map::{Place, Placement};
+use brigade_torch::{
+    Error, QuantizedWeight, Result, TensorId, WeightSource, has_memory, pinned_like, unallocated,
+};
+use indexmap::IndexMap;
+use parking_lot::Mutex;
+use tch::{Device, Tensor};
+
+use super::{Model, place_of};
+use crate::deferred::{DeferredValue, FileValues};
+use crate::error::ModelError;
+use crate::model::materialize::whole;
+use crate::param_registry::Entry;
+use crate::quantized::{QuantizedSlot, Weights};
+use crate::tensor_parallel::part_reads;
+
+/// Where the tensors of a model are to be, by their indices among its entries.
+pub(super) struct Homes<'p> {
+    pub(super) placement: &'p Placement,
+    /// Those that stay on the device that computes with them.
+    pub(super) resident: Vec<usize>,
+    /// Those that come and go.
+    pub(super) moving: Vec<usize>,
+    pub(super) weights: &'p Weights,
+}
+
+/// For each entry that comes and goes its tensors, of a quantised weight several, with the places of their values.
+pub(super) type Sources = IndexMap<usize, Vec<(Tensor, WeightSource)>>;
+
+/// Where the values of an entry go.
+#[derive(Clone, Copy)]
+struct Home {
+    index: usize,
+    /// The device that computes with it.
+    device: Device,
+    /// Whether it stays there; otherwise its values stay in the host's memory.
+    stays: bool,
+}
+
+impl<M> Model<M> {
+    /// Gives tensors that stay their memory and values, and returns where the values of the others are.
+    pub(super) fn give_memory(
+        &mut self,
+        homes: &Homes<'_>,
+        device_of: impl Fn(usize) -> Device,
+    ) -> Result<Sources> {
+        let mut sources = Sources::new();
+        let mut values = self.take_deferred_values();
+        let mut to_fill: IndexMap<TensorId, Home> = IndexMap::new();
+        for &index in &homes.moving {
+            let entry = &self.entries()[index];
+            let id = TensorId::of(&entry.tensor);
+            if place_of(homes.placement, &entry.name)? != Place::Disk {
+                to_fill.insert(id, Home { index, device: device_of(index), stays: false });
+                continue;
+            }
+            let file = values.as_mut().and_then(|values| values.take_file(id)).ok_or_else(|| {
+                Error::invalid_argument(format!(
+                    "the device map has `{}` on the disk, and its values are in no file: load weights before, or save them",
+                    entry.name
+                ))
+            })?;
+            sources.insert(index, self.on_disk(entry, file, device_of(index), homes.weights)?);
+        }
+        for &index in &homes.resident {
+            let Entry { name, tensor, .. } = &self.entries()[index];
+            let device = device_of(index);
+            // Buffers have their memory, and parameters that had theirs before.
+            if has_memory(tensor) && tensor.device() != device {
+                let mut tensor = tensor.shallow_clone();
+                tch::no_grad(|| tensor.f_set_data(&tensor.f_detach()?.f_to_device(device)?))
+                    .map_err(ModelError::torch(format!("move {name} to {device:?}")))?;
+            }
+            to_fill.insert(TensorId::of(tensor), Home { index, device, stays: true });
+        }
+        let Some(values) = values else { return Ok(sources) };
+        values.for_each(|id, value| {
+            let Some(&home) = to_fill.get(&id) else { return Ok(()) };
+            if let Some(moving) = self.fill(home, value, homes.weights)? {
+                sources.insert(home.index, moving);
+            }
+            Ok(())
+        })?;
+        Ok(sources)
+    }
+
+    /// Gives one tensor its values, and returns where they are if it comes and goes.
+    fn fill(
+        &self,
+        home: Home,
+        value: DeferredValue<'_>,
+        weights: &Weights,
+    ) -> Result<Option<Vec<(Tensor, WeightSource)>>> {
+        let Home { index, device, stays } = home;
+        let entry = &self.entries()[index];
+        if let Some((slot, weight)) = self.quantized_value(entry, &value, device, weights)? {
+            let moving = if stays { None } else { Some(in_host_memory(&weight)?) };
+            self.set_quantized(&entry.name, slot, weight)?;
+            return Ok(moving);
+        }
+        let Entry { name, tensor, .. } = entry;
+        let form = (tensor.f_kind()?, device);
+        let mut own = tensor.shallow_clone();
+        let mut target = if stays {
+            if !has_memory(&own) {
+                tch::no_grad(|| {
+                    let memory = Tensor::f_empty_strided(own.size(), own.stride(), form)?;
+                    own.f_set_data(&memory)
+                })
+                .map_err(ModelError::torch(format!("make room for {name} on {device:?}")))?;
+            }
+            own.shallow_clone()
+        } else {
+            // It comes from there to a GPU: nothing comes from the host's memory to itself.
+            pinned_like(&own)?
+        };
+        match value {
+            DeferredValue::Drawn(values) => tch::no_grad(|| target.f_copy_(&values))
+                .map_err(ModelError::torch(format!("give {name} its values")))?,
+            DeferredValue::File(from, part) => {
+                let path = from.path().to_owned();
+                for read in part_reads(from, &target, None, part.as_ref())? {
+                    read.read()
+                        .map_err(|source| ModelError::Interrupted { path: path.clone(), source })?;
+                }
+            }
+        }
+        Ok((!stays).then(|| vec![(own, WeightSource::Host(target))]))
+    }
+
+    /// A value as a quantised weight, where it is one in its file or is to be one.
+    fn quantized_value(
+        &self,
+        entry: &Entry,
+        value: &DeferredValue<'_>,
+        device: Device,
+        weights: &Weights,
+    ) -> Result<Option<(&QuantizedSlot, QuantizedWeight)>> {
+        let Some((layer, slot)) = self.quantizable(entry) else { return Ok(None) };
+        if let DeferredValue::File(from, None) = value
+            && weights.kind().is_none()
+            && from.is_transposed() == slot.is_transposed
+            && let Some(packed) = from.read_packed()?
+        {
+            return Ok(Some((slot, QuantizedWeight::from_packed(&packed, device)?)));
+        }
+        let Some(format) = weights.format().filter(|_| weights.chooses(layer)) else {
+            return Ok(None);
+        };
+        let values = match value {
+            DeferredValue::Drawn(values) => values.shallow_clone(),
+            DeferredValue::File(from, _) => whole(*from)?,
+        };
+        let values = if slot.is_transposed { values.f_transpose(0, 1)? } else { values };
+        let weight = QuantizedWeight::new(&values, format, weights.is_calibrated())?;
+        let weight = if weight.device() == device { weight } else { weight.to_device(device)? };
+        Ok(Some((slot, weight)))
+    }
+
+    /// The layer and the place of a parameter that can be quantised, and is no other layer's, too.
+    fn quantizable(&self, entry: &Entry) -> Option<(&str, &QuantizedSlot)> {
+        let found = self.quantizable.iter().find(|it| it.name == entry.name)?;
+        (!self.is_tied(entry)).then_some((&found.layer, &found.slot))
+    }
+
+    /// The tensors of a parameter that stays in its file, with how they are read.
+    fn on_disk(
+        &self,
+        entry: &Entry,
+        file: FileValues,
+        device: Device,
+        weights: &Weights,
+    ) -> Result<Vec<(Tensor, WeightSource)>> {
+        let own = || entry.tensor.shallow_clone();
+        let Some((layer, slot)) = self.quantizable(entry) else {
+            return Ok(vec![(own(), file.into_source())]);
+        };
+        let from = file.reader()?;
+        let is_taken = file.part.is_none()
+            && weights.kind().is_none()
+            && from.is_transposed() == slot.is_transposed;
+        let packed = if is_taken { from.read_packed()? } else { None };
+        let Some(packed) = packed else {
+            if weights.chooses(layer) {
+                return Err(Error::invalid_argument(format!(
+                    "the device map has `{}` on the disk, where it is not quantised: write quantised files by `brigade \
+                     checkpoint convert FOLDER OUT --weights {}`, and load those",
+                    entry.name,
+                    weights.format().map_or_else(String::new, |format| format.to_string())
+                )));
+            }
+            return Ok(vec![(own(), file.into_source())]);
+        };
+        let weight = QuantizedWeight::from_packed(&packed, device)?;
+        drop(packed);
+        let tensors = read_again(&weight, file, device);
+        tensors.iter().try_for_each(|(tensor, _)| give_back(tensor))?;
+        self.set_quantized(&entry.name, slot, weight)?;
+        Ok(tensors)
+    }
+}
+
+/// Takes the memory from a tensor that gets other memory when it is used: the model need not fit while it is loaded.
+fn give_back(tensor: &Tensor) -> Result<()> {
+    let form = (tensor.f_kind()?, tensor.device());
+    let empty =
+        unallocated(&tensor.size(), Some(&tensor.stride()), form, "its weights come later")?;
+    tch::no_grad(|| tensor.shallow_clone().f_set_data(&empty))?;
+    Ok(())
+}
+
+/// The tensors of a quantised weight on a GPU, with copies of their values in the host's memory.
+fn in_host_memory(weight: &QuantizedWeight) -> Result<Vec<(Tensor, WeightSource)>> {
+    let tensors = weight.tensors().into_iter().map(|(_, tensor)| {
+        let mut host = pinned_like(tensor)?;
+        tch::no_grad(|| host.f_copy_(tensor))?;
+        give_back(tensor)?;
+        Ok((tensor.shallow_clone(), WeightSource::Host(host)))
+    });
+    tensors.collect()
+}
+
+/// The tensors of a quantised weight, which are read from its file together: the first one's read brings those of the others.
+fn read_again(
+    weight: &QuantizedWeight,
+    file: FileValues,
+    device: Device,
+) -> Vec<(Tensor, WeightSource)> {
+    let shared = Arc::new(Mutex::new((file.into_packed_source(), None::<QuantizedWeight>)));
+    let names: Vec<&'static str> = weight.tensors().iter().map(|(name, _)| *name).collect();
+    let (first, last) = (names.first().copied(), names.last().copied());
+    let sources = names.into_iter().map(|name| {
+        let shared = Arc::clone(&shared);
+        WeightSource::Read(Arc::new(move |into: &Tensor| {
+            let mut shared = shared.lock();
+            if Some(name) == first {
+                let packed: PackedWeight = (shared.0)()?;
+                shared.1 = Some(QuantizedWeight::from_packed(&packed, device)?);
+            }
+            let found = shared.1.as_ref().and_then(|weight| {
+                weight
+                    .tensors()
+                    .into_iter()
+                    .find(|(known, _)| *known == name)
+                    .map(|it| it.1.shallow_clone())
+            });
+            let values = found
+                .ok_or_else(|| Error::custom(format!("a quantised weight has lost its {name}")))?;
+            tch::no_grad(|| into.shallow_clone().f_copy_(&values).map(drop))?;
+            if Some(name) == last {
+                shared.1 = None;
+            }
+            Ok(())
+        }))
+    });
+    let tensors = weight.tensors();
+    tensors.into_iter().map(|(_, tensor)| tensor.shallow_clone()).zip(sources).collect()
+}
