@@ -1,8 +1,8 @@
 //! What is compared, and the goal of each comparison.
 
 mod checkpoint;
-pub(crate) mod dispatch;
-mod gpu;
+mod dispatch;
+pub(crate) mod gpu;
 mod images;
 mod learner;
 mod products;

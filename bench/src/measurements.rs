@@ -1,8 +1,8 @@
 //! The measurements that run in a process of their own.
 
 mod checkpoint;
-pub(crate) mod dispatch;
-mod gpu;
+mod dispatch;
+pub(crate) mod gpu;
 mod images;
 mod learner;
 mod nets;

@@ -94,7 +94,9 @@ impl<M> Model<M> {
     }
 
     /// Gives the parameters of a [deferred](Model::deferred) model their memory where a device map has them, see
-    /// [`Model::dispatch`]; their values come from weights that were loaded before ([`Model::load_weights`]), or are drawn.
+    /// [`Model::dispatch`]; their values come from weights that were loaded before ([`Model::load_weights`]), or are drawn. A
+    /// model in memory is moved where the map has it (Accelerate's `dispatch_model` and `cpu_offload`), and has nothing on the
+    /// disk then.
     ///
     /// # Errors
     /// Those of [`Model::dispatch`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a parameter on the disk whose values are

@@ -28,6 +28,22 @@ pub(super) const TARGETS: &[Target] = &[
         read: safetensors,
     },
     Target {
+        name: "offload",
+        reads: "the index of a folder into which Accelerate has offloaded weights",
+        words: &[
+            "{\"a\":{\"dtype\":\"float32\",\"shape\":[2,3]}}",
+            "\"shape\":[]",
+            "\"bfloat16\"",
+            "\"float8_e4m3fn\"",
+            "\"safetensors_file\":\"part.safetensors\"",
+            "\"weight_name\":\"w\"",
+            "../",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE,
+        read: offload,
+    },
+    Target {
         name: "zip",
         reads: "the archive of a .pth file",
         words: &[
@@ -217,6 +233,25 @@ pub(super) const TARGETS: &[Target] = &[
 
 /// What a tensor that repeats its storage may take, and as much for a piece of it.
 const PTH_FREE: usize = 4 << 20;
+
+fn offload(input: &[u8]) {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let write = |name: &str, bytes: &[u8]| {
+        fs::write(folder.path().join(name), bytes).expect("a file can be written");
+    };
+    let header = br#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+    let part = [&(header.len() as u64).to_le_bytes(), &header[..], &[7; 8]].concat();
+    write("a.dat", &[1; 24]);
+    write("part.safetensors", &part);
+    write("index.json", input);
+    let Ok(weights) = WeightsReader::open(folder.path()) else { return };
+    for tensor in weights.tensors() {
+        // The size of the file is that of the tensor.
+        let bytes = tensor.info().bytes().expect("it was compared");
+        assert!(bytes <= 24, "{}", tensor.info());
+        let _ = tensor.read(&Region::whole(&tensor.info().shape), &mut vec![0; bytes as usize]);
+    }
+}
 
 fn safetensors(input: &[u8]) {
     let file = file(input);

@@ -56,6 +56,9 @@ impl<M> Model<M> {
             let entry = &self.entries()[index];
             let id = TensorId::of(&entry.tensor);
             if place_of(homes.placement, &entry.name)? != Place::Disk {
+                if has_memory(&entry.tensor) {
+                    sources.insert(index, vec![from_memory(&entry.tensor)?]);
+                }
                 to_fill.insert(id, Home { index, device: device_of(index), stays: false });
                 continue;
             }
@@ -214,15 +217,17 @@ fn give_back(tensor: &Tensor) -> Result<()> {
     Ok(())
 }
 
+/// A tensor that has its values, with a copy of them in the host's memory.
+fn from_memory(tensor: &Tensor) -> Result<(Tensor, WeightSource)> {
+    let mut host = pinned_like(tensor)?;
+    tch::no_grad(|| host.f_copy_(tensor))?;
+    give_back(tensor)?;
+    Ok((tensor.shallow_clone(), WeightSource::Host(host)))
+}
+
 /// The tensors of a quantised weight on a GPU, with copies of their values in the host's memory.
 fn in_host_memory(weight: &QuantizedWeight) -> Result<Vec<(Tensor, WeightSource)>> {
-    let tensors = weight.tensors().into_iter().map(|(_, tensor)| {
-        let mut host = pinned_like(tensor)?;
-        tch::no_grad(|| host.f_copy_(tensor))?;
-        give_back(tensor)?;
-        Ok((tensor.shallow_clone(), WeightSource::Host(host)))
-    });
-    tensors.collect()
+    weight.tensors().into_iter().map(|(_, tensor)| from_memory(tensor)).collect()
 }
 
 /// The tensors of a quantised weight, which are read from its file together: the first one's read brings those of the others.

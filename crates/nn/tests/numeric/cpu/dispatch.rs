@@ -303,6 +303,20 @@ fn gpus_take_weights_from_the_host_and_the_disk_while_they_compute() {
             }
         }
     }
+    // A model that is in memory is moved.
+    let maps = [
+        vec![("", "cuda:0"), ("blocks", "cpu")],
+        vec![("", "cuda:1"), ("embedding", "cpu"), ("head", "cpu")],
+    ];
+    for map in maps {
+        let mut model = Model::new(Words::new).unwrap();
+        model.load_weights(&path).unwrap();
+        let model = model.place(&DeviceMap::by_hand(map.clone())).unwrap();
+        for (ids, expected) in inputs.iter().zip(&expected) {
+            let output = model.forward(ids).unwrap().to_device(tch::Device::Cpu);
+            assert_eq!(&output, expected, "{map:?}");
+        }
+    }
     let model = Model::deferred(Words::new).unwrap();
     let split = DeviceMap::by_hand([("", "cuda:0"), ("blocks.1.up", "cuda:1")]);
     let error = model.dispatch(&path, &split).unwrap_err().to_string();
