@@ -8,6 +8,9 @@ use super::{
     DeviceMap, DeviceMapError, FreeMemory, MappedTensor, ModuleTree, Place, Placement, Reserve,
 };
 
+mod accelerate;
+mod properties;
+
 /// A transformer with a tied head: an embedding of 800 bytes, 4 blocks of 400 with a buffer of 40, a norm of 40.
 fn transformer() -> ModuleTree {
     let parameter = |name: String, size| MappedTensor::parameter(name, &[size], Dtype::F32);
