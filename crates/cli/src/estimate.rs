@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use crate::config::Usage;
-use crate::explain::is_broken_pipe;
+use crate::output::is_broken_pipe;
 
 mod divided;
 mod inference;
@@ -22,6 +22,7 @@ mod memory;
 mod strategies;
 pub(crate) mod weights_file;
 
+pub(crate) use inference::{format, limit};
 pub(crate) use strategies::Mixed;
 
 use memory::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape};

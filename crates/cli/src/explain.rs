@@ -7,10 +7,11 @@ use brigade_sampling::{Order, Scheme, ShardOptions, Shards};
 use brigade_sharding::{Mesh, message_formulas};
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::output::is_broken_pipe;
 pub(crate) use schedule::number;
 use table::Table;
 
-pub(crate) mod device_map;
+mod device_map;
 mod mesh;
 mod pipeline;
 mod schedule;
@@ -102,10 +103,6 @@ pub(crate) fn run(explain: &Explain, out: impl Write) -> anyhow::Result<()> {
         Err(error) if is_broken_pipe(&error) => Ok(()),
         answered => answered,
     }
-}
-
-pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|it| it.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// The formulas of what ranks send along the axes of a mesh, where there are any.

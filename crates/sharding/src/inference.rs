@@ -98,13 +98,11 @@ fn product(factors: &[u64]) -> u64 {
 mod tests {
     use super::*;
     use crate::WeightFormat;
-    use crate::device_map::MappedTensor;
 
     /// Bytes of matrices, vectors of units and the tensors outside of units.
     fn weights(format: WeightFormat, tensors: &[(&[u64], bool, u64)]) -> u64 {
         let bytes = |(shape, is_in_unit, count): &(&[u64], bool, u64)| {
-            let tensor = MappedTensor::parameter("weight", shape, Dtype::F32);
-            count * format.tensor_bytes(&tensor, *is_in_unit).unwrap()
+            count * format.tensor_bytes(shape, Dtype::F32, *is_in_unit).unwrap()
         };
         tensors.iter().map(bytes).sum()
     }

@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 
 use super::memory::Shape;
 use super::{EstimateArgs, Subject, short};
-use crate::explain::device_map;
 
 #[derive(Debug, Args)]
 pub(super) struct InferenceOptions {
@@ -27,13 +26,13 @@ pub(super) struct InferenceOptions {
     /// Format of the weights
     ///
     /// bf16, fp16, fp32, int8, int4, int4:GROUP, nf4 or fp8. Quantised formats are those of the matrices of blocks
-    #[arg(long, value_name = "FORMAT", default_value = "bf16", value_parser = device_map::format)]
+    #[arg(long, value_name = "FORMAT", default_value = "bf16", value_parser = format)]
     #[arg(requires = "inference")]
     weights: WeightFormat,
 
     /// Bytes on each device for weights and caches (cuda:0=20G)
     #[arg(long, value_name = "LIMIT,..", value_delimiter = ',', requires = "inference")]
-    #[arg(value_parser = device_map::limit)]
+    #[arg(value_parser = limit)]
     max_memory: Vec<(String, String)>,
 
     /// Bytes a second from the host's memory to a GPU
@@ -90,7 +89,8 @@ impl Row {
             }
         };
         let weights = layers.iter().map(|layer| layer.bytes).sum();
-        let largest = layers.into_iter().max_by_key(|layer| layer.bytes);
+        // The first of several.
+        let largest = layers.into_iter().rev().max_by_key(|layer| layer.bytes);
         let largest = largest.ok_or(DeviceMapError::Empty)?;
         Ok(Self { format, weights, largest, cache, placement })
     }
@@ -273,6 +273,18 @@ fn row_json(args: &EstimateArgs, row: &Row) -> Value {
         }
     }
     answer
+}
+
+/// Reads `cuda:0=20G`, `disk=`.
+pub(crate) fn limit(text: &str) -> Result<(String, String), String> {
+    let wrong = || "not a device and its bytes such as cuda:0=20G".to_owned();
+    let (device, bytes) = text.split_once('=').ok_or_else(wrong)?;
+    device.trim().parse::<Place>().map_err(|error| error.to_string())?;
+    Ok((device.to_owned(), bytes.to_owned()))
+}
+
+pub(crate) fn format(text: &str) -> Result<WeightFormat, String> {
+    text.parse()
 }
 
 const FORMATS: [WeightFormat; 5] = [

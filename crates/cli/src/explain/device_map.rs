@@ -12,7 +12,7 @@ use brigade_sharding::device_map::{DeviceMap, FreeMemory, Place, Placement};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use crate::estimate::weights_file;
+use crate::estimate::{format, limit, weights_file};
 
 /// The question of `brigade explain device-map`.
 #[derive(Debug, Args)]
@@ -143,18 +143,6 @@ fn moved(placement: &Placement) -> BTreeMap<String, u64> {
     let from = |place| (place, placement.bytes_moved_from(place));
     let moved = [Place::Cpu, Place::Disk].map(from).into_iter().filter(|(_, bytes)| *bytes > 0);
     moved.map(|(place, bytes)| (place.to_string(), bytes)).collect()
-}
-
-/// Reads `cuda:0=20G`, `disk=`.
-pub(crate) fn limit(text: &str) -> Result<(String, String), String> {
-    let wrong = || "not a device and its bytes such as cuda:0=20G".to_owned();
-    let (device, bytes) = text.split_once('=').ok_or_else(wrong)?;
-    device.trim().parse::<Place>().map_err(|error| error.to_string())?;
-    Ok((device.to_owned(), bytes.to_owned()))
-}
-
-pub(crate) fn format(text: &str) -> Result<WeightFormat, String> {
-    text.parse()
 }
 
 const EXAMPLES: &str = "\

@@ -213,6 +213,21 @@ fn fill_uses_a_device_that_the_rules_in_order_leave_empty() {
 }
 
 #[test]
+fn a_large_model_with_layers_of_many_sizes_is_placed_at_once() {
+    let layer = |number: u64| {
+        let name = format!("layers.{number}.weight");
+        MappedTensor::parameter(name, &[1_000_003 + 7919 * (number * number % 977)], Dtype::F32)
+    };
+    let tree = ModuleTree::new((0..200).map(layer), [""; 0]).unwrap();
+    let limits = [("cuda:0", "350M"), ("cuda:1", "50M"), ("cpu", "100M")];
+    for rule in [DeviceMap::fill(), DeviceMap::balanced(), DeviceMap::sequential()] {
+        let placement = rule.max_memory(limits).resolve(&tree, &FreeMemory::unknown()).unwrap();
+        assert_eq!(placement.layers().len(), 200);
+        assert!(placement.bytes_moved_from(Place::Disk) > 0);
+    }
+}
+
+#[test]
 fn a_map_is_written_and_read_as_accelerates_json() {
     let limits = [("cuda:0", "2100"), ("cpu", "1M")];
     let placement = resolve(&DeviceMap::sequential().max_memory(limits)).unwrap();
