@@ -4,21 +4,25 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use brigade_checkpoint::hub_cache;
+use brigade_checkpoint::{TensorInfo, hub_cache};
 use brigade_rank_env::text::{counted, escaped};
 use brigade_sharding::Parameter;
 use brigade_sharding::byte_size::in_bytes;
+use brigade_sharding::device_map::ModuleTree;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use crate::config::Usage;
+use crate::output::is_broken_pipe;
 
 mod divided;
+mod inference;
 mod known;
 mod memory;
 mod strategies;
 pub(crate) mod weights_file;
 
+pub(crate) use inference::{format, limit};
 pub(crate) use strategies::Mixed;
 
 use memory::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape};
@@ -27,7 +31,7 @@ use memory::{Memory, MicroBatch, ModelSize, OptimizerState, Precision, Shape};
 ///
 /// Weights, gradients and optimizer states are exact; activations, which the model's code decides,
 /// are an estimate from its shape. Without sharding every rank holds all of it: ranks share the work,
-/// not the memory. With --nproc the answer has every strategy of sharding, and with --tensor, --context and
+/// not the memory. With --inference the answer is what generating text needs. With --nproc the answer has every strategy of sharding, and with --tensor, --context and
 /// --pipeline what ranks have that divide layers, sequences and stages.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -76,6 +80,9 @@ pub(crate) struct EstimateArgs {
     #[command(flatten)]
     divided: divided::Options,
 
+    #[command(flatten)]
+    inference: inference::InferenceOptions,
+
     /// Print the bytes as JSON
     #[arg(long)]
     json: bool,
@@ -104,13 +111,20 @@ struct Subject {
     parameters: Vec<Parameter>,
     /// Bytes of its buffers.
     buffers: u64,
+    tree: ModuleTree,
 }
 
 impl Subject {
     /// A model of which only the sizes are known.
-    fn of_size(title: &str, size: ModelSize, notes: Vec<String>) -> Self {
+    fn of_size(title: &str, size: ModelSize, notes: Vec<String>) -> anyhow::Result<Self> {
         let parameters = size.parameters_by_unit();
-        Self { title: title.to_owned(), size, read: Vec::new(), notes, parameters, buffers: 0 }
+        let info = |it: &Parameter| {
+            (it.name().to_owned(), TensorInfo { dtype: it.dtype, shape: it.shape.clone() })
+        };
+        let tensors: Vec<_> = parameters.iter().map(info).collect();
+        let tree = weights_file::module_tree(&tensors, Some(false))?;
+        let title = title.to_owned();
+        Ok(Self { title, size, read: Vec::new(), notes, parameters, buffers: 0, tree })
     }
 }
 
@@ -118,6 +132,12 @@ impl Subject {
 pub(crate) fn run(args: &EstimateArgs, out: impl Write) -> anyhow::Result<()> {
     let subject = args.subject()?;
     let mut out = io::BufWriter::new(out);
+    if args.inference.inference {
+        return match inference::write(args, &subject, &mut out).and_then(|()| Ok(out.flush()?)) {
+            Err(error) if is_broken_pipe(&error) => Ok(()),
+            written => written,
+        };
+    }
     let written = if args.nproc.is_empty() {
         let rows = args.rows(&subject.size)?;
         if args.json {
@@ -143,7 +163,7 @@ impl EstimateArgs {
     fn subject(&self) -> anyhow::Result<Subject> {
         let name = self.model.as_str();
         if let Some(size) = known::find(name, self.image_size) {
-            return Ok(Subject::of_size(name, size, Vec::new()));
+            return Subject::of_size(name, size, Vec::new());
         }
         let path = Path::new(name);
         if path.exists() {
@@ -155,7 +175,7 @@ impl EstimateArgs {
                  embedding"
                     .to_owned(),
             ];
-            return Ok(Subject::of_size(name, usual(parameters), notes));
+            return Subject::of_size(name, usual(parameters), notes);
         }
         if let Some(snapshot) = hub_cache::model(name) {
             let note = format!("weights in {}", snapshot.display());
@@ -192,6 +212,7 @@ impl EstimateArgs {
             notes,
             parameters: weights.parameters,
             buffers: weights.buffers,
+            tree: weights.tree,
         })
     }
 
@@ -385,7 +406,8 @@ Examples:
   brigade estimate gpt2 --seq-len 512 --fused-attention
   brigade estimate resnet18 --image-size 32 --batch-size 128 --optimizer momentum
   brigade estimate 7B --nproc 8 --mixed bf16 --memory 80G --bandwidth 100G
-  brigade estimate llama-7b --nproc 8 --tensor 2 --pipeline 2 --context 2 --seq-len 32768";
+  brigade estimate llama-7b --nproc 8 --tensor 2 --pipeline 2 --context 2 --seq-len 32768
+  brigade estimate llama/ --inference --batch-size 4 --weights int4 --max-memory cuda:0=8G";
 
 #[cfg(test)]
 mod tests {

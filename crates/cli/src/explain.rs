@@ -7,9 +7,11 @@ use brigade_sampling::{Order, Scheme, ShardOptions, Shards};
 use brigade_sharding::{Mesh, message_formulas};
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::output::is_broken_pipe;
 pub(crate) use schedule::number;
 use table::Table;
 
+mod device_map;
 mod mesh;
 mod pipeline;
 mod schedule;
@@ -29,6 +31,8 @@ pub(crate) enum Explain {
     Mesh(mesh::MeshArgs),
     /// Show what the ranks of a pipeline do in which order
     Pipeline(pipeline::PipelineArgs),
+    /// Show which layers of a model are on which GPU, in memory and on disk
+    DeviceMap(device_map::DeviceMapArgs),
 }
 
 /// The question of `brigade explain shards`.
@@ -93,15 +97,12 @@ pub(crate) fn run(explain: &Explain, out: impl Write) -> anyhow::Result<()> {
         Explain::Sharding(args) => sharding::run(args, &mut out),
         Explain::Mesh(args) => mesh::run(args, &mut out),
         Explain::Pipeline(args) => pipeline::run(args, &mut out),
+        Explain::DeviceMap(args) => device_map::run(args, &mut out),
     };
     match answered.and_then(|()| Ok(out.flush()?)) {
         Err(error) if is_broken_pipe(&error) => Ok(()),
         answered => answered,
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|it| it.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// The formulas of what ranks send along the axes of a mesh, where there are any.

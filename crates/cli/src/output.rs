@@ -55,6 +55,11 @@ fn is_begin(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
 
+/// Returns whether a write failed since its reader has seen enough (`| head`).
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|it| it.kind() == io::ErrorKind::BrokenPipe)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -30,7 +30,6 @@ use crate::WeightFormat;
 use infer::Inferred;
 use limits::Limits;
 use sizes::Sizes;
-pub(crate) use sizes::{bytes_as, is_integer};
 
 /// A rule by which the weights of a model get places, with its limits.
 ///
@@ -224,6 +223,7 @@ impl DeviceMap {
             let limits = Limits::by_hand(&self.max_memory, free, &entries)?;
             let placement = Placement::new(tree, &sizes, entries, limits)?;
             placement.check_limits()?;
+            placement.check_room(&sizes)?;
             return Ok(placement);
         }
         let mut limits = Limits::new(&self.max_memory, free, self.reserve.device)?;

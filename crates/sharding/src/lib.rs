@@ -9,6 +9,7 @@
 //! - [`TensorPlan`] says which weights the ranks of a tensor group divide, and [`TensorPart`] what a rank has of one.
 //! - [`TransformerStep`] has the messages and the activations of a transformer whose layers, sequences and stages ranks divide.
 //! - [`device_map`] says which weights are on which GPU, in the host's memory and on disk.
+//! - [`Inference`] and [`WeightFormat`] have the bytes of caches and quantised weights.
 //! - [`pipeline`] has the schedules of pipeline parallelism, as tables of actions and messages.
 //! - What a rank has of a tensor is a [`Region`](brigade_checkpoint::Region), whose `copy_to` is how a checkpoint of other
 //!   ranks becomes it.
@@ -17,6 +18,7 @@ pub mod byte_size;
 mod description;
 pub mod device_map;
 mod error;
+mod inference;
 mod memory;
 mod mesh;
 mod message;
@@ -40,6 +42,7 @@ mod weight_format;
 
 pub use description::PlanDifference;
 pub use error::ShardingError;
+pub use inference::{Inference, WeightTransfer};
 pub use memory::{Memory, Workload};
 pub use mesh::{Axis, Mesh, MeshBuilder, MeshGroup};
 pub use message::{Message, Operation, Peers, Phase};

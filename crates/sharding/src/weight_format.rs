@@ -3,9 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use brigade_checkpoint::Dtype;
-
-use crate::device_map::{MappedTensor, TensorKind, bytes_as, is_integer};
+use brigade_checkpoint::{Dtype, TensorInfo};
 
 /// A format in which the weights of a model are held for inference.
 ///
@@ -33,20 +31,14 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
-    /// Returns the bytes of a tensor in this format, 0 for another name of a tied weight; `None` where they cannot be counted.
+    /// Returns the bytes of a tensor that is held in this format, which is quantised if it is a matrix of a unit; `None` where
+    /// they cannot be counted.
     #[must_use]
-    pub fn tensor_bytes(self, tensor: &MappedTensor, is_in_unit: bool) -> Option<u64> {
-        if tensor.tied_to.is_some() {
-            return Some(0);
-        }
-        if is_integer(tensor.dtype) {
-            return bytes_as(tensor, tensor.dtype);
-        }
-        match tensor.shape[..] {
-            [rows, row] if is_in_unit && tensor.kind == TensorKind::Parameter => {
-                self.matrix_bytes(rows, row)
-            }
-            _ => bytes_as(tensor, self.float()),
+    pub fn tensor_bytes(self, shape: &[u64], own: Dtype, is_in_unit: bool) -> Option<u64> {
+        match shape {
+            _ if is_integer(own) => bytes_as(shape, own),
+            [rows, row] if is_in_unit => self.matrix_bytes(*rows, *row),
+            _ => bytes_as(shape, self.float()),
         }
     }
 
@@ -132,3 +124,23 @@ impl FromStr for WeightFormat {
 const GROUP: u64 = 128;
 
 const GROUPS: [u64; 4] = [32, 64, 128, 256];
+
+pub(crate) fn is_integer(dtype: Dtype) -> bool {
+    matches!(
+        dtype,
+        Dtype::I64
+            | Dtype::I32
+            | Dtype::I16
+            | Dtype::I8
+            | Dtype::U8
+            | Dtype::U16
+            | Dtype::U32
+            | Dtype::U64
+            | Dtype::Bool
+    )
+}
+
+/// Returns the bytes of a tensor.
+pub(crate) fn bytes_as(shape: &[u64], dtype: Dtype) -> Option<u64> {
+    TensorInfo { dtype, shape: shape.to_vec() }.bytes()
+}

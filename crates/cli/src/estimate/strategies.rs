@@ -428,7 +428,7 @@ mod tests {
             ("99999999T", None),
         ];
         for (text, expected) in table {
-            assert_eq!(bytes(text).ok(), expected, "{text}");
+            assert_eq!(byte_size::parse(text).ok(), expected, "{text}");
         }
     }
 

@@ -9,13 +9,15 @@ use brigade_checkpoint::convert::{WeightsOptions, find_weights};
 use brigade_checkpoint::pth::TensorData;
 use brigade_checkpoint::{Dtype, TensorInfo};
 use brigade_sharding::Parameter;
+use brigade_sharding::device_map::{MappedTensor, ModuleTree};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::memory::{ModelSize, Shape};
 
 /// What a weights file tells without its tensors.
 #[derive(Debug)]
-pub(super) struct Weights {
+pub(crate) struct Weights {
     pub(super) size: ModelSize,
     pub(super) tensors: usize,
     /// How many values of each type there are.
@@ -26,11 +28,13 @@ pub(super) struct Weights {
     pub(super) parameters: Vec<Parameter>,
     /// Bytes of its buffers.
     pub(super) buffers: u64,
+    /// Modules with the tensors as they are in the file.
+    pub(crate) tree: ModuleTree,
 }
 
 /// Reads a weights file of any format, the index of several, or a folder with either; of a file of `torch.save` the
 /// state dictionary at `key`, or the only one.
-pub(super) fn read(path: &Path, key: Option<&str>, side: Option<u64>) -> anyhow::Result<Weights> {
+pub(crate) fn read(path: &Path, key: Option<&str>, side: Option<u64>) -> anyhow::Result<Weights> {
     let options = WeightsOptions { key: key.map(str::to_owned), ..WeightsOptions::default() };
     let found = find_weights(path, &options)?;
     let mut shapes = Vec::new();
@@ -53,8 +57,10 @@ pub(super) fn read(path: &Path, key: Option<&str>, side: Option<u64>) -> anyhow:
         largest: learned.iter().map(|(.., count)| *count).max().unwrap_or(0),
         shape: transformer(path, &shapes)?.or_else(|| convolutional(&shapes, side)),
     };
+    let tree = module_tree(&infos, ties_head(path)?)?;
     let (parameters, buffers) = parameters(infos);
-    Ok(Weights { size, tensors: shapes.len(), types, read: found.read, parameters, buffers })
+    let (tensors, read) = (shapes.len(), found.read);
+    Ok(Weights { size, tensors, types, read, parameters, buffers, tree })
 }
 
 /// Returns the parameters among the tensors of a weights file, in units that their names tell, and the bytes of
@@ -84,6 +90,80 @@ fn is_learned(name: &str) -> bool {
     !BUFFERS.iter().any(|ending| name.ends_with(ending))
 }
 
+/// Reads the config.json beside weights, if there is one.
+fn read_config<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Option<T>> {
+    let config =
+        if path.is_dir() { path.join("config.json") } else { path.with_file_name("config.json") };
+    let Ok(text) = fs::read_to_string(&config) else { return Ok(None) };
+    let read = serde_json::from_str(&text);
+    read.map(Some).with_context(|| format!("cannot understand {}", config.display()))
+}
+
+/// Whether config.json says that the language head has the embedding's weights; `None` where it does not say, for a model
+/// with a language head.
+fn ties_head(path: &Path) -> anyhow::Result<Option<bool>> {
+    #[derive(Deserialize)]
+    struct Config {
+        tie_word_embeddings: Option<bool>,
+        #[serde(default)]
+        architectures: Vec<String>,
+    }
+    let Some(config) = read_config::<Config>(path)? else { return Ok(Some(false)) };
+    let has_head = |name: &String| name.ends_with("ForCausalLM") || name.ends_with("LMHeadModel");
+    let has_head = config.architectures.iter().any(has_head);
+    Ok(if has_head { config.tie_word_embeddings } else { Some(false) })
+}
+
+/// Makes modules of the tensors of a weights file, in the order in which models usually have them, which files do not tell:
+/// embeddings, blocks by number, the rest, the head. The blocks are units.
+pub(crate) fn module_tree(
+    tensors: &[(String, TensorInfo)],
+    ties_head: Option<bool>,
+) -> anyhow::Result<ModuleTree> {
+    let mut units = BTreeSet::new();
+    let mut mapped = Vec::new();
+    let embedding = tensors.iter().find(|(name, _)| EMBEDDINGS.iter().any(|it| name.ends_with(it)));
+    let has_head = tensors.iter().any(|(name, _)| name == HEAD);
+    for (name, info) in tensors {
+        let unit = Parameter::new(name, &info.shape, info.dtype).in_block_of_name().unit;
+        let mut tensor = if is_learned(name) {
+            MappedTensor::parameter(name, &info.shape, info.dtype)
+        } else {
+            MappedTensor::buffer(name, &info.shape, info.dtype)
+        };
+        if let Some((embedding, of)) = embedding
+            && name == HEAD
+            && ties_head == Some(true)
+            && of.shape == info.shape
+        {
+            tensor = tensor.tied_to(embedding);
+        }
+        mapped.push((order(name, unit.as_deref()), tensor));
+        units.extend(unit);
+    }
+    if let Some((embedding, info)) = embedding
+        && !has_head
+        && ties_head != Some(false)
+    {
+        let head = MappedTensor::parameter(HEAD, &info.shape, info.dtype);
+        mapped.push((order(HEAD, None), head.tied_to(embedding)));
+    }
+    mapped.sort_by(|(first, _), (second, _)| first.cmp(second));
+    Ok(ModuleTree::new(mapped.into_iter().map(|(_, tensor)| tensor), units)?)
+}
+
+/// Where a tensor usually is among those of a model.
+fn order(name: &str, unit: Option<&str>) -> (u8, String, u64) {
+    let numbered = unit.and_then(|unit| unit.rsplit_once('.'));
+    let numbered = numbered.and_then(|(outer, number)| Some((outer, number.parse().ok()?)));
+    match numbered {
+        Some((outer, number)) => (1, outer.to_owned(), number),
+        None if EARLY.iter().any(|part| name.contains(part)) => (0, String::new(), 0),
+        None if name == HEAD => (3, String::new(), 0),
+        None => (2, String::new(), 0),
+    }
+}
+
 type Tensor = (String, Vec<u64>, u64);
 
 /// The shape that Hugging Face's config.json beside the file tells, or the tensors' names.
@@ -100,19 +180,14 @@ fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
         head_dim: Option<u64>,
         vocab_size: Option<u64>,
     }
-    let config =
-        if path.is_dir() { path.join("config.json") } else { path.with_file_name("config.json") };
-    if let Ok(text) = fs::read_to_string(&config) {
-        let config: Config = serde_json::from_str(&text)
-            .with_context(|| format!("cannot understand {}", config.display()))?;
-        if let (Some(hidden), Some(layers), Some(heads)) =
+    if let Some(config) = read_config::<Config>(path)?
+        && let (Some(hidden), Some(layers), Some(heads)) =
             (config.hidden_size, config.num_hidden_layers, config.num_attention_heads)
-        {
-            let vocabulary = config.vocab_size.unwrap_or(0);
-            let head = config.head_dim.unwrap_or_else(|| hidden / heads.max(1));
-            let keys = config.num_key_value_heads.map_or(hidden, |keys| keys.saturating_mul(head));
-            return Ok(Some(Shape::Transformer { layers, hidden, heads, keys, vocabulary }));
-        }
+    {
+        let vocabulary = config.vocab_size.unwrap_or(0);
+        let head = config.head_dim.unwrap_or_else(|| hidden / heads.max(1));
+        let keys = config.num_key_value_heads.map_or(hidden, |keys| keys.saturating_mul(head));
+        return Ok(Some(Shape::Transformer { layers, hidden, heads, keys, vocabulary }));
     }
     // Convolutions mean images, also where blocks of attention follow them.
     if tensors.iter().any(|(_, shape, _)| shape.len() == 4) {
@@ -170,3 +245,9 @@ fn convolutional(tensors: &[Tensor], side: Option<u64>) -> Option<Shape> {
 const USUAL_HEAD: u64 = 64;
 /// Names of values that are not learned.
 const BUFFERS: [&str; 3] = ["running_mean", "running_var", "num_batches_tracked"];
+/// Names of embeddings whose weights a language head may have.
+const EMBEDDINGS: [&str; 3] = ["embed_tokens.weight", "wte.weight", "word_embeddings.weight"];
+/// Parts of the names of what is before the blocks.
+const EARLY: [&str; 4] = ["embed", "wte.", "wpe.", "shared."];
+/// The name of a language head's weights.
+const HEAD: &str = "lm_head.weight";

@@ -457,3 +457,46 @@ fn layers_sequences_and_stages_that_ranks_divide() {
         assert!(code != 0 && stderr.contains(expected), "{arguments:?}: {stderr}");
     }
 }
+
+#[test]
+fn inference_counts_weights_and_cache_and_bounds_what_is_moved() {
+    let folder = tempfile::tempdir().unwrap();
+    write_header(&folder.path().join("model.safetensors"), &GPT);
+    let config = r#"{"n_embd": 768, "n_layer": 2, "n_head": 12, "vocab_size": 50257}"#;
+    fs::write(folder.path().join("config.json"), config).unwrap();
+    let path = folder.path().to_str().unwrap();
+    let inference = [path, "--inference", "--batch-size", "4", "--seq-len", "512"];
+    let matrices = 2 * (768 * 2304 + 768 * 3072);
+    let others = 2 * (50_257 * 768 + 5 * 768 - 2 * 768);
+
+    let plain = answer(&inference);
+    assert_eq!(plain["cache_per_token"], 2 * 2 * 768 * 2);
+    let formats = plain["formats"].as_array().unwrap();
+    let weights = |name: &str| {
+        let row = formats.iter().find(|row| row["format"] == name);
+        row.unwrap()["weights"].as_u64().unwrap()
+    };
+    assert_eq!(weights("bf16"), 2 * matrices + others);
+    assert_eq!(weights("int8"), matrices + 2 * (2 * 768) * 2 + others);
+    assert_eq!(weights("int4"), matrices * 17 / 32 + others);
+    let cache = 4 * 512 * 2 * 2 * 768 * 2;
+    assert_eq!(formats[0]["cache"], cache);
+    assert_eq!(formats[0]["total"], weights("bf16") + cache + 4 * 50_257 * 4);
+
+    // A block of 11 MiB stays in memory, and the disk gives a block and a bit for each of the 4 tokens.
+    let limits = ["--max-memory", "cuda:0=200M,cpu=0", "--weights", "fp32", "--disk", "1MB"];
+    let limited = answer(&[&inference[..], &limits].concat());
+    let row = &limited["formats"][0];
+    assert_eq!(row["format"], "fp32");
+    let moved = row["bytes_moved_per_token"]["disk"].as_u64().unwrap();
+    assert_eq!(moved % (4 * (768 * 2304 + 768 * 3072 + 768)), 4 * 768, "{row}");
+    let bound = row["tokens_per_second"].as_f64().unwrap();
+    assert!((bound - 4.0 * 1e6 / moved as f64).abs() < 1e-9, "{row}");
+    assert!(limited["formats"][3]["tokens_per_second"].is_null(), "{limited}");
+
+    let (code, stdout, stderr) = ask(&[&inference[..], &["--max-memory", "cuda:0=50M"]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stdout.contains("does not fit: cuda:0 is limited to 50.0 MiB, and wte"), "{stdout}");
+    let (code, _, stderr) = ask(&[path, "--weights", "int4"]);
+    assert_eq!(code, 2, "{stderr}");
+}

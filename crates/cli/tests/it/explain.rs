@@ -729,3 +729,80 @@ fn pipelines_and_meshes_that_cannot_be_are_named() {
         assert!(said.contains(expected) && said.lines().count() == 1, "{args}: {said}");
     }
 }
+
+/// A transformer of two blocks of 16.5 MB each, with an embedding of 154 MB to which the head is tied.
+fn gpt_folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    write_header(&folder.path().join("model.safetensors"), &GPT);
+    let config =
+        r#"{"architectures": ["GPT2LMHeadModel"], "n_embd": 768, "n_layer": 2, "n_head": 12}"#;
+    fs::write(folder.path().join("config.json"), config).unwrap();
+    folder
+}
+
+fn device_map(folder: &Path, args: &[&str]) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
+    command.args(["explain", "device-map"]).arg(folder).args(args);
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn a_device_map_of_a_folder_shows_layers_bytes_and_what_is_moved() {
+    let folder = gpt_folder();
+    let limits = "cuda:0=175M,cpu=1G";
+    let (code, text, errors) = device_map(folder.path(), &["--max-memory", limits]);
+    assert_eq!(code, 0, "{errors}");
+    let (_, table) = text.split_once('\n').unwrap();
+    assert_eq!(
+        table,
+        "\
+layer                     place        bytes
+wte                       cuda:0     147 MiB
+h.0-1                     cpu       15.8 MiB each, 31.5 MiB in all
+ln_f                      cpu        3.0 KiB
+lm_head                   cuda:0         0 B
+
+cuda:0     147 MiB of 175 MiB
+cpu       31.5 MiB of 1.0 GiB
+disk           0 B
+for each token 31.5 MiB from cpu come to cuda:0
+"
+    );
+    let args = ["--max-memory", limits, "--dtype", "bf16", "--json"];
+    let (_, text, _) = device_map(folder.path(), &args);
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(answer["map"], serde_json::json!({"": 0}));
+    let bytes = 2 * (50_257 * 768 + 2 * (768 + 768 * 2304 + 768 * 3072) + 768);
+    assert_eq!(answer["bytes"]["cuda:0"], bytes);
+}
+
+#[test]
+fn a_device_map_is_read_from_accelerates_json() {
+    let folder = gpt_folder();
+    let file = folder.path().join("map.json");
+    fs::write(&file, r#"{"": 0, "h.1": "disk"}"#).unwrap();
+    let map = ["--map", file.to_str().unwrap(), "--json"];
+    let (code, text, errors) = device_map(folder.path(), &map);
+    assert_eq!(code, 0, "{errors}");
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(answer["bytes_moved_per_token"]["disk"], 4 * (768 + 768 * 2304 + 768 * 3072));
+    fs::write(&file, r#"{"": 0, "h.2": "disk"}"#).unwrap();
+    let (code, _, errors) = device_map(folder.path(), &map);
+    assert_eq!(code, 1, "{errors}");
+    assert!(
+        errors.contains("names `h.2`, which the model does not have; near it are h"),
+        "{errors}"
+    );
+}
+
+#[test]
+fn limits_without_room_for_the_largest_layer_are_refused_with_the_smallest_that_would_do() {
+    let folder = gpt_folder();
+    let (code, _, errors) = device_map(folder.path(), &["--max-memory", "cuda:0=100M,cpu=1G"]);
+    assert_eq!(code, 1, "{errors}");
+    let expected = "cuda:0 is limited to 100 MiB, and wte with its 147 MiB would have to be moved there to be computed: \
+                    give cuda:0 at least 147 MiB (154389504 bytes)";
+    assert!(errors.contains(expected), "{errors}");
+}

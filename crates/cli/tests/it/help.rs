@@ -43,7 +43,7 @@ fn a_short_help_has_one_line_for_each_option() {
 
 #[test]
 fn help_texts_are_those_on_file() {
-    let pages: [(&str, &[&str]); 58] = [
+    let pages: [(&str, &[&str]); 59] = [
         ("brigade", &["--help"]),
         ("launch", &["launch", "--help"]),
         ("launch-short", &["launch", "-h"]),
@@ -87,6 +87,7 @@ fn help_texts_are_those_on_file() {
         ("explain-sharding", &["explain", "sharding", "--help"]),
         ("explain-mesh", &["explain", "mesh", "--help"]),
         ("explain-pipeline", &["explain", "pipeline", "--help"]),
+        ("explain-device-map", &["explain", "device-map", "--help"]),
         ("explain-schedule", &["explain", "schedule", "--help"]),
         ("schedule/constant", &["explain", "schedule", "constant", "--help"]),
         ("schedule/linear", &["explain", "schedule", "linear", "--help"]),

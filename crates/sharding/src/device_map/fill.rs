@@ -88,6 +88,10 @@ fn take_with_room(
     let mut best = (0, Vec::new());
     let rooms: BTreeSet<u64> = left.iter().map(|group| group.largest).chain([0]).collect();
     for room in rooms {
+        // More room leaves less for layers.
+        if budget.saturating_sub(room) <= best.0 {
+            break;
+        }
         // With room for no more than that, all larger layers must be here.
         let numbered = || left.iter().enumerate();
         let larger = || numbered().filter(|(_, group)| group.largest > room);
@@ -121,7 +125,7 @@ fn move_to(
 /// Returns the groups whose bytes add up to the most that a budget allows, the first ones of each size.
 fn most(groups: impl Iterator<Item = (usize, u64)>, budget: u64) -> Vec<usize> {
     // Layers of a model have few sizes, so that sums are few; more than these are not looked at, the smallest first.
-    const MOST_SUMS: usize = 1 << 16;
+    const MOST_SUMS: usize = 1 << 12;
     let mut sizes: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     for (group, bytes) in groups {
         sizes.entry(bytes).or_default().push(group);

@@ -1,6 +1,6 @@
 //! Layers in their order on devices in their order, as Accelerate's `infer_auto_device_map` places them.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use super::Place;
 use super::limits::Device;
@@ -144,15 +144,28 @@ impl Queue<'_> {
     /// of them is there as often.
     fn tied_to(&self, item: Item) -> (Vec<Item>, i128) {
         let (mut tied, mut bytes) = (Vec::new(), 0);
-        for other in self.other_names(item) {
-            let partner = self.left.iter().find(|partner| self.tree.contains(**partner, other));
-            if let Some(partner) = partner {
+        let mut others: Vec<_> = self.other_names(item).collect();
+        // Accelerate takes off what it thinks to be counted with the item.
+        let twice = others.iter().map(|other| i128::from(self.sizes.tensors[*other])).sum::<i128>();
+        let mut seen = HashSet::from([item]);
+        // Ties of the items that come along; Accelerate fails there.
+        while !others.is_empty() {
+            let mut next = Vec::new();
+            for other in others {
+                let has_other = |partner: &&Item| self.tree.contains(**partner, other);
+                let Some(partner) = self.left.iter().find(has_other) else { continue };
                 tied.push(*partner);
                 bytes += i128::from(self.sizes.of_item(*partner));
-                bytes -= i128::from(self.sizes.tensors[other]);
+                if seen.insert(*partner) {
+                    let names = self.other_names(*partner);
+                    next.extend(names.filter(|name| {
+                        !seen.iter().any(|known| self.tree.contains(*known, *name))
+                    }));
+                }
             }
+            others = next;
         }
-        (tied, bytes)
+        (tied, bytes - twice)
     }
 
     /// Returns tensors outside of an item that are tied to one in it.
@@ -181,10 +194,12 @@ impl Queue<'_> {
         let mut search = Queue { left: self.left.clone(), largest_layers: Vec::new(), ..*self };
         let found = loop {
             let item = search.left.pop_front()?;
-            let others = search.other_names(item).count();
-            let (tied, bytes) = search.tied_to(item);
+            let (_, bytes) = search.tied_to(item);
             // A partner that is not behind it would be left alone.
-            if tied.len() == others && i128::from(self.sizes.of_item(item)) + bytes <= room {
+            let is_behind = |other| search.left.iter().any(|it| self.tree.contains(*it, other));
+            if search.other_names(item).all(is_behind)
+                && i128::from(self.sizes.of_item(item)) + bytes <= room
+            {
                 break item;
             }
             if self.tree.can_split(item) {

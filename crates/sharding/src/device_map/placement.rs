@@ -211,7 +211,9 @@ impl Placement {
         let offloaded = self.layers.iter().filter(|layer| self.is_offloaded(layer.place));
         let with_cache =
             |layer: &PlacedLayer| layer.bytes + if layer.is_unit { sizes.unit_reserve } else { 0 };
-        let Some(largest) = offloaded.max_by_key(|layer| with_cache(layer)) else { return Ok(()) };
+        let Some(largest) = offloaded.rev().max_by_key(|layer| with_cache(layer)) else {
+            return Ok(());
+        };
         let (bytes, needed) =
             (with_cache(largest), with_cache(largest).saturating_add(device.reserve));
         match device.limit {

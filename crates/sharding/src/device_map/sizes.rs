@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
-use brigade_checkpoint::{Dtype, TensorInfo};
+use brigade_checkpoint::Dtype;
 
 use super::tree::{Item, ROOT};
-use super::{DeviceMap, DeviceMapError, MappedTensor, ModuleTree};
+use super::{DeviceMap, DeviceMapError, ModuleTree};
+use crate::weight_format::{bytes_as, is_integer};
 
 /// Bytes of tensors and modules. A tied weight counts under its first name.
 pub(super) struct Sizes {
@@ -33,12 +34,14 @@ impl Sizes {
             let bytes = if tensor.tied_to.is_some() {
                 0
             } else if let Some(dtype) = special.get(tensor.name.as_str()) {
-                bytes_as(tensor, *dtype).ok_or_else(too_large)?
+                bytes_as(&tensor.shape, *dtype).ok_or_else(too_large)?
             } else if let Some(format) = map.format {
-                let is_in_unit = tree.is_in_unit(place);
-                format.tensor_bytes(tensor, is_in_unit).ok_or_else(too_large)?
+                let is_in_unit = tensor.is_parameter() && tree.is_in_unit(place);
+                format
+                    .tensor_bytes(&tensor.shape, tensor.dtype, is_in_unit)
+                    .ok_or_else(too_large)?
             } else {
-                bytes_as(tensor, narrowed(tensor.dtype, map.dtype)).ok_or_else(too_large)?
+                bytes_as(&tensor.shape, narrowed(tensor.dtype, map.dtype)).ok_or_else(too_large)?
             };
             tensors.push(bytes);
             add(tree, &mut modules, tree.module_of[place], bytes).ok_or_else(too_large)?;
@@ -82,24 +85,4 @@ fn add(tree: &ModuleTree, modules: &mut [u64], mut module: usize, bytes: u64) ->
 /// Returns the type in which a tensor is held where the map has one: integers stay, and nothing becomes larger.
 fn narrowed(own: Dtype, dtype: Option<Dtype>) -> Dtype {
     dtype.filter(|dtype| !is_integer(own) && dtype.bits() < own.bits()).unwrap_or(own)
-}
-
-pub(crate) fn is_integer(dtype: Dtype) -> bool {
-    matches!(
-        dtype,
-        Dtype::I64
-            | Dtype::I32
-            | Dtype::I16
-            | Dtype::I8
-            | Dtype::U8
-            | Dtype::U16
-            | Dtype::U32
-            | Dtype::U64
-            | Dtype::Bool
-    )
-}
-
-/// Returns the bytes of a tensor of another type.
-pub(crate) fn bytes_as(tensor: &MappedTensor, dtype: Dtype) -> Option<u64> {
-    TensorInfo { dtype, shape: tensor.shape.clone() }.bytes()
 }

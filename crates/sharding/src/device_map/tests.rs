@@ -8,6 +8,9 @@ use super::{
     DeviceMap, DeviceMapError, FreeMemory, MappedTensor, ModuleTree, Place, Placement, Reserve,
 };
 
+mod accelerate;
+mod properties;
+
 /// A transformer with a tied head: an embedding of 800 bytes, 4 blocks of 400 with a buffer of 40, a norm of 40.
 fn transformer() -> ModuleTree {
     let parameter = |name: String, size| MappedTensor::parameter(name, &[size], Dtype::F32);
@@ -207,6 +210,21 @@ fn fill_uses_a_device_that_the_rules_in_order_leave_empty() {
     assert_eq!(filled.bytes()[..2], [(Place::Cuda(0), 800), (Place::Cuda(1), 80)]);
     let note = "cuda:1 is left empty: its next layer needs a limit of 400 B (400 bytes)";
     assert!(in_order.notes().contains(&note.to_owned()), "{:?}", in_order.notes());
+}
+
+#[test]
+fn a_large_model_with_layers_of_many_sizes_is_placed_at_once() {
+    let layer = |number: u64| {
+        let name = format!("layers.{number}.weight");
+        MappedTensor::parameter(name, &[1_000_003 + 7919 * (number * number % 977)], Dtype::F32)
+    };
+    let tree = ModuleTree::new((0..200).map(layer), [""; 0]).unwrap();
+    let limits = [("cuda:0", "350M"), ("cuda:1", "50M"), ("cpu", "100M")];
+    for rule in [DeviceMap::fill(), DeviceMap::balanced(), DeviceMap::sequential()] {
+        let placement = rule.max_memory(limits).resolve(&tree, &FreeMemory::unknown()).unwrap();
+        assert_eq!(placement.layers().len(), 200);
+        assert!(placement.bytes_moved_from(Place::Disk) > 0);
+    }
 }
 
 #[test]
