@@ -138,7 +138,9 @@ pub(crate) struct ConvertArgs {
     #[arg(conflicts_with_all = ["layout", "like", "num_processes", "split_batches", "key", "prefix", "dtype"])]
     weights: Option<QuantizedFormat>,
 
-    /// Choose scales with the least squared error, not those of the largest values
+    /// Choose scales by the squared error
+    ///
+    /// Of smaller ranges, too, the one with the least error is taken. By default the range is that of the largest values
     #[arg(long, requires = "weights")]
     calibrated: bool,
 
