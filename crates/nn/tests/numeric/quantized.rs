@@ -4,7 +4,7 @@ use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential, Weights, weights};
 use brigade_torch::has_memory;
 use tch::{Device, Kind, Tensor, no_grad};
 
-fn constructor(path: &ParamPath) -> Sequential {
+fn constructor(path: &ParamPath<'_>) -> Sequential {
     Sequential::new()
         .add(Linear::new(path / 0, 64, 128))
         .add(Relu)
@@ -169,7 +169,7 @@ fn weights_of_other_packages_are_used_as_they_are() {
         let expected = weights::load(format!("{fixtures}/{name}/expected.safetensors")).unwrap();
         let expected = expected.get("fc.weight").unwrap();
         let (rows, columns) = expected.size2().unwrap();
-        let layer = |path: &ParamPath| {
+        let layer = |path: &ParamPath<'_>| {
             Linear::with_options(
                 path / "fc",
                 columns,
