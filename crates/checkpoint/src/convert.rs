@@ -8,6 +8,7 @@ mod dcp;
 mod foreign;
 mod like;
 mod parts;
+mod quantize;
 mod scaler;
 mod scheduler;
 mod tied;
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 pub use accelerate::AccelerateRun;
 pub use like::{StateKind, convert_like};
+pub use quantize::{QuantizeOptions, quantize};
 pub use trainer_state::TrainerState;
 pub use weights::{FoundWeights, WeightsOptions, find_weights, read_weights};
 

@@ -25,6 +25,7 @@ pub mod hub_cache;
 pub mod layout;
 mod offload_folder;
 mod other_format;
+mod pattern;
 mod plain;
 pub mod pth;
 mod quantized;
@@ -45,8 +46,10 @@ pub use file_name::{FileName, InvalidFileName};
 pub use format::{
     FORMATS, OpenWeights, Safetensors, Torch, WeightsFormat, format_named, format_of,
 };
+pub use pattern::matches_pattern;
 pub use quantized::{
     DEFAULT_GROUP, PackedPart, PackedWeight, QuantizeError, QuantizedDescription, QuantizedFormat,
+    is_head_layer,
 };
 pub use reader::{FileStamp, Stack, TensorReader, WeightsReader, check_quantization_method};
 pub use region::{Region, RegionCopy, Run};

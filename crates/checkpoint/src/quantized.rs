@@ -246,3 +246,14 @@ impl PackedWeight {
         self.packed.len() + width * (self.scales.len() + self.zeros.len()) + order
     }
 }
+
+/// Returns whether a layer's name is that of a head, which makes a model's outputs of its last hidden numbers: `lm_head`,
+/// `embed_out`, `head`, `score`, `classifier`, `qa_outputs` or `decoder`, or one below `cls`. Heads are quantised where they are
+/// asked for.
+#[must_use]
+pub fn is_head_layer(layer: &str) -> bool {
+    const HEADS: [&str; 7] =
+        ["lm_head", "embed_out", "head", "score", "classifier", "qa_outputs", "decoder"];
+    let last = layer.rsplit('.').next().unwrap_or_default();
+    HEADS.contains(&last) || layer.split('.').next() == Some("cls")
+}

@@ -4,9 +4,12 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use brigade_checkpoint::convert::{
-    AccelerateRun, Report, StateKind, Target, WeightsOptions, convert_like, convert_with,
+    AccelerateRun, QuantizeOptions, Report, StateKind, Target, WeightsOptions, convert_like,
+    convert_with, quantize,
 };
-use brigade_checkpoint::{Dtype, FORMATS, WeightsFormat, format_named};
+use brigade_checkpoint::{
+    Dtype, FORMATS, QuantizeError, QuantizedFormat, WeightsFormat, format_named,
+};
 use brigade_rank_env::text::escaped;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
@@ -125,6 +128,37 @@ pub(crate) struct ConvertArgs {
     /// Other tensors stay as they are. By default each has its own type
     #[arg(long, value_enum, value_name = "TYPE", conflicts_with = "like")]
     dtype: Option<Float>,
+
+    /// Store the weights of linear layers in 8 or 4 bits
+    ///
+    /// int8, int4, int4:GROUP (input features with one scale; 128 by default) or fp8. TO is a folder with
+    /// model.safetensors and the files beside FROM's weights, which `from_pretrained` reads as it is. Embeddings, norms
+    /// and the head stay as they are
+    #[arg(long, value_name = "FORMAT", value_parser = quantized_format)]
+    #[arg(conflicts_with_all = ["layout", "like", "num_processes", "split_batches", "key", "prefix", "dtype"])]
+    weights: Option<QuantizedFormat>,
+
+    /// Choose scales by the squared error
+    ///
+    /// Of smaller ranges, too, the one with the least error is taken. By default the range is that of the largest values
+    #[arg(long, requires = "weights")]
+    calibrated: bool,
+
+    /// Quantise these layers, too, such as lm_head
+    ///
+    /// A layer's whole name, in which * stands for any characters; may be given several times
+    #[arg(long, value_name = "LAYER", requires = "weights")]
+    also: Vec<String>,
+
+    /// Leave these layers as they are
+    ///
+    /// A layer's whole name, in which * stands for any characters; may be given several times
+    #[arg(long, value_name = "LAYER", requires = "weights")]
+    skip: Vec<String>,
+}
+
+fn quantized_format(text: &str) -> Result<QuantizedFormat, QuantizeError> {
+    text.parse()
 }
 
 fn state_kinds() -> impl TypedValueParser<Value = StateKind> {
@@ -211,6 +245,15 @@ impl InspectArgs {
 
 impl ConvertArgs {
     fn convert(&self) -> anyhow::Result<String> {
+        if let Some(format) = self.weights {
+            let options = QuantizeOptions {
+                format,
+                is_calibrated: self.calibrated,
+                also: self.also.clone(),
+                skip: self.skip.clone(),
+            };
+            return Ok(told(quantize(&self.from, &self.to, &options)?));
+        }
         let report = match &self.like {
             Some(like) => convert_like(&self.from, &self.to, like, &self.keep_state)?,
             None => convert_with(&self.from, &self.to, self.target()?, &self.options())?,
@@ -308,4 +351,5 @@ Examples:
   brigade checkpoint convert pytorch_model.bin model.safetensors
   brigade checkpoint convert dino.pth model.safetensors --key teacher --prefix backbone.
   brigade checkpoint convert lightning.ckpt model.safetensors --prefix model. --dtype bfloat16
+  brigade checkpoint convert llama llama_int4 --weights int4:64 --calibrated
   brigade checkpoint convert accelerates_folder checkpoint_0 --like run/checkpoints/checkpoint_0";

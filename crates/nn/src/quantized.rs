@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use brigade_checkpoint::QuantizedFormat;
-use brigade_sharding::matches_pattern;
+use brigade_checkpoint::{QuantizedFormat, is_head_layer, matches_pattern};
 use brigade_torch::QuantizedWeight;
 use parking_lot::Mutex;
 use tch::Kind;
@@ -100,7 +99,7 @@ impl Weights {
     #[must_use]
     pub fn chooses(&self, layer: &str) -> bool {
         let has = |patterns: &[String]| patterns.iter().any(|it| matches_pattern(it, layer));
-        self.format.is_some() && !has(&self.skipped) && (has(&self.also) || !is_head(layer))
+        self.format.is_some() && !has(&self.skipped) && (has(&self.also) || !is_head_layer(layer))
     }
 
     /// Patterns that fit none of these layers.
@@ -108,14 +107,6 @@ impl Weights {
         let patterns = self.also.iter().chain(&self.skipped).map(String::as_str);
         patterns.filter(|pattern| !layers.iter().any(|it| matches_pattern(pattern, it))).collect()
     }
-}
-
-/// Whether a layer makes a model's outputs of its last hidden numbers.
-fn is_head(layer: &str) -> bool {
-    const HEADS: [&str; 7] =
-        ["lm_head", "embed_out", "head", "score", "classifier", "qa_outputs", "decoder"];
-    let last = layer.rsplit('.').next().unwrap_or_default();
-    HEADS.contains(&last) || layer.split('.').next() == Some("cls")
 }
 
 /// Where a layer finds its weight once it is quantised. Made by [`crate::ParamPath::quantizable`]; clones are the same place.

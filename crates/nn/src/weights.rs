@@ -20,10 +20,10 @@ use brigade_torch::{Error, TensorId, TensorRead, has_memory, loaded_kind};
 use tch::{Device, Kind, Tensor};
 
 pub use self::parts::PartsWriter;
-pub(crate) use self::safetensors::save_quantized;
 pub use self::safetensors::{WeightsWriter, info_of};
 use crate::error::ModelError;
 use crate::model::Shapes;
+use crate::param_registry::Role;
 use crate::tensor_parallel::part_reads;
 use crate::{LoadReport, Model, StateDict};
 
@@ -222,6 +222,44 @@ impl<M> Model<M> {
         let values = plan.values.into_iter();
         let values = values.filter_map(|found| Some((weights.get(&found.name)?, found.into)));
         Ok((values.collect(), plan.report))
+    }
+
+    /// Writes a model with quantised weights to a safetensors file, which [`Model::load_weights`] of a deferred model, and
+    /// programs without the original weights, read: quantised weights as they are, all else as [`Model::save_weights`]. Other
+    /// models are written as by it. The layout does not depend on processors and kernels.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model, Weights};
+    /// use tch::{Kind, Tensor};
+    /// # let folder = tempfile::tempdir()?;
+    /// # std::env::set_current_dir(&folder)?;
+    ///
+    /// let mut model = Model::new(|path| Linear::new(path / "fc", 32, 8))?;
+    /// model.quantize(&Weights::int4(32))?;
+    /// model.save_quantized("int4.safetensors")?;
+    ///
+    /// let mut again = Model::deferred(|path| Linear::new(path / "fc", 32, 8))?;
+    /// again.load_weights("int4.safetensors")?;
+    /// again.materialize()?;
+    /// let input = Tensor::ones([1, 32], (Kind::Float, model.device()));
+    /// assert_eq!(again.forward(&input)?, model.forward(&input)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Model::save_weights`].
+    pub fn save_quantized(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        self.check_values("save_quantized")?;
+        self.check_undivided("save_quantized")?;
+        let saved =
+            self.distinct().filter(|entry| entry.role != (Role::Buffer { persistent: false }));
+        let saved = saved.map(|entry| {
+            let weight = self
+                .quantized_slot(&entry.name)
+                .and_then(|slot| Some((slot.get()?, slot.is_transposed)));
+            (entry.name.as_str(), entry.tensor.detach(), weight)
+        });
+        safetensors::save_quantized(path.as_ref(), saved.collect())
     }
 
     /// Writes parameters and saved buffers to a safetensors file, see [`save`].

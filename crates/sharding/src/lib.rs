@@ -53,7 +53,7 @@ pub use sequence_part::{ContextMethod, SequencePart};
 pub use slot::{ALIGNMENT, Slot};
 pub use strategy::{MixedPrecision, Offload, ReduceGradients, Reshard, Sharding, Strategy, Units};
 pub use tensor_part::TensorPart;
-pub use tensor_plan::{Heads, TensorPlan, TensorStyle, matches_pattern};
+pub use tensor_plan::{Heads, TensorPlan, TensorStyle};
 pub use transformer::{AxisMessages, ExpertStep, TransformerStep, message_formulas};
 pub use volume::{Traffic, Volume};
 pub use weight_format::WeightFormat;

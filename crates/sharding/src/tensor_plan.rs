@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use brigade_checkpoint::matches_pattern;
+
 /// How one weight is divided over the ranks of a tensor group (tensor parallelism, Megatron-LM's).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -183,27 +185,6 @@ impl TensorPlan {
         self.rules.push(Rule { pattern: pattern.into(), style, is_optional: false });
         self
     }
-}
-
-/// Returns whether a name fits a pattern in which `*` stands for any characters.
-///
-/// ```
-/// use brigade_sharding::matches_pattern;
-/// assert!(matches_pattern("layers.*.mlp.*", "layers.10.mlp.up_proj"));
-/// assert!(!matches_pattern("mlp", "layers.10.mlp"));
-/// ```
-#[must_use]
-pub fn matches_pattern(pattern: &str, name: &str) -> bool {
-    // The pieces are found from the left, which is enough since each may stand anywhere behind the one before.
-    let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
-    let Some(mut left) = name.strip_prefix(first) else { return false };
-    let mut pieces: Vec<&str> = rest.split('*').collect();
-    let last = pieces.pop().unwrap_or_default();
-    for piece in pieces {
-        let Some(place) = left.find(piece) else { return false };
-        left = &left[place + piece.len()..];
-    }
-    left.ends_with(last)
 }
 
 #[cfg(test)]

@@ -6,3 +6,4 @@ mod forward;
 mod generation;
 mod mixtral;
 mod more;
+mod quantized;

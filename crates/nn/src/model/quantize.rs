@@ -1,7 +1,5 @@
 //! Weights of a model in 8 or 4 bits.
 
-use std::path::Path;
-
 use brigade_torch::{Error, QuantizedWeight, Result, unallocated};
 use tch::{Kind, TchError, Tensor};
 
@@ -10,7 +8,6 @@ use super::conversion::Conversion;
 use crate::error::ModelError;
 use crate::param_registry::{Entry, Role};
 use crate::quantized::{Quantizable, QuantizeReport, QuantizedSlot, Weights};
-use crate::weights::save_quantized;
 
 impl<M> Model<M> {
     /// Stores the weights of linear layers in 8 or 4 bits, or brings all weights into another floating-point kind. A deferred
@@ -62,44 +59,6 @@ impl<M> Model<M> {
         self.freeze_quantized()
     }
 
-    /// Writes a model with quantised weights to a safetensors file, which [`Model::load_weights`] of a deferred model, and
-    /// programs without the original weights, read: quantised weights as they are, all else as [`Model::save_weights`]. Other
-    /// models are written as by it. The layout does not depend on processors and kernels.
-    ///
-    /// ```
-    /// use brigade_nn::{Linear, Model, Weights};
-    /// use tch::{Kind, Tensor};
-    /// # let folder = tempfile::tempdir()?;
-    /// # std::env::set_current_dir(&folder)?;
-    ///
-    /// let mut model = Model::new(|path| Linear::new(path / "fc", 32, 8))?;
-    /// model.quantize(&Weights::int4(32))?;
-    /// model.save_quantized("int4.safetensors")?;
-    ///
-    /// let mut again = Model::deferred(|path| Linear::new(path / "fc", 32, 8))?;
-    /// again.load_weights("int4.safetensors")?;
-    /// again.materialize()?;
-    /// let input = Tensor::ones([1, 32], (Kind::Float, model.device()));
-    /// assert_eq!(again.forward(&input)?, model.forward(&input)?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Those of [`Model::save_weights`].
-    pub fn save_quantized(&self, path: impl AsRef<Path>) -> Result<()> {
-        self.check_values("save_quantized")?;
-        self.check_undivided("save_quantized")?;
-        let saved =
-            self.distinct().filter(|entry| entry.role != (Role::Buffer { persistent: false }));
-        let saved = saved.map(|entry| {
-            let weight = self
-                .quantized_slot(&entry.name)
-                .and_then(|slot| Some((slot.get()?, slot.is_transposed)));
-            (entry.name.as_str(), entry.tensor.detach(), weight)
-        });
-        save_quantized(path.as_ref(), saved.collect())
-    }
-
     /// Returns whether weights are quantised.
     #[must_use]
     pub fn is_quantized(&self) -> bool {
@@ -138,7 +97,7 @@ impl<M> Model<M> {
     }
 
     /// The place of a parameter's quantised weight, where it is quantised.
-    pub(super) fn quantized_slot(&self, parameter: &str) -> Option<&QuantizedSlot> {
+    pub(crate) fn quantized_slot(&self, parameter: &str) -> Option<&QuantizedSlot> {
         self.slot(parameter).filter(|slot| slot.is_set())
     }
 

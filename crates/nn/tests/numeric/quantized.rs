@@ -4,7 +4,7 @@ use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential, Weights, weights};
 use brigade_torch::has_memory;
 use tch::{Device, Kind, Tensor, no_grad};
 
-fn constructor(path: &ParamPath) -> Sequential {
+fn constructor(path: &ParamPath<'_>) -> Sequential {
     Sequential::new()
         .add(Linear::new(path / 0, 64, 128))
         .add(Relu)
@@ -122,4 +122,76 @@ fn another_kind_leaves_quantised_weights() {
     let mut float = Model::new(constructor).unwrap();
     assert!(float.quantize(&Weights::float(Kind::Half)).unwrap().layers.is_empty());
     assert_eq!(float.kind(), Kind::Half);
+}
+
+#[test]
+fn a_saved_model_comes_back_to_the_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    for chosen in [Weights::int8(), Weights::int4(64).also("head").calibrated(), Weights::fp8()] {
+        let mut model = model();
+        let report = model.quantize(&chosen).unwrap();
+        model.save_quantized(&path).unwrap();
+        let mut again = Model::deferred(constructor).unwrap();
+        again.load_weights(&path).unwrap();
+        // Nothing has to be chosen: the file says it.
+        assert_eq!(again.quantize(&Weights::default()).unwrap(), report);
+        for kind in [Kind::Float, Kind::BFloat16] {
+            model.to_kind(kind).unwrap();
+            again.to_kind(kind).unwrap();
+            let input = input().to_kind(kind);
+            assert_eq!(
+                model.forward(&input).unwrap(),
+                again.forward(&input).unwrap(),
+                "{chosen:?} {kind:?}"
+            );
+        }
+        // A model that is to be trained gets the values that the numbers stand for.
+        let mut float = Model::new(constructor).unwrap();
+        float.load_weights(&path).unwrap();
+        assert!(!float.is_quantized());
+        let stored = again.quantized_weight("0.weight").unwrap().dequantize(Kind::Float).unwrap();
+        assert_eq!(float.tensor("0.weight").unwrap().detach(), stored);
+    }
+}
+
+#[test]
+fn weights_of_other_packages_are_used_as_they_are() {
+    let fixtures = "../checkpoint/tests/fixtures/quantized";
+    for (name, is_packed) in [
+        ("gptq4", true),
+        ("gptq4_act_order", true),
+        ("gptq8", true),
+        ("awq", true),
+        ("gptq8_groups", false),
+        ("nf4", false),
+    ] {
+        let expected = weights::load(format!("{fixtures}/{name}/expected.safetensors")).unwrap();
+        let expected = expected.get("fc.weight").unwrap();
+        let (rows, columns) = expected.size2().unwrap();
+        let layer = |path: &ParamPath<'_>| {
+            Linear::with_options(
+                path / "fc",
+                columns,
+                rows,
+                brigade_nn::LinearOptions { bias: false },
+            )
+        };
+        let mut model = Model::deferred(layer).unwrap();
+        model.load_weights(format!("{fixtures}/{name}/model.safetensors")).unwrap();
+        model.materialize().unwrap();
+        assert_eq!(model.is_quantized(), is_packed, "{name}");
+        let input =
+            Tensor::arange(3 * columns, (Kind::Float, Device::Cpu)).view([3, columns]).sin();
+        let found = no_grad(|| model.forward(&input)).unwrap().to_kind(Kind::Double);
+        let exact = input.to_kind(Kind::Double).matmul(&expected.to_kind(Kind::Double).tr());
+        let error = (found - &exact).abs().max().double_value(&[]);
+        let scale = input.abs().matmul(&expected.abs().tr()).max().double_value(&[]);
+        assert!(error <= 1e-5 * scale, "{name}: {error} of {scale}");
+        // As floating-point numbers, too.
+        let mut float = Model::deferred(layer).unwrap();
+        float.load_weights(format!("{fixtures}/{name}/model.safetensors")).unwrap();
+        float.quantize(&Weights::float(Kind::Float)).unwrap();
+        assert!(!float.is_quantized());
+    }
 }

@@ -44,6 +44,27 @@ pub(super) const TARGETS: &[Target] = &[
         read: offload,
     },
     Target {
+        name: "quantized",
+        reads: "a line of JSON, the quantization_config of a model, and a safetensors file with quantised weights",
+        words: &[
+            "{\"quant_method\":\"gptq\",\"bits\":4}\n",
+            "{\"quant_method\":\"awq\"}\n",
+            "\"checkpoint_format\":\"gptq_v2\"",
+            "\"bits\":8",
+            "fc.qweight",
+            "fc.qzeros",
+            "fc.scales",
+            "fc.g_idx",
+            "fc.weight.absmax",
+            "fc.weight.packed",
+            "int4:32",
+            "\\\"blocksize\\\": 64",
+        ],
+        bytes_per_byte: TREE,
+        free_bytes: FREE + QUANTIZED_FREE,
+        read: quantized,
+    },
+    Target {
         name: "zip",
         reads: "the archive of a .pth file",
         words: &[
@@ -250,6 +271,36 @@ fn offload(input: &[u8]) {
         let bytes = tensor.info().bytes().expect("it was compared");
         assert!(bytes <= 24, "{}", tensor.info());
         let _ = tensor.read(&Region::whole(&tensor.info().shape), &mut vec![0; bytes as usize]);
+    }
+}
+
+/// Values of some rows in float32, which are dequantised at a time.
+const QUANTIZED_FREE: usize = 16 << 20;
+
+fn quantized(input: &[u8]) {
+    let Some(end) = input.iter().position(|&byte| byte == b'\n') else { return };
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let config = [&b"{\"quantization_config\":"[..], &input[..end], b"}"].concat();
+    let path = folder.path().join("model.safetensors");
+    fs::write(folder.path().join("config.json"), config).expect("a file can be written");
+    fs::write(&path, &input[end + 1..]).expect("a file can be written");
+    let Ok(weights) = WeightsReader::open(&path) else { return };
+    for tensor in weights.tensors().filter(|tensor| tensor.is_quantized()) {
+        let shape = &tensor.info().shape;
+        // Shapes were compared with what the file has.
+        let values: u64 = shape.iter().product();
+        assert!(values <= 2 * input.len() as u64, "{}", tensor.info());
+        let whole = Region::whole(shape);
+        let mut bytes = vec![0; 4 * values as usize];
+        let read = tensor.read(&whole, &mut bytes);
+        if let Ok(Some(packed)) = tensor.read_packed() {
+            let mut values = vec![0f32; values as usize];
+            packed.dequantize(0..packed.rows, &mut values).expect("it was checked");
+            assert!(read.is_ok(), "{}", tensor.info());
+        }
+        let part = whole.narrow(0, shape[0] / 3, shape[0].div_ceil(2)).narrow(1, shape[1] - 1, 1);
+        let mut bytes = vec![0; 4 * part.elements() as usize];
+        let _ = tensor.read(&part, &mut bytes);
     }
 }
 

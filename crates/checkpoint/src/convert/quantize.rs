@@ -1,0 +1,320 @@
+//! Weights into 8 or 4 bits.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use half::{bf16, f16};
+
+use super::{Report, must_be_free};
+use crate::dtype::{Dtype, TensorInfo};
+use crate::error::Error;
+use crate::pattern::matches_pattern;
+use crate::pth::shown;
+use crate::quantized::{
+    PackedPart, PackedWeight, QuantizedDescription, QuantizedFormat, is_head_layer,
+};
+use crate::reader::{TensorReader, WeightsReader};
+use crate::region::Region;
+use crate::safetensors::layout_with;
+use crate::weights_files::is_weights;
+
+/// Which weights are quantised, and how.
+///
+/// Quantised are tensors `NAME.weight` with two dimensions. Embeddings, heads ([`is_head_layer`]), routers (`gate`) and the
+/// experts of Mixtral, which a model has in one tensor, stay as they are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuantizeOptions {
+    /// The format.
+    pub format: QuantizedFormat,
+    /// Chooses ranges with the least squared error, see [`PackedWeight::quantize`].
+    pub is_calibrated: bool,
+    /// Patterns of layers that are quantised, too; `*` stands for any characters.
+    pub also: Vec<String>,
+    /// Patterns of layers that stay as they are. They win.
+    pub skip: Vec<String>,
+}
+
+/// Layers whose weights GPT-2 has as `[in, out]`.
+const GPT2_LAYERS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
+/// The largest file that is copied beside the weights: tokenizers have some MB.
+const MOST_COPIED_BYTES: u64 = 256 << 20;
+
+/// Quantises the weights of a folder, or of weights files, into a folder with one file, `model.safetensors` in Brigade's layout.
+/// Tensors are read, quantised and written one at a time. Files beside the weights, such as `config.json` and those of
+/// tokenizers, are copied. `to` must not be there yet; it appears whole or not at all.
+///
+/// ```
+/// use brigade_checkpoint::convert::{QuantizeOptions, quantize};
+/// use brigade_checkpoint::{QuantizedFormat, WeightsReader};
+/// # let folder = tempfile::tempdir()?;
+/// # let out = folder.path().join("out");
+///
+/// let format = QuantizedFormat::Int8;
+/// let options = QuantizeOptions { format, is_calibrated: false, also: Vec::new(), skip: Vec::new() };
+/// // Here from what GPTQ has packed in groups that are no format of libtorch's kernels.
+/// quantize("tests/fixtures/quantized/gptq8_groups".as_ref(), &out, &options)?;
+/// assert!(WeightsReader::open(&out)?.get("fc.weight").unwrap().is_quantized());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Occupied`]; what is wrong with the source; [`Error::Unsupported`] with the tensor for one that cannot be quantised,
+/// and for a pattern that fits no layer; [`Error::Io`].
+pub fn quantize(from: &Path, to: &Path, options: &QuantizeOptions) -> Result<Report, Error> {
+    must_be_free(to)?;
+    let parent = match to.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let partial = tempfile::Builder::new()
+        .prefix(".")
+        .suffix(".partial")
+        .tempdir_in(parent)
+        .map_err(Error::temporary(to, parent))?;
+    let made = partial.path().join("quantized");
+    fs::create_dir(&made).map_err(Error::io("make", &made))?;
+    let written = write(from, &made, options).and_then(|report| {
+        fs::rename(&made, to).map_err(Error::io("rename", &made))?;
+        Ok(report)
+    });
+    let mut report = written.map_err(|error| error.renamed(partial.path(), to))?;
+    report.written.iter_mut().for_each(|path| *path = to.join(&*path));
+    report.written.sort();
+    Ok(report)
+}
+
+/// A tensor of the source and what becomes of it.
+struct Planned<'r> {
+    tensor: TensorReader<'r>,
+    /// The format, and whether the parameter is `[in, out]`.
+    quantized: Option<(QuantizedFormat, bool)>,
+    /// Places of its parts in the list of tensors that are written.
+    first: usize,
+}
+
+fn write(from: &Path, into: &Path, options: &QuantizeOptions) -> Result<Report, Error> {
+    let weights = WeightsReader::open(from)?;
+    weights.verify()?;
+    let source = if from.is_dir() { from } else { from.parent().unwrap_or_else(|| Path::new("")) };
+    let is_gpt2 = fs::read(source.join("config.json")).is_ok_and(|text| {
+        serde_json::from_slice::<serde_json::Value>(&text)
+            .is_ok_and(|config| config.get("model_type").and_then(|it| it.as_str()) == Some("gpt2"))
+    });
+    check_patterns(from, &weights, options)?;
+    let path = into.join("model.safetensors");
+    let mut description = QuantizedDescription::default();
+    let mut infos: Vec<(String, TensorInfo)> = Vec::new();
+    let mut planned = Vec::new();
+    let mut report = Report::default();
+    for tensor in weights.tensors() {
+        let (name, info) = (tensor.name(), tensor.info());
+        let first = infos.len();
+        let layer = name.strip_suffix(".weight").filter(|layer| chooses(options, layer, info));
+        let packed = if tensor.is_quantized() { tensor.read_packed()? } else { None };
+        let quantized = match (layer, packed) {
+            // Already in 8 or 4 bits.
+            (_, Some(packed)) => {
+                infos.extend(parts_of(name, &packed));
+                let shape = [packed.rows as u64, packed.columns as u64];
+                description.add(name, packed.format, shape, tensor.is_transposed());
+                Some((packed.format, tensor.is_transposed()))
+            }
+            (Some(layer), None) => {
+                let last = layer.rsplit('.').next().unwrap_or_default();
+                let is_transposed = is_gpt2 && GPT2_LAYERS.contains(&last);
+                let (rows, columns) = match (info.shape[0], info.shape[1]) {
+                    (inputs, outputs) if is_transposed => (outputs, inputs),
+                    shape => shape,
+                };
+                let format = options.format;
+                format.check(columns as usize).map_err(|error| unsupported(tensor, &error))?;
+                infos.extend(empty_parts(name, format, rows, columns));
+                description.add(name, format, [rows, columns], is_transposed);
+                Some((format, is_transposed))
+            }
+            (None, None) => {
+                infos.push((name.to_owned(), info.clone()));
+                None
+            }
+        };
+        planned.push(Planned { tensor, quantized, first });
+    }
+    let list: Vec<_> = infos.iter().map(|(name, info)| (name.as_str(), info.clone())).collect();
+    let layout = layout_with(&path, &list, &HashMap::from([description.to_metadata()]))?;
+    let mut offsets = vec![0u64; infos.len()];
+    let mut at = layout.header.len() as u64;
+    for &place in &layout.order {
+        offsets[place] = at;
+        at += infos[place].1.bytes().unwrap_or(0);
+    }
+    let file = File::create_new(&path).map_err(Error::io("write", &path))?;
+    let put =
+        |bytes: &[u8], at: u64| file.write_all_at(bytes, at).map_err(Error::io("write", &path));
+    put(&layout.header, 0)?;
+    file.set_len(layout.bytes).map_err(Error::io("write", &path))?;
+    let mut count = 0;
+    for Planned { tensor, quantized, first } in planned {
+        let Some((format, is_transposed)) = quantized else {
+            let info = tensor.info();
+            // Rows at a time: 16 MB.
+            let whole = Region::whole(&info.shape);
+            let mut at = offsets[first];
+            for part in whole.parts((16 << 20) / info.dtype.bytes()) {
+                let mut bytes = vec![0; part.elements() as usize * info.dtype.bytes() as usize];
+                tensor.read(&part, &mut bytes)?;
+                put(&bytes, at)?;
+                at += bytes.len() as u64;
+            }
+            continue;
+        };
+        let packed = match tensor.read_packed()? {
+            Some(packed) => packed,
+            None => packed_of(tensor, format, is_transposed, options.is_calibrated)?,
+        };
+        count += 1;
+        for (PackedPart { bytes, .. }, at) in packed.to_parts().iter().zip(&offsets[first..]) {
+            put(bytes, *at)?;
+        }
+    }
+    file.sync_all().map_err(Error::io("write", &path))?;
+    report.changed.push(format!("{count} weights are stored in {}", options.format));
+    report.written.push("model.safetensors".into());
+    if from.is_dir() {
+        copy_beside(from, into, &mut report)?;
+    }
+    Ok(report)
+}
+
+fn chooses(options: &QuantizeOptions, layer: &str, info: &TensorInfo) -> bool {
+    const FLOATS: [Dtype; 4] = [Dtype::F64, Dtype::F32, Dtype::F16, Dtype::BF16];
+    let has = |patterns: &[String]| patterns.iter().any(|it| matches_pattern(it, layer));
+    let last = layer.rsplit('.').next().unwrap_or_default();
+    let stays = is_head_layer(layer)
+        || last == "gate"
+        || layer.contains("embed")
+        || ["wte", "wpe", "shared"].contains(&last)
+        || layer.contains(".experts.");
+    info.shape.len() == 2
+        && !info.shape.contains(&0)
+        && FLOATS.contains(&info.dtype)
+        && !has(&options.skip)
+        && (has(&options.also) || !stays)
+}
+
+fn check_patterns(
+    from: &Path,
+    weights: &WeightsReader,
+    options: &QuantizeOptions,
+) -> Result<(), Error> {
+    let fits = |pattern: &String| {
+        let mut layers =
+            weights.tensors().filter_map(|tensor| tensor.name().strip_suffix(".weight"));
+        layers.any(|layer| matches_pattern(pattern, layer))
+    };
+    match options.also.iter().chain(&options.skip).find(|pattern| !fits(pattern)) {
+        Some(pattern) => Err(Error::Unsupported {
+            path: from.to_owned(),
+            fact: format!("`{}` fits the name of no layer with a weight", shown(pattern)),
+        }),
+        None => Ok(()),
+    }
+}
+
+fn parts_of(name: &str, packed: &PackedWeight) -> Vec<(String, TensorInfo)> {
+    let parts = packed.to_parts().into_iter();
+    parts.map(|part| (format!("{name}{}", part.suffix), part.info)).collect()
+}
+
+/// The parts that a weight will have: those of one that is quantised here have bfloat16 scales.
+fn empty_parts(
+    name: &str,
+    format: QuantizedFormat,
+    rows: u64,
+    columns: u64,
+) -> Vec<(String, TensorInfo)> {
+    let width = format.row_bytes(columns as usize) as u64;
+    let groups = format.scales_per_row(columns as usize) as u64;
+    let shape = if format.has_zeros() { vec![rows, groups] } else { vec![rows] };
+    let scales = TensorInfo { dtype: Dtype::BF16, shape };
+    let packed = TensorInfo { dtype: format.dtype(), shape: vec![rows, width] };
+    let mut parts = vec![(".packed", packed), (".scales", scales.clone())];
+    if format.has_zeros() {
+        parts.push((".zeros", scales));
+    }
+    parts.into_iter().map(|(suffix, info)| (format!("{name}{suffix}"), info)).collect()
+}
+
+/// Reads a weight and quantises it.
+fn packed_of(
+    tensor: TensorReader<'_>,
+    format: QuantizedFormat,
+    is_transposed: bool,
+    is_calibrated: bool,
+) -> Result<PackedWeight, Error> {
+    let info = tensor.info();
+    let mut bytes = vec![0; info.bytes().unwrap_or(0) as usize];
+    tensor.read(&Region::whole(&info.shape), &mut bytes)?;
+    let mut values: Vec<f32> = match info.dtype {
+        Dtype::F64 => bytes.as_chunks().0.iter().map(|&it| f64::from_le_bytes(it) as f32).collect(),
+        Dtype::F16 => {
+            bytes.as_chunks().0.iter().map(|&it| f16::from_le_bytes(it).to_f32()).collect()
+        }
+        Dtype::BF16 => {
+            bytes.as_chunks().0.iter().map(|&it| bf16::from_le_bytes(it).to_f32()).collect()
+        }
+        _ => bytes.as_chunks().0.iter().map(|&it| f32::from_le_bytes(it)).collect(),
+    };
+    drop(bytes);
+    let (first, second) = (info.shape[0] as usize, info.shape[1] as usize);
+    let columns = if is_transposed { first } else { second };
+    if is_transposed {
+        let at = |place: usize| values[place % first * second + place / first];
+        values = (0..values.len()).map(at).collect();
+    }
+    PackedWeight::quantize(&values, columns, format, is_calibrated)
+        .map_err(|error| unsupported(tensor, &error))
+}
+
+fn unsupported(tensor: TensorReader<'_>, error: &dyn std::error::Error) -> Error {
+    Error::Unsupported {
+        path: tensor.path().to_owned(),
+        fact: format!("`{}` cannot be quantised: {error}", shown(tensor.name())),
+    }
+}
+
+/// Copies the files beside the weights; a folder, and what is too large, is named. Of a configuration the method by which the
+/// source was quantised is taken out.
+fn copy_beside(from: &Path, into: &Path, report: &mut Report) -> Result<(), Error> {
+    for entry in fs::read_dir(from).map_err(Error::io("read", from))? {
+        let path = entry.map_err(Error::io("read", from))?.path();
+        let Some(file) = path.file_name().map(|name| name.to_string_lossy().into_owned()) else {
+            continue;
+        };
+        if is_weights(&file) || file.ends_with(".index.json") || file.starts_with('.') {
+            continue;
+        }
+        let metadata = fs::metadata(&path).map_err(Error::io("read", &path))?;
+        if !metadata.is_file() || metadata.len() > MOST_COPIED_BYTES {
+            report.left_out.push(format!("{file}: not a file of a model's configuration"));
+            continue;
+        }
+        let copy = into.join(&file);
+        let text = fs::read(&path).map_err(Error::io("read", &path))?;
+        let text = if file == "config.json" { without_method(text) } else { text };
+        fs::write(&copy, text).map_err(Error::io("write", &copy))?;
+        report.written.push(file.into());
+    }
+    Ok(())
+}
+
+/// A configuration without the method by which other weights were quantised.
+fn without_method(text: Vec<u8>) -> Vec<u8> {
+    let config = serde_json::from_slice(&text);
+    let Ok(serde_json::Value::Object(mut config)) = config else { return text };
+    match config.remove("quantization_config") {
+        Some(_) => serde_json::Value::Object(config).to_string().into_bytes(),
+        None => text,
+    }
+}
