@@ -62,6 +62,15 @@ impl KeyValueCache {
         }
     }
 
+    /// Replaces the keys and values of each text by those of the text of a number in `rows`, int64 `[texts]`: for beams, and
+    /// for several continuations of one text.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::Tensor`] for a number that no text has, or when memory runs out.
+    pub fn select_rows(&mut self, rows: &Tensor) -> Result<()> {
+        tch::no_grad(|| self.layers.iter_mut().try_for_each(|layer| layer.select_rows(rows)))
+    }
+
     pub(super) fn layer(&mut self, index: usize) -> &mut LayerCache {
         let room = self.room;
         while self.layers.len() <= index {
@@ -81,6 +90,22 @@ pub(super) struct LayerCache {
 }
 
 impl LayerCache {
+    fn select_rows(&mut self, rows: &Tensor) -> Result<()> {
+        let length = self.length;
+        let selected = |all: &Tensor| -> Result<Tensor> {
+            let mut size = all.size();
+            size[0] = rows.size().first().copied().unwrap_or(0);
+            let selected = Tensor::f_empty(&size, (all.kind(), all.device()))?;
+            let filled = all.f_narrow(2, 0, length)?.f_index_select(0, rows)?;
+            selected.f_narrow(2, 0, length)?.f_copy_(&filled)?;
+            Ok(selected)
+        };
+        if let Some((keys, values)) = &self.held {
+            self.held = Some((selected(keys)?, selected(values)?));
+        }
+        Ok(())
+    }
+
     /// Adds those of new tokens, `[batch, heads, tokens, width]`, and gives all.
     pub(super) fn extend(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
         tch::no_grad(|| {

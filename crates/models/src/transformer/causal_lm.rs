@@ -172,6 +172,10 @@ impl<B: CausalBody> CausalModel for CausalLm<B> {
     ) -> Result<VocabularyLogits> {
         self.lm_head.last(&self.body.run(tokens, Some(state), None)?)
     }
+
+    fn select_rows(&self, state: &mut KeyValueCache, rows: &Tensor) -> Result<()> {
+        state.select_rows(rows)
+    }
 }
 
 impl<B: CausalBody> LayerGroups for CausalLm<B> {

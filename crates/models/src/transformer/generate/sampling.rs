@@ -5,7 +5,7 @@ use rand_pcg::Pcg64;
 use rand_pcg::rand_core::Rng;
 use tch::{Device, Kind, Tensor};
 
-use super::GenerationOptions;
+use super::{GenerationOptions, rules};
 use crate::VocabularyLogits;
 
 /// A text before a token that is to be chosen.
@@ -15,6 +15,12 @@ pub(super) struct Before<'a> {
     pub(super) ids: &'a Tensor,
     /// `[batch, tokens]`, where there is padding.
     pub(super) mask: Option<&'a Tensor>,
+    /// Each text's tokens, without padding.
+    pub(super) rows: &'a [Vec<i64>],
+    /// The number of tokens that were written.
+    pub(super) written: i64,
+    /// The number of tokens that may be written.
+    pub(super) left: i64,
 }
 
 /// A token for each row of the logits `[batch, vocabulary]`. Where ranks divide the vocabulary, they send the logits of the
@@ -25,7 +31,7 @@ pub(super) fn choose(
     options: &GenerationOptions,
     rng: &mut Pcg64,
 ) -> Result<Vec<i64>> {
-    let is_plain = options.repetition_penalty == 1.0;
+    let is_plain = options.repetition_penalty == 1.0 && !rules::are_given(options);
     let chosen = match options.top_k {
         _ if is_plain && !options.do_sample => logits.argmax()?,
         Some(k) if is_plain && logits.is_divided() && k < logits.vocabulary() => {
@@ -49,11 +55,21 @@ fn among_all(
     options: &GenerationOptions,
     rng: &mut Pcg64,
 ) -> Result<Tensor> {
-    let scores = penalized(&as_float(logits)?, before, options.repetition_penalty)?;
+    let scores = processed(&as_float(logits)?, before, options)?;
     if options.do_sample {
         return drawn(&filtered(&scores, options)?, rng);
     }
     Ok(scores.f_argmax(-1, false)?)
+}
+
+/// Scores after the penalty of repetitions and the rules on tokens.
+pub(super) fn processed(
+    scores: &Tensor,
+    before: Before<'_>,
+    options: &GenerationOptions,
+) -> Result<Tensor> {
+    let scores = penalized(scores, before, options.repetition_penalty)?;
+    if rules::are_given(options) { rules::applied(&scores, before, options) } else { Ok(scores) }
 }
 
 /// The `k` largest logits of each row and their tokens, in the order of the tokens, as they are drawn from all; `None`
@@ -173,7 +189,7 @@ mod tests {
         let ids = Tensor::from_slice(&[4i64, 0, 3, 3]).view([1, 4]);
         let mask = Tensor::from_slice(&[0i64, 1, 1, 1]).view([1, 4]);
         let found = |mask| {
-            let before = Before { ids: &ids, mask };
+            let before = Before { ids: &ids, mask, rows: &[], written: 0, left: 1 };
             let found = penalized(&scores(), before, 2.0).unwrap();
             Vec::<f32>::try_from(found.contiguous().view([-1])).unwrap()
         };
@@ -188,7 +204,7 @@ mod tests {
             GenerationOptions { do_sample: true, top_k: Some(2), ..GenerationOptions::default() };
         let many = scores().repeat([4000, 1]);
         let ids = Tensor::zeros([4000, 1], (Kind::Int64, Device::Cpu));
-        let before = Before { ids: &ids, mask: None };
+        let before = Before { ids: &ids, mask: None, rows: &[], written: 0, left: 1 };
         let chosen = choose(&many.into(), before, &options, &mut rng).unwrap();
         let count = |token: i64| chosen.iter().filter(|&&it| it == token).count() as f64;
         assert_eq!(count(0) + count(4), 4000.0);
