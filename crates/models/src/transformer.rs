@@ -32,7 +32,8 @@ pub use self::causal_lm::{CausalBody, CausalLm};
 pub use self::config::{ConfigError, TransformerOptions};
 pub use self::decay::no_decay_parameters;
 pub use self::generate::{
-    CausalModel, GeneratedText, GeneratedTokens, GenerationOptions, SeenTokens, UncachedModel,
+    BeamSearch, Beams, CausalModel, EarlyStopping, GeneratedText, GeneratedTokens,
+    GenerationOptions, SeenTokens, UncachedModel,
 };
 pub use self::gpt2::{Gpt2, Gpt2LmHead, Gpt2Options};
 pub use self::groups::joined_layers;

@@ -1,5 +1,6 @@
 //! Texts that a causal model writes, token by token.
 
+mod beam_search;
 mod reader;
 mod rules;
 mod sampling;
@@ -11,6 +12,7 @@ use rand_pcg::Pcg64;
 use rand_pcg::rand_core::SeedableRng;
 use tch::{Device, Kind, Tensor};
 
+pub use self::beam_search::{BeamSearch, Beams, EarlyStopping};
 use self::reader::{Prompt, Reader};
 use self::sampling::Before;
 pub use self::text::GeneratedText;
@@ -246,9 +248,22 @@ pub struct GenerationOptions {
     /// Strings that end a text: the token in which one is complete is its last. They need the text of tokens:
     /// [`GeneratedTokens::decoded_by`].
     pub stop_strings: Vec<String>,
-    /// Number of continuations of each text, which follow each other in the result. Several need `do_sample`. The text
-    /// itself is computed once. Defaults to 1.
+    /// Number of continuations of each text, which follow each other in the result. Several need `do_sample` or as many
+    /// beams. The text itself is computed once. Defaults to 1.
     pub num_return_sequences: i64,
+    /// Number of continuations that a beam search keeps of each text. Defaults to 1, which is no search.
+    pub num_beams: i64,
+    /// Power of the number of written tokens by which the sum of log probabilities is divided: above 0 long texts are
+    /// preferred, below 0 short ones. Defaults to 1.
+    pub length_penalty: f64,
+    /// When a beam search of a text ends. Defaults to [`EarlyStopping::Heuristic`].
+    pub early_stopping: EarlyStopping,
+    /// Number of groups of beams, which are searched one after the other and keep apart by `diversity_penalty`. Defaults
+    /// to 1.
+    pub num_beam_groups: i64,
+    /// Subtracted from the log probability of a token for each beam of an earlier group that has taken it in the same
+    /// step. Defaults to 0.
+    pub diversity_penalty: f64,
     /// Number of tokens of the texts that are computed at once before the first new one: it bounds the memory of
     /// activations. Sums of attention are grouped otherwise, so that logits can differ in the last bits. Defaults to all.
     pub prefill_chunk: Option<i64>,
@@ -276,6 +291,11 @@ impl Default for GenerationOptions {
             forced_eos_token_id: Vec::new(),
             stop_strings: Vec::new(),
             num_return_sequences: 1,
+            num_beams: 1,
+            length_penalty: 1.0,
+            early_stopping: EarlyStopping::Heuristic,
+            num_beam_groups: 1,
+            diversity_penalty: 0.0,
             prefill_chunk: None,
         }
     }
@@ -293,13 +313,16 @@ impl GenerationOptions {
         ids: &Tensor,
         attention_mask: Option<&Tensor>,
     ) -> Result<Tensor> {
+        if self.num_beams > 1 {
+            return Ok(self.beam_search(model, ids, attention_mask)?.run()?.ids);
+        }
         self.stream(model, ids, attention_mask)?.finish()
     }
 
     /// Writes on from the ids `[batch, tokens]` as the iterator is asked: each item is the next token of each text.
     ///
     /// # Errors
-    /// Options out of their ranges, no ids, or padding that is not on the left.
+    /// Options out of their ranges, several beams, no ids, or padding that is not on the left.
     pub fn stream<'m, M: CausalModel>(
         &self,
         model: &'m M,
@@ -307,6 +330,12 @@ impl GenerationOptions {
         attention_mask: Option<&Tensor>,
     ) -> Result<GeneratedTokens<'m, M>> {
         self.check()?;
+        if self.num_beams > 1 {
+            return Err(refused(format!(
+                "the tokens of {} beams are known at the end: call beam_search or generate",
+                self.num_beams
+            )));
+        }
         let prompt = Prompt::new(self, ids, attention_mask)?;
         let copies = self.num_return_sequences;
         let again = |row: &Vec<i64>| vec![row.clone(); copies as usize];
@@ -394,10 +423,29 @@ impl GenerationOptions {
             Some(format!("repetition_penalty {} is not positive", self.repetition_penalty))
         } else if self.num_return_sequences < 1 {
             Some(format!("num_return_sequences {} is less than 1", self.num_return_sequences))
-        } else if self.num_return_sequences > 1 && !sampled {
+        } else if self.num_beams < 1 {
+            Some(format!("num_beams {} is less than 1", self.num_beams))
+        } else if self.num_beams == 1 && self.num_return_sequences > 1 && !sampled {
             Some(format!(
-                "num_return_sequences {} needs several continuations, and without do_sample there is one",
+                "num_return_sequences {} needs several continuations, and without do_sample and num_beams there is one",
                 self.num_return_sequences
+            ))
+        } else if self.num_beams > 1 && self.num_return_sequences > self.num_beams {
+            Some(format!(
+                "num_return_sequences {} is more than the {} beams",
+                self.num_return_sequences, self.num_beams
+            ))
+        } else if self.num_beam_groups < 1 || self.num_beams % self.num_beam_groups != 0 {
+            Some(format!(
+                "num_beam_groups {} does not divide num_beams {}",
+                self.num_beam_groups, self.num_beams
+            ))
+        } else if self.num_beam_groups > 1 && sampled {
+            Some("num_beam_groups is for a search without do_sample".to_owned())
+        } else if !self.length_penalty.is_finite() || !self.diversity_penalty.is_finite() {
+            Some(format!(
+                "length_penalty {} and diversity_penalty {} have to be finite",
+                self.length_penalty, self.diversity_penalty
             ))
         } else if self.prefill_chunk.is_some_and(|chunk| chunk < 1) {
             Some(format!("prefill_chunk {:?} is less than 1", self.prefill_chunk))

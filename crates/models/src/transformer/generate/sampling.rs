@@ -37,7 +37,7 @@ pub(super) fn choose(
         Some(k) if is_plain && logits.is_divided() && k < logits.vocabulary() => {
             match best(logits, k)? {
                 Some((scores, ids)) => {
-                    let place = drawn(&filtered(&as_float(&scores)?, options)?, rng)?;
+                    let place = drawn(&filtered(&as_float(&scores)?, options, 1)?, rng)?;
                     let places = place.f_unsqueeze(1)?.f_to_device(ids.device())?;
                     ids.f_gather(1, &places, false)?.f_squeeze_dim(1)?
                 }
@@ -57,7 +57,7 @@ fn among_all(
 ) -> Result<Tensor> {
     let scores = processed(&as_float(logits)?, before, options)?;
     if options.do_sample {
-        return drawn(&filtered(&scores, options)?, rng);
+        return drawn(&filtered(&scores, options, 1)?, rng);
     }
     Ok(scores.f_argmax(-1, false)?)
 }
@@ -84,7 +84,7 @@ fn best(logits: &VocabularyLogits, k: i64) -> Result<Option<(Tensor, Tensor)>> {
     Ok(Some((values.f_gather(1, &order, false)?, ids)))
 }
 
-fn as_float(logits: &Tensor) -> Result<Tensor> {
+pub(super) fn as_float(logits: &Tensor) -> Result<Tensor> {
     let kind = if logits.kind() == Kind::Double { Kind::Double } else { Kind::Float };
     Ok(logits.f_to_kind(kind)?)
 }
@@ -107,8 +107,8 @@ fn penalized(scores: &Tensor, before: Before<'_>, penalty: f64) -> Result<Tensor
     Ok(scores.f_scatter(1, &ids, &found)?.f_narrow(1, 0, tokens)?)
 }
 
-/// Scores with −∞ for tokens that are out.
-pub(super) fn filtered(scores: &Tensor, options: &GenerationOptions) -> Result<Tensor> {
+/// Scores with −∞ for tokens that are out, of which the `kept` most probable ones are not.
+pub(super) fn filtered(scores: &Tensor, options: &GenerationOptions, kept: i64) -> Result<Tensor> {
     let mut scores = match options.temperature {
         1.0 => scores.shallow_clone(),
         temperature => scores.f_div_scalar(temperature)?,
@@ -116,24 +116,40 @@ pub(super) fn filtered(scores: &Tensor, options: &GenerationOptions) -> Result<T
     let tokens = scores.size().last().copied().unwrap_or(0);
     let without = |scores: &Tensor, out: &Tensor| scores.f_masked_fill(out, f64::NEG_INFINITY);
     if let Some(k) = options.top_k {
-        let (best, _) = scores.f_topk(k.min(tokens), -1, true, true)?;
-        let worst = best.f_narrow(-1, k.min(tokens) - 1, 1)?;
+        let k = k.max(kept).min(tokens);
+        let (best, _) = scores.f_topk(k, -1, true, true)?;
+        let worst = best.f_narrow(-1, k - 1, 1)?;
         scores = without(&scores, &scores.f_lt_tensor(&worst)?)?;
     }
     if options.top_p < 1.0 {
         let (sorted, order) = scores.f_sort(-1, false)?;
         let below = sorted.f_softmax(-1, sorted.kind())?.f_cumsum(-1, sorted.kind())?;
         let out = below.f_le(1.0 - options.top_p)?;
-        // The most probable one always stays.
-        let _ = out.f_narrow(-1, tokens - 1, 1)?.f_fill_(0)?;
+        let kept = kept.min(tokens);
+        let _ = out.f_narrow(-1, tokens - kept, kept)?.f_fill_(0)?;
         scores = without(&scores, &out.f_scatter(1, &order, &out)?)?;
     }
     if let Some(least) = options.min_p {
         let shares = scores.f_softmax(-1, scores.kind())?;
         let highest = shares.f_amax([-1], true)?;
-        scores = without(&scores, &shares.f_lt_tensor(&highest.f_mul_scalar(least)?)?)?;
+        let out = shares.f_lt_tensor(&highest.f_mul_scalar(least)?)?;
+        let (_, best) = shares.f_topk(kept.min(tokens), -1, true, true)?;
+        let stay = best.f_zeros_like()?.f_to_kind(Kind::Bool)?;
+        scores = without(&scores, &out.f_scatter(-1, &best, &stay)?)?;
     }
     Ok(scores)
+}
+
+/// The keys by whose order `k` tokens are drawn without replacement from each row: log probabilities with Gumbel's noise
+/// (Kool et al., 2019).
+pub(super) fn noisy(scores: &Tensor, rng: &mut Pcg64) -> Result<Tensor> {
+    let noise: Vec<f64> = (0..scores.numel())
+        // In (0, 1), so that both logarithms are finite.
+        .map(|_| ((rng.next_u64() >> 11) as f64 + 0.5) * 2f64.powi(-53))
+        .map(|unit| -(-unit.ln()).ln())
+        .collect();
+    let noise = Tensor::f_from_slice(&noise)?.f_view_as(scores)?.f_to_device(scores.device())?;
+    Ok(scores.f_to_kind(Kind::Double)?.f_add(&noise)?)
 }
 
 /// Draws by the inverse of the distribution function, so that the device and libtorch's generators do not
@@ -165,7 +181,7 @@ mod tests {
     }
 
     fn kept(options: &GenerationOptions) -> Vec<bool> {
-        let found = filtered(&scores(), options).unwrap().view([-1]).isfinite();
+        let found = filtered(&scores(), options, 1).unwrap().view([-1]).isfinite();
         Vec::<bool>::try_from(found).unwrap()
     }
 

@@ -2,14 +2,14 @@
 
 use std::sync::Mutex;
 
-use brigade_models::{CausalModel, GenerationOptions, Tokens};
+use brigade_models::{Beams, CausalModel, EarlyStopping, GenerationOptions, Tokens, UncachedModel};
 use brigade_nn::Model;
 use brigade_test_device::numeric_device;
 use brigade_torch::Result;
 use serde_json::Value;
 use tch::Tensor;
 
-use super::common::Inputs;
+use super::common::{Inputs, TOLERANCE, close, flat, numbers};
 use super::generation::{gpt2, ids, llama, rows};
 
 const PAD: i64 = 3;
@@ -207,4 +207,167 @@ fn a_text_can_be_read_in_chunks() {
     }
     check(gpt2(), &chunked, &inputs);
     check(llama(), &chunked, &inputs);
+}
+
+fn beams(case: &str) -> GenerationOptions {
+    let base = |num_beams, num_return_sequences| GenerationOptions {
+        num_beams,
+        num_return_sequences,
+        ..plain()
+    };
+    let ending = |num_beams, num_return_sequences| GenerationOptions {
+        eos_token_id: vec![9, 44, 17, 30],
+        ..base(num_beams, num_return_sequences)
+    };
+    match case {
+        "three" => base(3, 1),
+        "n_best" => base(4, 3),
+        "ends" => ending(3, 3),
+        "longer" => GenerationOptions { length_penalty: 2.0, ..ending(3, 2) },
+        "shorter" => GenerationOptions { length_penalty: -1.0, ..ending(3, 2) },
+        "early" => GenerationOptions { early_stopping: EarlyStopping::Full, ..ending(4, 4) },
+        "never" => GenerationOptions {
+            early_stopping: EarlyStopping::Never,
+            length_penalty: 0.5,
+            ..ending(4, 2)
+        },
+        "rules" => GenerationOptions {
+            eos_token_id: vec![9, 44],
+            min_new_tokens: 5,
+            repetition_penalty: 1.3,
+            no_repeat_ngram_size: 2,
+            ..base(3, 2)
+        },
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn beams_are_transformers() {
+    let (golden, inputs) = (golden(), Inputs::new());
+    fn check<M: CausalModel>(name: &str, model: &M, golden: &Value, inputs: &Inputs) {
+        let same = |case: &str, found: Beams, expected: &Value| {
+            assert_eq!(rows(&found.ids), rows(&ids(&expected["ids"])), "{name} {case}");
+            close(case, &flat(&found.scores), &numbers(&expected["scores"]), TOLERANCE);
+        };
+        for (case, expected) in golden[name]["beams"].as_object().unwrap() {
+            let search = beams(case).beam_search(model, &inputs.ids, Some(&inputs.left)).unwrap();
+            same(case, search.run().unwrap(), expected);
+        }
+        let case = &golden[name]["stops"];
+        let options = GenerationOptions { num_beams: 3, ..stopped(case) };
+        let search = options.beam_search(model, &inputs.ids, Some(&inputs.left)).unwrap();
+        same("stops", search.decoded_by(decoder(golden)).run().unwrap(), &case["beams"]);
+    }
+    check("gpt2", &gpt2(), &golden, &inputs);
+    check("llama", &llama(), &golden, &inputs);
+}
+
+#[test]
+fn beams_compute_a_text_once_and_are_the_same_without_a_cache() {
+    let inputs = Inputs::new();
+    let noted = Noted::new(llama());
+    let options = beams("three");
+    let found = options.beam_search(&noted, &inputs.ids, None).unwrap().run().unwrap();
+    let steps = noted.seen.lock().unwrap().clone();
+    assert_eq!(steps[0], [3, 9]);
+    assert!(steps[1..].iter().all(|step| *step == [9, 1]), "{steps:?}");
+    let uncached = UncachedModel::new(|tokens| Ok(noted.model.forward(tokens)?.f_select(1, -1)?));
+    let again = options.beam_search(&uncached, &inputs.ids, None).unwrap().run().unwrap();
+    assert_eq!(rows(&found.ids), rows(&again.ids));
+    assert_eq!(rows(&found.ids), rows(&options.generate(&noted, &inputs.ids, None).unwrap()));
+}
+
+#[test]
+fn groups_of_beams_keep_apart() {
+    let inputs = Inputs::new();
+    let model = llama();
+    let start = inputs.ids.narrow(0, 0, 2);
+    let found = |groups, penalty| {
+        let options = GenerationOptions {
+            num_beam_groups: groups,
+            diversity_penalty: penalty,
+            num_beams: 4,
+            num_return_sequences: 4,
+            ..plain()
+        };
+        let beams = options.beam_search(&model, &start, None).unwrap().run().unwrap();
+        (rows(&beams.ids.narrow(1, 9, 8)), flat(&beams.scores))
+    };
+    // Without a penalty each group finds what its number of beams finds alone.
+    let alone = GenerationOptions { num_beams: 2, num_return_sequences: 2, ..plain() };
+    let alone = alone.beam_search(&model, &start, None).unwrap().run().unwrap();
+    let alone = rows(&alone.ids.narrow(1, 9, 8));
+    let (equal, _) = found(2, 0.0);
+    for text in 0..2 {
+        let expected: Vec<_> =
+            alone[2 * text..2 * text + 2].iter().flat_map(|row| [row, row]).collect();
+        assert_eq!(equal[4 * text..4 * text + 4].iter().collect::<Vec<_>>(), expected);
+    }
+    // With a large one no group takes a token that another one takes in the same step.
+    let (apart, scores) = found(4, 1e4);
+    for text in 0..2 {
+        let rows = &apart[4 * text..4 * text + 4];
+        for step in 0..8 {
+            let mut tokens: Vec<i64> = rows.iter().map(|row| row[step]).collect();
+            tokens.sort_unstable();
+            tokens.dedup();
+            assert_eq!(tokens.len(), 4, "{rows:?}");
+        }
+        assert!(scores[4 * text..4 * text + 4].is_sorted_by(|one, other| one >= other));
+    }
+    // The first group is the greedy text.
+    let greedy = rows(&plain().generate(&model, &start, None).unwrap().narrow(1, 9, 8));
+    for text in 0..2 {
+        assert!(apart[4 * text..4 * text + 4].contains(&greedy[text]));
+    }
+}
+
+#[test]
+fn drawn_beams_are_drawn_without_replacement() {
+    let inputs = Inputs::new();
+    let model = gpt2();
+    // Many equal texts: the frequencies of the best of two drawn continuations of one token.
+    let starts = inputs.ids.narrow(0, 0, 1).repeat([3000, 1]);
+    let options = GenerationOptions {
+        do_sample: true,
+        top_k: Some(3),
+        num_beams: 2,
+        num_return_sequences: 2,
+        max_new_tokens: 1,
+        seed: Some(4),
+        ..plain()
+    };
+    let beams = options.beam_search(&model, &starts, None).unwrap().run().unwrap();
+    let tokens = rows(&beams.ids.narrow(1, 9, 1));
+    let logits = model.forward(&inputs.ids.narrow(0, 0, 1)).unwrap().select(1, -1);
+    let (best, order) = logits.view([-1]).topk(3, -1, true, true);
+    let (best, order) = (flat(&best.softmax(-1, tch::Kind::Double)), flat(&order));
+    for (one, other) in [(0, 1), (0, 2), (1, 2)] {
+        let pair = |first: usize, second: usize| best[first] * best[second] / (1.0 - best[first]);
+        let expected = pair(one, other) + pair(other, one);
+        let is_pair = |texts: &&[Vec<i64>]| {
+            texts[0][0] == order[one] as i64 && texts[1][0] == order[other] as i64
+        };
+        let found = tokens.chunks(2).filter(is_pair).count() as f64 / 3000.0;
+        let deviation = (expected * (1.0 - expected) / 3000.0).sqrt();
+        assert!((found - expected).abs() < 5.0 * deviation, "{one} {other}: {found} {expected}");
+    }
+}
+
+#[test]
+fn wrong_beams_are_named() {
+    let inputs = Inputs::new();
+    let refused = |options: GenerationOptions| {
+        options.generate(&gpt2(), &inputs.ids, None).unwrap_err().to_string()
+    };
+    let three = beams("three");
+    let found = refused(GenerationOptions { num_return_sequences: 4, ..three.clone() });
+    assert!(found.contains("num_return_sequences 4 is more than the 3 beams"), "{found}");
+    let found = refused(GenerationOptions { num_beam_groups: 2, ..three.clone() });
+    assert!(found.contains("num_beam_groups 2 does not divide num_beams 3"), "{found}");
+    let found = three.stream(&gpt2(), &inputs.ids, None).unwrap_err().to_string();
+    assert!(found.contains("3 beams"), "{found}");
+    let far = GenerationOptions { suppress_tokens: vec![50], ..plain() };
+    assert!(refused(far).contains("token 50, and the model has 50"));
 }
