@@ -63,12 +63,13 @@ pub use resnet::{ResNet, ResNetBody, ResNetOptions, Stem};
 pub use transfer::{Architecture, TransferModel};
 pub use transformer::{
     BeamSearch, Beams, Bert, BertForMaskedLm, BertForSequenceClassification,
-    BertForTokenClassification, BertOptions, CausalBody, CausalLm, CausalModel, ConfigError,
-    EarlyStopping, GeneratedText, GeneratedTokens, GenerationOptions, Gpt2, Gpt2LmHead,
-    Gpt2Options, IGNORED_LABEL, KeyValueCache, Labelled, Llama, Llama3Scaling, LlamaForCausalLm,
-    LlamaOptions, Mixtral, MixtralForCausalLm, MixtralOptions, ProblemType, SeenTokens, TokenLoss,
-    Tokens, Transformer, TransformerOptions, UncachedModel, VocabularyLogits, causal_lm_loss,
-    joined_layers, no_decay_parameters, sequence_loss, token_loss,
+    BertForTokenClassification, BertOptions, CacheKind, CausalBody, CausalLm, CausalModel,
+    ConfigError, EarlyStopping, GeneratedText, GeneratedTokens, GenerationOptions, Gpt2,
+    Gpt2LmHead, Gpt2Options, IGNORED_LABEL, KeyValueCache, Labelled, Llama, Llama3Scaling,
+    LlamaForCausalLm, LlamaOptions, Mixtral, MixtralForCausalLm, MixtralOptions, ProblemType,
+    SeenTokens, TokenLoss, Tokens, Transformer, TransformerOptions, UncachedModel,
+    VocabularyLogits, causal_lm_loss, joined_layers, no_decay_parameters, sequence_loss,
+    token_loss,
 };
 pub use unet::{UNet, UNetOptions};
 pub use vit::{VisionTransformer, VisionTransformerOptions};

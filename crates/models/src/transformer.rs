@@ -27,7 +27,7 @@ mod vocabulary_logits;
 pub use self::bert::{
     Bert, BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
 };
-pub use self::cache::KeyValueCache;
+pub use self::cache::{CacheKind, KeyValueCache};
 pub use self::causal_lm::{CausalBody, CausalLm};
 pub use self::config::{ConfigError, TransformerOptions};
 pub use self::decay::no_decay_parameters;

@@ -12,7 +12,7 @@ use tch::Tensor;
 
 use super::head::LanguageHead;
 use super::loss::{IGNORED_LABEL, TokenLoss, shifted};
-use super::{CausalModel, KeyValueCache, Tokens, Transformer, VocabularyLogits};
+use super::{CacheKind, CausalModel, KeyValueCache, Tokens, Transformer, VocabularyLogits};
 
 /// A transformer whose last hidden numbers a language head takes: [`Gpt2`](crate::Gpt2), [`Llama`](crate::Llama), or
 /// one's own.
@@ -54,6 +54,11 @@ pub trait CausalBody: Transformer + LayerGroups {
     ) -> Result<(Tensor, ContextPart, Option<Tensor>)> {
         let (hidden, part) = self.run_part(tokens)?;
         Ok((hidden, part, None))
+    }
+
+    /// Returns the number of positions, where the body has weights for each. Defaults to `None`.
+    fn max_tokens(&self) -> Option<i64> {
+        None
     }
 
     /// Returns the shape `[vocabulary, width]` of the head's weight.
@@ -159,6 +164,14 @@ impl<B: CausalBody> CausalModel for CausalLm<B> {
 
     fn start(&self, tokens: i64) -> KeyValueCache {
         KeyValueCache::with_room(tokens)
+    }
+
+    fn start_as(&self, tokens: i64, kind: CacheKind) -> Result<KeyValueCache> {
+        Ok(KeyValueCache::with_room(tokens).kind(kind))
+    }
+
+    fn max_tokens(&self) -> Option<i64> {
+        self.body.max_tokens()
     }
 
     fn next_logits(&self, tokens: Tokens<'_>, state: &mut KeyValueCache) -> Result<Tensor> {

@@ -17,7 +17,7 @@ use self::reader::{Prompt, Reader};
 use self::sampling::Before;
 pub use self::text::GeneratedText;
 use self::text::{Decode, StopStrings};
-use super::{Tokens, VocabularyLogits};
+use super::{CacheKind, Tokens, VocabularyLogits};
 
 /// A model that tells the next token from those before it: what [`GenerationOptions`] generate with.
 ///
@@ -56,6 +56,20 @@ pub trait CausalModel {
     /// Returns the state before the first token, with room for this many tokens in all.
     fn start(&self, tokens: i64) -> Self::State;
 
+    /// Returns the state before the first token whose keys and values are held in a kind of their own. Defaults to
+    /// [`CausalModel::start`] for [`CacheKind::Computed`], and an error for others.
+    ///
+    /// # Errors
+    /// A kind that the model's state does not have.
+    fn start_as(&self, tokens: i64, kind: CacheKind) -> Result<Self::State> {
+        match kind {
+            CacheKind::Computed => Ok(self.start(tokens)),
+            CacheKind::Bf16 | CacheKind::Int8 => Err(refused(format!(
+                "this model has no cache of kind {kind:?}: implement `CausalModel::start_as`, or leave out cache_kind"
+            ))),
+        }
+    }
+
     /// Computes the logits `[batch, vocabulary]` of the token after `tokens`, which follow those that the state
     /// knows. Where there is padding, the attention mask covers all tokens so far, and positions do not count
     /// padding.
@@ -63,6 +77,11 @@ pub trait CausalModel {
     /// # Errors
     /// The model's own.
     fn next_logits(&self, tokens: Tokens<'_>, state: &mut Self::State) -> Result<Tensor>;
+
+    /// Returns the number of tokens that a text can have, padding aside. Defaults to `None`: no limit of the model's.
+    fn max_tokens(&self) -> Option<i64> {
+        None
+    }
 
     /// Computes the same logits, of a vocabulary that ranks divide this rank's. Defaults to [`CausalModel::next_logits`].
     ///
@@ -94,8 +113,16 @@ pub trait CausalModel {
 impl<M: CausalModel> CausalModel for Model<M> {
     type State = M::State;
 
+    fn max_tokens(&self) -> Option<i64> {
+        self.module().max_tokens()
+    }
+
     fn start(&self, tokens: i64) -> M::State {
         self.module().start(tokens)
+    }
+
+    fn start_as(&self, tokens: i64, kind: CacheKind) -> Result<M::State> {
+        self.module().start_as(tokens, kind)
     }
 
     fn next_logits(&self, tokens: Tokens<'_>, state: &mut M::State) -> Result<Tensor> {
@@ -267,6 +294,9 @@ pub struct GenerationOptions {
     /// Number of tokens of the texts that are computed at once before the first new one: it bounds the memory of
     /// activations. Sums of attention are grouped otherwise, so that logits can differ in the last bits. Defaults to all.
     pub prefill_chunk: Option<i64>,
+    /// How keys and values of the tokens so far are held. Memory for all tokens is taken at the start. Defaults to
+    /// [`CacheKind::Computed`].
+    pub cache_kind: CacheKind,
 }
 
 impl Default for GenerationOptions {
@@ -297,6 +327,7 @@ impl Default for GenerationOptions {
             num_beam_groups: 1,
             diversity_penalty: 0.0,
             prefill_chunk: None,
+            cache_kind: CacheKind::Computed,
         }
     }
 }
@@ -340,7 +371,7 @@ impl GenerationOptions {
         let copies = self.num_return_sequences;
         let again = |row: &Vec<i64>| vec![row.clone(); copies as usize];
         Ok(GeneratedTokens {
-            reader: Reader::new(model, &prompt, self.prefill_chunk),
+            reader: Reader::new(model, &prompt, self)?,
             options: self.clone(),
             rng: self.generator()?,
             ids: prompt.ids.f_repeat_interleave_self_int(copies, 0, None)?,
@@ -488,6 +519,11 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
     /// As [`GeneratedTokens::ids`], by value.
     pub fn into_ids(self) -> Tensor {
         self.ids
+    }
+
+    /// Returns the tokens of each text so far, those of the beginning included, without padding.
+    pub fn texts(&self) -> &[Vec<i64>] {
+        &self.rows
     }
 
     /// Sets the function that gives the text of tokens, for stop strings and [`GeneratedTokens::text`].

@@ -73,7 +73,7 @@ impl GenerationOptions {
     ) -> Result<BeamSearch<'m, M>> {
         self.check()?;
         let prompt = Prompt::new(self, ids, attention_mask)?;
-        let reader = Reader::new(model, &prompt, self.prefill_chunk);
+        let reader = Reader::new(model, &prompt, self)?;
         let rng = self.generator()?;
         Ok(BeamSearch { reader, prompt, options: self.clone(), rng, decode: None })
     }

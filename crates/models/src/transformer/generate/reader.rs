@@ -55,24 +55,27 @@ pub(super) struct Reader<'m, M: CausalModel> {
     positions: Option<Tensor>,
     /// How many tokens the model has seen.
     seen: i64,
+    /// Padding of the longest text.
+    padding: i64,
     chunk: Option<i64>,
     /// Ranks that compute the same number of forwards.
     group: Option<&'m ProcessGroup>,
 }
 
 impl<'m, M: CausalModel> Reader<'m, M> {
-    pub(super) fn new(model: &'m M, prompt: &Prompt, chunk: Option<i64>) -> Self {
+    pub(super) fn new(model: &'m M, prompt: &Prompt, options: &GenerationOptions) -> Result<Self> {
         let tokens = prompt.ids.size()[1];
-        Self {
+        Ok(Self {
             model,
-            state: model.start(tokens + prompt.left),
+            state: model.start_as(tokens + prompt.left, options.cache_kind)?,
             positions: None,
             mask: prompt.mask.as_ref().map(Tensor::shallow_clone),
             ids: prompt.ids.shallow_clone(),
             seen: 0,
-            chunk,
+            padding: tokens - prompt.rows.iter().map(Vec::len).max().unwrap_or(0) as i64,
+            chunk: options.prefill_chunk,
             group: None,
-        }
+        })
     }
 
     pub(super) fn synchronize(&mut self, group: &'m ProcessGroup) {
@@ -89,6 +92,12 @@ impl<'m, M: CausalModel> Reader<'m, M> {
             self.positions = self.mask.as_ref().map(positions).transpose()?;
         }
         let tokens = self.ids.size()[1];
+        let length = self.seen + tokens - self.padding;
+        if let Some(limit) = self.model.max_tokens().filter(|&limit| length > limit) {
+            return Err(refused(format!(
+                "the model has {limit} positions, found {length} tokens: take shorter texts, or a smaller max_new_tokens"
+            )));
+        }
         let chunk = self.chunk.unwrap_or(tokens).min(tokens);
         let mut begin = 0;
         loop {

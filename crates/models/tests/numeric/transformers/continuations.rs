@@ -2,7 +2,10 @@
 
 use std::sync::Mutex;
 
-use brigade_models::{Beams, CausalModel, EarlyStopping, GenerationOptions, Tokens, UncachedModel};
+use brigade_models::{
+    Beams, CacheKind, CausalModel, EarlyStopping, GenerationOptions, KeyValueCache, Tokens,
+    UncachedModel,
+};
 use brigade_nn::Model;
 use brigade_test_device::numeric_device;
 use brigade_torch::Result;
@@ -370,4 +373,55 @@ fn wrong_beams_are_named() {
     assert!(found.contains("3 beams"), "{found}");
     let far = GenerationOptions { suppress_tokens: vec![50], ..plain() };
     assert!(refused(far).contains("token 50, and the model has 50"));
+    let (long, mask) = plain().padded(&[vec![7; 41], vec![7]], numeric_device()).unwrap();
+    let found = plain().generate(&gpt2(), &long, Some(&mask)).unwrap_err().to_string();
+    assert!(found.contains("40 positions, found 41 tokens"), "{found}");
+}
+
+/// The logits of each of the last four tokens, one after the other, behind a cache of the first five.
+fn cached_logits(kind: CacheKind) -> (Tensor, Tensor) {
+    let (inputs, model) = (Inputs::new(), llama());
+    let mut cache = KeyValueCache::fixed(9).kind(kind);
+    let mut steps = Vec::new();
+    for (at, count) in [(0, 5), (5, 1), (6, 1), (7, 1), (8, 1)] {
+        let ids = inputs.ids.narrow(1, at, count);
+        steps.push(model.module().forward_cached((&ids).into(), &mut cache).unwrap());
+    }
+    (Tensor::cat(&steps, 1), model.forward(&inputs.ids).unwrap())
+}
+
+#[test]
+fn a_cache_of_fewer_bits_has_the_logits_within_its_precision() {
+    let error = |kind| {
+        let (found, expected) = cached_logits(kind);
+        let scale = expected.abs().max().double_value(&[]);
+        (found - expected).abs().max().double_value(&[]) / scale
+    };
+    // A relative step of 2^-8 and 1/254 of each value; the logits are linear in values and smooth in keys.
+    let (exact, bf16, int8) =
+        (error(CacheKind::Computed), error(CacheKind::Bf16), error(CacheKind::Int8));
+    assert!(exact < 1e-5, "{exact}");
+    assert!(exact < bf16 && bf16 < 0.02, "{bf16}");
+    assert!(exact < int8 && int8 < 0.02, "{int8}");
+}
+
+#[test]
+fn caches_of_fewer_bits_write_and_reorder_texts() {
+    let (inputs, model) = (Inputs::new(), llama());
+    for kind in [CacheKind::Bf16, CacheKind::Int8] {
+        // Beams, which reorder the cache, in agreement with continuations that are read anew.
+        let options = GenerationOptions { cache_kind: kind, max_new_tokens: 4, ..beams("three") };
+        let exact = GenerationOptions { cache_kind: CacheKind::Computed, ..options.clone() };
+        let run = |options: &GenerationOptions| {
+            options.beam_search(&model, &inputs.ids, Some(&inputs.left)).unwrap().run().unwrap()
+        };
+        let (found, expected) = (run(&options), run(&exact));
+        assert_eq!(rows(&found.ids), rows(&expected.ids), "{kind:?}");
+        close("scores", &flat(&found.scores), &flat(&expected.scores), 0.02);
+        assert_ne!(flat(&found.scores), flat(&expected.scores), "{kind:?}");
+    }
+    let uncached = UncachedModel::new(|tokens| Ok(model.forward(tokens)?.f_select(1, -1)?));
+    let options = GenerationOptions { cache_kind: CacheKind::Int8, ..plain() };
+    let message = options.generate(&uncached, &inputs.ids, None).unwrap_err().to_string();
+    assert!(message.contains("cache of kind Int8"), "{message}");
 }
