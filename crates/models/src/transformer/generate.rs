@@ -7,7 +7,7 @@ mod sampling;
 mod text;
 
 use brigade_nn::Model;
-use brigade_torch::{Error, ProcessGroup, Result};
+use brigade_torch::{Error, Result};
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::SeedableRng;
 use tch::{Device, Kind, Tensor};
@@ -558,12 +558,29 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
         self
     }
 
-    /// Computes as many forwards on every rank of the group as the rank with the longest text needs, so that ranks whose
-    /// texts end earlier do not leave the others waiting in a collective of a sharded model. Each rank calls the iterator
-    /// until its end.
+    /// Computes as many forwards on every rank as the rank with the longest text needs, so that ranks whose texts end
+    /// earlier do not leave the others waiting in a collective of a sharded model. The function is called before each
+    /// forward, with whether this rank needs it, and says whether any rank does: a reduction over the ranks by the maximum.
+    /// Each rank calls the iterator until its end.
+    ///
+    /// ```no_run
+    /// # use brigade_models::{GenerationOptions, LlamaForCausalLm};
+    /// # use brigade_nn::Model;
+    /// # use brigade_torch::{ProcessGroup, ReduceOp, Result};
+    /// # use tch::Tensor;
+    /// # fn write(model: &Model<LlamaForCausalLm>, ids: &Tensor, group: &ProcessGroup) -> Result<()> {
+    /// let any_rank = |needed| {
+    ///     let mut needed = Tensor::from_slice(&[i64::from(needed)]);
+    ///     group.all_reduce(&mut needed, ReduceOp::Max)?;
+    ///     Ok(needed.f_int64_value(&[0])? > 0)
+    /// };
+    /// let options = GenerationOptions { eos_token_id: vec![2], ..Default::default() };
+    /// let written = options.stream(model, ids, None)?.synchronized(any_rank).finish()?;
+    /// # Ok(()) }
+    /// ```
     #[must_use]
-    pub fn synchronized(mut self, group: &'m ProcessGroup) -> Self {
-        self.reader.synchronize(group);
+    pub fn synchronized(mut self, any_rank: impl Fn(bool) -> Result<bool> + 'm) -> Self {
+        self.reader.synchronize(any_rank);
         self
     }
 

@@ -3,6 +3,7 @@
 mod context_parallel;
 mod deferred;
 mod expert_parallel;
+mod generation;
 mod golden;
 mod messages;
 mod pipeline;

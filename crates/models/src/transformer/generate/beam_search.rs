@@ -1,6 +1,6 @@
 //! Beam search by transformers' rules.
 
-use brigade_torch::{ProcessGroup, Result};
+use brigade_torch::Result;
 use rand_pcg::Pcg64;
 use tch::{Device, Kind, Tensor};
 
@@ -87,11 +87,11 @@ impl<'m, M: CausalModel> BeamSearch<'m, M> {
         self
     }
 
-    /// Computes as many forwards on every rank of the group as the longest search needs:
+    /// Computes as many forwards on every rank as the longest search needs:
     /// [`GeneratedTokens::synchronized`](super::GeneratedTokens::synchronized).
     #[must_use]
-    pub fn synchronized(mut self, group: &'m ProcessGroup) -> Self {
-        self.reader.synchronize(group);
+    pub fn synchronized(mut self, any_rank: impl Fn(bool) -> Result<bool> + 'm) -> Self {
+        self.reader.synchronize(any_rank);
         self
     }
 

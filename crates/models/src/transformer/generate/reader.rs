@@ -1,6 +1,6 @@
 //! What a model reads before each new token: the texts at first, then the token before.
 
-use brigade_torch::{ProcessGroup, ReduceOp, Result};
+use brigade_torch::Result;
 use tch::{Device, Kind, Tensor};
 
 use super::{CausalModel, GenerationOptions, refused};
@@ -45,6 +45,9 @@ impl Prompt {
     }
 }
 
+/// A function that says whether any rank needs a forward.
+type AnyRank<'m> = Box<dyn Fn(bool) -> Result<bool> + 'm>;
+
 /// A model with what it knows of the texts, and the tokens that it has not seen yet.
 pub(super) struct Reader<'m, M: CausalModel> {
     model: &'m M,
@@ -59,7 +62,7 @@ pub(super) struct Reader<'m, M: CausalModel> {
     padding: i64,
     chunk: Option<i64>,
     /// Ranks that compute the same number of forwards.
-    group: Option<&'m ProcessGroup>,
+    any_rank: Option<AnyRank<'m>>,
 }
 
 impl<'m, M: CausalModel> Reader<'m, M> {
@@ -74,12 +77,12 @@ impl<'m, M: CausalModel> Reader<'m, M> {
             seen: 0,
             padding: tokens - prompt.rows.iter().map(Vec::len).max().unwrap_or(0) as i64,
             chunk: options.prefill_chunk,
-            group: None,
+            any_rank: None,
         })
     }
 
-    pub(super) fn synchronize(&mut self, group: &'m ProcessGroup) {
-        self.group = Some(group);
+    pub(super) fn synchronize(&mut self, any_rank: impl Fn(bool) -> Result<bool> + 'm) {
+        self.any_rank = Some(Box::new(any_rank));
     }
 
     pub(super) fn mask(&self) -> Option<&Tensor> {
@@ -146,7 +149,7 @@ impl<'m, M: CausalModel> Reader<'m, M> {
         Ok(())
     }
 
-    /// Computes forwards of one token until no rank of the group needs one.
+    /// Computes forwards of one token until no rank needs one.
     pub(super) fn finish(&mut self) -> Result<()> {
         while self.agree(false)? {
             let ids = self.ids.f_narrow(0, 0, 1)?.f_narrow(1, 0, 1)?;
@@ -155,21 +158,18 @@ impl<'m, M: CausalModel> Reader<'m, M> {
                 self.model.next_vocabulary_logits(Tokens::from(&ids), &mut state).map(drop)
             })?;
         }
-        self.group = None;
+        self.any_rank = None;
         Ok(())
     }
 
-    /// Leaves the group after an error: its other ranks learn of it by their own means.
+    /// Leaves the other ranks after an error: they learn of it by their own means.
     pub(super) fn abandon(&mut self) {
-        self.group = None;
+        self.any_rank = None;
     }
 
     /// Whether any rank computes a forward.
     fn agree(&self, computes: bool) -> Result<bool> {
-        let Some(group) = self.group else { return Ok(computes) };
-        let mut any = Tensor::f_full([1], i64::from(computes), (Kind::Int64, self.ids.device()))?;
-        group.all_reduce(&mut any, ReduceOp::Max)?;
-        Ok(any.f_int64_value(&[0])? != 0)
+        self.any_rank.as_ref().map_or(Ok(computes), |any_rank| any_rank(computes))
     }
 }
 
