@@ -14,7 +14,7 @@ use tch::{Device, Kind, Tensor};
 
 pub use self::beam_search::{BeamSearch, Beams, EarlyStopping};
 use self::reader::{Prompt, Reader};
-use self::sampling::Before;
+use self::rules::Before;
 pub use self::text::GeneratedText;
 use self::text::{Decode, StopStrings};
 use super::{CacheKind, Tokens, VocabularyLogits};

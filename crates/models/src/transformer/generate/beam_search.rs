@@ -5,7 +5,8 @@ use rand_pcg::Pcg64;
 use tch::{Device, Kind, Tensor};
 
 use super::reader::{Prompt, Reader};
-use super::sampling::{self, Before};
+use super::rules::Before;
+use super::sampling;
 use super::text::{Decode, StopStrings};
 use super::{CausalModel, GenerationOptions, refused};
 

@@ -3,8 +3,22 @@
 use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
-use super::sampling::Before;
 use super::{GenerationOptions, refused};
+
+/// A text before a token that is to be chosen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Before<'a> {
+    /// `[batch, tokens]`
+    pub(super) ids: &'a Tensor,
+    /// `[batch, tokens]`, where there is padding.
+    pub(super) mask: Option<&'a Tensor>,
+    /// Each text's tokens, without padding.
+    pub(super) rows: &'a [Vec<i64>],
+    /// The number of tokens that were written.
+    pub(super) written: i64,
+    /// The number of tokens that may be written.
+    pub(super) left: i64,
+}
 
 /// Whether one of the rules of this file can change scores.
 pub(super) fn are_given(options: &GenerationOptions) -> bool {

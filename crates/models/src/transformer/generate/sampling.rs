@@ -5,23 +5,9 @@ use rand_pcg::Pcg64;
 use rand_pcg::rand_core::Rng;
 use tch::{Device, Kind, Tensor};
 
-use super::{GenerationOptions, rules};
+use super::GenerationOptions;
+use super::rules::{self, Before};
 use crate::VocabularyLogits;
-
-/// A text before a token that is to be chosen.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Before<'a> {
-    /// `[batch, tokens]`
-    pub(super) ids: &'a Tensor,
-    /// `[batch, tokens]`, where there is padding.
-    pub(super) mask: Option<&'a Tensor>,
-    /// Each text's tokens, without padding.
-    pub(super) rows: &'a [Vec<i64>],
-    /// The number of tokens that were written.
-    pub(super) written: i64,
-    /// The number of tokens that may be written.
-    pub(super) left: i64,
-}
 
 /// A token for each row of the logits `[batch, vocabulary]`. Where ranks divide the vocabulary, they send the logits of the
 /// tokens that can be chosen, unless all can: without `top_k`, and with a penalty of repetitions.
