@@ -68,7 +68,6 @@ fn folder() -> TempDir {
         "target/release/learn_pets",
         "target/release/learn_segmentation",
         "target/release/learn_tabular",
-        "target/release/text_generate",
         "target/release/text_glue",
         "target/release/text_gpt",
         "target/release/text_imdb",
