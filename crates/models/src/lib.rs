@@ -62,8 +62,9 @@ pub use pretrained::{Pretrained, PretrainedReport};
 pub use resnet::{ResNet, ResNetBody, ResNetOptions, Stem};
 pub use transfer::{Architecture, TransferModel};
 pub use transformer::{
-    Bert, BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
-    CausalBody, CausalLm, CausalModel, ConfigError, GeneratedTokens, GenerationOptions, Gpt2,
+    BeamSearch, Beams, Bert, BertForMaskedLm, BertForSequenceClassification,
+    BertForTokenClassification, BertOptions, CacheKind, CausalBody, CausalLm, CausalModel,
+    ConfigError, EarlyStopping, GeneratedText, GeneratedTokens, GenerationOptions, Gpt2,
     Gpt2LmHead, Gpt2Options, IGNORED_LABEL, KeyValueCache, Labelled, Llama, Llama3Scaling,
     LlamaForCausalLm, LlamaOptions, Mixtral, MixtralForCausalLm, MixtralOptions, ProblemType,
     SeenTokens, TokenLoss, Tokens, Transformer, TransformerOptions, UncachedModel,

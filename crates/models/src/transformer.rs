@@ -27,12 +27,13 @@ mod vocabulary_logits;
 pub use self::bert::{
     Bert, BertForMaskedLm, BertForSequenceClassification, BertForTokenClassification, BertOptions,
 };
-pub use self::cache::KeyValueCache;
+pub use self::cache::{CacheKind, KeyValueCache};
 pub use self::causal_lm::{CausalBody, CausalLm};
 pub use self::config::{ConfigError, TransformerOptions};
 pub use self::decay::no_decay_parameters;
 pub use self::generate::{
-    CausalModel, GeneratedTokens, GenerationOptions, SeenTokens, UncachedModel,
+    BeamSearch, Beams, CausalModel, EarlyStopping, GeneratedText, GeneratedTokens,
+    GenerationOptions, SeenTokens, UncachedModel,
 };
 pub use self::gpt2::{Gpt2, Gpt2LmHead, Gpt2Options};
 pub use self::groups::joined_layers;

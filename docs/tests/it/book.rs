@@ -250,6 +250,8 @@ fn other_commands_are_known() {
                     // The archive of `cargo xtask gpu --pack`; a test of its runner parses the options.
                     ["python3", "-m", "tarfile", "-e", "brigade-gpu.tar.xz"] => true,
                     ["python3", "brigade-gpu/run.py", ..] => true,
+                    // Its own tests in `examples/text` run it with these options.
+                    ["target/release/text_generate", ..] => true,
                     // A run of another host, in its terminal or through a pipe.
                     ["ssh", "-t", _, "brigade", "watch", _] => true,
                     ["ssh", _, "tail", "-n", "+1", "-F", _, "|", "brigade", "watch", "-"] => true,

@@ -1,7 +1,7 @@
 //! Keys and values of the tokens so far.
 
-use brigade_torch::Result;
-use tch::Tensor;
+use brigade_torch::{Error, Result};
+use tch::{Kind, Tensor};
 
 /// The keys and values that a causal transformer has computed, so that a further token costs one token's work.
 ///
@@ -28,6 +28,8 @@ use tch::Tensor;
 pub struct KeyValueCache {
     layers: Vec<LayerCache>,
     room: i64,
+    is_fixed: bool,
+    kind: CacheKind,
 }
 
 impl KeyValueCache {
@@ -40,7 +42,36 @@ impl KeyValueCache {
     /// Returns an empty one that takes memory for this many tokens when the first come.
     #[must_use]
     pub fn with_room(tokens: i64) -> Self {
-        Self { layers: Vec::new(), room: tokens }
+        Self { room: tokens, ..Self::default() }
+    }
+
+    /// Returns an empty one that takes memory for this many tokens when the first come, and never more: a further token is
+    /// an error.
+    ///
+    /// ```
+    /// use brigade_models::{CacheKind, Gpt2LmHead, Gpt2Options, KeyValueCache};
+    /// use brigade_nn::Model;
+    /// use tch::Tensor;
+    ///
+    /// let options = Gpt2Options { vocab_size: 50, n_embd: 32, n_head: 4, n_layer: 1, ..Default::default() };
+    /// let model = Model::new(|path| Gpt2LmHead::new(path, &options))?;
+    /// let ids = Tensor::from_slice(&[7i64, 8, 9]).view([1, 3]);
+    /// let mut cache = KeyValueCache::fixed(4).kind(CacheKind::Int8);
+    /// model.module().forward_cached((&ids).into(), &mut cache)?;
+    /// let error = model.module().forward_cached((&ids).into(), &mut cache).unwrap_err();
+    /// assert!(error.to_string().contains("room for 4 tokens, found 6"));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn fixed(tokens: i64) -> Self {
+        Self { room: tokens, is_fixed: true, ..Self::default() }
+    }
+
+    /// Sets how keys and values are held, of a cache that has none yet. Defaults to [`CacheKind::Computed`].
+    #[must_use]
+    pub fn kind(mut self, kind: CacheKind) -> Self {
+        self.kind = kind;
+        self
     }
 
     /// The number of tokens in it, padding included.
@@ -62,56 +93,161 @@ impl KeyValueCache {
         }
     }
 
+    /// Replaces the keys and values of each text by those of the text of a number in `rows`, int64 `[texts]`: for beams, and
+    /// for several continuations of one text.
+    ///
+    /// # Errors
+    /// [`brigade_torch::ErrorKind::Tensor`] for a number that no text has, or when memory runs out.
+    pub fn select_rows(&mut self, rows: &Tensor) -> Result<()> {
+        tch::no_grad(|| self.layers.iter_mut().try_for_each(|layer| layer.select_rows(rows)))
+    }
+
     pub(super) fn layer(&mut self, index: usize) -> &mut LayerCache {
-        let room = self.room;
+        let Self { room, is_fixed, kind, .. } = *self;
         while self.layers.len() <= index {
-            self.layers.push(LayerCache { held: None, length: 0, room });
+            self.layers.push(LayerCache { held: None, length: 0, room, is_fixed, kind });
         }
         &mut self.layers[index]
     }
 }
 
-/// Of one layer.
+/// How a [`KeyValueCache`] holds keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CacheKind {
+    /// In the kind in which the model computes them.
+    #[default]
+    Computed,
+    /// In bfloat16: half of the memory of float32, with 8 bits of precision.
+    Bf16,
+    /// In 8 bits with a scale in float32 for each token and head: a value differs by at most 1/254 of the largest one of its
+    /// token and head.
+    Int8,
+}
+
+/// The keys and values of one layer.
 #[derive(Debug)]
 pub(super) struct LayerCache {
-    /// Keys and values, `[batch, heads, capacity, width]`.
-    held: Option<(Tensor, Tensor)>,
+    /// Keys and values.
+    held: Option<[Held; 2]>,
     length: i64,
     room: i64,
+    is_fixed: bool,
+    kind: CacheKind,
 }
 
 impl LayerCache {
+    fn select_rows(&mut self, rows: &Tensor) -> Result<()> {
+        for held in self.held.iter_mut().flatten() {
+            held.replace(rows.size().first().copied().unwrap_or(0), None, |all| {
+                Ok(all.f_narrow(2, 0, self.length)?.f_index_select(0, rows)?)
+            })?;
+        }
+        Ok(())
+    }
+
     /// Adds those of new tokens, `[batch, heads, tokens, width]`, and gives all.
     pub(super) fn extend(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
         tch::no_grad(|| {
-            let new = keys.size().get(2).copied().unwrap_or(0);
-            let length = self.length + new;
-            let held = match self.held.take() {
-                Some((old_keys, old_values)) if old_keys.size()[2] >= length => {
-                    (old_keys, old_values)
-                }
-                old => {
-                    let capacity = length.max(2 * self.length).max(self.room);
-                    let grown = |like: &Tensor, old: Option<&Tensor>| -> Result<Tensor> {
-                        let mut size = like.size();
-                        size[2] = capacity;
-                        let grown = Tensor::f_empty(&size, (like.kind(), like.device()))?;
-                        if let Some(old) = old.filter(|_| self.length > 0) {
-                            let filled = old.f_narrow(2, 0, self.length)?;
-                            grown.f_narrow(2, 0, self.length)?.f_copy_(&filled)?;
-                        }
-                        Ok(grown)
-                    };
-                    let (old_keys, old_values) = old.unzip();
-                    (grown(keys, old_keys.as_ref())?, grown(values, old_values.as_ref())?)
-                }
+            let (batch, before) = (keys.size()[0], self.length);
+            let length = before + keys.size().get(2).copied().unwrap_or(0);
+            if self.is_fixed && length > self.room {
+                return Err(Error::invalid_argument(format!(
+                    "the cache has room for {} tokens, found {length}: make it with more, or write fewer",
+                    self.room
+                )));
+            }
+            let capacity = length.max(2 * before).max(self.room);
+            let held = match &mut self.held {
+                Some(held) => held,
+                none => none.insert([
+                    Held::new(keys, capacity, self.kind)?,
+                    Held::new(values, capacity, self.kind)?,
+                ]),
             };
-            held.0.f_narrow(2, self.length, new)?.f_copy_(keys)?;
-            held.1.f_narrow(2, self.length, new)?.f_copy_(values)?;
+            for (held, new) in held.iter_mut().zip([keys, values]) {
+                if held.capacity() < length {
+                    held.replace(batch, Some(capacity), |all| Ok(all.f_narrow(2, 0, before)?))?;
+                }
+                held.write(before, new)?;
+            }
             self.length = length;
-            let all = (held.0.f_narrow(2, 0, length)?, held.1.f_narrow(2, 0, length)?);
-            self.held = Some(held);
-            Ok(all)
+            let [all_keys, all_values] = &*held;
+            Ok((all_keys.read(length, keys.kind())?, all_values.read(length, values.kind())?))
         })
+    }
+}
+
+/// Keys or values with room for more.
+#[derive(Debug)]
+struct Held {
+    /// `[batch, heads, capacity, width]`
+    values: Tensor,
+    /// `[batch, heads, capacity, 1]`, of 8 bits.
+    scales: Option<Tensor>,
+}
+
+impl Held {
+    fn new(like: &Tensor, capacity: i64, kind: CacheKind) -> Result<Self> {
+        let mut size = like.size();
+        size[2] = capacity;
+        let empty = |size: &[i64], kind| Tensor::f_empty(size, (kind, like.device()));
+        let values = match kind {
+            CacheKind::Computed => empty(&size, like.kind())?,
+            CacheKind::Bf16 => empty(&size, Kind::BFloat16)?,
+            CacheKind::Int8 => empty(&size, Kind::Int8)?,
+        };
+        size[3] = 1;
+        let scales = (kind == CacheKind::Int8).then(|| empty(&size, Kind::Float)).transpose()?;
+        Ok(Self { values, scales })
+    }
+
+    fn capacity(&self) -> i64 {
+        self.values.size()[2]
+    }
+
+    /// Takes new memory for a batch, and copies into its first tokens what a function gives of the old one.
+    fn replace(
+        &mut self,
+        batch: i64,
+        capacity: Option<i64>,
+        kept: impl Fn(&Tensor) -> Result<Tensor>,
+    ) -> Result<()> {
+        for tensor in std::iter::once(&mut self.values).chain(&mut self.scales) {
+            let mut size = tensor.size();
+            (size[0], size[2]) = (batch, capacity.unwrap_or(size[2]));
+            let new = Tensor::f_empty(&size, (tensor.kind(), tensor.device()))?;
+            let kept = kept(tensor)?;
+            new.f_narrow(2, 0, kept.size()[2])?.f_copy_(&kept)?;
+            *tensor = new;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, at: i64, new: &Tensor) -> Result<()> {
+        let count = new.size()[2];
+        let mut place = self.values.f_narrow(2, at, count)?;
+        let Some(scales) = &self.scales else {
+            place.f_copy_(new)?;
+            return Ok(());
+        };
+        let new = new.f_to_kind(Kind::Float)?;
+        // A row of zeros has a scale, too.
+        let scale = new.f_abs()?.f_amax([-1], true)?.f_clamp_min(f64::from(f32::MIN_POSITIVE))?;
+        let scale = scale.f_div_scalar(127.0)?;
+        scales.f_narrow(2, at, count)?.f_copy_(&scale)?;
+        place.f_copy_(&new.f_div(&scale)?.f_round()?.f_clamp(-127.0, 127.0)?)?;
+        Ok(())
+    }
+
+    fn read(&self, length: i64, kind: Kind) -> Result<Tensor> {
+        let values = self.values.f_narrow(2, 0, length)?;
+        match &self.scales {
+            None => Ok(values.f_to_kind(kind)?),
+            Some(scales) => {
+                let scaled =
+                    values.f_to_kind(Kind::Float)?.f_mul(&scales.f_narrow(2, 0, length)?)?;
+                Ok(scaled.f_to_kind(kind)?)
+            }
+        }
     }
 }

@@ -12,7 +12,7 @@ use tch::Tensor;
 
 use super::head::LanguageHead;
 use super::loss::{IGNORED_LABEL, TokenLoss, shifted};
-use super::{CausalModel, KeyValueCache, Tokens, Transformer, VocabularyLogits};
+use super::{CacheKind, CausalModel, KeyValueCache, Tokens, Transformer, VocabularyLogits};
 
 /// A transformer whose last hidden numbers a language head takes: [`Gpt2`](crate::Gpt2), [`Llama`](crate::Llama), or
 /// one's own.
@@ -54,6 +54,11 @@ pub trait CausalBody: Transformer + LayerGroups {
     ) -> Result<(Tensor, ContextPart, Option<Tensor>)> {
         let (hidden, part) = self.run_part(tokens)?;
         Ok((hidden, part, None))
+    }
+
+    /// Returns the number of positions, where the body has weights for each. Defaults to `None`.
+    fn max_tokens(&self) -> Option<i64> {
+        None
     }
 
     /// Returns the shape `[vocabulary, width]` of the head's weight.
@@ -161,6 +166,14 @@ impl<B: CausalBody> CausalModel for CausalLm<B> {
         KeyValueCache::with_room(tokens)
     }
 
+    fn start_as(&self, tokens: i64, kind: CacheKind) -> Result<KeyValueCache> {
+        Ok(KeyValueCache::with_room(tokens).kind(kind))
+    }
+
+    fn max_tokens(&self) -> Option<i64> {
+        self.body.max_tokens()
+    }
+
     fn next_logits(&self, tokens: Tokens<'_>, state: &mut KeyValueCache) -> Result<Tensor> {
         self.next_vocabulary_logits(tokens, state)?.whole()
     }
@@ -171,6 +184,10 @@ impl<B: CausalBody> CausalModel for CausalLm<B> {
         state: &mut KeyValueCache,
     ) -> Result<VocabularyLogits> {
         self.lm_head.last(&self.body.run(tokens, Some(state), None)?)
+    }
+
+    fn select_rows(&self, state: &mut KeyValueCache, rows: &Tensor) -> Result<()> {
+        state.select_rows(rows)
     }
 }
 

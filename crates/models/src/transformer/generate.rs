@@ -1,15 +1,23 @@
 //! Texts that a causal model writes, token by token.
 
+mod beam_search;
+mod reader;
+mod rules;
 mod sampling;
+mod text;
 
 use brigade_nn::Model;
 use brigade_torch::{Error, Result};
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::SeedableRng;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
-use super::{Tokens, VocabularyLogits};
-use sampling::Before;
+pub use self::beam_search::{BeamSearch, Beams, EarlyStopping};
+use self::reader::{Prompt, Reader};
+use self::rules::Before;
+pub use self::text::GeneratedText;
+use self::text::{Decode, StopStrings};
+use super::{CacheKind, Tokens, VocabularyLogits};
 
 /// A model that tells the next token from those before it: what [`GenerationOptions`] generate with.
 ///
@@ -48,6 +56,20 @@ pub trait CausalModel {
     /// Returns the state before the first token, with room for this many tokens in all.
     fn start(&self, tokens: i64) -> Self::State;
 
+    /// Returns the state before the first token whose keys and values are held in a kind of their own. Defaults to
+    /// [`CausalModel::start`] for [`CacheKind::Computed`], and an error for others.
+    ///
+    /// # Errors
+    /// A kind that the model's state does not have.
+    fn start_as(&self, tokens: i64, kind: CacheKind) -> Result<Self::State> {
+        match kind {
+            CacheKind::Computed => Ok(self.start(tokens)),
+            CacheKind::Bf16 | CacheKind::Int8 => Err(refused(format!(
+                "this model has no cache of kind {kind:?}: implement `CausalModel::start_as`, or leave out cache_kind"
+            ))),
+        }
+    }
+
     /// Computes the logits `[batch, vocabulary]` of the token after `tokens`, which follow those that the state
     /// knows. Where there is padding, the attention mask covers all tokens so far, and positions do not count
     /// padding.
@@ -55,6 +77,11 @@ pub trait CausalModel {
     /// # Errors
     /// The model's own.
     fn next_logits(&self, tokens: Tokens<'_>, state: &mut Self::State) -> Result<Tensor>;
+
+    /// Returns the number of tokens that a text can have, padding aside. Defaults to `None`: no limit of the model's.
+    fn max_tokens(&self) -> Option<i64> {
+        None
+    }
 
     /// Computes the same logits, of a vocabulary that ranks divide this rank's. Defaults to [`CausalModel::next_logits`].
     ///
@@ -67,13 +94,35 @@ pub trait CausalModel {
     ) -> Result<VocabularyLogits> {
         Ok(self.next_logits(tokens, state)?.into())
     }
+
+    /// Replaces the state of each text by that of the text of a number in `rows`, int64 `[texts]` on the device of the
+    /// tokens. A number can stand several times: continuations of one prompt share what it has cost.
+    ///
+    /// # Errors
+    /// The model's own. Defaults to an error, for a model that writes one continuation of each text.
+    fn select_rows(&self, state: &mut Self::State, rows: &Tensor) -> Result<()> {
+        let _ = state;
+        Err(refused(format!(
+            "several continuations of a text need `CausalModel::select_rows`, which this model does not have, for {:?}: \
+             implement it, or take one continuation",
+            rows.size()
+        )))
+    }
 }
 
 impl<M: CausalModel> CausalModel for Model<M> {
     type State = M::State;
 
+    fn max_tokens(&self) -> Option<i64> {
+        self.module().max_tokens()
+    }
+
     fn start(&self, tokens: i64) -> M::State {
         self.module().start(tokens)
+    }
+
+    fn start_as(&self, tokens: i64, kind: CacheKind) -> Result<M::State> {
+        self.module().start_as(tokens, kind)
     }
 
     fn next_logits(&self, tokens: Tokens<'_>, state: &mut M::State) -> Result<Tensor> {
@@ -86,6 +135,10 @@ impl<M: CausalModel> CausalModel for Model<M> {
         state: &mut M::State,
     ) -> Result<VocabularyLogits> {
         self.run(|module| module.next_vocabulary_logits(tokens, state))
+    }
+
+    fn select_rows(&self, state: &mut M::State, rows: &Tensor) -> Result<()> {
+        self.module().select_rows(state, rows)
     }
 }
 
@@ -140,6 +193,13 @@ impl<F: Fn(Tokens<'_>) -> Result<Tensor>> CausalModel for UncachedModel<F> {
         *seen = SeenTokens { ids: Some(ids.shallow_clone()), positions: positions.transpose()? };
         (self.0)(Tokens { position_ids: seen.positions.as_ref(), ids: &ids, ..tokens })
     }
+
+    fn select_rows(&self, seen: &mut SeenTokens, rows: &Tensor) -> Result<()> {
+        for tensor in [&mut seen.ids, &mut seen.positions].into_iter().flatten() {
+            *tensor = tensor.f_index_select(0, rows)?;
+        }
+        Ok(())
+    }
 }
 
 impl<F> std::fmt::Debug for UncachedModel<F> {
@@ -150,8 +210,9 @@ impl<F> std::fmt::Debug for UncachedModel<F> {
 
 /// How tokens are chosen, and when to stop; under the names of transformers' `GenerationConfig`.
 ///
-/// Steps are applied in transformers' order: the penalty of repetitions, temperature, `top_k`, `top_p`, `min_p`. A
-/// model in training drops as ever: call [`Model::eval`] before.
+/// Steps are applied in transformers' order: the penalty of repetitions, repeated n-grams, bad words, the least number of
+/// tokens, the forced end, suppressed tokens, temperature, `top_k`, `top_p`, `min_p`. A model in training drops as ever:
+/// call [`Model::eval`] before.
 ///
 /// ```
 /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options};
@@ -197,8 +258,45 @@ pub struct GenerationOptions {
     pub eos_token_id: Vec<i64>,
     /// What follows the end while other texts of the batch go on; the first of `eos_token_id` by default.
     pub pad_token_id: Option<i64>,
-    /// Of the draws. Without, it is drawn from libtorch's generator (`tch::manual_seed`).
+    /// Seed of the draws. Defaults to one that is drawn from libtorch's generator (`tch::manual_seed`).
     pub seed: Option<u64>,
+    /// Number of tokens to write before a text may end with one of `eos_token_id`. Defaults to 0.
+    pub min_new_tokens: i64,
+    /// Length of the sequences of tokens that no text has twice, or 0 for no such rule. Defaults to 0.
+    pub no_repeat_ngram_size: usize,
+    /// Sequences of tokens that are not written. The end of a text is not one of them: see `min_new_tokens`.
+    pub bad_words_ids: Vec<Vec<i64>>,
+    /// Tokens that are not written.
+    pub suppress_tokens: Vec<i64>,
+    /// Tokens that are not written first.
+    pub begin_suppress_tokens: Vec<i64>,
+    /// Tokens of which one is written last where a text becomes as long as it may be.
+    pub forced_eos_token_id: Vec<i64>,
+    /// Strings that end a text: the token in which one is complete is its last. They need the text of tokens:
+    /// [`GeneratedTokens::decoded_by`].
+    pub stop_strings: Vec<String>,
+    /// Number of continuations of each text, which follow each other in the result. Several need `do_sample` or as many
+    /// beams. The text itself is computed once. Defaults to 1.
+    pub num_return_sequences: i64,
+    /// Number of continuations that a beam search keeps of each text. Defaults to 1, which is no search.
+    pub num_beams: i64,
+    /// Power of the number of written tokens by which the sum of log probabilities is divided: above 0 long texts are
+    /// preferred, below 0 short ones. Defaults to 1.
+    pub length_penalty: f64,
+    /// When a beam search of a text ends. Defaults to [`EarlyStopping::Heuristic`].
+    pub early_stopping: EarlyStopping,
+    /// Number of groups of beams, which are searched one after the other and keep apart by `diversity_penalty`. Defaults
+    /// to 1.
+    pub num_beam_groups: i64,
+    /// Subtracted from the log probability of a token for each beam of an earlier group that has taken it in the same
+    /// step. Defaults to 0.
+    pub diversity_penalty: f64,
+    /// Number of tokens of the texts that are computed at once before the first new one: it bounds the memory of
+    /// activations. Sums of attention are grouped otherwise, so that logits can differ in the last bits. Defaults to all.
+    pub prefill_chunk: Option<i64>,
+    /// How keys and values of the tokens so far are held. Memory for all tokens is taken at the start. Defaults to
+    /// [`CacheKind::Computed`].
+    pub cache_kind: CacheKind,
 }
 
 impl Default for GenerationOptions {
@@ -215,6 +313,21 @@ impl Default for GenerationOptions {
             eos_token_id: Vec::new(),
             pad_token_id: None,
             seed: None,
+            min_new_tokens: 0,
+            no_repeat_ngram_size: 0,
+            bad_words_ids: Vec::new(),
+            suppress_tokens: Vec::new(),
+            begin_suppress_tokens: Vec::new(),
+            forced_eos_token_id: Vec::new(),
+            stop_strings: Vec::new(),
+            num_return_sequences: 1,
+            num_beams: 1,
+            length_penalty: 1.0,
+            early_stopping: EarlyStopping::Heuristic,
+            num_beam_groups: 1,
+            diversity_penalty: 0.0,
+            prefill_chunk: None,
+            cache_kind: CacheKind::Computed,
         }
     }
 }
@@ -231,17 +344,16 @@ impl GenerationOptions {
         ids: &Tensor,
         attention_mask: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let mut tokens = self.stream(model, ids, attention_mask)?;
-        for step in &mut tokens {
-            step?;
+        if self.num_beams > 1 {
+            return Ok(self.beam_search(model, ids, attention_mask)?.run()?.ids);
         }
-        Ok(tokens.into_ids())
+        self.stream(model, ids, attention_mask)?.finish()
     }
 
     /// Writes on from the ids `[batch, tokens]` as the iterator is asked: each item is the next token of each text.
     ///
     /// # Errors
-    /// Options out of their ranges, no ids, or padding that is not on the left.
+    /// Options out of their ranges, several beams, no ids, or padding that is not on the left.
     pub fn stream<'m, M: CausalModel>(
         &self,
         model: &'m M,
@@ -249,34 +361,78 @@ impl GenerationOptions {
         attention_mask: Option<&Tensor>,
     ) -> Result<GeneratedTokens<'m, M>> {
         self.check()?;
-        let &[batch, length] = ids.size().as_slice() else {
-            return Err(refused(format!("expected ids [batch, tokens], found {:?}", ids.size())));
-        };
-        if batch < 1 || length < 1 {
-            return Err(refused(format!("there is no token to go on from: ids {:?}", ids.size())));
+        if self.num_beams > 1 {
+            return Err(refused(format!(
+                "the tokens of {} beams are known at the end: call beam_search or generate",
+                self.num_beams
+            )));
         }
-        let mask =
-            attention_mask.map(|mask| left_padded(mask, batch, length)).transpose()?.flatten();
-        let room = self.max_length.map_or(i64::MAX, |longest| (longest - length).max(0));
-        let left = self.max_new_tokens.min(room);
+        let prompt = Prompt::new(self, ids, attention_mask)?;
+        let copies = self.num_return_sequences;
+        let again = |row: &Vec<i64>| vec![row.clone(); copies as usize];
+        Ok(GeneratedTokens {
+            reader: Reader::new(model, &prompt, self)?,
+            options: self.clone(),
+            rng: self.generator()?,
+            ids: prompt.ids.f_repeat_interleave_self_int(copies, 0, None)?,
+            mask: prompt
+                .mask
+                .map(|mask| mask.f_repeat_interleave_self_int(copies, 0, None))
+                .transpose()?,
+            ended: vec![false; prompt.rows.len() * copies as usize],
+            rows: prompt.rows.iter().flat_map(again).collect(),
+            written: 0,
+            left: prompt.left,
+            decode: None,
+        })
+    }
+
+    /// Puts texts of unequal lengths into ids `[texts, tokens]` and a mask of the same shape, padded on the left, for
+    /// [`GenerationOptions::generate`] and its siblings.
+    ///
+    /// ```
+    /// use brigade_models::GenerationOptions;
+    /// use tch::{Device, Tensor};
+    ///
+    /// let options = GenerationOptions { pad_token_id: Some(9), ..Default::default() };
+    /// let (ids, mask) = options.padded(&[vec![1, 2, 3], vec![4]], Device::Cpu)?;
+    /// assert_eq!(ids, Tensor::from_slice(&[1i64, 2, 3, 9, 9, 4]).view([2, 3]));
+    /// assert_eq!(mask, Tensor::from_slice(&[1i64, 1, 1, 0, 0, 1]).view([2, 3]));
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A text without tokens, or no texts.
+    pub fn padded(&self, texts: &[Vec<i64>], device: Device) -> Result<(Tensor, Tensor)> {
+        if let Some(empty) = texts.iter().position(Vec::is_empty) {
+            return Err(refused(format!("text {empty} has no token to go on from")));
+        }
+        let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
+        let rows = texts.iter().flat_map(|text| {
+            let padding = std::iter::repeat_n((self.pad(), 0), longest - text.len());
+            padding.chain(text.iter().map(|&token| (token, 1)))
+        });
+        let (ids, mask): (Vec<i64>, Vec<i64>) = rows.unzip();
+        let shape = [texts.len() as i64, longest as i64];
+        let tensor = |values: &[i64]| -> Result<Tensor> {
+            Ok(Tensor::f_from_slice(values)?.f_view(shape)?.f_to_device(device)?)
+        };
+        Ok((tensor(&ids)?, tensor(&mask)?))
+    }
+
+    fn generator(&self) -> Result<Pcg64> {
         let seed = match self.seed {
             Some(seed) => seed,
-            None => Tensor::f_randint(i64::MAX, [1], (Kind::Int64, tch::Device::Cpu))?
+            None => Tensor::f_randint(i64::MAX, [1], (Kind::Int64, Device::Cpu))?
                 .f_int64_value(&[0])?
                 .unsigned_abs(),
         };
-        let positions = mask.as_ref().map(positions).transpose()?;
-        Ok(GeneratedTokens {
-            model,
-            state: model.start(length + left),
-            options: self.clone(),
-            rng: Pcg64::seed_from_u64(seed),
-            ids: ids.shallow_clone(),
-            next: Next { ids: ids.shallow_clone(), positions },
-            mask,
-            ended: vec![false; usize::try_from(batch).map_err(Error::custom)?],
-            left,
-        })
+        Ok(Pcg64::seed_from_u64(seed))
+    }
+
+    /// The token that follows the end of a text.
+    fn pad(&self) -> i64 {
+        self.pad_token_id.or_else(|| self.eos_token_id.first().copied()).unwrap_or(0)
     }
 
     fn check(&self) -> Result<()> {
@@ -296,6 +452,38 @@ impl GenerationOptions {
             Some(format!("min_p {:?} is not in [0, 1]", self.min_p))
         } else if self.repetition_penalty <= 0.0 || !self.repetition_penalty.is_finite() {
             Some(format!("repetition_penalty {} is not positive", self.repetition_penalty))
+        } else if self.num_return_sequences < 1 {
+            Some(format!("num_return_sequences {} is less than 1", self.num_return_sequences))
+        } else if self.num_beams < 1 {
+            Some(format!("num_beams {} is less than 1", self.num_beams))
+        } else if self.num_beams == 1 && self.num_return_sequences > 1 && !sampled {
+            Some(format!(
+                "num_return_sequences {} needs several continuations, and without do_sample and num_beams there is one",
+                self.num_return_sequences
+            ))
+        } else if self.num_beams > 1 && self.num_return_sequences > self.num_beams {
+            Some(format!(
+                "num_return_sequences {} is more than the {} beams",
+                self.num_return_sequences, self.num_beams
+            ))
+        } else if self.num_beam_groups < 1 || self.num_beams % self.num_beam_groups != 0 {
+            Some(format!(
+                "num_beam_groups {} does not divide num_beams {}",
+                self.num_beam_groups, self.num_beams
+            ))
+        } else if self.num_beam_groups > 1 && sampled {
+            Some("num_beam_groups is for a search without do_sample".to_owned())
+        } else if !self.length_penalty.is_finite() || !self.diversity_penalty.is_finite() {
+            Some(format!(
+                "length_penalty {} and diversity_penalty {} have to be finite",
+                self.length_penalty, self.diversity_penalty
+            ))
+        } else if self.prefill_chunk.is_some_and(|chunk| chunk < 1) {
+            Some(format!("prefill_chunk {:?} is less than 1", self.prefill_chunk))
+        } else if self.bad_words_ids.iter().any(Vec::is_empty) {
+            Some("bad_words_ids has a sequence without a token".to_owned())
+        } else if self.stop_strings.iter().any(String::is_empty) {
+            Some("stop_strings has an empty string, which ends every text".to_owned())
         } else {
             None
         };
@@ -307,28 +495,22 @@ impl GenerationOptions {
 ///
 /// It ends when all texts have ended or are as long as they may be, and after an error.
 pub struct GeneratedTokens<'m, M: CausalModel> {
-    model: &'m M,
-    state: M::State,
+    reader: Reader<'m, M>,
     options: GenerationOptions,
     rng: Pcg64,
     /// All so far.
     ids: Tensor,
-    /// What the model has not seen yet.
-    next: Next,
     /// `[batch, tokens so far]`, where a text is padded.
     mask: Option<Tensor>,
+    /// Each text's tokens so far, without padding.
+    rows: Vec<Vec<i64>>,
     ended: Vec<bool>,
+    written: i64,
     left: i64,
+    decode: Option<Decode<'m>>,
 }
 
-/// Input of the next step.
-#[derive(Debug)]
-struct Next {
-    ids: Tensor,
-    positions: Option<Tensor>,
-}
-
-impl<M: CausalModel> GeneratedTokens<'_, M> {
+impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
     /// Returns the ids `[batch, tokens]` so far, those of the beginning included.
     pub fn ids(&self) -> &Tensor {
         &self.ids
@@ -339,35 +521,122 @@ impl<M: CausalModel> GeneratedTokens<'_, M> {
         self.ids
     }
 
+    /// Returns the tokens of each text so far, those of the beginning included, without padding.
+    pub fn texts(&self) -> &[Vec<i64>] {
+        &self.rows
+    }
+
+    /// Sets the function that gives the text of tokens, for stop strings and [`GeneratedTokens::text`].
+    ///
+    /// ```
+    /// # use brigade_models::{CausalModel, GenerationOptions, Tokens};
+    /// # use tch::{Kind, Tensor};
+    /// # struct Counter;
+    /// # impl CausalModel for Counter {
+    /// #     type State = ();
+    /// #     fn start(&self, _tokens: i64) {}
+    /// #     fn next_logits(&self, tokens: Tokens<'_>, _state: &mut ()) -> brigade_torch::Result<Tensor> {
+    /// #         let next = tokens.ids.f_select(1, -1)?.f_add_scalar(1)?.f_remainder(10)?;
+    /// #         Ok(next.f_one_hot(10)?.f_to_kind(Kind::Float)?)
+    /// #     }
+    /// # }
+    /// let digits = |ids: &[i64]| Ok(ids.iter().map(|id| id.to_string()).collect::<String>());
+    /// let options = GenerationOptions { stop_strings: vec!["01".to_owned()], ..Default::default() };
+    /// let ids = Tensor::from_slice(&[7i64]).view([1, 1]);
+    /// let written = options.stream(&Counter, &ids, None)?.decoded_by(digits).finish()?;
+    /// assert_eq!(written, Tensor::from_slice(&[7i64, 8, 9, 0, 1]).view([1, 5]));
+    /// let mut text = String::new();
+    /// for pieces in options.stream(&Counter, &ids, None)?.decoded_by(digits).text() {
+    ///     text += &pieces?[0];
+    /// }
+    /// assert_eq!(text, "8901");
+    /// # Ok::<(), brigade_torch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn decoded_by(mut self, decode: impl Fn(&[i64]) -> Result<String> + 'm) -> Self {
+        self.decode = Some(Box::new(decode));
+        self
+    }
+
+    /// Computes as many forwards on every rank as the rank with the longest text needs, so that ranks whose texts end
+    /// earlier do not leave the others waiting in a collective of a sharded model. The function is called before each
+    /// forward, with whether this rank needs it, and says whether any rank does: a reduction over the ranks by the maximum.
+    /// Each rank calls the iterator until its end.
+    ///
+    /// ```no_run
+    /// # use brigade_models::{GenerationOptions, LlamaForCausalLm};
+    /// # use brigade_nn::Model;
+    /// # use brigade_torch::{ProcessGroup, ReduceOp, Result};
+    /// # use tch::Tensor;
+    /// # fn write(model: &Model<LlamaForCausalLm>, ids: &Tensor, group: &ProcessGroup) -> Result<()> {
+    /// let any_rank = |needed| {
+    ///     let mut needed = Tensor::from_slice(&[i64::from(needed)]);
+    ///     group.all_reduce(&mut needed, ReduceOp::Max)?;
+    ///     Ok(needed.f_int64_value(&[0])? > 0)
+    /// };
+    /// let options = GenerationOptions { eos_token_id: vec![2], ..Default::default() };
+    /// let written = options.stream(model, ids, None)?.synchronized(any_rank).finish()?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn synchronized(mut self, any_rank: impl Fn(bool) -> Result<bool> + 'm) -> Self {
+        self.reader.synchronize(any_rank);
+        self
+    }
+
+    /// Writes to the end, and returns the ids as [`GenerationOptions::generate`] does.
+    ///
+    /// # Errors
+    /// The model's, and those of the function that decodes.
+    pub fn finish(mut self) -> Result<Tensor> {
+        for step in &mut self {
+            step?;
+        }
+        Ok(self.ids)
+    }
+
+    /// Returns an iterator over the text that is written, instead of its tokens. It needs [`GeneratedTokens::decoded_by`].
+    pub fn text(self) -> GeneratedText<'m, M> {
+        GeneratedText::new(self)
+    }
+
     fn step(&mut self) -> Result<Vec<i64>> {
-        let tokens = Tokens {
-            attention_mask: self.mask.as_ref(),
-            position_ids: self.next.positions.as_ref(),
-            ..Tokens::from(&self.next.ids)
+        let mut logits = self.reader.logits()?;
+        let copies = self.options.num_return_sequences;
+        if self.written == 0 && copies > 1 {
+            let texts = self.ended.len() as i64 / copies;
+            let all = Tensor::f_arange(texts, (Kind::Int64, self.ids.device()))?;
+            let rows = all.f_repeat_interleave_self_int(copies, 0, None)?;
+            self.reader.select_rows(&rows)?;
+            logits = logits.select_rows(&rows)?;
+        }
+        let before = Before {
+            ids: &self.ids,
+            mask: self.mask.as_ref(),
+            rows: &self.rows,
+            written: self.written,
+            left: self.left,
         };
-        let logits = self.model.next_vocabulary_logits(tokens, &mut self.state)?;
-        let before = Before { ids: &self.ids, mask: self.mask.as_ref() };
         let mut chosen = sampling::choose(&logits, before, &self.options, &mut self.rng)?;
         if chosen.len() != self.ended.len() {
             return Err(refused(format!("the model gave logits {:?}", logits.whole()?.size())));
         }
-        let ends = &self.options.eos_token_id;
-        let pad = self.options.pad_token_id.or_else(|| ends.first().copied()).unwrap_or(0);
-        for (token, ended) in chosen.iter_mut().zip(&mut self.ended) {
-            if *ended { *token = pad } else { *ended = ends.contains(token) }
+        let (ends, pad) = (&self.options.eos_token_id, self.options.pad());
+        let stops = StopStrings::new(&self.options.stop_strings, self.decode.as_ref())?;
+        for ((token, ended), row) in chosen.iter_mut().zip(&mut self.ended).zip(&mut self.rows) {
+            if *ended {
+                *token = pad;
+            } else {
+                row.push(*token);
+                *ended = ends.contains(token) || stops.are_met(row)?;
+            }
         }
         let device = self.ids.device();
         let column = Tensor::f_from_slice(&chosen)?.f_unsqueeze(1)?.f_to_device(device)?;
         self.ids = Tensor::f_cat(&[&self.ids, &column], 1)?;
-        if let Some(mask) = &self.mask {
-            self.mask =
-                Some(Tensor::f_cat(&[mask, &column.f_ones_like()?.f_to_kind(mask.kind())?], 1)?);
-        }
-        let positions = self.next.positions.as_ref().map(|positions| {
-            let last = positions.f_narrow(1, positions.size()[1] - 1, 1)?;
-            last.f_add_scalar(1)
-        });
-        self.next = Next { ids: column, positions: positions.transpose()? };
+        self.reader.push(column)?;
+        self.mask = self.reader.mask().map(Tensor::shallow_clone);
+        self.written += 1;
         self.left = if self.ended.iter().all(|&ended| ended) { 0 } else { self.left - 1 };
         Ok(chosen)
     }
@@ -378,11 +647,12 @@ impl<M: CausalModel> Iterator for GeneratedTokens<'_, M> {
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.left < 1 {
-            return None;
+            return self.reader.finish().err().map(Err);
         }
         let step = tch::no_grad(|| self.step());
         if step.is_err() {
             self.left = 0;
+            self.reader.abandon();
         }
         Some(step)
     }
@@ -395,34 +665,6 @@ impl<M: CausalModel> std::fmt::Debug for GeneratedTokens<'_, M> {
             .field("left", &self.left)
             .finish_non_exhaustive()
     }
-}
-
-/// The mask, where it hides something, after a check that the last tokens are seen.
-fn left_padded(mask: &Tensor, batch: i64, length: i64) -> Result<Option<Tensor>> {
-    if mask.size() != [batch, length] {
-        return Err(refused(format!(
-            "for ids [{batch}, {length}] the attention mask has the same shape, found {:?}",
-            mask.size()
-        )));
-    }
-    let seen = mask.f_ne(0)?;
-    if seen.f_all()?.f_int64_value(&[])? != 0 {
-        return Ok(None);
-    }
-    let (earlier, later) = (seen.f_narrow(1, 0, length - 1)?, seen.f_narrow(1, 1, length - 1)?);
-    let grows = earlier.f_le_tensor(&later)?.f_all()?.f_int64_value(&[])? != 0;
-    if !grows || seen.f_select(1, -1)?.f_all()?.f_int64_value(&[])? == 0 {
-        return Err(refused(
-            "texts that are written on from are padded on the left: the attention mask has a 0 after a 1, \
-             or at the end",
-        ));
-    }
-    Ok(Some(seen.f_to_kind(Kind::Int64)?))
-}
-
-/// Positions that do not count padding.
-fn positions(mask: &Tensor) -> Result<Tensor> {
-    Ok(mask.f_cumsum(1, Kind::Int64)?.f_sub_scalar(1)?.f_clamp_min(0)?)
 }
 
 fn refused(problem: impl std::fmt::Display) -> Error {

@@ -275,6 +275,10 @@ impl CausalBody for Gpt2 {
         self.own_states(tokens, None, None)
     }
 
+    fn max_tokens(&self) -> Option<i64> {
+        Some(self.options.n_positions)
+    }
+
     fn head_shape(&self) -> [i64; 2] {
         [self.options.vocab_size, self.options.n_embd]
     }

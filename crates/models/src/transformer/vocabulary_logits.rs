@@ -50,6 +50,11 @@ impl VocabularyLogits {
         self.divided.as_ref().map_or(own, |divided| divided.vocabulary().vocabulary)
     }
 
+    /// Returns the logits of these rows of the first dimension, in their order.
+    pub(super) fn select_rows(&self, rows: &Tensor) -> Result<Self> {
+        Ok(Self { own: self.own.f_index_select(0, rows)?, divided: self.divided.clone() })
+    }
+
     /// Returns the logits of the whole vocabulary, which the ranks gather.
     ///
     /// # Errors

@@ -4,6 +4,7 @@ mod context_parallel;
 mod deferred;
 mod dispatch;
 mod expert_parallel;
+mod generation;
 mod golden;
 mod messages;
 mod pipeline;

@@ -6,16 +6,8 @@ use rand_pcg::rand_core::Rng;
 use tch::{Device, Kind, Tensor};
 
 use super::GenerationOptions;
+use super::rules::{self, Before};
 use crate::VocabularyLogits;
-
-/// A text before a token that is to be chosen.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Before<'a> {
-    /// `[batch, tokens]`
-    pub(super) ids: &'a Tensor,
-    /// `[batch, tokens]`, where there is padding.
-    pub(super) mask: Option<&'a Tensor>,
-}
 
 /// A token for each row of the logits `[batch, vocabulary]`. Where ranks divide the vocabulary, they send the logits of the
 /// tokens that can be chosen, unless all can: without `top_k`, and with a penalty of repetitions.
@@ -25,13 +17,13 @@ pub(super) fn choose(
     options: &GenerationOptions,
     rng: &mut Pcg64,
 ) -> Result<Vec<i64>> {
-    let is_plain = options.repetition_penalty == 1.0;
+    let is_plain = options.repetition_penalty == 1.0 && !rules::are_given(options);
     let chosen = match options.top_k {
         _ if is_plain && !options.do_sample => logits.argmax()?,
         Some(k) if is_plain && logits.is_divided() && k < logits.vocabulary() => {
             match best(logits, k)? {
                 Some((scores, ids)) => {
-                    let place = drawn(&filtered(&as_float(&scores)?, options)?, rng)?;
+                    let place = drawn(&filtered(&as_float(&scores)?, options, 1)?, rng)?;
                     let places = place.f_unsqueeze(1)?.f_to_device(ids.device())?;
                     ids.f_gather(1, &places, false)?.f_squeeze_dim(1)?
                 }
@@ -49,11 +41,21 @@ fn among_all(
     options: &GenerationOptions,
     rng: &mut Pcg64,
 ) -> Result<Tensor> {
-    let scores = penalized(&as_float(logits)?, before, options.repetition_penalty)?;
+    let scores = processed(&as_float(logits)?, before, options)?;
     if options.do_sample {
-        return drawn(&filtered(&scores, options)?, rng);
+        return drawn(&filtered(&scores, options, 1)?, rng);
     }
     Ok(scores.f_argmax(-1, false)?)
+}
+
+/// Scores after the penalty of repetitions and the rules on tokens.
+pub(super) fn processed(
+    scores: &Tensor,
+    before: Before<'_>,
+    options: &GenerationOptions,
+) -> Result<Tensor> {
+    let scores = penalized(scores, before, options.repetition_penalty)?;
+    if rules::are_given(options) { rules::applied(&scores, before, options) } else { Ok(scores) }
 }
 
 /// The `k` largest logits of each row and their tokens, in the order of the tokens, as they are drawn from all; `None`
@@ -68,7 +70,7 @@ fn best(logits: &VocabularyLogits, k: i64) -> Result<Option<(Tensor, Tensor)>> {
     Ok(Some((values.f_gather(1, &order, false)?, ids)))
 }
 
-fn as_float(logits: &Tensor) -> Result<Tensor> {
+pub(super) fn as_float(logits: &Tensor) -> Result<Tensor> {
     let kind = if logits.kind() == Kind::Double { Kind::Double } else { Kind::Float };
     Ok(logits.f_to_kind(kind)?)
 }
@@ -91,8 +93,8 @@ fn penalized(scores: &Tensor, before: Before<'_>, penalty: f64) -> Result<Tensor
     Ok(scores.f_scatter(1, &ids, &found)?.f_narrow(1, 0, tokens)?)
 }
 
-/// Scores with −∞ for tokens that are out.
-pub(super) fn filtered(scores: &Tensor, options: &GenerationOptions) -> Result<Tensor> {
+/// Scores with −∞ for tokens that are out, of which the `kept` most probable ones are not.
+pub(super) fn filtered(scores: &Tensor, options: &GenerationOptions, kept: i64) -> Result<Tensor> {
     let mut scores = match options.temperature {
         1.0 => scores.shallow_clone(),
         temperature => scores.f_div_scalar(temperature)?,
@@ -100,24 +102,40 @@ pub(super) fn filtered(scores: &Tensor, options: &GenerationOptions) -> Result<T
     let tokens = scores.size().last().copied().unwrap_or(0);
     let without = |scores: &Tensor, out: &Tensor| scores.f_masked_fill(out, f64::NEG_INFINITY);
     if let Some(k) = options.top_k {
-        let (best, _) = scores.f_topk(k.min(tokens), -1, true, true)?;
-        let worst = best.f_narrow(-1, k.min(tokens) - 1, 1)?;
+        let k = k.max(kept).min(tokens);
+        let (best, _) = scores.f_topk(k, -1, true, true)?;
+        let worst = best.f_narrow(-1, k - 1, 1)?;
         scores = without(&scores, &scores.f_lt_tensor(&worst)?)?;
     }
     if options.top_p < 1.0 {
         let (sorted, order) = scores.f_sort(-1, false)?;
         let below = sorted.f_softmax(-1, sorted.kind())?.f_cumsum(-1, sorted.kind())?;
         let out = below.f_le(1.0 - options.top_p)?;
-        // The most probable one always stays.
-        let _ = out.f_narrow(-1, tokens - 1, 1)?.f_fill_(0)?;
+        let kept = kept.min(tokens);
+        let _ = out.f_narrow(-1, tokens - kept, kept)?.f_fill_(0)?;
         scores = without(&scores, &out.f_scatter(1, &order, &out)?)?;
     }
     if let Some(least) = options.min_p {
         let shares = scores.f_softmax(-1, scores.kind())?;
         let highest = shares.f_amax([-1], true)?;
-        scores = without(&scores, &shares.f_lt_tensor(&highest.f_mul_scalar(least)?)?)?;
+        let out = shares.f_lt_tensor(&highest.f_mul_scalar(least)?)?;
+        let (_, best) = shares.f_topk(kept.min(tokens), -1, true, true)?;
+        let stay = best.f_zeros_like()?.f_to_kind(Kind::Bool)?;
+        scores = without(&scores, &out.f_scatter(-1, &best, &stay)?)?;
     }
     Ok(scores)
+}
+
+/// The keys by whose order `k` tokens are drawn without replacement from each row: log probabilities with Gumbel's noise
+/// (Kool et al., 2019).
+pub(super) fn noisy(scores: &Tensor, rng: &mut Pcg64) -> Result<Tensor> {
+    let noise: Vec<f64> = (0..scores.numel())
+        // In (0, 1), so that both logarithms are finite.
+        .map(|_| ((rng.next_u64() >> 11) as f64 + 0.5) * 2f64.powi(-53))
+        .map(|unit| -(-unit.ln()).ln())
+        .collect();
+    let noise = Tensor::f_from_slice(&noise)?.f_view_as(scores)?.f_to_device(scores.device())?;
+    Ok(scores.f_to_kind(Kind::Double)?.f_add(&noise)?)
 }
 
 /// Draws by the inverse of the distribution function, so that the device and libtorch's generators do not
@@ -149,7 +167,7 @@ mod tests {
     }
 
     fn kept(options: &GenerationOptions) -> Vec<bool> {
-        let found = filtered(&scores(), options).unwrap().view([-1]).isfinite();
+        let found = filtered(&scores(), options, 1).unwrap().view([-1]).isfinite();
         Vec::<bool>::try_from(found).unwrap()
     }
 
@@ -173,7 +191,7 @@ mod tests {
         let ids = Tensor::from_slice(&[4i64, 0, 3, 3]).view([1, 4]);
         let mask = Tensor::from_slice(&[0i64, 1, 1, 1]).view([1, 4]);
         let found = |mask| {
-            let before = Before { ids: &ids, mask };
+            let before = Before { ids: &ids, mask, rows: &[], written: 0, left: 1 };
             let found = penalized(&scores(), before, 2.0).unwrap();
             Vec::<f32>::try_from(found.contiguous().view([-1])).unwrap()
         };
@@ -188,7 +206,7 @@ mod tests {
             GenerationOptions { do_sample: true, top_k: Some(2), ..GenerationOptions::default() };
         let many = scores().repeat([4000, 1]);
         let ids = Tensor::zeros([4000, 1], (Kind::Int64, Device::Cpu));
-        let before = Before { ids: &ids, mask: None };
+        let before = Before { ids: &ids, mask: None, rows: &[], written: 0, left: 1 };
         let chosen = choose(&many.into(), before, &options, &mut rng).unwrap();
         let count = |token: i64| chosen.iter().filter(|&&it| it == token).count() as f64;
         assert_eq!(count(0) + count(4), 4000.0);

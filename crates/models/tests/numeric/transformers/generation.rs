@@ -10,22 +10,22 @@ use tch::{Kind, Tensor};
 use super::common::{Inputs, close, filled, golden, more, numbers};
 use crate::fill::fill;
 
-fn gpt2() -> Model<Gpt2LmHead> {
+pub(super) fn gpt2() -> Model<Gpt2LmHead> {
     let golden = golden();
     filled(&golden["models"]["gpt2"], Kind::Float, |path, options| Gpt2LmHead::new(path, options))
 }
 
-fn llama() -> Model<LlamaForCausalLm> {
+pub(super) fn llama() -> Model<LlamaForCausalLm> {
     let golden = golden();
     let case = &golden["models"]["llama"];
     filled(case, Kind::Float, |path, options| LlamaForCausalLm::new(path, options))
 }
 
-fn rows(ids: &Tensor) -> Vec<Vec<i64>> {
+pub(super) fn rows(ids: &Tensor) -> Vec<Vec<i64>> {
     Vec::try_from(ids).unwrap()
 }
 
-fn ids(value: &Value) -> Tensor {
+pub(super) fn ids(value: &Value) -> Tensor {
     let rows = value.as_array().unwrap().len() as i64;
     let all: Vec<i64> = numbers(value).into_iter().map(|id| id as i64).collect();
     on_device(&Tensor::from_slice(&all)).view([rows, -1])
@@ -56,7 +56,8 @@ fn texts_of_unequal_lengths_are_transformers() {
     same("llama_left", greedy.generate(&llama(), &inputs.ids, Some(&inputs.left)));
     let penalty = GenerationOptions { repetition_penalty: 1.7, ..greedy.clone() };
     same("llama_penalty", penalty.generate(&llama(), &inputs.ids, Some(&inputs.left)));
-    let ending = GenerationOptions { eos_token_id: vec![9, 44], pad_token_id: Some(0), ..greedy };
+    let ending =
+        GenerationOptions { eos_token_id: vec![9, 44], pad_token_id: Some(0), ..greedy.clone() };
     same("gpt2_eos", ending.generate(&gpt2(), &inputs.ids, Some(&inputs.left)));
     // Each alone, without padding.
     let all = greedy.generate(&llama(), &inputs.ids, Some(&inputs.left)).unwrap();

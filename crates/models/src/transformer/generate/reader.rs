@@ -1,0 +1,202 @@
+//! What a model reads before each new token: the texts at first, then the token before.
+
+use brigade_torch::Result;
+use tch::{Device, Kind, Tensor};
+
+use super::{CausalModel, GenerationOptions, refused};
+use crate::{Tokens, VocabularyLogits};
+
+/// Texts to write on from, after their checks.
+pub(super) struct Prompt {
+    /// `[batch, tokens]`
+    pub(super) ids: Tensor,
+    /// `[batch, tokens]`, where there is padding.
+    pub(super) mask: Option<Tensor>,
+    /// Each text's tokens, without padding.
+    pub(super) rows: Vec<Vec<i64>>,
+    /// The most tokens to write.
+    pub(super) left: i64,
+}
+
+impl Prompt {
+    pub(super) fn new(
+        options: &GenerationOptions,
+        ids: &Tensor,
+        attention_mask: Option<&Tensor>,
+    ) -> Result<Self> {
+        let &[batch, length] = ids.size().as_slice() else {
+            return Err(refused(format!("expected ids [batch, tokens], found {:?}", ids.size())));
+        };
+        if batch < 1 || length < 1 {
+            return Err(refused(format!("there is no token to go on from: ids {:?}", ids.size())));
+        }
+        let mask =
+            attention_mask.map(|mask| left_padded(mask, batch, length)).transpose()?.flatten();
+        let room = options.max_length.map_or(i64::MAX, |longest| (longest - length).max(0));
+        let mut rows = Vec::<Vec<i64>>::try_from(ids.f_to_device(Device::Cpu)?)?;
+        if let Some(mask) = &mask {
+            let masks = Vec::<Vec<i64>>::try_from(mask.f_to_device(Device::Cpu)?)?;
+            for (row, mask) in rows.iter_mut().zip(masks) {
+                row.drain(..mask.iter().filter(|&&seen| seen == 0).count());
+            }
+        }
+        let left = options.max_new_tokens.min(room);
+        Ok(Self { ids: ids.shallow_clone(), mask, rows, left })
+    }
+}
+
+/// A function that says whether any rank needs a forward.
+type AnyRank<'m> = Box<dyn Fn(bool) -> Result<bool> + 'm>;
+
+/// A model with what it knows of the texts, and the tokens that it has not seen yet.
+pub(super) struct Reader<'m, M: CausalModel> {
+    model: &'m M,
+    state: M::State,
+    /// `[batch, tokens so far]`, where a text is padded.
+    mask: Option<Tensor>,
+    ids: Tensor,
+    positions: Option<Tensor>,
+    /// How many tokens the model has seen.
+    seen: i64,
+    /// Padding of the longest text.
+    padding: i64,
+    chunk: Option<i64>,
+    /// Ranks that compute the same number of forwards.
+    any_rank: Option<AnyRank<'m>>,
+}
+
+impl<'m, M: CausalModel> Reader<'m, M> {
+    pub(super) fn new(model: &'m M, prompt: &Prompt, options: &GenerationOptions) -> Result<Self> {
+        let tokens = prompt.ids.size()[1];
+        Ok(Self {
+            model,
+            state: model.start_as(tokens + prompt.left, options.cache_kind)?,
+            positions: None,
+            mask: prompt.mask.as_ref().map(Tensor::shallow_clone),
+            ids: prompt.ids.shallow_clone(),
+            seen: 0,
+            padding: tokens - prompt.rows.iter().map(Vec::len).max().unwrap_or(0) as i64,
+            chunk: options.prefill_chunk,
+            any_rank: None,
+        })
+    }
+
+    pub(super) fn synchronize(&mut self, any_rank: impl Fn(bool) -> Result<bool> + 'm) {
+        self.any_rank = Some(Box::new(any_rank));
+    }
+
+    pub(super) fn mask(&self) -> Option<&Tensor> {
+        self.mask.as_ref()
+    }
+
+    /// The logits of the token after those that were not seen, which are seen then.
+    pub(super) fn logits(&mut self) -> Result<VocabularyLogits> {
+        if self.positions.is_none() {
+            self.positions = self.mask.as_ref().map(positions).transpose()?;
+        }
+        let tokens = self.ids.size()[1];
+        let length = self.seen + tokens - self.padding;
+        if let Some(limit) = self.model.max_tokens().filter(|&limit| length > limit) {
+            return Err(refused(format!(
+                "the model has {limit} positions, found {length} tokens: take shorter texts, or a smaller max_new_tokens"
+            )));
+        }
+        let chunk = self.chunk.unwrap_or(tokens).min(tokens);
+        let mut begin = 0;
+        loop {
+            let count = chunk.min(tokens - begin);
+            let part = |all: &Tensor| all.f_narrow(1, begin, count);
+            let (ids, positions) =
+                (part(&self.ids)?, self.positions.as_ref().map(part).transpose()?);
+            let mask = self.mask.as_ref();
+            let mask = mask.map(|mask| mask.f_narrow(1, 0, self.seen + count)).transpose()?;
+            let tokens_in = Tokens {
+                attention_mask: mask.as_ref(),
+                position_ids: positions.as_ref(),
+                ..Tokens::from(&ids)
+            };
+            self.agree(true)?;
+            let logits = self.model.next_vocabulary_logits(tokens_in, &mut self.state)?;
+            self.seen += count;
+            begin += count;
+            if begin >= tokens {
+                return Ok(logits);
+            }
+        }
+    }
+
+    /// Takes the next token `[batch, 1]` of each text.
+    pub(super) fn push(&mut self, column: Tensor) -> Result<()> {
+        if let Some(mask) = &self.mask {
+            let seen = column.f_ones_like()?.f_to_kind(mask.kind())?;
+            self.mask = Some(Tensor::f_cat(&[mask, &seen], 1)?);
+        }
+        if let Some(positions) = &self.positions {
+            let last = positions.f_narrow(1, positions.size()[1] - 1, 1)?;
+            self.positions = Some(last.f_add_scalar(1)?);
+        }
+        self.ids = column;
+        Ok(())
+    }
+
+    /// Goes on from the texts of these numbers, in their order.
+    pub(super) fn select_rows(&mut self, rows: &Tensor) -> Result<()> {
+        self.model.select_rows(&mut self.state, rows)?;
+        for tensor in [&mut self.mask, &mut self.positions].into_iter().flatten() {
+            *tensor = tensor.f_index_select(0, rows)?;
+        }
+        self.ids = self.ids.f_index_select(0, rows)?;
+        Ok(())
+    }
+
+    /// Computes forwards of one token until no rank needs one.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        while self.agree(false)? {
+            let ids = self.ids.f_narrow(0, 0, 1)?.f_narrow(1, 0, 1)?;
+            let mut state = self.model.start(1);
+            tch::no_grad(|| {
+                self.model.next_vocabulary_logits(Tokens::from(&ids), &mut state).map(drop)
+            })?;
+        }
+        self.any_rank = None;
+        Ok(())
+    }
+
+    /// Leaves the other ranks after an error: they learn of it by their own means.
+    pub(super) fn abandon(&mut self) {
+        self.any_rank = None;
+    }
+
+    /// Whether any rank computes a forward.
+    fn agree(&self, computes: bool) -> Result<bool> {
+        self.any_rank.as_ref().map_or(Ok(computes), |any_rank| any_rank(computes))
+    }
+}
+
+/// The mask, where it hides something, after a check that the last tokens are seen.
+fn left_padded(mask: &Tensor, batch: i64, length: i64) -> Result<Option<Tensor>> {
+    if mask.size() != [batch, length] {
+        return Err(refused(format!(
+            "for ids [{batch}, {length}] the attention mask has the same shape, found {:?}",
+            mask.size()
+        )));
+    }
+    let seen = mask.f_ne(0)?;
+    if seen.f_all()?.f_int64_value(&[])? != 0 {
+        return Ok(None);
+    }
+    let (earlier, later) = (seen.f_narrow(1, 0, length - 1)?, seen.f_narrow(1, 1, length - 1)?);
+    let grows = earlier.f_le_tensor(&later)?.f_all()?.f_int64_value(&[])? != 0;
+    if !grows || seen.f_select(1, -1)?.f_all()?.f_int64_value(&[])? == 0 {
+        return Err(refused(
+            "texts that are written on from are padded on the left: the attention mask has a 0 after a 1, \
+             or at the end",
+        ));
+    }
+    Ok(Some(seen.f_to_kind(Kind::Int64)?))
+}
+
+/// Positions that do not count padding.
+fn positions(mask: &Tensor) -> Result<Tensor> {
+    Ok(mask.f_cumsum(1, Kind::Int64)?.f_sub_scalar(1)?.f_clamp_min(0)?)
+}

@@ -1,0 +1,238 @@
+//! Generates text with a folder of Hugging Face's: GPT-2, Llama or Mixtral.
+
+use std::fs;
+use std::io::{Write, stdout};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use brigade::models::{
+    CausalModel, GenerationOptions, Gpt2LmHead, LlamaForCausalLm, MixtralForCausalLm, Transformer,
+};
+use brigade::prelude::*;
+use brigade::text::tokens::{HuggingFaceTokenizer, SpecialToken};
+use clap::{Parser, ValueEnum};
+use serde_json::Value;
+
+/// Generates text that goes on from prompts, with a model from a folder: config.json, weights and tokenizer.json.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Folder of the model, such as one that text_gpt --save writes.
+    folder: PathBuf,
+    /// Text to go on from; several are computed as one batch.
+    #[arg(long, value_name = "TEXT", required_unless_present = "prompts")]
+    prompt: Vec<String>,
+    /// File with a prompt on each line.
+    #[arg(long, value_name = "FILE")]
+    prompts: Option<PathBuf>,
+    /// Number of tokens to write at most.
+    #[arg(long, default_value_t = 100, value_name = "TOKENS")]
+    max_new_tokens: u32,
+    /// Length of a text at most, in tokens of the longest prompt and what is written.
+    #[arg(long, value_name = "TOKENS")]
+    max_length: Option<u32>,
+    /// Number of tokens to write at least.
+    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
+    min_new_tokens: u32,
+    /// Type of the weights. Unless given, bf16 on a GPU and fp32 on a CPU.
+    #[arg(long)]
+    dtype: Option<Dtype>,
+    /// Computes on the CPU where there is a GPU, too.
+    #[arg(long)]
+    cpu: bool,
+    /// Number of beams of a beam search.
+    #[arg(long, default_value_t = 1, value_name = "BEAMS", value_parser = clap::value_parser!(u32).range(1..))]
+    beams: u32,
+    /// Number of texts to print for each prompt: the best of the beams, or as many samples.
+    #[arg(long, default_value_t = 1, value_name = "TEXTS", value_parser = clap::value_parser!(u32).range(1..))]
+    texts: u32,
+    /// Power of the length by which scores of beams are divided: above 0 long texts are preferred.
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true, value_name = "POWER")]
+    length_penalty: f64,
+    /// Draws tokens by their probabilities.
+    #[arg(long)]
+    sample: bool,
+    /// Sampling temperature: lower values prefer probable tokens.
+    #[arg(long, default_value_t = 1.0, requires = "sample")]
+    temperature: f64,
+    /// Samples from this many most probable tokens.
+    #[arg(long, value_name = "TOKENS", requires = "sample")]
+    top_k: Option<u32>,
+    /// Samples from the fewest tokens that have this probability together.
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE", requires = "sample")]
+    top_p: f64,
+    /// Seed of the samples; by default the same in each run.
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Divides the scores of tokens that the text has.
+    #[arg(long, default_value_t = 1.0, value_name = "DIVISOR")]
+    repetition_penalty: f64,
+    /// Ends a text behind this string; can be given several times.
+    #[arg(long, value_name = "STRING")]
+    stop: Vec<String>,
+    /// Number of tokens of the prompts that are computed at once.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    prefill_chunk: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Dtype {
+    Fp32,
+    Bf16,
+    Fp16,
+}
+
+fn main() -> MainResult {
+    let options = Options::parse();
+    let folder = &options.folder;
+    let config = json(&folder.join("config.json"))?;
+    match config["model_type"].as_str() {
+        Some("gpt2") => options.run::<Gpt2LmHead>(&config)?,
+        Some("llama") => options.run::<LlamaForCausalLm>(&config)?,
+        Some("mixtral") => options.run::<MixtralForCausalLm>(&config)?,
+        other => Err(anyhow::anyhow!(
+            "{}: model_type {} is not a language model that this program has: take gpt2, llama or mixtral",
+            folder.display(),
+            other.unwrap_or("missing")
+        ))?,
+    }
+    Ok(())
+}
+
+impl Options {
+    fn run<M: Transformer + CausalModel>(&self, config: &Value) -> anyhow::Result<()> {
+        let device = if self.cpu { Device::Cpu } else { Device::cuda_if_available() };
+        let kind = match self.dtype {
+            None if device == Device::Cpu => Kind::Float,
+            Some(Dtype::Fp32) => Kind::Float,
+            Some(Dtype::Fp16) => Kind::Half,
+            None | Some(Dtype::Bf16) => Kind::BFloat16,
+        };
+        let tokenizer = HuggingFaceTokenizer::load(&self.folder)?;
+        // The place for other ways to hold the weights: device maps and quantised ones.
+        let mut model =
+            M::from_pretrained_as(&self.folder, Model::builder().device(device).kind(kind))?;
+        model.eval();
+        let options = self.generation(config, &tokenizer)?;
+        let prompts = self.texts_to_go_on_from(&tokenizer)?;
+        let (ids, mask) = options.padded(&prompts, device)?;
+        let decode = |ids: &[i64]| -> Result<String> {
+            let ids = ids.iter().map(|&id| u32::try_from(id)).collect::<Result<Vec<_>, _>>();
+            tokenizer.decode(&ids.map_err(Error::custom)?, true).map_err(Error::custom)
+        };
+        let known: usize = prompts.iter().map(Vec::len).sum::<usize>() * self.texts as usize;
+        let begin = Instant::now();
+        let mut out = stdout().lock();
+        let written = if self.beams > 1 {
+            let search = options.beam_search(&model, &ids, Some(&mask))?.decoded_by(decode);
+            let beams = search.run()?;
+            let rows = Vec::<Vec<i64>>::try_from(beams.ids.f_to_device(Device::Cpu)?)?;
+            let scores = Vec::<f32>::try_from(beams.scores.f_to_device(Device::Cpu)?)?;
+            let mut written = 0;
+            for (place, (row, score)) in rows.iter().zip(scores).enumerate() {
+                let prompt = &prompts[place / self.texts as usize];
+                let mut new = &row[ids.size()[1] as usize..];
+                while let [rest @ .., last] = new
+                    && *last == options.pad_token_id.unwrap_or(-1)
+                {
+                    new = rest;
+                }
+                written += new.len();
+                writeln!(out, "[{score:.4}] {}", decode(&[prompt, new].concat())?)?;
+            }
+            written
+        } else if let ([prompt], 1) = (prompts.as_slice(), self.texts) {
+            write!(out, "{}", decode(prompt)?)?;
+            let stream = options.stream(&model, &ids, Some(&mask))?.decoded_by(decode);
+            let mut text = stream.text();
+            for pieces in &mut text {
+                for piece in pieces? {
+                    write!(out, "{piece}")?;
+                }
+                out.flush()?;
+            }
+            writeln!(out)?;
+            text.tokens().texts()[0].len() - known
+        } else {
+            let mut stream = options.stream(&model, &ids, Some(&mask))?.decoded_by(decode);
+            for step in &mut stream {
+                step?;
+            }
+            for text in stream.texts() {
+                writeln!(out, "{}", decode(text)?)?;
+            }
+            stream.texts().iter().map(Vec::len).sum::<usize>() - known
+        };
+        let seconds = begin.elapsed().as_secs_f64();
+        let rate = written as f64 / seconds.max(f64::MIN_POSITIVE);
+        writeln!(out, "{written} tokens in {seconds:.2} s: {rate:.1} tokens/s")?;
+        Ok(())
+    }
+
+    fn generation(
+        &self,
+        config: &Value,
+        tokenizer: &HuggingFaceTokenizer,
+    ) -> anyhow::Result<GenerationOptions> {
+        // Settings of generation stand in their own file where a model has one.
+        let file = self.folder.join("generation_config.json");
+        let own = if file.exists() { json(&file)? } else { Value::Null };
+        let eos = own
+            .get("eos_token_id")
+            .filter(|it| !it.is_null())
+            .unwrap_or_else(|| &config["eos_token_id"]);
+        let eos_token_id: Vec<i64> = match eos {
+            Value::Array(ids) => ids.iter().filter_map(Value::as_i64).collect(),
+            id => id.as_i64().into_iter().collect(),
+        };
+        let pad = tokenizer.special_id(SpecialToken::Padding).map(i64::from);
+        Ok(GenerationOptions {
+            max_new_tokens: self.max_new_tokens.into(),
+            max_length: self.max_length.map(i64::from),
+            min_new_tokens: self.min_new_tokens.into(),
+            do_sample: self.sample,
+            temperature: self.temperature,
+            top_k: self.top_k.map(i64::from),
+            top_p: self.top_p,
+            seed: Some(self.seed),
+            repetition_penalty: self.repetition_penalty,
+            pad_token_id: pad.or_else(|| eos_token_id.first().copied()),
+            eos_token_id,
+            stop_strings: self.stop.clone(),
+            num_beams: self.beams.into(),
+            num_return_sequences: self.texts.into(),
+            length_penalty: self.length_penalty,
+            prefill_chunk: self.prefill_chunk.map(i64::from),
+            ..GenerationOptions::default()
+        })
+    }
+
+    /// The tokens of all prompts.
+    fn texts_to_go_on_from(
+        &self,
+        tokenizer: &HuggingFaceTokenizer,
+    ) -> anyhow::Result<Vec<Vec<i64>>> {
+        let mut prompts = self.prompt.clone();
+        if let Some(file) = &self.prompts {
+            let lines = fs::read_to_string(file)
+                .with_context(|| format!("--prompts {}", file.display()))?;
+            prompts.extend(lines.lines().filter(|line| !line.is_empty()).map(str::to_owned));
+            if prompts.is_empty() {
+                bail!("--prompts {} has no line with a prompt", file.display());
+            }
+        }
+        let ids = |prompt: &String| {
+            let ids: Vec<i64> = tokenizer.ids(prompt)?.into_iter().map(i64::from).collect();
+            if ids.is_empty() {
+                bail!("prompt {prompt:?} has no tokens to go on from: give a text");
+            }
+            Ok(ids)
+        };
+        prompts.iter().map(ids).collect()
+    }
+}
+
+fn json(file: &Path) -> anyhow::Result<Value> {
+    let text = fs::read(file).with_context(|| file.display().to_string())?;
+    serde_json::from_slice(&text).with_context(|| file.display().to_string())
+}
