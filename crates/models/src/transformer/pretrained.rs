@@ -114,8 +114,8 @@ pub trait Transformer: Sized {
     /// As [`Transformer::from_pretrained`].
     fn from_pretrained_as(folder: impl AsRef<Path>, builder: ModelBuilder) -> Result<Model<Self>> {
         let folder = folder.as_ref();
-        check_quantization_method(folder)?;
         let options = Self::Options::from_folder(folder)?;
+        check_quantization_method(folder)?;
         // Without memory until it is known what is drawn and what is read.
         let is_deferred = builder.is_deferred();
         let mut model = builder.deferred().build(|path| Self::build(path, &options))?;
@@ -184,7 +184,7 @@ pub trait Transformer: Sized {
     /// # let folder = folder.path().join("llama");
     /// # let options = LlamaOptions {
     /// #     vocab_size: 50, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 1, num_attention_heads: 2,
-    /// #     num_key_value_heads: 2, ..Default::default()
+    /// #     num_key_value_heads: Some(2), ..Default::default()
     /// # };
     /// # let model = Model::new(|path| LlamaForCausalLm::new(path, &options))?;
     /// # LlamaForCausalLm::save_pretrained(&model, &folder)?;
