@@ -75,7 +75,7 @@ fn forward(folder: &Path, how: &str, tokens: i64) -> Result<Vec<Vec<f64>>> {
     let mut seconds = Vec::new();
     for pass in 0..WARM_UP + PASSES {
         let start = Instant::now();
-        tch::no_grad(|| Module::forward(&model, &ids))?;
+        let _ = tch::no_grad(|| Module::forward(&model, &ids))?;
         if pass >= WARM_UP {
             seconds.push(start.elapsed().as_secs_f64());
         }
@@ -95,7 +95,7 @@ fn generate(folder: &Path, how: &str, tokens: i64) -> Result<Vec<Vec<f64>>> {
     let mut seconds = Vec::new();
     for pass in 0..1 + 3 {
         let start = Instant::now();
-        greedy.generate(&model, &ids, None)?;
+        let _ = greedy.generate(&model, &ids, None)?;
         if pass >= 1 {
             seconds.push(start.elapsed().as_secs_f64() / tokens as f64);
         }

@@ -13,7 +13,6 @@ use crate::file_name::FileName;
 use crate::format::OpenWeights;
 use crate::pth::shown;
 use crate::safetensors::{Entry, Header};
-use crate::weights_files::WeightsFile;
 
 /// The name of the index.
 pub(crate) const INDEX: &str = "index.json";
@@ -34,9 +33,9 @@ enum Offloaded {
     },
 }
 
-/// Opens the files of an index. `NAME.dat` has a tensor's elements in row-major order and nothing else, so that its size tells
+/// Opens the files of an index, and returns them with their paths. `NAME.dat` has a tensor's elements in row-major order and nothing else, so that its size tells
 /// whether it is whole.
-pub(crate) fn open(path: &Path) -> Result<Vec<WeightsFile>, Error> {
+pub(crate) fn open(path: &Path) -> Result<Vec<(PathBuf, OpenWeights)>, Error> {
     let text = fs::read(path).map_err(Error::io("read", path))?;
     let index: BTreeMap<String, Offloaded> = serde_json::from_slice(&text).map_err(|error| {
         let fact =
@@ -67,7 +66,7 @@ fn open_alone(
     name: String,
     dtype: &str,
     shape: Vec<u64>,
-) -> Result<WeightsFile, Error> {
+) -> Result<(PathBuf, OpenWeights), Error> {
     let damaged = |path: &Path, fact: String| Error::Damaged { path: path.to_owned(), fact };
     let known = dtype_named(dtype).ok_or_else(|| Error::Unsupported {
         path: index.to_owned(),
@@ -82,7 +81,7 @@ fn open_alone(
     match info.bytes() {
         Some(bytes) if bytes == found => {
             let entry = Entry { name, info, range: 0..bytes };
-            Ok(WeightsFile { path, weights: OpenWeights::Ranges(file, vec![entry]) })
+            Ok((path, OpenWeights::Ranges(file, vec![entry])))
         }
         expected => {
             let expected =
@@ -99,7 +98,7 @@ fn open_inside(
     index: &Path,
     path: PathBuf,
     mut names: HashMap<String, String>,
-) -> Result<WeightsFile, Error> {
+) -> Result<(PathBuf, OpenWeights), Error> {
     let file = File::open(&path).map_err(Error::io("read", &path))?;
     let header = Header::read(&path, &file)?;
     let entries = header.tensors.into_iter().filter_map(|entry| {
@@ -113,7 +112,7 @@ fn open_inside(
                 format!("`{}` is not in {}, where it is to be", shown(missing), path.display());
             Err(Error::Damaged { path: index.to_owned(), fact })
         }
-        None => Ok(WeightsFile { path, weights: OpenWeights::Ranges(file, entries) }),
+        None => Ok((path, OpenWeights::Ranges(file, entries))),
     }
 }
 

@@ -40,7 +40,10 @@ pub fn open_weights(place: &Path, key: Option<&str>) -> Result<Vec<WeightsFile>,
     let file = if place.is_dir() { in_folder(place)? } else { place.to_owned() };
     if file.file_name().is_some_and(|name| name == offload_folder::INDEX) {
         match key {
-            None => offload_folder::open(&file),
+            None => {
+                let files = offload_folder::open(&file)?.into_iter();
+                Ok(files.map(|(path, weights)| WeightsFile { path, weights }).collect())
+            }
             // The index has names alone.
             Some(key) => {
                 let (key, keys) = (key.to_owned(), vec![String::new()]);

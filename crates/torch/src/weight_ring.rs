@@ -27,12 +27,15 @@ pub struct RingPart {
     pub tensors: Vec<(Tensor, WeightSource)>,
 }
 
+/// A function that sets all values of a tensor of the CPU.
+type ReadWeight = dyn Fn(&Tensor) -> Result<(), Error> + Send + Sync;
+
 /// Where the values of a tensor are while it has no memory on its device.
 pub enum WeightSource {
     /// A tensor of its shape and kind in the host's memory. Copies from pinned memory run beside computations on a GPU.
     Host(Tensor),
     /// A function that sets all values of a tensor of the CPU, such as a read of a file. It runs in the ring's thread.
-    Read(Arc<dyn Fn(&Tensor) -> Result<(), Error> + Send + Sync>),
+    Read(Arc<ReadWeight>),
 }
 
 /// Holds the weights of a model's parts in a device's memory while they are used, in as many places as are used in turns:

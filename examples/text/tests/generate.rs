@@ -80,6 +80,17 @@ fn text_goes_on_from_prompts() {
     let (_, fewer) = texts(&stopped);
     assert!(fewer <= 2 && stopped.contains(&stop), "{stop:?}: {stopped}");
 
+    // With the block on the disk the same text, and the map behind it.
+    let of_file = ["--prompt", "The story", "--dtype", "fp32"];
+    let mapped = generate(&[&of_file[..], &["--max-memory", "cpu=34K"]].concat());
+    assert!(mapped.starts_with(&text), "{mapped}\n{text}");
+    assert!(mapped.contains("disk") && mapped.contains("for each token"), "{mapped}");
+    let roomy =
+        generate(&[&of_file[..], &["--max-memory", "cpu=1G,disk=", "--rule", "fill"]].concat());
+    assert!(roomy.starts_with(&text) && !roomy.contains("for each token"), "{roomy}");
+    let int8 = generate(&["--prompt", "The story", "--weights", "int8"]);
+    assert!(int8.starts_with("The story"), "{int8}");
+
     let refused = |arguments: &[&str]| {
         let output = output(GENERATE, arguments, folder);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -90,6 +101,12 @@ fn text_goes_on_from_prompts() {
     assert!(refused(&["saved", "--cpu", "--prompt", &long]).contains("64 positions, found"));
     assert!(refused(&["nowhere", "--prompt", "a"]).contains("nowhere/config.json"));
     assert!(refused(&["saved"]).contains("--prompt"));
+    let limited = |limits: &str| refused(&["saved", "--prompt", "a", "--max-memory", limits]);
+    assert!(limited("cpu").contains("is not DEVICE=BYTES"), "{}", limited("cpu"));
+    assert!(limited("cpu=1K").contains("at least"), "{}", limited("cpu=1K"));
+    assert!(limited("tpu=1G").contains("tpu"), "{}", limited("tpu=1G"));
+    let int3 = refused(&["saved", "--prompt", "a", "--weights", "int3"]);
+    assert!(int3.contains("int3"), "{int3}");
     fs::write(folder.join("prompts"), "\n").unwrap();
     assert!(refused(&["saved", "--cpu", "--prompts", "prompts"]).contains("no line with a prompt"));
     fs::create_dir(folder.join("bert")).unwrap();

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use brigade_rank_env::text::escaped;
 use brigade_sharding::WeightFormat;
-use brigade_sharding::byte_size::in_bytes;
 use brigade_sharding::device_map::{DeviceMap, FreeMemory, Place, Placement};
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -113,15 +112,7 @@ impl RuleArg {
 
 fn text(file: &Path, placement: &Placement, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{}", escaped(file.display()))?;
-    write!(out, "{placement}")?;
-    let moved = moved(placement);
-    if moved.is_empty() {
-        return writeln!(out, "no weights are moved for a token");
-    }
-    let from = |(place, bytes): (String, u64)| format!("{} from {place}", in_bytes(bytes));
-    let moved: Vec<_> = moved.into_iter().map(from).collect();
-    let to = placement.compute_place();
-    writeln!(out, "for each token {} come to {to}", moved.join(" and "))
+    write!(out, "{placement}")
 }
 
 fn json(placement: &Placement, out: &mut impl Write) -> io::Result<()> {

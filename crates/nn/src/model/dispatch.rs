@@ -217,17 +217,17 @@ impl<M> Model<M> {
                 "a model that is sharded or a stage of a pipeline cannot have a device map: each rank gives a whole model one",
             ));
         }
-        let main = placement.compute_place();
+        let main = device_of(placement.compute_place());
         let owners = self.owners();
         // Tensors of one owner, and owners of one tensor, are on one device.
-        let devices = self.devices(&owners, &placement, device_of(main))?;
+        let devices = self.devices(&owners, &placement, main)?;
         let mut comes_and_goes: IndexMap<BTreeSet<Owner>, Vec<usize>> = IndexMap::new();
         let mut resident: Vec<usize> = Vec::new();
         for (index, owners) in &owners {
             let entry = &self.entries()[*index];
             let place = place_of(&placement, &entry.name)?;
             let is_parameter = entry.role == Role::Parameter;
-            let device = owners.first().map_or(device_of(main), |owner| devices[owner]);
+            let device = owners.first().map_or(main, |owner| devices[owner]);
             // Buffers are few bytes, and stay where they are used.
             if is_parameter && (place == Place::Disk || device_of(place) != device) {
                 comes_and_goes.entry(owners.clone()).or_default().push(*index);
@@ -236,14 +236,14 @@ impl<M> Model<M> {
             }
         }
         let owner_device =
-            |index: usize| owners[&index].first().map_or(device_of(main), |owner| devices[owner]);
+            |index: usize| owners[&index].first().map_or(main, |owner| devices[owner]);
         self.requires_grad(false)?;
         let moving: Vec<usize> = comes_and_goes.values().flatten().copied().collect();
         let homes = Homes { placement: &placement, resident, moving, weights };
         let sources = self.give_memory(&homes, owner_device)?;
         let (rings, held) = self.rings(&placement, &comes_and_goes, sources, &devices)?;
         let placed = |owner: &Owner| {
-            let device = devices.get(owner).copied().unwrap_or(device_of(main));
+            let device = devices.get(owner).copied().unwrap_or(main);
             let parts = held.get(owner).cloned().unwrap_or_default();
             let ring = rings.iter().find(|(on, _)| *on == device && !parts.is_empty());
             Arc::new(Placed { device, ring: ring.map(|(_, ring)| Arc::clone(ring)), parts })
@@ -260,7 +260,7 @@ impl<M> Model<M> {
         let rings = rings.into_iter().map(|(_, ring)| ring).collect();
         self.freeze_quantized()?;
         self.dispatched = Some(Dispatched { placement, root, rings });
-        self.device = device_of(main);
+        self.device = main;
         Ok(self)
     }
 

@@ -307,6 +307,15 @@ impl fmt::Display for Placement {
         for note in &self.notes {
             writeln!(f, "note: {}", escaped(note))?;
         }
-        Ok(())
+        let moved = self.devices.iter().map(|device| device.place);
+        let moved = moved.map(|place| (place, self.bytes_moved_from(place)));
+        let moved: Vec<String> = moved
+            .filter(|(_, bytes)| *bytes > 0)
+            .map(|(place, bytes)| format!("{} from {place}", in_bytes(bytes)))
+            .collect();
+        if moved.is_empty() {
+            return writeln!(f, "no weights are moved for a token");
+        }
+        writeln!(f, "for each token {} come to {}", moved.join(" and "), self.compute_place())
     }
 }

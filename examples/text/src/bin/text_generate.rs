@@ -9,7 +9,9 @@ use anyhow::{Context, bail};
 use brigade::models::{
     CausalModel, GenerationOptions, Gpt2LmHead, LlamaForCausalLm, MixtralForCausalLm, Transformer,
 };
+use brigade::nn::Weights;
 use brigade::prelude::*;
+use brigade::sharding::device_map::DeviceMap;
 use brigade::text::tokens::{HuggingFaceTokenizer, SpecialToken};
 use clap::{Parser, ValueEnum};
 use serde_json::Value;
@@ -34,9 +36,19 @@ struct Options {
     /// Number of tokens to write at least.
     #[arg(long, default_value_t = 0, value_name = "TOKENS")]
     min_new_tokens: u32,
-    /// Type of the weights. Unless given, bf16 on a GPU and fp32 on a CPU.
+    /// Type of the weights. Unless given, bf16 on a GPU and fp32 on a CPU; with --max-memory that of the files.
     #[arg(long)]
     dtype: Option<Dtype>,
+    /// Format of the weights of linear layers: int8, int4, int4:GROUP or fp8.
+    #[arg(long, value_name = "FORMAT")]
+    weights: Option<Weights>,
+    /// Bytes of weights on each device, such as cuda:0=20G,cpu=60G. What does not fit stays in the files and is read for each
+    /// token. A limit that is left empty is what is free.
+    #[arg(long, value_name = "DEVICE=BYTES,…", value_parser = limits)]
+    max_memory: Option<Limits>,
+    /// Rule by which layers are given to devices.
+    #[arg(long, value_enum, default_value_t = Rule::Auto, requires = "max_memory")]
+    rule: Rule,
     /// Computes on the CPU where there is a GPU, too.
     #[arg(long)]
     cpu: bool,
@@ -75,6 +87,17 @@ struct Options {
     prefill_chunk: Option<u32>,
 }
 
+/// Devices and their limits, as they were written.
+type Limits = Vec<(String, String)>;
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Rule {
+    Auto,
+    BalancedLow0,
+    Sequential,
+    Fill,
+}
+
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Dtype {
     Fp32,
@@ -101,18 +124,9 @@ fn main() -> MainResult {
 
 impl Options {
     fn run<M: Transformer + CausalModel>(&self, config: &Value) -> anyhow::Result<()> {
-        let device = if self.cpu { Device::Cpu } else { Device::cuda_if_available() };
-        let kind = match self.dtype {
-            None if device == Device::Cpu => Kind::Float,
-            Some(Dtype::Fp32) => Kind::Float,
-            Some(Dtype::Fp16) => Kind::Half,
-            None | Some(Dtype::Bf16) => Kind::BFloat16,
-        };
         let tokenizer = HuggingFaceTokenizer::load(&self.folder)?;
-        // The place for other ways to hold the weights: device maps and quantised ones.
-        let mut model =
-            M::from_pretrained_as(&self.folder, Model::builder().device(device).kind(kind))?;
-        model.eval();
+        let model = self.model::<M>()?;
+        let device = model.device();
         let options = self.generation(config, &tokenizer)?;
         let prompts = self.texts_to_go_on_from(&tokenizer)?;
         let (ids, mask) = options.padded(&prompts, device)?;
@@ -166,7 +180,49 @@ impl Options {
         let seconds = begin.elapsed().as_secs_f64();
         let rate = written as f64 / seconds.max(f64::MIN_POSITIVE);
         writeln!(out, "{written} tokens in {seconds:.2} s: {rate:.1} tokens/s")?;
+        if let Some(map) = model.device_map() {
+            write!(out, "{map}")?;
+        }
         Ok(())
+    }
+
+    fn model<M: Transformer>(&self) -> Result<Model<M>> {
+        let given = self.dtype.map(|dtype| match dtype {
+            Dtype::Fp32 => Kind::Float,
+            Dtype::Bf16 => Kind::BFloat16,
+            Dtype::Fp16 => Kind::Half,
+        });
+        let weights = self.weights.clone().unwrap_or_default();
+        let model = if let Some(limits) = &self.max_memory {
+            let map = match self.rule {
+                Rule::Auto => DeviceMap::auto(),
+                Rule::BalancedLow0 => DeviceMap::balanced_low_0(),
+                Rule::Sequential => DeviceMap::sequential(),
+                Rule::Fill => DeviceMap::fill(),
+            };
+            let map = map.max_memory(limits.clone());
+            let weights = match (given, &self.weights) {
+                (Some(kind), None) => Weights::float(kind),
+                _ => weights,
+            };
+            M::from_pretrained_on(&self.folder, &map, &weights)?
+        } else {
+            let device = if self.cpu { Device::Cpu } else { Device::cuda_if_available() };
+            // The kernels of quantised weights take bfloat16.
+            let default = if device == Device::Cpu && self.weights.is_none() {
+                Kind::Float
+            } else {
+                Kind::BFloat16
+            };
+            let builder = Model::builder().device(device).kind(given.unwrap_or(default));
+            let (mut model, _) = M::from_pretrained_quantized(&self.folder, builder, &weights)?;
+            model.eval();
+            model
+        };
+        if model.is_quantized() {
+            eprintln!("{}", model.quantize_report());
+        }
+        Ok(model)
     }
 
     fn generation(
@@ -230,6 +286,15 @@ impl Options {
         };
         prompts.iter().map(ids).collect()
     }
+}
+
+/// Reads `cuda:0=20G,cpu=60G,disk=`.
+fn limits(text: &str) -> Result<Limits, String> {
+    let pairs = text.split(',').map(|pair| match pair.split_once('=') {
+        Some((device, bytes)) => Ok((device.to_owned(), bytes.to_owned())),
+        None => Err(format!("{pair:?} is not DEVICE=BYTES, such as cpu=2G")),
+    });
+    pairs.collect()
 }
 
 fn json(file: &Path) -> anyhow::Result<Value> {

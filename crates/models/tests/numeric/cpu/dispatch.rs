@@ -27,9 +27,9 @@ fn ids(batch: i64, length: i64) -> Tensor {
 }
 
 /// Compares logits and generated tokens on each map with those of the model in memory.
-fn check_causal<M: Transformer + CausalModel>(whole: Model<M>, layers: &str)
+fn check_causal<M>(whole: Model<M>, layers: &str)
 where
-    M: for<'t> Module<&'t Tensor, Output = Tensor>,
+    M: Transformer + CausalModel + for<'t> Module<&'t Tensor, Output = Tensor>,
 {
     let mut whole = whole;
     let folder = tempfile::tempdir().unwrap();
