@@ -151,11 +151,13 @@ impl<M> Model<M> {
     /// Returns the model's modules with their tensors, for which [`DeviceMap::resolve`] finds places.
     ///
     /// ```
-    /// use brigade_nn::{Linear, Model};
+    /// use brigade_nn::{Linear, Model, ParamPath};
     /// use brigade_sharding::device_map::{DeviceMap, FreeMemory, Place};
     ///
-    /// let model = Model::deferred(|path| Linear::new(path / "head", 1024, 1024))?;
-    /// let free = FreeMemory::new([(Place::Cpu, 1 << 20), (Place::Disk, u64::MAX)]);
+    /// let model = Model::deferred(|path: &ParamPath<'_>| {
+    ///     (Linear::new(path / "body", 1024, 1024), Linear::new(path / "head", 1024, 1024))
+    /// })?;
+    /// let free = FreeMemory::new([(Place::Cpu, 9 << 20), (Place::Disk, u64::MAX)]);
     /// let placement = DeviceMap::auto().resolve(&model.module_tree()?, &free)?;
     /// assert_eq!(placement.place_of("head.weight"), Some(Place::Disk));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
