@@ -270,6 +270,7 @@ cuda:0     1.6 KiB of 2.1 KiB
 cpu          840 B of 1.0 MiB
 disk           0 B
 note: model.inv_freq is on cuda:0, with the first layer of model
+for each token 840 B from cpu come to cuda:0
 ";
     assert_eq!(placement.to_string(), expected);
 }
