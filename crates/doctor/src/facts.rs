@@ -95,7 +95,8 @@ impl Facts {
     /// name servers are silent.
     ///
     /// ```
-    /// use brigade_doctor::{Facts, Question, Sources};
+    /// use brigade_doctor::{Facts, Question};
+    /// use brigade_hardware::Sources;
     ///
     /// let facts = Facts::gather(&Sources::system(), &Question::default());
     /// assert!(facts.memory.total_bytes > 0);

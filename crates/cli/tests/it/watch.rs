@@ -55,6 +55,18 @@ impl Watched {
 
     /// What is drawn comes in pieces: one condition for all that must be there together.
     fn wait(&mut self, what: &str, seen: impl Fn(&str) -> bool) {
+        self.wait_with("", what, seen);
+    }
+
+    /// Has the screen drawn anew until it shows a text. Keys that come together with a change of the size are read with the next
+    /// key alone: the library that reads them looks for one of the two.
+    fn until_drawn_anew(&mut self, what: &str) {
+        self.press("\x0c");
+        self.wait_with("\x0c", what, |shown| shown.contains(what));
+    }
+
+    /// Presses keys after each piece of output without what is waited for.
+    fn wait_with(&mut self, keys: &str, what: &str, seen: impl Fn(&str) -> bool) {
         loop {
             let shown = self.screen.screen().contents();
             if seen(&shown) {
@@ -63,7 +75,10 @@ impl Watched {
             let mut block = [0; 4096];
             // At the end of the program the terminal answers with an error.
             match self.output.read(&mut block) {
-                Ok(count @ 1..) => self.screen.process(&block[..count]),
+                Ok(count @ 1..) => {
+                    self.screen.process(&block[..count]);
+                    self.press(keys);
+                }
                 _ => panic!("it has ended without showing {what:?}:\n{shown}"),
             }
         }
@@ -129,12 +144,10 @@ fn a_run_that_grows_on_a_terminal() {
     // A terminal of another size, then another file at the same place.
     watched.master.resize(size(5, 20)).unwrap();
     watched.screen.screen_mut().set_size(5, 20);
-    watched.press("\x0c");
-    watched.until("digits  running · ep");
+    watched.until_drawn_anew("digits  running · ep");
     watched.master.resize(size(30, 100)).unwrap();
     watched.screen.screen_mut().set_size(30, 100);
-    watched.press("\x0c");
-    watched.until("accuracy  ");
+    watched.until_drawn_anew("accuracy  ");
     fs::write(folder.path().join("new"), step(1, 0.25)).unwrap();
     fs::rename(folder.path().join("new"), &path).unwrap();
     watched

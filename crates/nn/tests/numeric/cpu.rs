@@ -3,5 +3,6 @@
 mod deferred;
 mod dispatch;
 mod experts;
+mod quantized;
 mod rounding;
 mod tensor_parallel;

@@ -9,6 +9,5 @@ mod layers;
 mod lstm;
 mod model;
 mod own_models;
-mod quantized;
 mod seed;
 mod weights;

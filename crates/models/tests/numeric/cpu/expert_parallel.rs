@@ -43,6 +43,8 @@ fn compare(group: &ProcessGroup, options: &MixtralOptions) {
     let whole = build(Model::builder(), options);
     let experts = ExpertParallel { group: Some(group.clone()) };
     let own = build(Model::builder().expert_parallel(experts), options);
+    // A forward that is recomputed puts the generator back, from which other ranks, which are threads, may still draw.
+    group.barrier().unwrap();
     let mut losses = Vec::new();
     for rank in 0..group.size() {
         let loss = loss(&whole, rank);
