@@ -155,10 +155,12 @@ impl<M> Model<M> {
     /// use brigade_sharding::device_map::{DeviceMap, FreeMemory, Place};
     ///
     /// let model = Model::deferred(|path: &ParamPath<'_>| {
-    ///     (Linear::new(path / "body", 1024, 1024), Linear::new(path / "head", 1024, 1024))
+    ///     ["first", "second", "head"].map(|name| Linear::new(path / name, 1024, 1024))
     /// })?;
+    /// // Room for a layer that stays, and for one that comes and goes.
     /// let free = FreeMemory::new([(Place::Cpu, 9 << 20), (Place::Disk, u64::MAX)]);
     /// let placement = DeviceMap::auto().resolve(&model.module_tree()?, &free)?;
+    /// assert_eq!(placement.place_of("first.weight"), Some(Place::Cpu));
     /// assert_eq!(placement.place_of("head.weight"), Some(Place::Disk));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
