@@ -1,8 +1,9 @@
-//! Tests of damaged weights files, and of the memory that models take.
+//! Tests of damaged weights files and of those of other packages, and of the memory that models take.
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
 mod hostile_weights;
+mod quantized_files;
 mod recompute_memory;
 mod status;
 mod weights_memory;
