@@ -81,7 +81,7 @@ impl<M> Model<M> {
     ///
     /// # Errors
     /// Those of [`Model::load_weights`] and of [`DeviceMap::resolve`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a model
-    /// that is not deferred, is sharded or a stage of a pipeline, and for a unit whose weights a map has on several devices;
+    /// that is not deferred, is sharded or a stage of a pipeline, and for a unit or a tied weight that would be on several devices;
     /// [`brigade_torch::ErrorKind::OutOfMemory`] when what the map has in memory does not fit.
     pub fn dispatch(mut self, weights: impl AsRef<Path>, map: &DeviceMap) -> Result<Self> {
         if !self.is_deferred() {
@@ -326,6 +326,19 @@ impl<M> Model<M> {
             devices.into_iter().map(|(owner, (device, _))| (owner, device)).collect();
         for owner in owners.values().flatten() {
             all.entry(owner.clone()).or_insert(main);
+        }
+        // A ring brings a weight to one device.
+        for (index, owners) in owners {
+            let Some(first) = owners.first() else { continue };
+            if let Some(other) = owners.iter().find(|owner| all[*owner] != all[first]) {
+                return Err(Error::invalid_argument(format!(
+                    "`{}` is a weight of {first}, which computes on {:?}, and of {other}, which computes on {:?}: give the two \
+                     one device in the device map",
+                    self.entries()[*index].name,
+                    all[first],
+                    all[other]
+                )));
+            }
         }
         Ok(all)
     }

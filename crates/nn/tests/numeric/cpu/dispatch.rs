@@ -327,6 +327,30 @@ fn gpus_take_weights_from_the_host_and_the_disk_while_they_compute() {
 }
 
 #[test]
+fn a_tied_weight_does_not_come_to_two_gpus() {
+    if fake::install(2).is_err() {
+        return;
+    }
+    // A head with a bias of its own on another GPU than the first one, where the embedding computes.
+    let layers = |path: &ParamPath<'_>| {
+        let embedding = Embedding::new(path / "embedding", 8, 4);
+        let head = path / "head";
+        let _ = head.tie("weight", embedding.weight());
+        let _ = head.parameter("bias", &[8], Init::Zeros);
+        (embedding, head.layer_weights())
+    };
+    let map = DeviceMap::by_hand([
+        ("embedding", "cpu"),
+        ("head.weight", "cpu"),
+        ("head.bias", "cuda:1"),
+        ("", "cuda:0"),
+    ]);
+    let error = Model::deferred(layers).unwrap().place(&map).unwrap_err().to_string();
+    assert!(error.contains("`embedding.weight` is a weight of the layer `embedding`"), "{error}");
+    assert!(error.contains("give the two one device"), "{error}");
+}
+
+#[test]
 fn a_gpu_holds_what_stays_and_two_units() {
     if fake::install(1).is_err() {
         return;
