@@ -2,6 +2,7 @@
 
 mod circles;
 mod crates;
+mod docs;
 mod harness;
 mod reexports;
 mod source;
@@ -32,6 +33,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
         words.check(&path, &contents, &mut findings);
         if Path::new(&path).extension().is_some_and(|it| it == "rs") {
             source::check(&path, &contents, &mut findings);
+            docs::check(&path, &contents, &mut findings);
             sources.push((path, contents));
         } else if path.ends_with("Cargo.toml") {
             manifests.push((path, contents));
