@@ -1,6 +1,7 @@
 //! Plots of training runs: data first, then SVG, PNG or text.
 //!
 //! - [`Chart`]: lines, steps and points over linear or logarithmic axes, with markers.
+//! - [`Bars`]: labelled horizontal bars.
 //! - [`Heatmap`]: a matrix as coloured cells: a confusion matrix with its numbers, histograms over time.
 //! - [`Gallery`]: images with lines of text.
 //! - [`Grid`]: several of these side by side.
@@ -30,6 +31,7 @@
 //! ```
 
 mod axis;
+mod bars;
 mod chart;
 mod color;
 mod error;
@@ -46,6 +48,7 @@ mod svg;
 mod terminal;
 
 pub use axis::{Axis, Scale};
+pub use bars::{Bar, Bars};
 pub use chart::{Chart, Marker, Series, Style};
 pub use color::ColorMap;
 pub use error::PlotError;

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 use brigade_plot::{
-    Chart, ColorMap, Gallery, Grid, Heatmap, Panel, Picture, Plot, PlotError, Style, TextOptions,
+    Bars, Chart, ColorMap, Gallery, Grid, Heatmap, Panel, Picture, Plot, PlotError, Style, TextOptions,
 };
 use proptest::prelude::*;
 use roxmltree::Document;
@@ -336,4 +336,52 @@ proptest! {
         prop_assert!(grid.to_png().is_ok());
         prop_assert!(grid.to_text(30, 10).chars().all(|it| it == '\n' || !it.is_control()));
     }
+}
+
+#[path = "../examples/ratios.rs"]
+#[allow(dead_code, reason = "its `main` is for the example")]
+mod ratios;
+
+#[test]
+fn the_picture_of_the_benchmarks_is_that_of_the_results() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let rows = read("bench/results/readme.jsonl");
+    let now = ratios::picture(&rows).unwrap().to_svg();
+    assert!(now == read("docs/images/benchmarks.svg"), "run `cargo xtask bench --picture`");
+
+    let page = read("docs/benchmarks.md");
+    for line in rows.lines() {
+        let row: serde_json::Value = serde_json::from_str(line).unwrap();
+        let [what, ours, other, ratio] = ["what", "ours", "other", "ratio"].map(|it| row[it].as_str().unwrap());
+        let cells = format!("| {what} | {ours} | {other} | {ratio} |");
+        assert!(page.contains(&cells), "docs/benchmarks.md has no row that begins {cells}");
+    }
+}
+
+#[test]
+fn bars_end_where_their_values_are() {
+    let bars = Bars::new("Ratios")
+        .x("times")
+        .bar("first", 1.0, "1.00x")
+        .muted_bar("second", 2.0, "2.00x")
+        .bar("none", f64::NAN, "-")
+        .reference(1.0);
+    let svg = bars.to_svg();
+    for text in ["Ratios", "times", "first", "second", "2.00x"] {
+        assert!(texts(&svg).iter().any(|it| it.0 == text), "{text}");
+    }
+    let ends: Vec<f64> = ["1.00x", "2.00x", "-"]
+        .iter()
+        .map(|text| texts(&svg).iter().find(|it| it.0 == *text).unwrap().1)
+        .collect();
+    // A bar's text begins 6 pixels behind its end, and the bar of no number has none.
+    assert!((ends[1] - ends[2] - 2.0 * (ends[0] - ends[2])).abs() < 0.1, "{ends:?}");
+    let text = bars.to_text(40, 10);
+    let blocks = |line: &str| line.matches('█').count();
+    let counts: Vec<usize> = text.lines().map(blocks).collect();
+    assert_eq!(counts[0], 0, "{text}");
+    assert!(counts[2] >= 2 * counts[1] - 1 && counts[1] > 0 && counts[3] == 0, "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");
+    assert!(Bars::new("").to_png().is_ok());
 }
