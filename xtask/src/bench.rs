@@ -36,3 +36,12 @@ pub(crate) fn run(checkout: &Checkout, peers: bool, arguments: &[String]) -> Res
     }
     Ok(cargo::exit_code(cargo::run(&mut command)?))
 }
+
+/// Draws docs/images/benchmarks.svg from bench/results/readme.jsonl. Its rows are those of docs/benchmarks.md, which a
+/// test of brigade-plot compares.
+pub(crate) fn draw(checkout: &Checkout) -> Result<ExitCode> {
+    let cargo = Cargo::new(checkout)?;
+    let example = ["run", "--quiet", "-p", "brigade-plot", "--example", "ratios", "--"];
+    let files = ["bench/results/readme.jsonl", "docs/images/benchmarks.svg"];
+    Ok(cargo::exit_code(cargo::run(&mut cargo.command(&[&example[..], &files].concat()))?))
+}

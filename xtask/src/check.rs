@@ -1,9 +1,12 @@
 //! `cargo xtask check`: all lints, cheapest first, warnings as errors.
 
+use std::fs;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use brigade_test_needs::installed;
 
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
@@ -22,6 +25,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     lints.run("doc", || Ok(cargo::run(&mut document_all(&cargo))?.success()))?;
     lints.run("package (what crates.io would refuse)", || Ok(cargo.run(&PACKAGE)?.success()))?;
     lints.run("semver-checks", || semver_checks(checkout, &cargo))?;
+    lints.run("schemas", || schemas(checkout))?;
     Ok(lints.conclude())
 }
 
@@ -102,6 +106,39 @@ fn semver_checks(checkout: &Checkout, cargo: &Cargo<'_>) -> Result<bool> {
     }
     let arguments = ["semver-checks", "--workspace", "--baseline-rev", &tag];
     Ok(cargo.run(&arguments)?.success())
+}
+
+/// Compares the workflows and the forms of issues with the schemas of the hosting site, where check-jsonschema is
+/// installed, which has them with it.
+fn schemas(checkout: &Checkout) -> Result<bool> {
+    const TOOL: &str = "check-jsonschema";
+    if installed(TOOL).is_none() {
+        eprintln!(
+            "schemas: left out (`pip install {TOOL}` installs what compares .github with them)"
+        );
+        return Ok(true);
+    }
+    let files = |folder: &str, is_wanted: &dyn Fn(&str) -> bool| -> Result<Vec<PathBuf>> {
+        let folder = checkout.root().join(folder);
+        let entries =
+            fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+        let mut paths = entries.map(|it| Ok(it?.path())).collect::<Result<Vec<_>>>()?;
+        paths.retain(|path| path.file_name().is_some_and(|it| is_wanted(&it.to_string_lossy())));
+        paths.sort();
+        Ok(paths)
+    };
+    let (forms, config) = (".github/ISSUE_TEMPLATE", "config.yml");
+    let mut all_fit = true;
+    for (schema, files) in [
+        ("vendor.github-workflows", files(".github/workflows", &|_| true)?),
+        ("vendor.github-issue-forms", files(forms, &|name| name != config)?),
+        ("vendor.github-issue-config", files(forms, &|name| name == config)?),
+    ] {
+        let mut command = Command::new(TOOL);
+        command.args(["--builtin-schema", schema]).args(files);
+        all_fit &= cargo::run(&mut command)?.success();
+    }
+    Ok(all_fit)
 }
 
 /// Checks what a crate needs to be published and packs it. Whether the packed crates compile, without files

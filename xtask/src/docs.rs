@@ -118,7 +118,7 @@ impl MdBook {
     }
 }
 
-/// Copies the book's settings, and the pages into a folder of their own.
+/// Copies the book's settings, and the pages with their images into a folder of their own.
 fn copy_pages(docs: &Path, to: &Path) -> Result<()> {
     remove(to)?;
     let pages = to.join(PAGES);
@@ -134,6 +134,12 @@ fn copy_pages(docs: &Path, to: &Path) -> Result<()> {
         if let (Some(name), Some("md")) = (path.file_name(), extension(&path)) {
             copy(&path, &pages.join(name))?;
         }
+    }
+    let (from, to) = (docs.join(IMAGES), pages.join(IMAGES));
+    fs::create_dir_all(&to).with_context(|| format!("cannot make {}", to.display()))?;
+    for entry in fs::read_dir(&from).with_context(|| format!("cannot read {}", from.display()))? {
+        let entry = entry.with_context(|| format!("cannot read {}", from.display()))?;
+        copy(&entry.path(), &to.join(entry.file_name()))?;
     }
     Ok(())
 }
@@ -226,6 +232,7 @@ fn name(path: &Path) -> String {
 const VERSION: &str = "0.5.4";
 /// The pages' folder, and that of the API reference in the book.
 const PAGES: &str = "pages";
+const IMAGES: &str = "images";
 const API: &str = "api";
 
 #[cfg(test)]

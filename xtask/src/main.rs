@@ -166,6 +166,9 @@ enum Command {
         /// First install PyTorch and Accelerate, to compare with, as `install pytorch` does
         #[arg(long)]
         peers: bool,
+        /// Instead, draw the README's picture of the results in bench/results/
+        #[arg(long, conflicts_with_all = ["peers", "bench_arguments"])]
+        picture: bool,
         /// For the benchmarks: a name and its options; without any, all of them run
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         bench_arguments: Vec<String>,
@@ -207,7 +210,10 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Notebook(options) => notebook::run(&checkout, &options),
         Command::Fuzz(options) => fuzz::run(&checkout, &options),
         Command::Gpu(options) => gpu::run(&checkout, &options),
-        Command::Bench { peers, bench_arguments } => bench::run(&checkout, peers, &bench_arguments),
+        Command::Bench { picture: true, .. } => bench::draw(&checkout),
+        Command::Bench { peers, bench_arguments, .. } => {
+            bench::run(&checkout, peers, &bench_arguments)
+        }
     }
 }
 

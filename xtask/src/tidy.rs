@@ -3,6 +3,7 @@
 mod circles;
 mod crates;
 mod docs;
+mod front;
 mod harness;
 mod reexports;
 mod source;
@@ -46,6 +47,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     circles::check(&sources, &mut findings);
     reexports::check(&sources, &mut findings);
     waits::check(checkout, &mut findings)?;
+    front::check(checkout, &mut findings)?;
     for note in &findings.notes {
         eprintln!("note: {note}");
     }

@@ -10,13 +10,16 @@ use brigade_plot::{Bars, Plot};
 use serde_json::Value;
 
 /// Makes the picture of these rows.
-pub fn picture(rows: &str) -> Result<Bars, Box<dyn Error>> {
-    let mut bars = Bars::new("Speed against PyTorch with Accelerate, torchvision, torch.distributed or fastai")
-        .x("times as fast (1: equally fast); orange: below the goal that the project had set")
-        .reference(1.0);
+pub(crate) fn picture(rows: &str) -> Result<Bars, Box<dyn Error>> {
+    let mut bars = Bars::new(
+        "Speed against PyTorch with Accelerate, torchvision, torch.distributed or fastai",
+    )
+    .x("times as fast (1: equally fast); orange: below the goal that the project had set")
+    .reference(1.0);
     for line in rows.lines().filter(|line| !line.trim().is_empty()) {
         let row: Value = serde_json::from_str(line)?;
-        let text = |name: &str| row[name].as_str().ok_or_else(|| format!("{line}: no text `{name}`"));
+        let text =
+            |name: &str| row[name].as_str().ok_or_else(|| format!("{line}: no text `{name}`"));
         let (label, ratio) = (text("label")?, text("ratio")?);
         let value: f64 = ratio.trim_end_matches('x').parse()?;
         bars = if row["reached"].as_bool() == Some(true) {

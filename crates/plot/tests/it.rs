@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
 use brigade_plot::{
-    Bars, Chart, ColorMap, Gallery, Grid, Heatmap, Panel, Picture, Plot, PlotError, Style, TextOptions,
+    Bars, Chart, ColorMap, Gallery, Grid, Heatmap, Panel, Picture, Plot, PlotError, Style,
+    TextOptions,
 };
 use proptest::prelude::*;
 use roxmltree::Document;
@@ -353,7 +354,8 @@ fn the_picture_of_the_benchmarks_is_that_of_the_results() {
     let page = read("docs/benchmarks.md");
     for line in rows.lines() {
         let row: serde_json::Value = serde_json::from_str(line).unwrap();
-        let [what, ours, other, ratio] = ["what", "ours", "other", "ratio"].map(|it| row[it].as_str().unwrap());
+        let [what, ours, other, ratio] =
+            ["what", "ours", "other", "ratio"].map(|it| row[it].as_str().unwrap());
         let cells = format!("| {what} | {ours} | {other} | {ratio} |");
         assert!(page.contains(&cells), "docs/benchmarks.md has no row that begins {cells}");
     }

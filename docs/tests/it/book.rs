@@ -46,7 +46,9 @@ impl Page {
         let (mut heading, mut marked, mut block) = (None::<String>, String::new(), None);
         for event in Parser::new_ext(text, Options::ENABLE_TABLES) {
             match event {
-                Event::Start(Tag::Link { dest_url, .. }) => page.links.push(dest_url.to_string()),
+                Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
+                    page.links.push(dest_url.to_string());
+                }
                 Event::Start(Tag::Heading { .. }) => {
                     heading = Some(String::new());
                 }
@@ -105,8 +107,9 @@ fn the_summary_has_every_page_once() {
 fn links_lead_somewhere() {
     let mut texts = pages();
     let read = |name: &str| fs::read_to_string(root().join(name)).unwrap();
-    let outside = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
-        .map(|name| (format!("../{name}"), read(name)));
+    let outside =
+        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+            .map(|name| (format!("../{name}"), read(name)));
     texts.extend(outside);
     let pages: BTreeMap<PathBuf, Page> =
         texts.iter().map(|(name, text)| (normal(&docs().join(name)), Page::read(text))).collect();
