@@ -81,13 +81,13 @@ enum Command {
         #[arg(long)]
         timings: bool,
         /// Run the tests of numbers alone, with the kernels of another processor: avx2 (one without AVX-512), avx512
-        /// (one without instructions for bfloat16)
+        /// (one without instructions for bfloat16: those alone that compute in 16 bits, by their names)
         ///
         /// Sums are made in another order there: a tolerance that fits one processor's rounding fails.
         #[arg(
             long,
             value_name = "INSTRUCTIONS",
-            value_parser = suite::PROCESSORS.map(|it| it.0),
+            value_parser = suite::PROCESSORS.map(|it| it.name),
             conflicts_with_all = ["runner_arguments", "changed"]
         )]
         processor: Option<String>,
