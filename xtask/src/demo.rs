@@ -87,7 +87,7 @@ fn pass_through(lines: impl BufRead) -> Result<Option<f64>> {
 }
 
 /// 97.5 of "[rank 0] epoch 6/6, accuracy = 97.50".
-fn accuracy_percent(line: &str) -> Option<f64> {
+pub(crate) fn accuracy_percent(line: &str) -> Option<f64> {
     let (before, after) = line.split_once(", accuracy = ")?;
     before.contains("epoch ").then_some(())?;
     let end = after.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(after.len());

@@ -4,6 +4,7 @@ mod bench;
 mod cargo;
 mod check;
 mod checkout;
+mod cross;
 mod cuda;
 mod demo;
 mod docs;
@@ -81,13 +82,13 @@ enum Command {
         #[arg(long)]
         timings: bool,
         /// Run the tests of numbers alone, with the kernels of another processor: avx2 (one without AVX-512), avx512
-        /// (one without instructions for bfloat16)
+        /// (one without instructions for bfloat16: those alone that compute in 16 bits, by their names)
         ///
         /// Sums are made in another order there: a tolerance that fits one processor's rounding fails.
         #[arg(
             long,
             value_name = "INSTRUCTIONS",
-            value_parser = suite::PROCESSORS.map(|it| it.0),
+            value_parser = suite::PROCESSORS.map(|it| it.name),
             conflicts_with_all = ["runner_arguments", "changed"]
         )]
         processor: Option<String>,
@@ -117,7 +118,7 @@ enum Command {
     /// hosts (sshd, nft, ip, ...), etcd, schedulers (slurm, open-mpi) and python come from Debian's
     /// packages, as root or with sudo; no service is started. pytorch (PyTorch and Accelerate, 3 GB)
     /// and trackers (TensorBoard and MLflow) come from pip, into ignored folders of the checkout, docs
-    /// (mdBook, for `docs`) by cargo into another one.
+    /// (mdBook, for `docs`) by cargo into another one; arm64 is for `cross`.
     Install {
         /// What to install [default: all that comes from packages of the system]
         #[arg(value_name = "NEED")]
@@ -135,6 +136,14 @@ enum Command {
         /// one that LIBTORCH or LIBTORCH_USE_PYTORCH=1 names.
         #[arg(long, conflicts_with = "packages")]
         cuda: bool,
+    },
+    /// Cross-compile the launcher for aarch64, and run it in an emulator
+    ///
+    /// Needs what `install arm64` installs. What it prints is compared with what this host's launcher prints.
+    Cross {
+        /// Also train on the embedded digits, with libtorch's wheel for aarch64 (440 MB to download)
+        #[arg(long)]
+        library: bool,
     },
     /// Check the invariants of ARCHITECTURE.md that a program can check
     Tidy,
@@ -205,6 +214,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Check { cuda: true, .. } => cuda::run(&checkout),
         Command::Check { packages, .. } if packages.is_empty() => check::run(&checkout),
         Command::Check { packages, .. } => check::run_on(&checkout, &packages),
+        Command::Cross { library } => cross::run(&checkout, library),
         Command::Tidy => tidy::run(&checkout),
         Command::Docs { no_api } => docs::run(&checkout, no_api),
         Command::Notebook(options) => notebook::run(&checkout, &options),

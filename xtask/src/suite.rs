@@ -117,9 +117,11 @@ impl<'a> Run<'a> {
                 return Ok(cargo::exit_code(self.nextest(&[], arguments, &[])?));
             }
             Selection::OnProcessor(processor) => {
-                let of_processor = PROCESSORS.iter().find(|it| it.0 == processor);
-                variables.extend(of_processor.map_or(&[][..], |it| it.1));
-                (self.workspace.with_numeric_tests(self.checkout), Some(NUMERIC.to_owned()))
+                let processor = PROCESSORS.iter().find(|it| it.name == processor);
+                let processor = processor.with_context(|| format!("no processor {processor:?}"))?;
+                variables.extend(processor.variables);
+                let filter = format!("({NUMERIC}) & {}", processor.filter);
+                (self.workspace.with_numeric_tests(self.checkout), Some(filter))
             }
             Selection::OnDevice(device) => {
                 variables.push(("BRIGADE_TEST_DEVICE", device));
@@ -325,20 +327,34 @@ const WAITING: usize = 4;
 /// From so many tests on the slowest are named.
 const MANY: usize = 20;
 
-/// Processors by their instructions, with the variables by which libtorch, oneDNN and MKL take the kernels for them.
-///
-/// `MKL_ENABLE_INSTRUCTIONS` has an effect on Intel's processors alone. One without AVX is not among them: libtorch draws
-/// other random numbers there.
-pub(crate) const PROCESSORS: [(&str, &[(&str, &str)]); 2] = [
-    (
-        "avx2",
-        &[
+/// A processor by its instructions, whose kernels are taken on one that has more.
+#[derive(Debug)]
+pub(crate) struct Processor {
+    pub(crate) name: &'static str,
+    /// Variables by which libtorch, oneDNN and MKL take the kernels for it. `MKL_ENABLE_INSTRUCTIONS` has an effect on
+    /// Intel's processors alone.
+    variables: &'static [(&'static str, &'static str)],
+    /// nextest's filter for those of the tests of numbers that take other kernels there.
+    filter: &'static str,
+}
+
+/// The processors of `--processor`. One without AVX is not among them: libtorch draws other random numbers there.
+pub(crate) const PROCESSORS: [Processor; 2] = [
+    Processor {
+        name: "avx2",
+        variables: &[
             ("ATEN_CPU_CAPABILITY", "avx2"),
             ("ONEDNN_MAX_CPU_ISA", "AVX2"),
             ("MKL_ENABLE_INSTRUCTIONS", "AVX2"),
         ],
-    ),
-    ("avx512", &[("ONEDNN_MAX_CPU_ISA", "AVX512_CORE"), ("MKL_ENABLE_INSTRUCTIONS", "AVX512")]),
+        filter: "all()",
+    },
+    // In 32 and 64 bits oneDNN has one kernel for all processors with AVX-512 (by ONEDNN_VERBOSE, over all tests).
+    Processor {
+        name: "avx512",
+        variables: &[("ONEDNN_MAX_CPU_ISA", "AVX512_CORE"), ("MKL_ENABLE_INSTRUCTIONS", "AVX512")],
+        filter: "test(/16_bits|sixteen_bits|bf16|bfloat16|fp16|precision|autocast/)",
+    },
 ];
 
 /// nextest's filter for tests that compare numbers: those of programs of that name, and of modules of that name in

@@ -1,6 +1,6 @@
 //! Where fetched libtorchs lie: a folder of the user's, shared by all projects.
 
-use std::env;
+use std::env::{self, consts};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -51,8 +51,12 @@ impl Cache {
     }
 
     /// Where one version and kind lies: the folder with `torch/` and `nvidia/` side by side, as
-    /// libtorch's own run path expects.
+    /// libtorch's own run path expects. One of another architecture has that in its name.
     pub(crate) fn install(&self, pins: &Pins, kind: Kind) -> PathBuf {
-        self.root.join(format!("{}-{}", pins.libtorch_version(), kind.name()))
+        let mut name = format!("{}-{}", pins.libtorch_version(), kind.name());
+        if let Some(other) = pins.architecture.as_deref().filter(|it| *it != consts::ARCH) {
+            name = format!("{name}-{other}");
+        }
+        self.root.join(name)
     }
 }

@@ -4,7 +4,6 @@
 //! interruption at any moment leaves either the old state or the new one. A lock on the cache's file
 //! `lock` keeps two fetches apart; for its holder any partial folder is a leftover.
 
-use std::env::consts;
 use std::fs::{self, File, TryLockError};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -23,7 +22,7 @@ use crate::python::{PYTHON, Preflight, UNPACK, UNPACK_DISK_FULL};
 
 /// Fetches a libtorch into its place in the cache, unless another process does so meanwhile.
 pub(crate) fn fetch(cache: &Cache, pins: &Pins, kind: Kind) -> Result<()> {
-    check_platform()?;
+    pins.check_host(kind)?;
     let root = cache.root();
     fs::create_dir_all(root).with_context(|| format!("cannot create {}", root.display()))?;
     let lock = lock(cache)?;
@@ -76,19 +75,6 @@ fn lock(cache: &Cache) -> Result<File> {
     Ok(lock)
 }
 
-fn check_platform() -> Result<()> {
-    if (consts::OS, consts::ARCH) == ("linux", "x86_64") && !cfg!(target_env = "musl") {
-        return Ok(());
-    }
-    let c_library = if cfg!(target_env = "musl") { " (musl)" } else { "" };
-    bail!(
-        "libtorch is fetched for Linux on x86_64 with glibc only, and this is {} on {}{c_library}: \
-         set LIBTORCH to an installed libtorch, or LIBTORCH_USE_PYTORCH=1 where Python has PyTorch",
-        consts::OS,
-        consts::ARCH
-    )
-}
-
 fn check_python(cache: &Cache, wheels: &[&Pin]) -> Result<()> {
     let preflight = Preflight::of(cache.root())?;
     if preflight.pip.is_none() {
@@ -96,6 +82,13 @@ fn check_python(cache: &Cache, wheels: &[&Pin]) -> Result<()> {
             "{} has no pip, which fetches libtorch: install it (on Debian and Ubuntu: \
              apt install python3-pip), or set LIBTORCH to an installed libtorch",
             preflight.executable
+        );
+    }
+    // Of the system, not of this program, which may be linked with musl and run on any.
+    if preflight.glibc.is_none() {
+        bail!(
+            "this system's C library is not glibc, which the libtorch that is fetched needs: set LIBTORCH to a \
+             libtorch built here"
         );
     }
     if preflight.glibc.is_some_and(|version| version < OLDEST_GLIBC) {

@@ -1,18 +1,24 @@
-//! pins.json: the wheels that make up libtorch, by name, version and checksum.
+//! The wheels that make up libtorch, by name, version and checksum: a file for each architecture.
 
+use std::env::consts;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 /// The wheels that can be fetched, with version and checksum.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 pub struct Pins {
     /// Python's version in the wheels' names. The local Python may be another: nothing of the
     /// wheels is run by it.
     pub(crate) python: String,
+    /// Architecture of the hosts that they are for. Defaults to this host's.
+    #[serde(default)]
+    pub(crate) architecture: Option<String>,
     cpu: Vec<Pin>,
+    /// Empty where no libtorch for CUDA is pinned.
+    #[serde(default)]
     cuda: Vec<Pin>,
     /// Another version of some of them.
     #[serde(default)]
@@ -33,28 +39,64 @@ pub(crate) struct Pin {
     pub(crate) keep: Vec<String>,
 }
 
+/// The architectures of hosts for which wheels are pinned.
+const ARCHITECTURES: [(&str, &str); 2] =
+    [("x86_64", include_str!("pins/x86_64.json")), ("aarch64", include_str!("pins/aarch64.json"))];
+
 /// What an install is good for. One for CUDA serves CPU work, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// libtorch for CPUs: 540 MB to download, 484 MB on disk.
+    /// libtorch for CPUs: on x86-64 540 MB to download and 484 MB on disk, on aarch64 440 MB and 345 MB.
     Cpu,
     /// And what CUDA needs, headers for the feature `cuda` included: 2.5 GB, 3.6 GB on disk.
     Cuda,
 }
 
 impl Pins {
-    /// Those that this version of Brigade was made for.
+    /// Returns the wheels that this version of Brigade was made for, on this host's architecture: none where
+    /// none are pinned, so that a libtorch of the user's own serves there.
     ///
     /// # Errors
-    /// Never: the file is a part of this crate, and a test reads it.
+    /// Never: the files are parts of this crate, and a test reads them.
     pub fn embedded() -> Result<Self> {
-        serde_json::from_str(include_str!("pins.json")).context("pins.json is malformed")
+        Self::for_architecture(consts::ARCH)
     }
 
-    /// Those of libtorch 2.11 for CUDA, the oldest that Brigade is built with.
+    /// Returns the wheels for hosts of another architecture, such as `aarch64`, to cross-compile for them: none where
+    /// none are pinned.
     ///
     /// # Errors
-    /// Never: the file is a part of this crate, and a test reads it.
+    /// Never: the files are parts of this crate, and a test reads them.
+    pub fn for_architecture(name: &str) -> Result<Self> {
+        let Some((_, text)) = ARCHITECTURES.iter().find(|it| it.0 == name) else {
+            return Ok(Self::default());
+        };
+        serde_json::from_str(text).with_context(|| format!("pins/{name}.json is malformed"))
+    }
+
+    /// Fails where there are no wheels of a kind for this host.
+    pub(crate) fn check_host(&self, kind: Kind) -> Result<()> {
+        let (system, architecture) = (consts::OS, consts::ARCH);
+        if system != "linux" || self.cpu.is_empty() {
+            let known = ARCHITECTURES.map(|it| it.0).join(" and ");
+            bail!(
+                "libtorch is fetched for Linux on {known} only, and this is {system} on {architecture}: set \
+                 LIBTORCH to an installed libtorch, or LIBTORCH_USE_PYTORCH=1 where Python has PyTorch"
+            );
+        }
+        if kind == Kind::Cuda && self.cuda.is_empty() {
+            bail!(
+                "no libtorch for CUDA is fetched on {architecture}: set LIBTORCH_USE_PYTORCH=1 where Python has \
+                 PyTorch with CUDA"
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns the wheels of libtorch 2.11 for CUDA, the oldest that Brigade is built with.
+    ///
+    /// # Errors
+    /// Never: the files are parts of this crate, and a test reads them.
     pub fn embedded_older() -> Result<Self> {
         let mut pins = Self::embedded()?;
         for older in std::mem::take(&mut pins.older) {
@@ -71,7 +113,7 @@ impl Pins {
     /// Those of another file, for tests of the fetch.
     ///
     /// # Errors
-    /// The file cannot be read, or is not what `pins.json` is.
+    /// The file cannot be read, or has not the form of `pins/x86_64.json`.
     pub fn read(path: &Path) -> Result<Self> {
         let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))
@@ -148,6 +190,7 @@ mod tests {
     fn cuda_replaces_packages_of_the_same_name() {
         let pins = Pins {
             python: String::new(),
+            architecture: None,
             cpu: vec![pin("torch", 1, 1), pin("cupti", 1, 1)],
             cuda: vec![pin("torch", 1, 9), pin("nccl", 1, 1)],
             older: Vec::new(),
@@ -171,8 +214,23 @@ mod tests {
     }
 
     #[test]
-    fn the_embedded_pins_are_well_formed() {
-        well_formed(&Pins::embedded().unwrap());
+    fn the_embedded_pins_are_well_formed_and_of_one_version_on_all_architectures() {
+        let versions = ARCHITECTURES.map(|(name, _)| {
+            let pins = Pins::for_architecture(name).unwrap();
+            well_formed(&pins);
+            assert_eq!(pins.architecture.as_deref(), Some(name));
+            assert!(pins.of(Kind::Cpu).iter().all(|pin| pin.platform.ends_with(name)), "{name}");
+            pins.libtorch_version().to_owned()
+        });
+        assert_eq!(versions[0], versions[1]);
+        let error = Pins::for_architecture("riscv64").unwrap().check_host(Kind::Cpu).unwrap_err();
+        assert!(error.to_string().contains("x86_64 and aarch64 only"), "{error}");
+        let arm = Pins::for_architecture("aarch64").unwrap();
+        assert!(arm.check_host(Kind::Cuda).unwrap_err().to_string().contains("PyTorch with CUDA"));
+    }
+
+    #[test]
+    fn the_older_pins_keep_the_same_files() {
         let older = Pins::embedded_older().unwrap();
         well_formed(&older);
         assert_eq!(older.libtorch_version(), "2.11.0");
@@ -189,6 +247,6 @@ mod tests {
             assert!(pin.download_bytes > 0 && pin.installed_bytes > 0, "{}", pin.package);
         }
         assert_eq!(pins.of(Kind::Cpu)[0].package, "torch");
-        assert_eq!(pins.of(Kind::Cuda)[0].version, pins.libtorch_version());
+        assert!(pins.cuda.first().is_none_or(|it| it.version == pins.libtorch_version()));
     }
 }

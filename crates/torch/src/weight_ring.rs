@@ -2,11 +2,12 @@
 
 mod order;
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tch::{Device, Kind, Tensor};
@@ -34,7 +35,8 @@ type ReadWeight = dyn Fn(&Tensor) -> Result<(), Error> + Send + Sync;
 pub enum WeightSource {
     /// A tensor of its shape and kind in the host's memory. Copies from pinned memory run beside computations on a GPU.
     Host(Tensor),
-    /// A function that sets all values of a tensor of the CPU, such as a read of a file. It runs in the ring's thread.
+    /// A function that sets all values of a tensor of the CPU, such as a read of a file. It runs in the ring's
+    /// threads, for several tensors at once.
     Read(Arc<ReadWeight>),
 }
 
@@ -144,6 +146,12 @@ struct Slot {
     used: Option<StreamEvent>,
 }
 
+/// Threads that read the tensors of a part, at most.
+const READERS: usize = 4;
+
+/// A thread is started for so many bytes at least: it costs about as much as reading a tenth of them.
+const SMALLEST_SHARE: usize = 1 << 20;
+
 /// Tensors begin at multiples of this many bytes, the width of the widest vectors.
 const ALIGNMENT: i64 = 64;
 
@@ -181,7 +189,7 @@ impl WeightRing {
         let shared = Arc::new(Shared { device, state: Mutex::new(state), changed: Condvar::new() });
         let reader = {
             let shared = Arc::clone(&shared);
-            let thread = std::thread::Builder::new().name("brigade-weights".to_owned());
+            let thread = thread::Builder::new().name("brigade-weights".to_owned());
             thread.spawn(move || shared.bring()).map_err(|error| {
                 Error::new(
                     ErrorKind::Internal,
@@ -396,22 +404,62 @@ impl Job {
         if let Some(filled) = &self.filled {
             filled.wait()?;
         }
-        tch::no_grad(|| {
-            for (source, into, staging) in self.tensors {
-                match source {
-                    WeightSource::Host(values) => begin_copy(&values, &into)?,
-                    WeightSource::Read(read) => match staging {
-                        Some(staging) => {
-                            read(&staging)?;
-                            begin_copy(&staging, &into)?;
-                        }
-                        None => read(&into)?,
-                    },
+        let (mut reads, mut copies) = (Vec::new(), Vec::new());
+        for (source, into, staging) in self.tensors {
+            match (source, staging) {
+                (WeightSource::Host(values), _) => copies.push((values, into)),
+                (WeightSource::Read(read), None) => reads.push((read, into)),
+                (WeightSource::Read(read), Some(staging)) => {
+                    reads.push((read, staging.shallow_clone()));
+                    copies.push((staging, into));
                 }
             }
+        }
+        read_all(reads)?;
+        tch::no_grad(|| {
+            copies.iter().try_for_each(|(from, into)| begin_copy(from, into))?;
             StreamEvent::record(device)
         })
     }
+}
+
+/// Reads tensors in as many threads as there are processors, at most [`READERS`]: one thread copies out of the system's
+/// cache at a fraction of the memory's bandwidth, and a fast disk answers several reads at once sooner.
+fn read_all(reads: Vec<(Arc<ReadWeight>, Tensor)>) -> Result<(), Error> {
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(READERS);
+    let mut shares = shares(reads, threads, |(_, tensor)| bytes_of(tensor)).into_iter();
+    let Some(own) = shares.next() else { return Ok(()) };
+    let read = |share: Vec<(Arc<ReadWeight>, Tensor)>| {
+        tch::no_grad(|| share.iter().try_for_each(|(read, into)| read(into)))
+    };
+    thread::scope(|scope| {
+        let others: Vec<_> = shares.map(|share| scope.spawn(move || read(share))).collect();
+        let own = read(own);
+        others
+            .into_iter()
+            .map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .fold(own, Result::and)
+    })
+}
+
+/// Divides items into at most `count` shares of about equal bytes; what is small stays in one.
+fn shares<T>(mut items: Vec<T>, count: usize, bytes: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let total: usize = items.iter().map(&bytes).sum();
+    let count = count.min(total / SMALLEST_SHARE).max(1);
+    let mut shares: Vec<(usize, Vec<T>)> = (0..count).map(|_| (0, Vec::new())).collect();
+    // Longest first, each to the share that has the least.
+    items.sort_by_key(|item| Reverse(bytes(item)));
+    for item in items {
+        if let Some(least) = shares.iter_mut().min_by_key(|share| share.0) {
+            least.0 += bytes(&item);
+            least.1.push(item);
+        }
+    }
+    shares.into_iter().map(|share| share.1).filter(|share| !share.is_empty()).collect()
+}
+
+fn bytes_of(tensor: &Tensor) -> usize {
+    tensor.numel() * tensor.kind().elt_size_in_bytes()
 }
 
 impl State {

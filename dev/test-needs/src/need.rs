@@ -48,6 +48,8 @@ pub enum Need {
     Jupyter,
     /// Jupyter, and evcxr, its kernel for Rust.
     RustKernel,
+    /// Compilers for aarch64, and an emulator of such a processor.
+    Arm64,
     /// An NVIDIA GPU, for programs with the feature `cuda`.
     Gpu,
     /// Two of them.
@@ -111,7 +113,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All of them. Where a test lacks several, it is counted under the first.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -131,6 +133,7 @@ impl Need {
         Self::Trackers,
         Self::Jupyter,
         Self::RustKernel,
+        Self::Arm64,
         Self::Gpu,
         Self::Gpus,
     ];
@@ -165,6 +168,7 @@ impl Need {
             Self::Trackers => "trackers",
             Self::Jupyter => "jupyter",
             Self::RustKernel => "rust-kernel",
+            Self::Arm64 => "arm64",
             Self::Gpu => "gpu",
             Self::Gpus => "gpus",
         }
@@ -193,6 +197,7 @@ impl Need {
             Self::Trackers => "TensorBoard and MLflow",
             Self::Jupyter => "Jupyter with IPython",
             Self::RustKernel => "Jupyter with its kernel for Rust",
+            Self::Arm64 => "compilers and an emulator for aarch64",
             Self::Gpu => "an NVIDIA GPU",
             Self::Gpus => "two NVIDIA GPUs",
         }
@@ -207,6 +212,7 @@ impl Need {
             Self::Slurm => SLURM,
             Self::OpenMpi => OPEN_MPI,
             Self::Python => PYTHON,
+            Self::Arm64 => ARM64,
             _ => &[],
         }
     }
@@ -237,7 +243,7 @@ impl Need {
             return Some(Lack::missing(self, &program));
         }
         match self {
-            Self::Etcd => None,
+            Self::Etcd | Self::Arm64 => None,
             Self::Hosts | Self::Slurm => namespaces(),
             Self::OpenMpi => open_mpi().or_else(namespaces),
             Self::Mounts => mounts(),
@@ -543,6 +549,11 @@ const HOSTS: &[Package] = packages![
     "unshare" "util-linux",
     "nsenter" "util-linux",
     "faketime" "faketime",
+];
+const ARM64: &[Package] = &[
+    Package { program: "aarch64-linux-gnu-gcc", package: "gcc-aarch64-linux-gnu" },
+    Package { program: "aarch64-linux-gnu-g++", package: "g++-aarch64-linux-gnu" },
+    Package { program: "qemu-aarch64-static", package: "qemu-user-static" },
 ];
 const ETCD: &[Package] = packages!["etcd" "etcd-server"];
 const SLURM: &[Package] = packages![

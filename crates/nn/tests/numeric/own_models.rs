@@ -229,7 +229,7 @@ fn step(recompute: bool, kind: Kind) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn recomputed_parts_give_the_same_bits() {
+fn recomputed_parts_give_the_same_bits_in_32_and_16_bits() {
     for kind in [Kind::Float, Kind::BFloat16] {
         assert_eq!(step(false, kind), step(true, kind), "{kind:?}");
     }

@@ -21,4 +21,5 @@ mod store;
 mod subgroup;
 mod threads;
 mod warnings;
+mod weight_ring;
 mod work;

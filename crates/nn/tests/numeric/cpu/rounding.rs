@@ -177,7 +177,7 @@ fn check(operation: Operation, kind: Kind, samples: i64, seed: i64) {
 }
 
 #[test]
-fn the_same_batch_has_the_same_bits_and_a_sample_the_same_value() {
+fn the_same_batch_has_the_same_bits_in_64_32_and_16_bits_and_a_sample_the_same_value() {
     let _alone = PROCESS.lock();
     assert_eq!(make_products_reproducible().caveat(), None);
     let kinds = prop_oneof![Just(Kind::Double), Just(Kind::Float), Just(Kind::BFloat16)];
@@ -208,7 +208,7 @@ fn other_instruction_sets_keep_the_guarantees() {
         let output = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "cpu::rounding::the_same_batch_has_the_same_bits_and_a_sample_the_same_value",
+                "cpu::rounding::the_same_batch_has_the_same_bits_in_64_32_and_16_bits_and_a_sample_the_same_value",
             ])
             .envs(set.iter().copied())
             .output()

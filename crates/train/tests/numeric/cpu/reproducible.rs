@@ -118,7 +118,7 @@ fn a_step_in_bfloat16() {
 }
 
 #[test]
-fn a_step_of_every_optimizer() {
+fn a_step_of_every_optimizer_some_in_bf16() {
     let _alone = PROCESS.lock();
     let accelerator = Accelerator::builder().cpu(true).build().unwrap();
     for (name, settings) in all_optimizers() {
