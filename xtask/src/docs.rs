@@ -18,6 +18,7 @@ pub(crate) fn run(checkout: &Checkout, without_api: bool) -> Result<ExitCode> {
     let target = Workspace::of(checkout)?.target;
     let source = target.join("book-source");
     copy_pages(&checkout.root().join("docs"), &source)?;
+    copy_images(&checkout.root().join("docs"), &source)?;
 
     let book = target.join("book");
     remove(&book)?;
@@ -118,7 +119,7 @@ impl MdBook {
     }
 }
 
-/// Copies the book's settings, and the pages with their images into a folder of their own.
+/// Copies the book's settings, and the pages into a folder of their own.
 fn copy_pages(docs: &Path, to: &Path) -> Result<()> {
     remove(to)?;
     let pages = to.join(PAGES);
@@ -135,12 +136,6 @@ fn copy_pages(docs: &Path, to: &Path) -> Result<()> {
             copy(&path, &pages.join(name))?;
         }
     }
-    let (from, to) = (docs.join(IMAGES), pages.join(IMAGES));
-    fs::create_dir_all(&to).with_context(|| format!("cannot make {}", to.display()))?;
-    for entry in fs::read_dir(&from).with_context(|| format!("cannot read {}", from.display()))? {
-        let entry = entry.with_context(|| format!("cannot read {}", from.display()))?;
-        copy(&entry.path(), &to.join(entry.file_name()))?;
-    }
     Ok(())
 }
 
@@ -151,6 +146,18 @@ fn remove(folder: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Copies the images that pages show, into a folder beside the pages.
+fn copy_images(docs: &Path, to: &Path) -> Result<()> {
+    let (from, to) = (docs.join("images"), to.join(PAGES).join("images"));
+    fs::create_dir_all(&to).with_context(|| format!("cannot make {}", to.display()))?;
+    for entry in fs::read_dir(&from).with_context(|| format!("cannot read {}", from.display()))? {
+        let entry = entry.with_context(|| format!("cannot read {}", from.display()))?;
+        fs::copy(entry.path(), to.join(entry.file_name()))
+            .with_context(|| format!("cannot copy {}", entry.path().display()))?;
+    }
+    Ok(())
 }
 
 /// A line for each link of the book's pages that names no file, or no place in it. Links into the API
@@ -232,7 +239,6 @@ fn name(path: &Path) -> String {
 const VERSION: &str = "0.5.4";
 /// The pages' folder, and that of the API reference in the book.
 const PAGES: &str = "pages";
-const IMAGES: &str = "images";
 const API: &str = "api";
 
 #[cfg(test)]
