@@ -1,8 +1,8 @@
-//! A picture to log.
+//! Image to log.
 
 use crate::{Result, TrackError};
 
-/// Pixels in rows from the top, each with 1 (grey), 3 (red, green, blue) or 4 (with alpha) bytes.
+/// Image in rows from the top, each pixel with 1 (grey), 3 (red, green, blue) or 4 (with alpha) bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     width: u32,
@@ -12,7 +12,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// From `height * width * channels` bytes.
+    /// Creates an image from `height * width * channels` bytes.
     ///
     /// # Errors
     /// [`TrackError::Image`] for another number of bytes, or of channels.
@@ -25,25 +25,25 @@ impl Image {
         Ok(Self { width, height, channels, pixels })
     }
 
-    /// Pixels across.
+    /// Returns the width in pixels.
     #[must_use]
     pub fn width(&self) -> u32 {
         self.width
     }
 
-    /// Pixels down.
+    /// Returns the height in pixels.
     #[must_use]
     pub fn height(&self) -> u32 {
         self.height
     }
 
-    /// Bytes of a pixel.
+    /// Returns the number of channels: bytes per pixel.
     #[must_use]
     pub fn channels(&self) -> u8 {
         self.channels
     }
 
-    /// As a PNG file.
+    /// Encodes the image as a PNG file.
     ///
     /// # Errors
     /// [`TrackError::Own`] when the encoder refuses.

@@ -1,12 +1,12 @@
-//! What every tracker can do.
+//! Interface of all trackers.
 
 use std::any::Any;
 
 use crate::{Image, Outcome, Result, Run, Stamp, Table, TrackError, Value};
 
-/// Takes down what a run logs.
+/// Records what a run logs.
 ///
-/// `start` comes first, `finish` last, both once. Calls come from one thread at a time.
+/// `start` is called first and `finish` last, each once. Calls come from one thread at a time.
 ///
 /// ```
 /// use brigade_track::{Stamp, Outcome, Result, Run, Tracker, Value};
@@ -36,22 +36,22 @@ use crate::{Image, Outcome, Result, Run, Stamp, Table, TrackError, Value};
 /// }
 /// ```
 pub trait Tracker: Any + Send {
-    /// What a program asks for it by.
+    /// Returns the name by which a program selects the tracker.
     fn name(&self) -> &str;
 
-    /// Begins a run, or goes on with one that was stopped.
+    /// Begins a run, or continues one that was stopped.
     ///
     /// # Errors
     /// When there is no place to write, or no server.
     fn start(&mut self, run: &Run) -> Result<()>;
 
-    /// Takes values down that belong together.
+    /// Logs scalar values that belong together.
     ///
     /// # Errors
     /// When they cannot be written.
     fn log(&mut self, values: &[(String, Value)], at: Stamp) -> Result<()>;
 
-    /// Takes a text down.
+    /// Logs a text under a name.
     ///
     /// # Errors
     /// [`TrackError::Unsupported`] unless the tracker has a place for it.
@@ -59,7 +59,7 @@ pub trait Tracker: Any + Send {
         Err(TrackError::Unsupported { tracker: self.name().to_owned(), what: "text" })
     }
 
-    /// Takes a picture down.
+    /// Logs an image under a name.
     ///
     /// # Errors
     /// [`TrackError::Unsupported`] unless the tracker has a place for it.
@@ -67,7 +67,7 @@ pub trait Tracker: Any + Send {
         Err(TrackError::Unsupported { tracker: self.name().to_owned(), what: "images" })
     }
 
-    /// Takes a table down.
+    /// Logs a table under a name.
     ///
     /// # Errors
     /// [`TrackError::Unsupported`] unless the tracker has a place for it.
@@ -75,7 +75,7 @@ pub trait Tracker: Any + Send {
         Err(TrackError::Unsupported { tracker: self.name().to_owned(), what: "tables" })
     }
 
-    /// Ends the run; everything is written when this returns.
+    /// Ends the run. All values are written when this returns.
     ///
     /// # Errors
     /// When the last values cannot be written.
