@@ -51,7 +51,7 @@ impl Config {
         Ok(Self(serde_json::from_str(&text).map_err(refused)?))
     }
 
-    /// Returns `true` if there are no settings.
+    /// Returns `true` if the run has no settings.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         match &self.0 {

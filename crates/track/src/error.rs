@@ -44,7 +44,7 @@ pub enum TrackError {
         "the project {project:?} names no file: use a name that is not empty, has no / and does not begin with a dot"
     )]
     Project {
-        /// The name.
+        /// Name of the project.
         project: String,
     },
     /// A name is reserved for a column that the tracker writes itself.
@@ -52,7 +52,7 @@ pub enum TrackError {
         "{name:?} is a column that the tracker writes itself: log the value under another name"
     )]
     Reserved {
-        /// The name.
+        /// Name that is reserved.
         name: String,
     },
     /// A tracker was called before `start` or after `finish`.
@@ -102,7 +102,7 @@ pub enum TrackError {
     /// A configuration cannot be written as JSON.
     #[error("the run's configuration cannot be written as JSON: {reason}")]
     Config {
-        /// Why.
+        /// Message of the serialiser.
         reason: String,
     },
     /// An address is not valid.

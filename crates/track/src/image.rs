@@ -15,7 +15,7 @@ impl Image {
     /// Creates an image from `height * width * channels` bytes.
     ///
     /// # Errors
-    /// [`TrackError::Image`] for another number of bytes, or of channels.
+    /// [`TrackError::Image`] for another number of bytes, for no pixels, or if `channels` is not 1, 3 or 4.
     pub fn new(width: u32, height: u32, channels: u8, pixels: Vec<u8>) -> Result<Self> {
         let expected = u64::from(width) * u64::from(height) * u64::from(channels);
         let found = pixels.len() as u64;
@@ -46,7 +46,7 @@ impl Image {
     /// Encodes the image as a PNG file.
     ///
     /// # Errors
-    /// [`TrackError::Own`] when the encoder refuses.
+    /// [`TrackError::Own`] when the encoder fails.
     pub fn png(&self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let mut encoder = png::Encoder::new(&mut bytes, self.width, self.height);

@@ -79,7 +79,7 @@ impl Mlflow {
     /// feature `https` also `MLFLOW_TRACKING_SERVER_CERT_PATH`, as `Mlflow::certificate`.
     ///
     /// # Errors
-    /// [`TrackError::Address`] where the first is not set, or is not the address of a server; those of
+    /// [`TrackError::Address`] if the first variable is not set or is not the address of a server, and the errors of
     /// `Mlflow::certificate`.
     pub fn from_env() -> Result<Self> {
         Self::from_variables(|name| std::env::var(name).ok())
@@ -113,7 +113,7 @@ impl Mlflow {
     /// certificate authorities that Mozilla trusts are used.
     ///
     /// # Errors
-    /// [`TrackError::File`] when it cannot be read, [`TrackError::Certificate`] when there is none in it.
+    /// [`TrackError::File`] when the file cannot be read, [`TrackError::Certificate`] when it contains no certificate.
     #[cfg(feature = "https")]
     pub fn certificate(mut self, path: impl AsRef<Path>) -> Result<Self> {
         self.client.trust(path.as_ref())?;

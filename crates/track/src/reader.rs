@@ -135,7 +135,7 @@ impl RunReader {
     /// Opens a run's file. [`poll`](RunReader::poll) reads it.
     ///
     /// # Errors
-    /// [`TrackError::File`] when there is no such file, it cannot be read, or it is a folder.
+    /// [`TrackError::File`] when the file does not exist or cannot be read, or is a folder.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         File::open(&path)
@@ -154,8 +154,8 @@ impl RunReader {
     /// there may be more.
     ///
     /// # Errors
-    /// [`TrackError::File`] when the file is gone or cannot be read. A later call may succeed, and goes on
-    /// where this reader was.
+    /// [`TrackError::File`] when the file does not exist any more or cannot be read. A later call may succeed, and
+    /// continues at the same offset.
     pub fn poll(&mut self) -> Result<Update> {
         let mut update = Update::default();
         let bytes =

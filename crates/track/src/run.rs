@@ -51,7 +51,7 @@ impl Run {
     /// Returns the project's name if it can be a file name.
     ///
     /// # Errors
-    /// [`TrackError::Project`] for a name that would lie elsewhere, or be hidden.
+    /// [`TrackError::Project`] for a name that is empty, begins with a dot, or contains `/`, a backslash or a NUL.
     pub fn file_name(&self) -> Result<&str> {
         let name = self.project.as_str();
         if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {

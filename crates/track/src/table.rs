@@ -13,7 +13,7 @@ impl Table {
     /// Creates a table. Every row has one cell per column.
     ///
     /// # Errors
-    /// [`TrackError::Row`] for the first row of another length.
+    /// [`TrackError::Row`] for the first row with another number of cells.
     pub fn new<C: Into<String>>(
         columns: impl IntoIterator<Item = C>,
         rows: Vec<Vec<Value>>,

@@ -42,19 +42,19 @@ pub trait Tracker: Any + Send {
     /// Begins a run, or continues one that was stopped.
     ///
     /// # Errors
-    /// When there is no place to write, or no server.
+    /// Fails when the files cannot be created, or the server cannot be reached.
     fn start(&mut self, run: &Run) -> Result<()>;
 
     /// Logs scalar values that belong together.
     ///
     /// # Errors
-    /// When they cannot be written.
+    /// Fails when the values cannot be written.
     fn log(&mut self, values: &[(String, Value)], at: Stamp) -> Result<()>;
 
     /// Logs a text under a name.
     ///
     /// # Errors
-    /// [`TrackError::Unsupported`] unless the tracker has a place for it.
+    /// [`TrackError::Unsupported`] unless the tracker can store texts.
     fn log_text(&mut self, _name: &str, _text: &str, _at: Stamp) -> Result<()> {
         Err(TrackError::Unsupported { tracker: self.name().to_owned(), what: "text" })
     }
@@ -62,7 +62,7 @@ pub trait Tracker: Any + Send {
     /// Logs an image under a name.
     ///
     /// # Errors
-    /// [`TrackError::Unsupported`] unless the tracker has a place for it.
+    /// [`TrackError::Unsupported`] unless the tracker can store images.
     fn log_image(&mut self, _name: &str, _image: &Image, _at: Stamp) -> Result<()> {
         Err(TrackError::Unsupported { tracker: self.name().to_owned(), what: "images" })
     }
@@ -70,7 +70,7 @@ pub trait Tracker: Any + Send {
     /// Logs a table under a name.
     ///
     /// # Errors
-    /// [`TrackError::Unsupported`] unless the tracker has a place for it.
+    /// [`TrackError::Unsupported`] unless the tracker can store tables.
     fn log_table(&mut self, _name: &str, _table: &Table, _at: Stamp) -> Result<()> {
         Err(TrackError::Unsupported { tracker: self.name().to_owned(), what: "tables" })
     }
@@ -78,6 +78,6 @@ pub trait Tracker: Any + Send {
     /// Ends the run. All values are written when this returns.
     ///
     /// # Errors
-    /// When the last values cannot be written.
+    /// Fails when the last values cannot be written.
     fn finish(&mut self, outcome: Outcome) -> Result<()>;
 }

@@ -18,7 +18,7 @@ pub enum Value {
 pub type Values = Vec<(String, Value)>;
 
 impl Value {
-    /// Returns the value as a number, with `true` as 1 and `false` as 0; `None` for a text.
+    /// Returns the value as a number, with `true` as 1 and `false` as 0. Returns `None` for a text.
     #[must_use]
     pub fn number(&self) -> Option<f64> {
         match *self {
