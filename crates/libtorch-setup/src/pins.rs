@@ -1,4 +1,4 @@
-//! pins.json: the wheels that make up libtorch, by name, version and checksum.
+//! Parser of pins.json: the wheels that make up libtorch, by name, version and checksum.
 
 use std::fs;
 use std::path::Path;
@@ -6,20 +6,19 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-/// The wheels that can be fetched, with version and checksum.
+/// Wheels that can be fetched, with version and checksum.
 #[derive(Debug, Deserialize)]
 pub struct Pins {
-    /// Python's version in the wheels' names. The local Python may be another: nothing of the
-    /// wheels is run by it.
+    /// Version of Python in the wheels' names. The local Python may be another: it runs nothing of the wheels.
     pub(crate) python: String,
     cpu: Vec<Pin>,
     cuda: Vec<Pin>,
-    /// Another version of some of them.
+    /// Older versions of some of the wheels.
     #[serde(default)]
     older: Vec<Pin>,
 }
 
-/// One wheel and what is kept of it.
+/// Wheel, with the files of it that are kept.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Pin {
     pub(crate) package: String,
@@ -28,33 +27,34 @@ pub(crate) struct Pin {
     pub(crate) sha256: String,
     pub(crate) download_bytes: u64,
     pub(crate) installed_bytes: u64,
-    /// Shell patterns of the files that are kept; `*` also matches `/`. Those of `older` are the other version's.
+    /// Shell patterns of the files that are kept; `*` also matches `/`. A wheel in `older` uses those of the newer
+    /// version.
     #[serde(default)]
     pub(crate) keep: Vec<String>,
 }
 
-/// What an install is good for. One for CUDA serves CPU work, too.
+/// Kind of an installation. One for CUDA also serves CPU work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// libtorch for CPUs: 540 MB to download, 484 MB on disk.
+    /// Installation for CPUs: 540 MB to download, 484 MB on disk.
     Cpu,
-    /// And what CUDA needs, headers for the feature `cuda` included: 2.5 GB, 3.6 GB on disk.
+    /// Installation for CPUs and CUDA, with the headers for the feature `cuda`: 2.5 GB to download, 3.6 GB on disk.
     Cuda,
 }
 
 impl Pins {
-    /// Those that this version of Brigade was made for.
+    /// Returns the wheels for which this version of Brigade was made.
     ///
     /// # Errors
-    /// Never: the file is a part of this crate, and a test reads it.
+    /// Does not fail: the file is part of this crate, and a test reads it.
     pub fn embedded() -> Result<Self> {
         serde_json::from_str(include_str!("pins.json")).context("pins.json is malformed")
     }
 
-    /// Those of libtorch 2.11 for CUDA, the oldest that Brigade is built with.
+    /// Returns the wheels of libtorch 2.11 for CUDA, the oldest version that Brigade supports.
     ///
     /// # Errors
-    /// Never: the file is a part of this crate, and a test reads it.
+    /// Does not fail: the file is part of this crate, and a test reads it.
     pub fn embedded_older() -> Result<Self> {
         let mut pins = Self::embedded()?;
         for older in std::mem::take(&mut pins.older) {
@@ -68,16 +68,16 @@ impl Pins {
         Ok(pins)
     }
 
-    /// Those of another file, for tests of the fetch.
+    /// Reads pins from another file, for tests of the fetch.
     ///
     /// # Errors
-    /// The file cannot be read, or is not what `pins.json` is.
+    /// Fails if the file cannot be read, or does not have the format of `pins.json`.
     pub fn read(path: &Path) -> Result<Self> {
         let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))
     }
 
-    /// The wheels of one kind of install, libtorch itself first.
+    /// Returns the wheels of one kind of installation, libtorch itself first.
     pub(crate) fn of(&self, kind: Kind) -> Vec<&Pin> {
         match kind {
             Kind::Cpu => self.cpu.iter().collect(),
@@ -88,7 +88,7 @@ impl Pins {
         }
     }
 
-    /// The version of libtorch among them, such as `2.13.0`.
+    /// Returns the version of libtorch, such as `2.13.0`.
     #[must_use]
     pub fn libtorch_version(&self) -> &str {
         self.cpu.first().map_or("", |pin| &pin.version)
@@ -96,7 +96,7 @@ impl Pins {
 }
 
 impl Pin {
-    /// As pip writes it: `torch==2.13.0`.
+    /// Returns the requirement for pip: `torch==2.13.0`.
     pub(crate) fn requirement(&self) -> String {
         format!("{}=={}", self.package, self.version)
     }
@@ -111,10 +111,10 @@ impl Kind {
     }
 }
 
-/// Free bytes that fetching these wheels takes at its peak.
+/// Returns the peak of the disk space, in bytes, that fetching these wheels needs.
 ///
-/// A wheel is unpacked and deleted before the next one is fetched. pip downloads into its own
-/// folder and copies from there, so for a moment a wheel is there twice.
+/// A wheel is unpacked and deleted before the next one is fetched. pip downloads into its own folder and copies from
+/// there, so for a moment a wheel exists twice.
 pub(crate) fn peak_bytes(pins: &[&Pin]) -> u64 {
     let mut kept = 0;
     let mut peak = 0;
@@ -124,7 +124,7 @@ pub(crate) fn peak_bytes(pins: &[&Pin]) -> u64 {
             .max(kept + pin.download_bytes + pin.installed_bytes);
         kept += pin.installed_bytes;
     }
-    // File systems round each of ten thousand headers up to a block.
+    // File systems round the size of each of ten thousand headers up to a block.
     peak + peak / 20
 }
 
