@@ -193,7 +193,7 @@ fn unknown_outside(at: Source, key: &str, name: &str) -> ConfigError {
     unknown(at, key)
 }
 
-/// Sorts by position in the file, so that the first mistake is the one reported.
+/// Sorts by position in the file, so that the first mistake is reported.
 pub(crate) fn in_order<'t, 'i>(
     table: &'t DeTable<'i>,
 ) -> Vec<(&'t Key<'i>, &'t Spanned<DeValue<'i>>)> {
