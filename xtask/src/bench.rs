@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: runs the package brigade-bench, with peers to compare with where asked.
+//! `cargo xtask bench`: runs the package brigade-bench, with comparisons to other frameworks on request.
 
 use std::process::ExitCode;
 
@@ -9,7 +9,8 @@ use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
 use crate::python_environment::Environment;
 
-/// Benchmarks find the peers' Python in BRIGADE_PEER_PYTHON; without it they skip the comparison.
+/// Runs the benchmarks. They take the Python of other frameworks from BRIGADE_PEER_PYTHON; without it they skip the
+/// comparisons.
 pub(crate) fn run(checkout: &Checkout, peers: bool, arguments: &[String]) -> Result<ExitCode> {
     let environment =
         Environment::of(checkout, Need::Pytorch).context("PyTorch has no environment")?;
@@ -17,7 +18,7 @@ pub(crate) fn run(checkout: &Checkout, peers: bool, arguments: &[String]) -> Res
         environment.install()?;
     }
     let cargo = Cargo::new(checkout)?;
-    // The launcher's comparisons start it.
+    // Started by the launcher's comparisons.
     let code = cargo::exit_code(cargo::run(&mut cargo.command(&[
         "build",
         "--release",

@@ -1,4 +1,4 @@
-//! Cargo as a child process, with the environment that a plain `cargo` would have.
+//! Cargo as a child process, with the same environment as a plain `cargo`.
 
 use std::env;
 use std::os::unix::process::ExitStatusExt;
@@ -10,27 +10,27 @@ use anyhow::{Context, Result};
 use crate::checkout::Checkout;
 use crate::setup;
 
-/// Makes cargo commands for a checkout that is set up.
+/// Builder of cargo commands for a checkout that is set up.
 #[derive(Debug)]
 pub(crate) struct Cargo<'a> {
     checkout: &'a Checkout,
 }
 
 impl<'a> Cargo<'a> {
-    /// Sets the checkout up where it is not.
+    /// Sets the checkout up if necessary.
     pub(crate) fn new(checkout: &'a Checkout) -> Result<Self> {
         setup::ensure(checkout)?;
         Ok(Self { checkout })
     }
 
-    /// `cargo ARGUMENTS…` in the checkout's root.
+    /// Returns the command `cargo ARGUMENTS…` in the checkout's root.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = self.like(&program());
         command.args(arguments);
         command
     }
 
-    /// Another program with the environment of cargo.
+    /// Returns a command of another program with cargo's environment.
     pub(crate) fn like(&self, program: &Path) -> Command {
         let mut command = plain(self.checkout, program);
         if setup::is_repeated(self.checkout) {
@@ -39,7 +39,7 @@ impl<'a> Cargo<'a> {
         command
     }
 
-    /// Says what is run, runs it on this terminal, and waits.
+    /// Prints the command, runs it on this terminal, and waits.
     pub(crate) fn run(&self, arguments: &[&str]) -> Result<ExitStatus> {
         run(&mut self.command(arguments))
     }
@@ -49,17 +49,17 @@ fn program() -> PathBuf {
     env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }
 
-/// Cargo without any libtorch: for `cargo metadata` and `cargo fmt`.
+/// Returns cargo without any libtorch, for `cargo metadata` and `cargo fmt`.
 pub(crate) fn plain_cargo(checkout: &Checkout) -> Command {
     plain(checkout, &program())
 }
 
-/// A program of cargo's without any libtorch.
+/// Returns a program of cargo's without any libtorch.
 pub(crate) fn plain(checkout: &Checkout, program: &Path) -> Command {
     let mut command = Command::new(program);
     command.current_dir(checkout.root());
-    // What `cargo run` says about xtask is not true of what the child builds; build scripts that
-    // watch these variables would run again.
+    // Variables that `cargo run` set for xtask are wrong for what the child builds; build scripts that watch them would
+    // run again.
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
@@ -69,13 +69,13 @@ pub(crate) fn plain(checkout: &Checkout, program: &Path) -> Command {
     command
 }
 
-/// Says what is run, runs it on this terminal, and waits.
+/// Prints the command, runs it on this terminal, and waits.
 pub(crate) fn run(command: &mut Command) -> Result<ExitStatus> {
     eprintln!("$ {}", line(command));
     command.status().with_context(|| format!("cannot start {}", command.get_program().display()))
 }
 
-/// The command as one would type it.
+/// Formats the command as a user would type it.
 pub(crate) fn line(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let mut line =
@@ -87,7 +87,7 @@ pub(crate) fn line(command: &Command) -> String {
     line
 }
 
-/// A child's exit code as our own; 128 + the signal's number where a signal ended it, as in a shell.
+/// Converts a child's exit status to an exit code: 128 + the signal's number if a signal ended it, as in a shell.
 pub(crate) fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))

@@ -1,4 +1,4 @@
-//! `cargo xtask check`: all lints, cheapest first, warnings as errors.
+//! `cargo xtask check`: runs all lints, the fastest first, with warnings as errors.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::docs::{document, document_all};
 use crate::tidy;
 use crate::workspace::Workspace;
 
-/// Runs every lint, also after one failed, and names those that failed.
+/// Runs every lint, also after a failure, and lists those that failed.
 pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     let cargo = Cargo::new(checkout)?;
     let mut lints = Lints::default();
@@ -29,7 +29,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     Ok(lints.conclude())
 }
 
-/// Lints some packages: what is checked of each file and crate, without the rules of the whole checkout.
+/// Lints some packages: the checks of single files and crates, without those of the whole checkout.
 pub(crate) fn run_on(checkout: &Checkout, packages: &[String]) -> Result<ExitCode> {
     let workspace = Workspace::of(checkout)?;
     let names: Option<Vec<&str>> =
@@ -58,11 +58,11 @@ pub(crate) fn run_on(checkout: &Checkout, packages: &[String]) -> Result<ExitCod
 
 const FMT: &str = "fmt (run `cargo fmt --all`)";
 
-/// The lints that ran.
+/// Results of the lints.
 #[derive(Default)]
 struct Lints {
     failed: Vec<&'static str>,
-    /// Each with its seconds.
+    /// Names of the lints with their durations in seconds.
     times: Vec<String>,
 }
 
@@ -88,8 +88,8 @@ impl Lints {
     }
 }
 
-/// Compares the public API with that of the last release, where cargo-semver-checks is installed and there is
-/// a release; a change that breaks users needs another version then.
+/// Compares the public API with that of the last release, if cargo-semver-checks is installed and a release exists; an
+/// incompatible change then needs another version.
 fn semver_checks(checkout: &Checkout, cargo: &Cargo<'_>) -> Result<bool> {
     let installed = cargo.command(&["semver-checks", "--version"]).output()?;
     if !installed.status.success() {
@@ -141,7 +141,7 @@ fn schemas(checkout: &Checkout) -> Result<bool> {
     Ok(all_fit)
 }
 
-/// Checks what a crate needs to be published and packs it. Whether the packed crates compile, without files
-/// outside of them, is the same command without `--no-verify`: another build of everything.
+/// Checks what a crate needs to be published and packs it. The same command without `--no-verify` also checks that the
+/// packed crates compile without files outside of them: another build of everything.
 const PACKAGE: [&str; 6] =
     ["publish", "--quiet", "--workspace", "--dry-run", "--no-verify", "--allow-dirty"];

@@ -1,20 +1,20 @@
-//! Where things lie in this checkout.
+//! Paths in this checkout.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// The checkout that `cargo xtask` was called in.
+/// Checkout in which `cargo xtask` was called.
 #[derive(Debug)]
 pub(crate) struct Checkout {
     root: PathBuf,
 }
 
 impl Checkout {
-    /// Cargo names the folder of xtask in the environment of what it runs; the one known at build
-    /// time serves when the program is started directly. The first wins: a checkout that was moved
-    /// with its target folder still works.
+    /// Finds the checkout. Cargo sets the folder of xtask in the environment of programs that it runs; the folder at
+    /// build time is the fallback if the program is started directly. The former takes precedence, so that a checkout
+    /// that was moved with its target folder works.
     pub(crate) fn find() -> Result<Self> {
         let xtask = env::var_os("CARGO_MANIFEST_DIR")
             .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
@@ -26,7 +26,7 @@ impl Checkout {
         &self.root
     }
 
-    /// A path as the user would write it from the root.
+    /// Returns a path relative to the root, for messages.
     pub(crate) fn relative<'a>(&self, path: &'a Path) -> &'a Path {
         path.strip_prefix(&self.root).unwrap_or(path)
     }

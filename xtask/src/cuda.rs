@@ -1,5 +1,5 @@
-//! `cargo xtask check --cuda`: that everything compiles, links and runs with the feature `cuda`, on a machine
-//! that needs no GPU.
+//! `cargo xtask check --cuda`: checks that everything compiles, links and runs with the feature `cuda`, on a machine
+//! without a GPU.
 
 use std::env;
 use std::process::{Command, ExitCode};
@@ -13,7 +13,7 @@ use crate::checkout::Checkout;
 use crate::nextest::Nextest;
 use crate::setup;
 
-/// Runs every step, also after one failed, and names those that failed.
+/// Runs every step, also after a failure, and lists those that failed.
 pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     let nextest = Nextest::find_or_install(checkout)?;
     let libtorch = setup::for_cuda(checkout)?;
@@ -48,7 +48,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Compiles the kernels that programs compile on a GPU: a build only carries their text.
+/// Compiles the kernels that programs compile on a GPU: a build only contains their source.
 fn kernels(checkout: &Checkout, libtorch: &Libtorch) -> Result<bool> {
     let mut python = Command::new("python3");
     python
@@ -61,7 +61,7 @@ fn kernels(checkout: &Checkout, libtorch: &Libtorch) -> Result<bool> {
     Ok(status.success())
 }
 
-/// Cargo with that libtorch, in a folder of its own: the other one's builds stay.
+/// Returns cargo with that libtorch, in a target folder of its own, so that builds with the other one are kept.
 fn command(
     checkout: &Checkout,
     libtorch: &Libtorch,
@@ -75,7 +75,7 @@ fn command(
         cargo.args(["--", "-D", "warnings"]);
     }
     cargo.env("CARGO_TARGET_DIR", checkout.root().join("target/cuda"));
-    // Debug information would double the folder.
+    // Debug information would double the size of the folder.
     cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
     if env::var_os("LIBTORCH_USE_PYTORCH").is_none() {
         cargo.env("LIBTORCH", libtorch.folder());
@@ -83,7 +83,7 @@ fn command(
     if libtorch.bypasses_version_check() {
         cargo.env("LIBTORCH_BYPASS_VERSION_CHECK", "1");
     }
-    // .cargo/libtorch.toml names the run path of the other libtorch, for doc tests.
+    // .cargo/libtorch.toml contains the run path of the other libtorch, for doc tests.
     cargo.env("RUSTDOCFLAGS", format!("-C link-arg=-Wl,-rpath,{lib}"));
     Ok(cargo)
 }
@@ -91,7 +91,7 @@ fn command(
 const FEATURES: &str =
     "brigade/cuda,brigade-test-device/cuda,brigade-torch/cuda,brigade-train/cuda";
 
-/// What is run besides the tests.
+/// Steps besides the tests.
 const STEPS: &[(&str, &[&str])] = &[
     ("clippy", &["clippy", "--workspace", "--all-targets"]),
     ("build", &["test", "--workspace", "--bins", "--examples", "--tests", "--no-run"]),
@@ -99,8 +99,8 @@ const STEPS: &[(&str, &[&str])] = &[
     ("programs", &["build", "--workspace", "--bins", "--examples"]),
 ];
 
-/// Without those of GPUs made of host memory, in whose place libtorch's own kernels for CUDA are, and without the start
-/// line in the book, where such a program says, too, why it has no GPU.
+/// Arguments for the tests. Excluded are tests of simulated GPUs in host memory, which libtorch's own CUDA kernels
+/// replace here, and the start line in the book, where such a program also prints why it has no GPU.
 const TESTS: &[&str] = &[
     "run",
     "--workspace",

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: the main job, from nothing to a trained model, in one command.
+//! `cargo xtask demo`: trains a model on two processes, from a fresh checkout, in one command.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Write};
@@ -11,8 +11,7 @@ use serde_json::Value;
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
 
-/// Two processes, the embedded digits, a few epochs; the exit code is the launcher's, or 1 where
-/// the model learned too little.
+/// Trains on the embedded digits for a few epochs. Returns the launcher's exit code, or 1 if the accuracy is too low.
 pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     let programs = build(&Cargo::new(checkout)?)?;
     let program = |name: &str| {
@@ -51,7 +50,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     }
 }
 
-/// Builds both programs and asks cargo where it put them: CARGO_TARGET_DIR may be anywhere.
+/// Builds both programs and gets their paths from cargo: CARGO_TARGET_DIR may be anywhere.
 fn build(cargo: &Cargo<'_>) -> Result<HashMap<String, PathBuf>> {
     let mut command = cargo.command(&["build", "-p", "brigade-cli"]);
     command.args(["-p", "fashion_mnist", "--message-format", "json-render-diagnostics"]);
@@ -73,7 +72,7 @@ fn build(cargo: &Cargo<'_>) -> Result<HashMap<String, PathBuf>> {
     Ok(programs)
 }
 
-/// Copies the launch's output as it comes; the last accuracy in it, in percent.
+/// Copies the launch's output as it arrives. Returns the last accuracy in it, in percent.
 fn pass_through(lines: impl BufRead) -> Result<Option<f64>> {
     let mut last = None;
     let mut out = io::stdout().lock();
@@ -94,8 +93,8 @@ pub(crate) fn accuracy_percent(line: &str) -> Option<f64> {
     after[..end].parse().ok()
 }
 
-/// A CNN that learns reaches 98 to 99 % here; one whose gradients are not averaged, or whose ranks
-/// see the same half of the data, stays below.
+/// Minimum accuracy in percent. A CNN that learns reaches 98 to 99 % here; one whose gradients are not averaged, or
+/// whose ranks read the same half of the data, stays below.
 const WANTED_PERCENT: f64 = 97.0;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `cargo xtask docs`: the book in docs/ as HTML by mdBook, with the API reference of all crates beside it.
+//! `cargo xtask docs`: builds the book in docs/ as HTML with mdBook, with the API reference of all crates.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::env;
@@ -12,7 +12,7 @@ use crate::cargo::{self, Cargo, plain_cargo};
 use crate::checkout::Checkout;
 use crate::workspace::Workspace;
 
-/// Builds the book, then looks at every link of its pages.
+/// Builds the book, then checks every link of its pages.
 pub(crate) fn run(checkout: &Checkout, without_api: bool) -> Result<ExitCode> {
     let mdbook = MdBook::find(checkout)?;
     let target = Workspace::of(checkout)?.target;
@@ -23,7 +23,7 @@ pub(crate) fn run(checkout: &Checkout, without_api: bool) -> Result<ExitCode> {
     let book = target.join("book");
     remove(&book)?;
     let mut build = Command::new(mdbook);
-    // docs/ is a package, too: its other files have no place in the book.
+    // docs/ is also a package, whose other files do not belong into the book.
     build.arg("build").arg(&source).arg("--dest-dir").arg(&book).env("MDBOOK_BOOK__SRC", PAGES);
     let status = cargo::run(&mut build)?;
     if !status.success() {
@@ -53,21 +53,22 @@ pub(crate) fn run(checkout: &Checkout, without_api: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Libraries only: the program `brigade` would write over the pages of the library `brigade`.
+/// Returns the command for the libraries only: the program `brigade` would overwrite the pages of the library
+/// `brigade`.
 pub(crate) fn document_all(cargo: &Cargo<'_>) -> Command {
     document(cargo, &["doc", "--workspace", "--lib", "--no-deps"])
 }
 
-/// `cargo doc` with warnings as errors.
+/// Returns `cargo doc` with warnings as errors.
 pub(crate) fn document(cargo: &Cargo<'_>, arguments: &[&str]) -> Command {
     let mut command = cargo.command(arguments);
     match env::var_os("RUSTDOCFLAGS") {
-        // The variable replaces what the configuration says, so it must grow, not be set.
+        // The variable replaces the configuration's flags, so they are appended to it.
         Some(mut flags) => {
             flags.push(" -D warnings");
             command.env("RUSTDOCFLAGS", flags);
         }
-        // Joined by cargo to the run path in .cargo/libtorch.toml.
+        // cargo appends them to the run path in .cargo/libtorch.toml.
         None => {
             command.args(["--config", "build.rustdocflags=['-D', 'warnings']"]);
         }
@@ -75,7 +76,7 @@ pub(crate) fn document(cargo: &Cargo<'_>, arguments: &[&str]) -> Command {
     command
 }
 
-/// mdBook, in the version that the pages were written for.
+/// mdBook, in the version for which the pages were written.
 pub(crate) struct MdBook {
     folder: PathBuf,
 }
@@ -89,8 +90,8 @@ impl MdBook {
         self.folder.join("bin/mdbook")
     }
 
-    /// Compiles it into an ignored folder of the checkout, so that one of the user's own stays as it is.
-    /// Without its server, whose dependencies are most of the build.
+    /// Compiles mdBook into an ignored folder of the checkout, so that a user's own installation is kept. Without its
+    /// server, whose dependencies are most of the build.
     pub(crate) fn install(&self, checkout: &Checkout) -> Result<()> {
         if self.program().is_file() {
             return Ok(());
@@ -104,7 +105,7 @@ impl MdBook {
         bail!("cargo cannot install mdBook {VERSION}: its last lines say why")
     }
 
-    /// The installed one, else that of `PATH` where its pages are the same.
+    /// Returns the installed mdBook, or else that of `PATH` if its pages are the same.
     fn find(checkout: &Checkout) -> Result<PathBuf> {
         let own = Self::of(checkout).program();
         if own.is_file() {
@@ -160,13 +161,13 @@ fn copy_images(docs: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A line for each link of the book's pages that names no file, or no place in it. Links into the API
-/// reference are left out where that was not made.
+/// Returns one line for each link of the book's pages whose file or anchor does not exist. Links into the API reference
+/// are skipped if it was not built.
 fn broken_links(book: &Path, with_api: bool) -> Result<Vec<String>> {
     let mut pages = BTreeMap::new();
     for entry in fs::read_dir(book).with_context(|| format!("cannot read {}", book.display()))? {
         let path = entry.with_context(|| format!("cannot read {}", book.display()))?.path();
-        // What a server answers at any address has the addresses of a server.
+        // The page for unknown addresses has links relative to the server's root.
         let is_a_page = extension(&path) == Some("html") && name(&path) != "404.html";
         if is_a_page {
             let text = fs::read_to_string(&path);
@@ -203,7 +204,7 @@ fn broken_links(book: &Path, with_api: bool) -> Result<Vec<String>> {
     Ok(broken)
 }
 
-/// The values of an attribute, as mdBook and rustdoc write it.
+/// Returns the values of an attribute, in the form that mdBook and rustdoc write.
 fn attributes<'a>(html: &'a str, attribute: &str) -> impl Iterator<Item = &'a str> {
     let start = format!(" {attribute}=\"");
     let mut rest = html;
@@ -215,7 +216,7 @@ fn attributes<'a>(html: &'a str, attribute: &str) -> impl Iterator<Item = &'a st
     })
 }
 
-/// Without `.` and `..`.
+/// Resolves `.` and `..` in a path.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for part in path.components() {
@@ -237,7 +238,7 @@ fn name(path: &Path) -> String {
 }
 
 const VERSION: &str = "0.5.4";
-/// The pages' folder, and that of the API reference in the book.
+/// Folder of the pages, and folder of the API reference in the book.
 const PAGES: &str = "pages";
 const API: &str = "api";
 

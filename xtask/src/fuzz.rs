@@ -1,8 +1,8 @@
-//! `cargo xtask fuzz`: libFuzzer on the readers of foreign bytes.
+//! `cargo xtask fuzz`: runs libFuzzer on the parsers of untrusted bytes.
 //!
-//! With a nightly toolchain and cargo-fuzz the address sanitizer watches, too. Without them the same program is
-//! built on the stable toolchain: what guides libFuzzer are passes of LLVM, which every toolchain has, and the
-//! readers hold no unsafe code.
+//! With a nightly toolchain and cargo-fuzz, the address sanitizer is used, too. Without them the same program is built
+//! with the stable toolchain: the coverage that guides libFuzzer comes from passes of LLVM, which every toolchain has,
+//! and the parsers have no unsafe code.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -68,7 +68,8 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Their names, in order: each has a folder of inputs, which a test of brigade-fuzz-readers ensures.
+/// Returns the names of the targets, in order. Each has a folder of inputs, which a test of brigade-fuzz-readers
+/// ensures.
 fn targets(checkout: &Checkout) -> Result<Vec<String>> {
     let folder = checkout.root().join("fuzz/regressions");
     let listed =
@@ -85,7 +86,7 @@ fn has_cargo_fuzz(checkout: &Checkout) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// rustup's cargo: the one that started us is that of a toolchain, and knows no other.
+/// Returns rustup's cargo: the one that started this process belongs to one toolchain.
 fn nightly_cargo(checkout: &Checkout) -> Command {
     let mut command = Command::new("cargo");
     command.arg("+nightly").current_dir(checkout.root());
@@ -101,12 +102,12 @@ struct Fuzzer<'a> {
 }
 
 impl Fuzzer<'_> {
-    /// Whether nothing was found.
+    /// Fuzzes one target. Returns `true` if nothing was found.
     fn fuzz(&self, target: &str, options: &Options) -> Result<bool> {
         let program = self.program(target)?;
         let (known, found) = (self.folder("known").join(target), self.folder("new").join(target));
         let failed = self.folder("failed");
-        // What it holds, the checkout holds, or lacks for a reason.
+        // Its content is in the checkout, or was removed from it for a reason.
         if let Err(error) = fs::remove_dir_all(&known)
             && error.kind() != ErrorKind::NotFound
         {
@@ -121,7 +122,7 @@ impl Fuzzer<'_> {
         prefix.push("-");
         let seconds = (options.minutes * 60.0).ceil().max(1.0);
         let mut command = program.command();
-        // What is new goes into the first folder.
+        // New inputs are written to the first folder.
         command.args([&found, &known]).args([
             format!("-max_total_time={seconds}"),
             format!("-max_len={MAX_INPUT_LEN}"),
@@ -134,7 +135,7 @@ impl Fuzzer<'_> {
         let sound = cargo::run(&mut command)?.success();
         if sound && options.keep {
             let mut merge = program.command();
-            // How often a branch was taken guides the search, but would keep thousands of inputs.
+            // Counters of branches guide the search, but would keep thousands of inputs.
             merge.args([&known, &found]).args(["-set_cover_merge=1", "-use_counters=0"]);
             merge.arg(format!("-max_len={MAX_KEPT_LEN}"));
             ensure!(
@@ -146,7 +147,7 @@ impl Fuzzer<'_> {
         Ok(sound)
     }
 
-    /// Builds the program, with libtorch where this target needs it.
+    /// Builds the program, with libtorch if this target needs it.
     fn program<'a>(&self, target: &'a str) -> Result<Program<'a>> {
         let folder = self.folder("build");
         let mut build = if self.nightly {
@@ -159,7 +160,7 @@ impl Fuzzer<'_> {
             build.env("RUSTFLAGS", FLAGS.join(" "));
             build
         };
-        // A target is named so that build scripts are built without the flags.
+        // With an explicit target, build scripts are built without the flags.
         build.args(["--target", HOST, "--target-dir"]).arg(&folder);
         if LIBTORCH.contains(&target) {
             setup::ensure(self.checkout)?;
@@ -174,21 +175,21 @@ impl Fuzzer<'_> {
     }
 }
 
-/// The program of `fuzz/`, for one target.
+/// Program of `fuzz/`, for one target.
 struct Program<'a> {
     path: PathBuf,
     target: &'a str,
 }
 
 impl Program<'_> {
-    /// A command to which folders and libFuzzer's options are added.
+    /// Returns a command to which folders and libFuzzer's options are added.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command.env("BRIGADE_FUZZ_TARGET", self.target);
         command
     }
 
-    /// `--unpack`s the inputs that the checkout has into a folder, or `--pack`s those of the folder into the checkout.
+    /// Copies inputs: `--unpack` from the checkout into a folder, or `--pack` from the folder into the checkout.
     fn copy_inputs(&self, direction: &str, folder: &Path) -> Result<()> {
         let mut command = self.command();
         command.arg(format!("{direction}={}", folder.display()));
@@ -201,7 +202,7 @@ impl Program<'_> {
     }
 }
 
-/// What cargo-fuzz builds with, less the sanitizer.
+/// Flags of cargo-fuzz, without the sanitizer.
 const FLAGS: [&str; 7] = [
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
@@ -212,12 +213,12 @@ const FLAGS: [&str; 7] = [
     "-Cllvm-args=-simplifycfg-branch-fold-threshold=0",
 ];
 const HOST: &str = "x86_64-unknown-linux-gnu";
-/// Readers in crates that link libtorch, which are in the program with its feature of this name.
+/// Targets in crates that link libtorch, which the program contains with its feature of this name.
 const LIBTORCH: [&str; 2] = ["archive", "idx"];
 const MAX_INPUT_LEN: usize = 64 << 10;
-/// Of inputs that are kept in the repository.
+/// Maximum size of inputs that are kept in the repository, in bytes.
 const MAX_KEPT_LEN: usize = 4 << 10;
-/// For a reader that never ends, on the clock on the wall. The limit that counts is in the targets.
+/// Wall-clock limit for a parser that never ends. The effective limit is in the targets.
 const TIMEOUT_SECONDS: u32 = 300;
-/// For one that fills the memory before it ends.
+/// Memory limit in MB.
 const MEMORY_MB: u32 = 2048;

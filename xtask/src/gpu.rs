@@ -1,4 +1,5 @@
-//! `cargo xtask gpu`: tests and benchmarks on this machine's GPU, or an archive that runs them on another machine.
+//! `cargo xtask gpu`: runs tests and benchmarks on this machine's GPU, or packs an archive that runs them on another
+//! machine.
 
 mod build;
 mod programs;
@@ -42,7 +43,7 @@ pub(crate) struct Options {
     runner_arguments: Vec<String>,
 }
 
-/// Builds, puts everything into one folder, and runs or packs it.
+/// Builds the programs, puts everything into one folder, and runs or packs it.
 pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
     let folder = checkout.root().join("target/gpu");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -101,7 +102,7 @@ fn run_here(
 ) -> Result<ExitCode> {
     let mut python = Command::new("python3");
     python.arg(stage.folder().join("run.py")).arg("--report").arg(folder.join("report"));
-    // The benchmarks' peers.
+    // Other frameworks for the benchmarks' comparisons.
     let peers = Environment::of(checkout, Need::Pytorch).filter(Environment::is_installed);
     if let Some(peers) = peers {
         python.arg("--python").arg(peers.python());
@@ -116,5 +117,5 @@ fn run_here(
     Ok(cargo::exit_code(cargo::run(&mut python)?))
 }
 
-/// What can be carried to a machine by most means.
+/// Maximum size of the archive, which most ways of transfer accept.
 const LARGEST: u64 = 60_000_000;

@@ -1,4 +1,5 @@
-//! `cargo xtask install`: what tests and the book need besides Rust, from Debian's packages, Python's and cargo.
+//! `cargo xtask install`: installs what tests and the book need besides Rust, from Debian's packages, Python's and
+//! cargo.
 
 use std::io::{self, IsTerminal};
 use std::process::{Command, ExitCode, Stdio};
@@ -11,8 +12,8 @@ use crate::docs::MdBook;
 use crate::notebook;
 use crate::python_environment::Environment;
 
-/// Installs what these names stand for; without names, all that comes in packages of the system.
-/// Fails where tests would still be without it.
+/// Installs what these names stand for; without names, everything that is in packages of the system. Fails if something
+/// is still missing for tests.
 pub(crate) fn run(checkout: &Checkout, names: &[String]) -> Result<ExitCode> {
     let mut wanted = Vec::new();
     for name in names {
@@ -51,8 +52,8 @@ pub(crate) fn run(checkout: &Checkout, names: &[String]) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// Before all tests are run: installs what they need where this user may, or is asked by the package
-/// manager. What remains missing is said after the tests.
+/// Before all tests: installs missing packages if this user may, or if the user agrees when the package manager asks.
+/// What is still missing is listed after the tests.
 pub(crate) fn offer() {
     let is_helped = |need: &Need| is_root() || (is_interactive() && !need.is_for_root());
     let wanted: Vec<Need> = PACKAGED.into_iter().filter(is_helped).collect();
@@ -65,7 +66,7 @@ pub(crate) fn offer() {
     }
 }
 
-/// The packages with programs that are not there.
+/// Returns the packages whose programs are missing.
 fn missing(needs: &[Need]) -> Vec<&'static str> {
     let all = needs.iter().flat_map(|need| need.packages());
     let mut missing: Vec<&str> =
@@ -75,7 +76,7 @@ fn missing(needs: &[Need]) -> Vec<&'static str> {
     missing
 }
 
-/// As root without a question; for others with sudo's and apt's own.
+/// Runs apt: as root without a question, for other users with the prompts of sudo and apt.
 fn apt(packages: &[&str]) -> Result<()> {
     let list = packages.join(" ");
     if installed(APT).is_none() {
@@ -105,13 +106,13 @@ fn is_interactive() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
-/// The name for what `cargo xtask docs` needs.
+/// Name of the needs of `cargo xtask docs`.
 const BOOK: &str = "docs";
-/// What comes in packages of the system.
+/// Needs that are in packages of the system.
 const PACKAGED: [Need; 5] = [Need::Hosts, Need::Etcd, Need::Slurm, Need::OpenMpi, Need::Python];
 const APT: &str = "apt-get";
-/// Installs its arguments, and starts no service that comes with them, neither now (Debian asks
-/// policy-rc.d, which stays where a user has one already) nor with the machine.
+/// Script that installs its arguments, and starts no service of them, neither now (Debian calls policy-rc.d, which is
+/// kept if a user has one) nor at boot.
 const SCRIPT: &str = "\
 set -e
 policy=/usr/sbin/policy-rc.d

@@ -1,4 +1,4 @@
-//! `cargo xtask`: everything a newcomer or CI does to this checkout, one command each.
+//! `cargo xtask`: tasks of contributors and CI on this checkout, one command each.
 
 mod bench;
 mod cargo;

@@ -1,4 +1,4 @@
-//! cargo-nextest, which runs each test in a process of its own.
+//! Interface to cargo-nextest, which runs each test in a process of its own.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,17 +8,17 @@ use anyhow::{Result, bail};
 use crate::cargo::{self, Cargo, plain_cargo};
 use crate::checkout::Checkout;
 
-/// cargo-nextest, at least in the version that `.config/nextest.toml` is written for.
+/// cargo-nextest, in at least the version that `.config/nextest.toml` needs.
 ///
-/// Test programs hold the tests of a whole package, which change the state of their process (random generators, numbers
-/// of threads, variables of the environment): only with a process for each test are they independent.
+/// A test program contains the tests of a whole package, which change the state of their process (random generators,
+/// numbers of threads, environment variables): only with one process per test are they independent.
 #[derive(Debug)]
 pub(crate) struct Nextest {
     program: PathBuf,
 }
 
 impl Nextest {
-    /// That of `PATH`, else the one in the checkout, which cargo compiles here where it is missing.
+    /// Returns the one in `PATH`, or else the one in the checkout, which cargo compiles if it is missing.
     pub(crate) fn find_or_install(checkout: &Checkout) -> Result<Self> {
         let of_path = PathBuf::from("cargo-nextest");
         if version(&of_path).is_some_and(|it| it >= OLDEST) {
@@ -39,14 +39,14 @@ impl Nextest {
         Ok(Self { program })
     }
 
-    /// `cargo nextest` without any libtorch.
+    /// Returns `cargo nextest` without any libtorch.
     pub(crate) fn plain(&self, checkout: &Checkout) -> Command {
         let mut command = cargo::plain(checkout, &self.program);
         command.arg("nextest");
         command
     }
 
-    /// `cargo nextest ARGUMENTS…` with the environment of this cargo.
+    /// Returns the command `cargo nextest ARGUMENTS…` with the environment of this cargo.
     pub(crate) fn command(&self, cargo: &Cargo<'_>, arguments: &[&str]) -> Command {
         let mut command = cargo.like(&self.program);
         command.arg("nextest").args(arguments);
@@ -54,7 +54,7 @@ impl Nextest {
     }
 }
 
-/// "cargo-nextest 0.9.143 (…)"
+/// Parses "cargo-nextest 0.9.143 (…)".
 fn version(program: &PathBuf) -> Option<[u32; 3]> {
     let output = Command::new(program).args(["nextest", "--version"]).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -66,9 +66,9 @@ fn parse(version: &str) -> Option<[u32; 3]> {
     parts?.try_into().ok()
 }
 
-/// What is installed where there is none.
+/// Version that is installed if there is none.
 const VERSION: &str = "0.9.143";
-/// Tells the names of test and program to what it starts.
+/// Oldest version that passes the names of test and program to what it starts.
 const OLDEST: [u32; 3] = [0, 9, 116];
 
 #[cfg(test)]

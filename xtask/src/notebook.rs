@@ -1,4 +1,4 @@
-//! `cargo xtask notebook`: Jupyter with the Rust kernel, and the notebooks of examples/notebooks.
+//! `cargo xtask notebook`: starts Jupyter with the Rust kernel, and the notebooks of examples/notebooks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub(crate) struct Options {
     notebooks: Vec<PathBuf>,
 }
 
-/// Sets Jupyter and the kernel up where they are not, and opens or runs the notebooks.
+/// Installs Jupyter and the kernel if they are missing, and opens or runs the notebooks.
 pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
     let began = Instant::now();
     let jupyter = Environment::of_notebooks(checkout);
@@ -63,7 +63,7 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
 
 fn execute(checkout: &Checkout, jupyter: &Environment, files: &[PathBuf]) -> Result<ExitCode> {
     let folder = checkout.root().join("target/notebooks");
-    // Without it Jupyter counts a cell that panics as done, and the next one runs.
+    // Without this setting Jupyter treats a cell that panics as done, and runs the next one.
     let settings = folder.join("evcxr");
     fs::create_dir_all(&settings)
         .and_then(|()| fs::write(settings.join("init.evcxr"), ":preserve_vars_on_panic 0\n"))
@@ -72,7 +72,7 @@ fn execute(checkout: &Checkout, jupyter: &Environment, files: &[PathBuf]) -> Res
     for file in files {
         let began = Instant::now();
         let mut convert = Command::new(jupyter.program("jupyter"));
-        // nbconvert alone tells of a cell that fails, but neither why nor what it printed.
+        // nbconvert alone reports that a cell failed, but neither the reason nor the output.
         convert.args(["nbconvert", "--to", "notebook", "--execute", "--allow-errors"]);
         convert.args(["--log-level", "WARN"]);
         convert.arg(format!("--ExecutePreprocessor.timeout={CELL_SECONDS}"));
@@ -96,7 +96,7 @@ fn execute(checkout: &Checkout, jupyter: &Environment, files: &[PathBuf]) -> Res
     Ok(code)
 }
 
-/// The first cell of a notebook that failed, with all that it gave.
+/// Returns the first failed cell of a notebook, with all of its output.
 fn failure(path: &Path) -> Result<Option<String>> {
     let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let notebook: Value = serde_json::from_slice(&text)
@@ -114,7 +114,7 @@ fn failure(path: &Path) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// A text, which a notebook may keep as a list of its lines.
+/// Joins a text, which a notebook may store as a list of lines.
 fn joined(text: &Value, between: &str) -> String {
     match text {
         Value::String(text) => text.clone(),
@@ -150,7 +150,7 @@ fn has_evcxr(root: &Path) -> bool {
         && fs::read_to_string(root.join(".crates.toml")).is_ok_and(|it| it.contains(&listed))
 }
 
-/// Compiles the kernel for Rust where it is not there.
+/// Compiles the kernel for Rust if it is missing.
 pub(crate) fn install_evcxr(checkout: &Checkout) -> Result<()> {
     let root = root(checkout);
     if has_evcxr(&root) {
@@ -177,8 +177,8 @@ fn install_kernel(checkout: &Checkout, jupyter: &Environment) -> Result<()> {
     Ok(())
 }
 
-/// Where all of it is, in the checkout.
+/// Folder of all installations, in the checkout.
 const FOLDER: &str = "notebooks-env";
 const EVCXR: &str = "0.22.0";
-/// How long a cell may take: the first compiles.
+/// Time limit of a cell in seconds: the first one compiles.
 const CELL_SECONDS: u32 = 1800;

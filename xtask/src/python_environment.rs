@@ -1,4 +1,4 @@
-//! Virtual environments of Python with what tests, benchmarks and notebooks need.
+//! Virtual environments of Python for tests, benchmarks and notebooks.
 
 use std::fs;
 use std::io;
@@ -11,17 +11,17 @@ use brigade_test_needs::Need;
 use crate::cargo;
 use crate::checkout::Checkout;
 
-/// A virtual environment of Python in the checkout.
+/// Virtual environment of Python in the checkout.
 pub(crate) struct Environment {
     folder: PathBuf,
     packages: &'static [&'static str],
 }
 
 impl Environment {
-    /// The one that a need has; `None` where it has none.
+    /// Returns the environment for a need; `None` if the need has none.
     pub(crate) fn of(checkout: &Checkout, need: Need) -> Option<Self> {
         let packages: &[&str] = match need {
-            // PyTorch is the libtorch of this checkout, so a ratio compares loops and not kernels.
+            // PyTorch has the same version as this checkout's libtorch, so a ratio compares loops and not kernels.
             Need::Torch | Need::Pytorch | Need::TorchModels | Need::Trainers | Need::Fastai => &[
                 "torch==2.13.0",
                 "accelerate==1.15.0",
@@ -33,7 +33,7 @@ impl Environment {
                 "fastai==2.8.12",
                 "fastprogress==1.0.3",
             ],
-            // Their weights are read, and nothing of them is run.
+            // Only their weights are read; none of their code is run.
             Need::PublishedWeights => &[
                 "--no-deps",
                 "lpips==0.1.4",
@@ -51,7 +51,7 @@ impl Environment {
         Some(Self { folder: checkout.root().join(need.environment()?), packages })
     }
 
-    /// Jupyter's, for `cargo xtask notebook`.
+    /// Returns the environment of Jupyter, for `cargo xtask notebook`.
     pub(crate) fn of_notebooks(checkout: &Checkout) -> Self {
         let packages = &["notebook==7.6.5", "nbconvert==7.17.2", "nbclient==0.11.0"];
         Self { folder: checkout.root().join("notebooks-env/jupyter"), packages }
@@ -73,7 +73,7 @@ impl Environment {
         self.folder.join("VERSION")
     }
 
-    /// The stamp is written last, so an interrupted installation does not count.
+    /// Returns `true` if the installation is complete: the stamp is written last.
     pub(crate) fn is_installed(&self) -> bool {
         fs::read_to_string(self.stamp()).is_ok_and(|found| found == self.packages.join("\n"))
     }
@@ -82,7 +82,7 @@ impl Environment {
         if self.is_installed() {
             return Ok(());
         }
-        // Virtual environments name their own folder, so this one is made in its place.
+        // Virtual environments contain their own path, so this one is created in its place.
         match fs::remove_dir_all(&self.folder) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(error)

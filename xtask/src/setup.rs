@@ -1,7 +1,7 @@
-//! `cargo xtask setup`: which libtorch this checkout is built with, fetched where there is none.
+//! `cargo xtask setup`: selects the libtorch with which this checkout is built, and fetches one if necessary.
 //!
-//! After it a plain `cargo build`, `cargo test` or `cargo run` finds libtorch with nothing exported:
-//! the folder is named in .cargo/libtorch.toml, which .cargo/config.toml includes.
+//! After it, a plain `cargo build`, `cargo test` or `cargo run` finds libtorch without environment variables: the
+//! folder is in .cargo/libtorch.toml, which .cargo/config.toml includes.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use brigade_libtorch_setup::{Cache, Kind, Libtorch, Origin, Pins, Project, RunPa
 
 use crate::checkout::Checkout;
 
-/// The command itself: sets up and says what there is.
+/// Runs the command: sets the checkout up and prints the result.
 pub(crate) fn run(checkout: &Checkout, cuda: bool, pins: Option<&Path>) -> Result<ExitCode> {
     let pins = pins.map_or_else(Pins::embedded, Pins::read)?;
     let kind = if cuda { Kind::Cuda } else { Kind::Cpu };
@@ -21,7 +21,7 @@ pub(crate) fn run(checkout: &Checkout, cuda: bool, pins: Option<&Path>) -> Resul
     Ok(ExitCode::SUCCESS)
 }
 
-/// The same for the commands that need libtorch: quiet when there is nothing to do.
+/// Sets the checkout up for commands that need libtorch. Prints nothing if nothing has to be done.
 pub(crate) fn ensure(checkout: &Checkout) -> Result<Libtorch> {
     let libtorch = set_up(checkout, Kind::Cpu, &Pins::embedded()?)?;
     if let Origin::Named(_) = libtorch.origin() {
@@ -30,8 +30,8 @@ pub(crate) fn ensure(checkout: &Checkout) -> Result<Libtorch> {
     Ok(libtorch)
 }
 
-/// The libtorch with CUDA that `check --cuda` builds with: the one that the user names in the environment,
-/// else the fetched one. Fetches and configures nothing: the checkout's own libtorch stays what it is.
+/// Returns the libtorch with CUDA for `check --cuda`: the one that the user names in the environment, or else the
+/// fetched one. Fetches and configures nothing: the checkout's own libtorch is kept.
 pub(crate) fn for_cuda(checkout: &Checkout) -> Result<Libtorch> {
     let (cache, pins) = (Cache::of_user()?, Pins::embedded()?);
     let libtorch = match by_user(checkout, &cache)? {
@@ -56,8 +56,8 @@ fn has_cuda(libtorch: Libtorch) -> Result<Libtorch> {
     Ok(libtorch)
 }
 
-/// The libtorch with CUDA of this version, such as `2.11`, for programs that run on GPUs: the one that the user names
-/// where it is of that version, else the pinned one, fetched where it is not there.
+/// Returns the libtorch with CUDA of this version, such as `2.11`, for programs that run on GPUs: the one that the user
+/// names if it has that version, or else the pinned one, fetched if it is missing.
 pub(crate) fn for_gpus(checkout: &Checkout, version: &str) -> Result<Libtorch> {
     let cache = Cache::of_user()?;
     let pins = if version == "2.11" { Pins::embedded_older() } else { Pins::embedded() }?;
@@ -70,8 +70,8 @@ pub(crate) fn for_gpus(checkout: &Checkout, version: &str) -> Result<Libtorch> {
     Libtorch::find_or_fetch(&Wanted::Fetched(Kind::Cuda), &cache, &pins)
 }
 
-/// `cargo run`, which started this program, puts what .cargo/libtorch.toml says into its environment: that
-/// is not what the user says there.
+/// Returns the user's choice. `cargo run`, which started this program, sets the variables of .cargo/libtorch.toml in
+/// its environment: these are not the user's.
 fn by_user(checkout: &Checkout, cache: &Cache) -> Result<Option<Wanted>> {
     let configured = Project::at(checkout.root()).libtorch()?;
     Ok(Wanted::by_environment().filter(|wanted| match wanted {
@@ -90,22 +90,21 @@ fn set_up(checkout: &Checkout, kind: Kind, pins: &Pins) -> Result<Libtorch> {
         return Ok(libtorch);
     }
     let wanted = match configured {
-        // `brigade setup --libtorch` in this checkout.
+        // `brigade setup --libtorch` was run in this checkout.
         Some(path) if !cache.contains(&path) => {
             Wanted::Folder { path, named: ".cargo/libtorch.toml".to_owned() }
         }
         _ => Wanted::Fetched(kind),
     };
     let libtorch = Libtorch::find_or_fetch(&wanted, &cache, pins)?;
-    // The packages' build scripts set the run path of all but doc tests. Flags for rustc would have
-    // cargo build this program anew.
+    // The packages' build scripts set the run path of everything but doc tests. With flags for rustc, cargo would
+    // rebuild this program.
     project.configure(&libtorch, RunPath::DocTests)?;
     Ok(libtorch)
 }
 
-/// `LIBTORCH` as a child of this program should see it: not at all where it comes from
-/// .cargo/libtorch.toml. A cargo that finds it in both places takes that for a change, and builds tch
-/// anew, which takes minutes.
+/// Returns `true` if `LIBTORCH` comes from .cargo/libtorch.toml, and must not be passed to a child. If cargo finds it
+/// in both places, it detects a change and rebuilds tch, which takes minutes.
 pub(crate) fn is_repeated(checkout: &Checkout) -> bool {
     let configured = Project::at(checkout.root()).libtorch().ok().flatten();
     configured.is_some() && configured == env::var_os("LIBTORCH").map(PathBuf::from)

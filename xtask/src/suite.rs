@@ -1,7 +1,7 @@
 //! `cargo xtask test`: the whole suite, or a part of it.
 //!
-//! cargo-nextest runs each test in its own process, limits its time and keeps tests that compute from crowding each
-//! other (.config/nextest.toml); `cargo test` runs the doc tests.
+//! cargo-nextest runs each test in its own process, limits its time and the number of concurrent tests that compute
+//! (.config/nextest.toml); `cargo test` runs the doc tests.
 
 mod changed;
 mod documents;
@@ -29,30 +29,30 @@ use crate::workspace::Workspace;
 
 use temporary::{TMPDIR, Temporary};
 
-/// Which tests are run.
+/// Selection of the tests to run.
 #[derive(Debug)]
 pub(crate) enum Selection {
-    /// All of them, doc tests, too.
+    /// All tests, including doc tests.
     All,
-    /// What the arguments for cargo-nextest choose.
+    /// The tests that arguments for cargo-nextest select.
     Chosen(Vec<String>),
-    /// Those of what differs from a commit, then of what depends on it.
+    /// The tests of packages that differ from a commit, then those of packages that depend on them.
     Changed(Option<String>),
-    /// The tests of numbers, with the kernels for one of [`PROCESSORS`].
+    /// The numeric tests, with the kernels for one of [`PROCESSORS`].
     OnProcessor(String),
     /// The tests that take their tensors' device from `brigade-test-device`, on that device.
     OnDevice(String),
 }
 
-/// Builds the programs and tests that are needed, then runs the tests; cargo-nextest's closing line comes last, after it
-/// where the time went and what could not run.
+/// Builds the programs and tests that are needed, then runs the tests. cargo-nextest's summary is followed by the
+/// durations and the tests that could not run.
 pub(crate) fn run(
     checkout: &Checkout,
     selection: &Selection,
     may_install: bool,
     writes_timings: bool,
 ) -> Result<ExitCode> {
-    // A wrong name is said now, not by each test program.
+    // A wrong name is reported now, not by each test program.
     required().context("BRIGADE_REQUIRE")?;
     if may_install && matches!(selection, Selection::All) {
         install::offer();
@@ -70,13 +70,13 @@ struct Run<'a> {
     workspace: Workspace,
     nextest: Nextest,
     temporary: Temporary,
-    /// What the tests report goes there.
+    /// Folder for reports of the tests.
     reports: TempDir,
-    /// What starts and measures each test.
+    /// Program that starts and measures each test.
     measuring: PathBuf,
-    /// What was done and how long it took.
+    /// Stages with their durations.
     stages: Vec<(&'static str, Duration)>,
-    /// The arguments that chose the tests of the last run.
+    /// Arguments that selected the tests of the last run.
     chosen: Vec<String>,
 }
 
@@ -133,9 +133,9 @@ impl<'a> Run<'a> {
             return Ok(cargo::exit_code(built));
         }
         let is_whole = matches!(selection, Selection::All);
-        // First: nextest's summary is the last word then.
+        // First, so that nextest's summary is last.
         let documents = if is_whole { Some(self.documents(&["--workspace"])?) } else { None };
-        // nextest asks each program that is built for its tests, which takes one of libtorch's 0.2 s.
+        // nextest lists the tests of each built program, which takes 0.2 s with libtorch.
         let mut targets: Vec<&str> = targets.iter().flat_map(|it| ["--test", it]).collect();
         targets.insert(0, "--workspace");
         let filter = filter.map(|it| ["-E".to_owned(), it]);
@@ -147,7 +147,7 @@ impl<'a> Run<'a> {
         Ok(cargo::exit_code(tests))
     }
 
-    /// Stops behind the first distance at which a test fails: what is nearer is mended first.
+    /// Stops at the first distance at which a test fails: nearer packages are fixed first.
     fn changed(&mut self, commit: Option<&str>) -> Result<ExitCode> {
         let commit = commit.map_or_else(|| changed::default_commit(self.checkout), str::to_owned);
         let files = changed::files(self.checkout, &commit)?;
@@ -174,7 +174,7 @@ impl<'a> Run<'a> {
                 status = self.documents(&libraries)?;
             }
             if status.success() {
-                // A package may have none.
+                // A package may have no library.
                 let packages: Vec<&str> = names.iter().flat_map(|it| ["-p", *it]).collect();
                 status = self.nextest(&packages, Vec::new(), &[("NEXTEST_NO_TESTS", "pass")])?;
             }
@@ -218,7 +218,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Builds the tests of `targets`, arguments for cargo, and runs those of them that `arguments` for nextest choose.
+    /// Builds the tests of `targets`, arguments for cargo, and runs those that `arguments` for nextest select.
     fn nextest(
         &mut self,
         targets: &[&str],
@@ -238,7 +238,7 @@ impl<'a> Run<'a> {
             let mut command = run.nextest.command(&run.cargo, &["run", "--no-fail-fast"]);
             run.for_tests(&mut command).envs(variables.iter().copied());
             command.env(REPORT, run.reports.path().join("missed")).env(PROGRAMS_ARE_BUILT, "1");
-            // An option of the command line wins over the variable.
+            // An option of the command line would take precedence over the variable.
             if env::var_os(THREADS).is_none() {
                 command.env(THREADS, threads().to_string());
             }
@@ -252,7 +252,7 @@ impl<'a> Run<'a> {
         .inspect(|_| self.chosen = arguments)
     }
 
-    /// Sets what all tests find in their environment.
+    /// Sets the environment variables of all tests.
     fn for_tests<'b>(&self, command: &'b mut Command) -> &'b mut Command {
         command.env(TMPDIR, self.temporary.path());
         if env::var_os(WAIT_POLICY).is_none() {
@@ -268,7 +268,7 @@ impl<'a> Run<'a> {
         result
     }
 
-    /// Says after the tests where the time went, and what could not run.
+    /// Reports, after the tests, the durations and the tests that could not run.
     fn tell(&self, selection: &Selection, writes_timings: bool) -> Result<()> {
         let times = timings::read(&self.reports.path().join("times"))?;
         if times.len() >= MANY {
@@ -292,7 +292,7 @@ impl<'a> Run<'a> {
         if is_filtered && !missed.is_empty() {
             let words = ["list", "--message-format", "json", "--run-ignored", "only"];
             let mut list = self.nextest.command(&self.cargo, &words);
-            // nextest has asked for all tests of the programs, whatever the filter.
+            // nextest has listed all tests of the programs, whatever the filter.
             if let Some(wanted) = missed::wanted(list.args(&self.chosen)) {
                 missed.retain(|it| wanted.contains(&(it.program.clone(), it.test.clone())));
             }
@@ -302,29 +302,30 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The times of the last run of the whole suite, in the target folder.
+/// File with the durations of the last run of the whole suite, in the target folder.
 pub(crate) const TIMINGS: &str = "timings.tsv";
 
-/// Tells tests that programs of other packages, such as `brigade`, are in the target folder as they are built now.
+/// Variable by which tests can rely on the programs of other packages, such as `brigade`, being up to date in the
+/// target folder.
 const PROGRAMS_ARE_BUILT: &str = "BRIGADE_TEST_PROGRAMS_ARE_BUILT";
 
-/// How OpenMP's threads wait for the next parallel region, OpenMP's variable. By default they keep their processor
-/// busy, which another test needs: two networks' golden tests at once take 30 s so, and 11 s if threads sleep.
+/// Variable of OpenMP: how its threads wait for the next parallel region. By default they keep their processor busy,
+/// which another test needs: two networks' golden tests at once take 30 s so, and 11 s if threads sleep.
 const WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 
-/// How many tests run at once, cargo-nextest's variable.
+/// Variable of cargo-nextest: number of tests that run at once.
 const THREADS: &str = "NEXTEST_TEST_THREADS";
 
-/// As many as there are processors for tests that compute, and as many again as the group `waiting` has for those that
-/// wait (.config/nextest.toml).
+/// Returns the number of processors, for tests that compute, plus the number of the group `waiting` for those that wait
+/// (.config/nextest.toml).
 fn threads() -> usize {
     thread::available_parallelism().map_or(2, usize::from) + WAITING
 }
 
-/// `max-threads` of the group `waiting`.
+/// Value of `max-threads` of the group `waiting`.
 const WAITING: usize = 4;
 
-/// From so many tests on the slowest are named.
+/// Number of tests from which on the slowest are listed.
 const MANY: usize = 20;
 
 /// A processor by its instructions, whose kernels are taken on one that has more.
@@ -357,12 +358,12 @@ pub(crate) const PROCESSORS: [Processor; 2] = [
     },
 ];
 
-/// nextest's filter for tests that compare numbers: those of programs of that name, and of modules of that name in
-/// others below `tests/`.
+/// Filter of nextest for numeric tests: those of programs of that name, and of modules of that name in others below
+/// `tests/`.
 const NUMERIC: &str = "binary(numeric) | test(/(^|::)numeric::/)";
 
-/// nextest's filter for tests that take their tensors' device from `brigade-test-device`: those of numbers in packages that
-/// depend on it, without modules that are about the CPU.
+/// Returns nextest's filter for tests that take their tensors' device from `brigade-test-device`: the numeric tests of
+/// packages that depend on it, without modules that are about the CPU.
 fn on_any_device(workspace: &Workspace) -> String {
     let packages = workspace.packages.iter();
     let packages = packages.filter(|it| it.dependencies.contains("brigade-test-device"));
@@ -370,7 +371,7 @@ fn on_any_device(workspace: &Workspace) -> String {
     format!("({}) & not test(/(^|::)cpu::/)", packages.join(" | "))
 }
 
-/// The packages that arguments for cargo name.
+/// Returns the packages in arguments for cargo.
 fn packages(arguments: &[String]) -> Vec<&str> {
     let mut packages = Vec::new();
     let mut words = arguments.iter().take_while(|it| *it != "--").map(String::as_str);
@@ -386,7 +387,7 @@ fn packages(arguments: &[String]) -> Vec<&str> {
     packages
 }
 
-/// With one of these options cargo must not be told `--workspace`, which overrules them.
+/// Returns `true` for options with which cargo must not get `--workspace`, which overrides them.
 fn names_a_manifest(arguments: &[String]) -> bool {
     let options = ["--manifest-path", "--workspace", "--all"];
     let mut words = arguments.iter().take_while(|it| *it != "--");

@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: the invariants of ARCHITECTURE.md that a program can check.
+//! `cargo xtask tidy`: checks the invariants of ARCHITECTURE.md.
 
 mod circles;
 mod crates;
@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::checkout::Checkout;
 
-/// Names every violation with its place, and what to do; fails when there is one.
+/// Lists every violation with its place and its remedy. Fails if there is one.
 pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     let mut findings = Findings::default();
     crates::check(checkout, &mut findings)?;
@@ -28,7 +28,7 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     let words = words::Words::of(&architecture)?;
     let (mut sources, mut manifests) = (Vec::new(), Vec::new());
     for path in tracked_files(checkout)? {
-        // Git lists what was deleted a moment ago, and some files are not text.
+        // Git may list a file that was just deleted, and some files are not text.
         let Ok(contents) = fs::read_to_string(checkout.root().join(&path)) else { continue };
         text::check(&path, &contents, &mut findings);
         words.check(&path, &contents, &mut findings);
@@ -62,15 +62,15 @@ pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// What the checks found, as lines that begin with the place.
+/// Findings of the checks, as lines that begin with the place.
 #[derive(Debug, Default)]
 struct Findings {
     violations: Vec<String>,
-    /// Worth a look, no error.
+    /// Notes, which are not errors.
     notes: Vec<String>,
 }
 
-/// Files of the checkout that git knows or would add, by their path from the root.
+/// Returns the files of the checkout that git tracks or would add, by their path from the root.
 fn tracked_files(checkout: &Checkout) -> Result<Vec<String>> {
     let output = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])

@@ -1,4 +1,4 @@
-//! The packages of the workspace, as `cargo metadata` tells them.
+//! Packages of the workspace, from `cargo metadata`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,50 +10,50 @@ use serde::Deserialize;
 use crate::cargo::plain_cargo;
 use crate::checkout::Checkout;
 
-/// The packages of the workspace, in the order of their names.
+/// Packages of the workspace, ordered by name.
 #[derive(Debug)]
 pub(crate) struct Workspace {
-    /// What cargo builds into: CARGO_TARGET_DIR may be anywhere.
+    /// Target folder of cargo: CARGO_TARGET_DIR may be anywhere.
     pub(crate) target: PathBuf,
     pub(crate) packages: Vec<Package>,
 }
 
-/// A package of the workspace.
+/// Package of the workspace.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Package {
     pub(crate) name: String,
-    /// From the root of the checkout.
+    /// Folder, relative to the root of the checkout.
     pub(crate) folder: PathBuf,
-    /// The packages of the workspace that it depends on, for its build and its tests, too.
+    /// Packages of the workspace that it depends on, including those for its build and its tests.
     pub(crate) dependencies: BTreeSet<String>,
-    /// Its test programs.
+    /// Names of its test programs.
     pub(crate) tests: BTreeSet<String>,
-    /// Its programs.
+    /// Names of its programs.
     pub(crate) programs: BTreeSet<String>,
     pub(crate) has_library: bool,
     pub(crate) settings: Settings,
 }
 
-/// What a package says about itself and its tests, in `[package.metadata.brigade]` of its `Cargo.toml`.
+/// Settings of a package in `[package.metadata.brigade]` of its `Cargo.toml`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Settings {
-    /// Packages whose programs its tests start, besides its own.
+    /// Other packages whose programs its tests start.
     pub(crate) starts: BTreeSet<String>,
-    /// Files and folders outside of its folder that its tests read, from the root of the checkout.
+    /// Files and folders outside of its folder that its tests read, relative to the root of the checkout.
     pub(crate) reads: BTreeSet<PathBuf>,
-    /// Its test programs that run on a GPU (`cargo xtask gpu`), in this order.
+    /// Test programs that run on a GPU (`cargo xtask gpu`), in this order.
     pub(crate) on_gpus: Vec<String>,
-    /// Those of them that take seconds on one processor, and also run where there is no GPU.
+    /// Those of the test programs that take seconds on one processor, and also run without a GPU.
     pub(crate) short: BTreeSet<String>,
-    /// It is published for the tests of others: nothing else that is published may depend on it.
+    /// `true` if it is published for tests of other packages: no other published package may depend on it.
     pub(crate) for_tests: bool,
-    /// What it ships never links libtorch: a program that starts ranks must start in milliseconds.
+    /// `true` if its shipped part never links libtorch: a program that starts ranks must start in milliseconds.
     pub(crate) without_libtorch: bool,
 }
 
 impl Workspace {
-    /// Asks cargo.
+    /// Reads the metadata from cargo.
     pub(crate) fn of(checkout: &Checkout) -> Result<Self> {
         let output = plain_cargo(checkout)
             .args(["metadata", "--format-version", "1", "--no-deps"])
@@ -90,24 +90,24 @@ impl Workspace {
         Ok(Self { target: metadata.target_directory, packages })
     }
 
-    /// The package of that name.
+    /// Returns the package of that name.
     pub(crate) fn package(&self, name: &str) -> Option<&Package> {
         self.packages.iter().find(|it| it.name == name)
     }
 
-    /// The package that a user means: by its name, or by that without `brigade-`.
+    /// Returns the package by its name, or by its name without `brigade-`.
     pub(crate) fn named(&self, name: &str) -> Option<&Package> {
         self.package(name).or_else(|| self.package(&format!("brigade-{name}")))
     }
 
-    /// The programs of other packages that the tests of these packages start.
+    /// Returns the programs of other packages that the tests of these packages start.
     pub(crate) fn started_by(&self, packages: &[&str]) -> BTreeSet<String> {
         let of = packages.iter().filter_map(|name| self.package(name));
         let started = of.flat_map(|it| &it.settings.starts).filter_map(|it| self.package(it));
         started.flat_map(|it| it.programs.iter().cloned()).collect()
     }
 
-    /// The names of test programs with a module `numeric`, or that are one.
+    /// Returns the names of test programs that have a module `numeric`, or are called so.
     pub(crate) fn with_numeric_tests(&self, checkout: &Checkout) -> BTreeSet<String> {
         let named = |package: &Package, name: &String| {
             let tests = checkout.root().join(&package.folder).join("tests");
@@ -122,7 +122,7 @@ impl Workspace {
         all.filter(|(package, name)| named(package, name)).map(|(_, name)| name.clone()).collect()
     }
 
-    /// The package in whose folder a file lies, by the file's path from the root.
+    /// Returns the package whose folder contains a file, by the file's path from the root.
     pub(crate) fn package_of(&self, file: &Path) -> Option<&Package> {
         let holders = self.packages.iter().filter(|it| file.starts_with(&it.folder));
         holders.max_by_key(|it| it.folder.components().count())
@@ -144,7 +144,7 @@ struct PackageMetadata {
     metadata: Option<OwnMetadata>,
 }
 
-/// A package's `[package.metadata]`.
+/// Metadata of a package in `[package.metadata]`.
 #[derive(Deserialize)]
 pub(crate) struct OwnMetadata {
     pub(crate) brigade: Option<Settings>,

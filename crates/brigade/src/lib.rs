@@ -116,10 +116,11 @@ pub use brigade_train as train;
 pub use brigade_vision as vision;
 pub use tch;
 
-/// What a training loop uses.
+/// Names that a training loop uses.
 ///
-/// Goes together with `learn::prelude`: a name means the same in both. [`Precision`](prelude::Precision) is the format
-/// of numbers; the metric of that name is [`metrics::Precision`].
+/// Can be imported together with `learn::prelude`: a name has the same meaning in both.
+/// [`Precision`](prelude::Precision) is the data type of computations; the metric of that name is
+/// [`metrics::Precision`].
 pub mod prelude {
     pub use crate::data::{Batch, BatchedDataset, DataLoader, Dataset, StreamLoader};
     pub use crate::datasets::{Digits, FashionMnist, IdxFolder, LabelledImages, Mnist};

@@ -1,4 +1,4 @@
-//! The book's commands, as this program reads them.
+//! Commands in the book, as this program would parse them.
 
 #[path = "../tests/it/book/pages.rs"]
 mod pages;
@@ -7,7 +7,7 @@ use clap::Parser;
 
 use crate::Cli;
 
-/// The words after the program's name, up to a pipe or a redirection of the shell.
+/// Returns the arguments after the program's name, up to a pipe or a redirection of the shell.
 fn words(line: &str) -> Option<Vec<String>> {
     let words = shlex::split(line).unwrap_or_else(|| panic!("its quotes do not match: {line}"));
     let at = words.iter().position(|word| word == "brigade" || word.ends_with("/brigade"))?;

@@ -1,4 +1,4 @@
-//! `brigade checkpoint`: looks into checkpoints and weights files, checks and converts them.
+//! `brigade checkpoint`: inspects, verifies and converts checkpoints and weights files.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -179,7 +179,7 @@ enum Float {
     Bfloat16,
 }
 
-/// Layout of what is converted to.
+/// Target format of a conversion.
 #[derive(Debug, Clone, Copy)]
 enum Layout {
     Weights(&'static dyn WeightsFormat),
@@ -201,7 +201,7 @@ fn layout_help() -> String {
     )
 }
 
-/// The formats of weights files by their names, Accelerate's folder and that of torch.distributed.checkpoint.
+/// Returns the formats of weights files by name, with Accelerate's folder and that of torch.distributed.checkpoint.
 fn layouts() -> impl TypedValueParser<Value = Layout> {
     let formats =
         FORMATS.iter().map(|format| PossibleValue::new(format.name()).help(format.written()));
@@ -217,7 +217,8 @@ fn layouts() -> impl TypedValueParser<Value = Layout> {
     })
 }
 
-/// Answers on `out` with an exit code. A reader that has seen enough ends the answer without an error.
+/// Writes the answer to `out` and returns the exit code. A reader that closes the pipe ends the answer without an
+/// error.
 pub(crate) fn run(question: &Checkpoint, out: impl Write) -> anyhow::Result<u8> {
     let mut out = io::BufWriter::new(out);
     let (code, text) = match question {
@@ -305,7 +306,7 @@ impl ConvertArgs {
     }
 }
 
-/// What a conversion has done, in lines.
+/// Describes a conversion, in lines.
 fn told(report: Report) -> String {
     let mut text = String::new();
     for line in report.read {
@@ -326,7 +327,7 @@ fn told(report: Report) -> String {
     text
 }
 
-/// `12.3 MB`, as the tools of this trade count.
+/// Formats a size in decimal units: `12.3 MB`.
 fn bytes(bytes: u64) -> String {
     let mut size = bytes as f64;
     for unit in ["B", "kB", "MB", "GB"] {

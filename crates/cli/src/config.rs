@@ -1,4 +1,4 @@
-//! `brigade config`: makes, shows and renews settings files.
+//! `brigade config`: creates, shows and migrates settings files.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -118,7 +118,7 @@ enum PrecisionArg {
     Bf16,
 }
 
-/// Does it and gives the exit code.
+/// Runs the command and returns the exit code.
 pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<u8> {
     let variables = Variables::gather();
     match &args.command {
@@ -189,7 +189,7 @@ fn set(name: &str, value: &str, file: &FileArgs, variables: &Variables) -> anyho
         && let Ok(other) = file.to_read(variables)
         && brigade_config::is_accelerates(&other.path)
     {
-        // A file of Brigade's own would hide all that is in it.
+        // A settings file of Brigade's own would hide everything in this one.
         anyhow::bail!(Usage(format!(
             "the settings are in {}, a file of Accelerate's: `brigade config update` makes one of \
              Brigade's own of it, which can be changed",
@@ -210,7 +210,7 @@ fn update(file: &FileArgs, force: bool, variables: &Variables) -> anyhow::Result
     let Some(mut migration) = migrate::rewrite(&place.path, &text)? else {
         return say(&format!("{} is current", place.path.display()));
     };
-    // Accelerate's own file lies in a cache, which is not a place for settings.
+    // Accelerate's own file is in a cache folder, which is not a place for settings.
     let own = file.to_write(variables)?;
     if place.chosen_by == ChosenBy::Accelerate {
         migration.path.clone_from(&own.path);
@@ -245,8 +245,7 @@ fn write(
     Ok(())
 }
 
-/// The user's own folder for settings is ours to make; any other is a typing error when it is not
-/// there.
+/// Creates the user's own folder for settings. Any other missing folder is probably a typing error.
 fn make_folder(place: &SettingsPath) -> anyhow::Result<()> {
     if let (ChosenBy::User, Some(folder)) = (place.chosen_by, place.path.parent()) {
         std::fs::create_dir_all(folder)
@@ -277,7 +276,7 @@ impl FileArgs {
     }
 }
 
-/// GPUs and cores, as a launch counts them.
+/// Counts GPUs and cores, as a launch does.
 fn this_machine() -> Machine {
     let facts = PlacementFacts::gather(&PlacementOptions::default(), NprocSpec::Gpu);
     Machine {
@@ -286,7 +285,7 @@ fn this_machine() -> Machine {
     }
 }
 
-/// Said on stdout, in whole lines.
+/// Writes a message to stdout, in whole lines.
 fn say(words: &str) -> anyhow::Result<u8> {
     match Answer::new(io::stdout().lock()).write_all(format!("{words}\n").as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -294,7 +293,7 @@ fn say(words: &str) -> anyhow::Result<u8> {
     }
 }
 
-/// What a user can mend by another command line.
+/// Error that the user can fix with another command line.
 #[derive(Debug)]
 pub(crate) struct Usage(pub(crate) String);
 
@@ -306,7 +305,7 @@ impl std::fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// As a shell says it of a program that SIGINT ended.
+/// Exit code of a shell for a program that SIGINT ended.
 const INTERRUPTED: u8 = 130;
 const HOMELESS: &str = "there is no home folder to keep settings in: set HOME, or name a file with \
                         --config";

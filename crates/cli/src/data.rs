@@ -1,4 +1,4 @@
-//! `brigade data`: what a folder of images holds, what transforms make of it, and the folder as one file.
+//! `brigade data`: describes a folder of images, shows transformed samples, and packs the folder into one file.
 
 mod grid;
 mod pack;
@@ -32,7 +32,7 @@ pub(crate) enum Data {
     Pack(pack::PackArgs),
 }
 
-/// Answers on `out`; a reader that has seen enough ends the answer without an error.
+/// Writes the answer to `out`. A reader that closes the pipe ends the answer without an error.
 pub(crate) fn run(question: &Data, mut out: impl Write) -> anyhow::Result<()> {
     let answer = match question {
         Data::Show(args) => args.run()?,
@@ -77,18 +77,18 @@ struct SourceArgs {
 
 type Images = Labelled<Box<dyn ImageSource>>;
 
-/// A set of images, and its name where there are several.
+/// Part of a set of images, with its name if there are several.
 struct Part {
     name: Option<&'static str>,
     images: Images,
 }
 
 impl SourceArgs {
-    /// Opens the images: one set, or those to train and to validate with.
+    /// Opens the images: one set, or separate ones for training and validation.
     fn open(&self) -> anyhow::Result<Vec<Part>> {
         let path = Path::new(&self.images);
         let parts = self.parts(path).map_err(|error| match error {
-            // The user can mend what was given; the rest is the files' fault.
+            // The user can fix the arguments; the other errors are in the files.
             ImageError::InvalidArgument(_) | ImageError::NoLabel { .. } => {
                 anyhow::Error::from(Usage(error.to_string()))
             }
@@ -153,7 +153,7 @@ impl SourceArgs {
 }
 
 impl SourceArgs {
-    /// Says where tar shards have images and labels.
+    /// Returns the names of images and labels in tar shards.
     fn shards(&self) -> WebDatasetOptions {
         let mut options = WebDatasetOptions::new();
         if let Some(member) = &self.image_from {
@@ -163,7 +163,7 @@ impl SourceArgs {
         if let Some((member, field)) = member.split_once(':') {
             return options.json_label(member, field);
         }
-        // Those that `webdataset` decodes as numbers.
+        // Names that `webdataset` decodes as numbers.
         let last = member.rsplit('.').next().unwrap_or(member);
         match last.to_ascii_lowercase().as_str() {
             "cls" | "cls2" | "class" | "count" | "index" | "inx" | "id" => {
@@ -173,8 +173,8 @@ impl SourceArgs {
         }
     }
 
-    /// Opens tables, whose images are copied into a folder that is gone once the copy is open: it then ends with
-    /// the process, however that ends.
+    /// Opens tables, whose images are copied to a deleted file that exists as long as it is open: it is freed when the
+    /// process ends, in whichever way.
     fn table(&self) -> Result<Images, ImageError> {
         let mut options = ParquetOptions::new();
         if let Some(column) = &self.image_from {
@@ -192,7 +192,7 @@ impl SourceArgs {
 const SHARDS: [&str; 3] = [".tar", ".tar.gz", ".tgz"];
 const TABLES: [&str; 1] = [".parquet"];
 
-/// Whether a folder has files with one of these endings, and no folders of classes beside them.
+/// Returns `true` if a folder has files with one of these extensions, and no folders of classes.
 fn holds(folder: &Path, endings: &[&str]) -> Result<bool, ImageError> {
     let failed = |cause| ImageError::Read { path: folder.into(), cause };
     let mut found = false;
@@ -213,12 +213,12 @@ fn boxed(images: Labelled<impl ImageSource + 'static>) -> Result<Images, ImageEr
     Labelled::new(Box::new(source), labels, categories)
 }
 
-/// Threads for work on images: one for each core.
+/// Number of threads for work on images: one per core.
 fn threads() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// A count on the terminal while images are read, gone when dropped.
+/// Counter on the terminal while images are read. It is removed on drop.
 struct Progress {
     all: usize,
     shown: AtomicUsize,
@@ -248,10 +248,10 @@ impl Drop for Progress {
     }
 }
 
-/// Work that is over by then shows no progress.
+/// Delay before progress is shown, so that short work shows none.
 const BEFORE_PROGRESS: Duration = Duration::from_secs(1);
 
-/// Makes a list of broken images into lines, the first ones of them.
+/// Formats a list of broken images in lines, the first of them only.
 fn broken_lines(source: &dyn ImageSource, broken: &[(usize, String)]) -> String {
     const SHOWN: usize = 10;
     let mut text = String::new();
@@ -270,7 +270,7 @@ fn broken_lines(source: &dyn ImageSource, broken: &[(usize, String)]) -> String 
     text
 }
 
-/// The path with a part's name before its extension.
+/// Inserts a part's name into the path, before the extension.
 fn with_part(path: &Path, part: Option<&str>) -> PathBuf {
     let Some(part) = part else { return path.to_owned() };
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();

@@ -1,4 +1,4 @@
-//! `brigade doctor`: flags in, an examination out.
+//! `brigade doctor`: runs an examination and prints its report.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -87,7 +87,7 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-/// Examines, prints, and gives the exit code.
+/// Examines the hosts, prints the report, and returns the exit code.
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     let cancelled = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -120,7 +120,7 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     Ok(u8::from(report.verdict() == Verdict::Fail))
 }
 
-/// Answers the doctor on one host: `brigade __doctor`.
+/// Runs the doctor's process on one host: `brigade __doctor`.
 pub(crate) fn play() -> anyhow::Result<u8> {
     let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
     let (mut input, mut output) = (copy(io::stdin().as_fd())?, copy(io::stdout().as_fd())?);
@@ -133,21 +133,20 @@ pub(crate) fn play() -> anyhow::Result<u8> {
     });
     thread::spawn(move || {
         if has_hung_up(io::stdin().as_fd()) {
-            // A request that takes little time is still carried out: the removal of a file is. A
-            // measurement is not waited for.
+            // A short request, such as the removal of a file, is still carried out. A measurement is not waited for.
             thread::sleep(LAST_ANSWERS);
             let _ = hung_up.send(());
         }
     });
-    // Fails when both have ended.
+    // Fails when both threads have ended.
     let _ = end.recv();
     Ok(0)
 }
 
-/// Waits for the other side to close a stream, whatever is still to be read from it.
+/// Waits until the other side closes a stream, whatever is still to be read from it.
 fn has_hung_up(stream: BorrowedFd<'_>) -> bool {
     loop {
-        // sshd has pipes or socket pairs.
+        // sshd uses pipes or socket pairs.
         let mut fds = [PollFd::new(&stream, PollFlags::RDHUP)];
         match poll(&mut fds, None) {
             Err(Errno::INTR) => {}
@@ -166,7 +165,7 @@ impl DoctorArgs {
         }
     }
 
-    /// With names that mean the same on the other hosts, too.
+    /// Uses names that other hosts also resolve to the same hosts.
     fn hosts_to_examine(&self, facts: &LocalFacts) -> anyhow::Result<Vec<HostToExamine>> {
         let (client, limits) = (self.ssh_command.as_deref(), TimeLimits::default());
         let access = HostAccess::resolve(client, self.timeout, limits, facts)?;
@@ -231,7 +230,7 @@ fn style(stdout: &io::Stdout) -> Style {
     Style { width: columns.unwrap_or(WIDTH).min(WIDTH), colour }
 }
 
-/// One line on a terminal, which what follows replaces.
+/// Progress line on a terminal, which the following output replaces.
 struct Progress {
     shown: bool,
 }
@@ -254,12 +253,12 @@ impl Progress {
     }
 }
 
-/// Hidden: not for users.
+/// Hidden command, not for users.
 pub(crate) const ROLE: &str = "__doctor";
-/// Longer lines are hard to read.
+/// Maximum width: longer lines are hard to read.
 const WIDTH: usize = 110;
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
-/// As the shell has it for SIGINT.
+/// Exit code of a shell after SIGINT.
 const INTERRUPTED: u8 = 130;
 
 const EXAMPLES: &str = "\

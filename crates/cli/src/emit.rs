@@ -94,7 +94,7 @@ struct ResourceArgs {
     time_limit: Option<Duration>,
 }
 
-/// Prints the file.
+/// Prints the job file.
 pub(crate) fn run(scheduler: &Emit, out: impl Write) -> anyhow::Result<()> {
     let (target, job) = match scheduler {
         Emit::Slurm(args) => {
@@ -127,7 +127,7 @@ impl ResourceArgs {
     }
 }
 
-/// A closed pipe (`| head`) is not an error.
+/// Prints the text. A closed pipe (`| head`) is not an error.
 fn print(text: &str, mut out: impl Write) -> anyhow::Result<()> {
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -135,7 +135,7 @@ fn print(text: &str, mut out: impl Write) -> anyhow::Result<()> {
     }
 }
 
-/// Options that a job file cannot hold are not in the help, and the program is built already.
+/// Hides options that a job file cannot contain, and those about building: the program must be built already.
 fn shown(arg: Arg) -> Arg {
     if arg.get_id() == "command" {
         let help = "Program or Python script, as the hosts have it, and its arguments";

@@ -26,7 +26,7 @@ pub(crate) struct EnvArgs {
     json: bool,
 }
 
-/// Answers on `out`; a reader that has seen enough ends the answer without an error.
+/// Writes the answer to `out`. A reader that closes the pipe ends the answer without an error.
 pub(crate) fn run(args: &EnvArgs, mut out: impl Write) -> anyhow::Result<()> {
     let question = Question { program: args.program.clone(), ..Question::default() };
     let facts = Facts::gather(&Sources::system(), &question);
@@ -104,19 +104,19 @@ fn text(facts: &Facts, tools: &[(&str, Option<String>)]) -> String {
     lines.iter().map(|(name, value)| format!("{name:<12}{}\n", escaped(value))).collect()
 }
 
-/// A program whose version matters.
+/// Program whose version is reported.
 struct Tool {
     name: &'static str,
     command: &'static [&'static str],
 }
 
 impl Tool {
-    /// The first line that it says of itself; `None` where it is not installed.
+    /// Returns the first line that the program prints about its version; `None` if it is not installed.
     fn version(&self) -> Option<String> {
         let (program, arguments) = self.command.split_first()?;
         let mut command = Command::new(program);
         let output = command.args(arguments).stdin(Stdio::null()).output().ok()?;
-        // ssh says it on stderr.
+        // ssh prints it to stderr.
         let said = if output.stdout.is_empty() { output.stderr } else { output.stdout };
         let first = String::from_utf8_lossy(&said).lines().next()?.trim().to_owned();
         if first.is_empty() {
@@ -124,7 +124,7 @@ impl Tool {
         } else if output.status.success() {
             Some(first)
         } else if self.command == [program, "--version"] {
-            // Slurm's programs want their settings even for that.
+            // Slurm's programs need their configuration even for that.
             Some(format!("there, but `{program} --version` fails: {first}"))
         } else {
             None
@@ -141,7 +141,8 @@ const TOOLS: [Tool; 6] = [
     Tool { name: "MPI", command: &["mpirun", "--version"] },
 ];
 
-/// The version of an installed package without importing it, which takes seconds for PyTorch.
+/// Python program that prints the version of an installed package without importing it, which takes seconds for
+/// PyTorch.
 const DISTRIBUTION: &str = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))";
 
 const NONE: &str = "none found";

@@ -1,4 +1,4 @@
-//! `brigade estimate`: how much memory a training run needs, before there is one.
+//! `brigade estimate`: memory of a training run, before it is started.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -101,21 +101,21 @@ enum OptimizerArg {
     Sgd,
 }
 
-/// A model, and how it was found.
+/// Model whose memory is estimated, and its origin.
 struct Subject {
     size: ModelSize,
     title: String,
-    /// What was read of its weights file, a line each.
+    /// Description of what was read of its weights file, in lines.
     read: Vec<String>,
     notes: Vec<String>,
     parameters: Vec<Parameter>,
-    /// Bytes of its buffers.
+    /// Size of its buffers in bytes.
     buffers: u64,
     tree: ModuleTree,
 }
 
 impl Subject {
-    /// A model of which only the sizes are known.
+    /// Creates a model of which only the sizes are known.
     fn of_size(title: &str, size: ModelSize, notes: Vec<String>) -> anyhow::Result<Self> {
         let parameters = size.parameters_by_unit();
         let info = |it: &Parameter| {
@@ -128,7 +128,7 @@ impl Subject {
     }
 }
 
-/// Answers on `out`; a reader that has seen enough ends the answer without an error.
+/// Writes the answer to `out`. A reader that closes the pipe ends the answer without an error.
 pub(crate) fn run(args: &EstimateArgs, out: impl Write) -> anyhow::Result<()> {
     let subject = args.subject()?;
     let mut out = io::BufWriter::new(out);
@@ -191,7 +191,7 @@ impl EstimateArgs {
         )))
     }
 
-    /// A model in a weights file, or in a folder of the hub's cache.
+    /// Reads a model from a weights file, or from a folder of the hub's cache.
     fn of_weights(&self, path: &Path, note: Option<String>) -> anyhow::Result<Subject> {
         let weights = weights_file::read(path, self.key.as_deref(), self.image_size)?;
         let types: Vec<_> = weights
@@ -237,7 +237,7 @@ impl EstimateArgs {
         MicroBatch { samples, tokens: self.seq_len, keeps_scores: !self.fused_attention }
     }
 
-    /// The model, and what a step is.
+    /// Writes the model's description and the definition of a step.
     fn heading(&self, subject: &Subject, out: &mut impl Write) -> io::Result<()> {
         let size = &subject.size;
         writeln!(
@@ -341,7 +341,7 @@ impl OptimizerArg {
     }
 }
 
-/// `350M`, `7B`, `1.5b`, `124439808`
+/// Parses a number of parameters: `350M`, `7B`, `1.5b`, `124439808`.
 fn count_of(text: &str) -> Option<u64> {
     let plain = text.replace('_', "");
     let (digits, factor) = match plain.char_indices().next_back()? {
@@ -355,8 +355,8 @@ fn count_of(text: &str) -> Option<u64> {
     (1.0..1e18).contains(&count).then(|| count.round() as u64)
 }
 
-/// A transformer with that many parameters, 128 times as wide as deep: between GPT-2's 64 and the
-/// 128 to 200 of larger models.
+/// Returns a transformer with that many parameters, 128 times as wide as deep: between GPT-2's 64 and the 128 to 200 of
+/// larger models.
 fn usual(parameters: u64) -> ModelSize {
     let hidden = ((parameters as f64 * 128.0 / 12.0).cbrt().round() as u64).max(1);
     let layers = (hidden / 128).max(1);
@@ -377,7 +377,7 @@ fn ranks(text: &str) -> Result<usize, String> {
     positive(text).and_then(|ranks| ranks.try_into().map_err(|_| "too many ranks".to_owned()))
 }
 
-/// `124.4 M`
+/// Formats a count: `124.4 M`.
 fn short(count: u64) -> String {
     let units = [(1_000_000_000_000, "T"), (1_000_000_000, "B"), (1_000_000, "M"), (1000, "k")];
     match units.into_iter().find(|(unit, _)| count >= *unit) {

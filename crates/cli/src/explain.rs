@@ -1,4 +1,4 @@
-//! `brigade explain`: shows what a run would do, without one.
+//! `brigade explain`: shows what a run would do, without starting one.
 
 use std::io::{self, Write};
 
@@ -88,7 +88,7 @@ enum SchemeArg {
     Fastai,
 }
 
-/// Answers on `out`. A reader that has seen enough (`| head`) ends the answer, without an error.
+/// Writes the answer to `out`. A reader that closes the pipe (`| head`) ends the answer without an error.
 pub(crate) fn run(explain: &Explain, out: impl Write) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(out);
     let answered = match explain {
@@ -105,7 +105,7 @@ pub(crate) fn run(explain: &Explain, out: impl Write) -> anyhow::Result<()> {
     }
 }
 
-/// The formulas of what ranks send along the axes of a mesh, where there are any.
+/// Writes the formulas of the messages along the axes of a mesh, if there are any.
 fn write_formulas(mesh: &Mesh, out: &mut impl Write) -> io::Result<()> {
     let formulas = message_formulas(mesh);
     if formulas.is_empty() {
@@ -143,7 +143,7 @@ impl ShardsArgs {
     }
 }
 
-/// Written batch by batch: the whole of it may be larger than memory.
+/// Writes batch by batch: the whole may be larger than memory.
 fn json(shards: &Shards, out: &mut impl Write) -> io::Result<()> {
     out.write_all(b"{\"shards\": [")?;
     for rank in 0..shards.world() {
@@ -186,7 +186,7 @@ fn text(args: &ShardsArgs, shards: &Shards, out: &mut impl Write) -> io::Result<
     )
 }
 
-/// Ranks have as many batches as the first one, or from some rank on one less.
+/// Describes the number of batches per rank: equal, or one less from some rank on.
 fn batches_per_rank(shards: &Shards) -> String {
     let (most, world) = (shards.num_batches(0), shards.world());
     let with_most = (0..world).take_while(|&rank| shards.num_batches(rank) == most).count();
@@ -229,7 +229,7 @@ fn at_most(limit: usize, count: usize) -> Result<usize, String> {
     if count <= limit { Ok(count) } else { Err(format!("it must be at most {limit}")) }
 }
 
-/// A batch is written out whole, so a mistyped size would only fill the memory.
+/// Maximum number of rows: a batch is written completely, so a mistyped size would only fill the memory.
 const MAX_ROWS: usize = 1 << 24;
-/// The same for the ranks of a round: more than any cluster has.
+/// Maximum number of ranks of a round: more than any cluster has.
 const MAX_RANKS: usize = 1 << 20;

@@ -1,7 +1,7 @@
-//! Job files: the same job as a batch script for Slurm, or as a manifest for Kubernetes.
+//! Job files: a job as a batch script for Slurm, or as a manifest for Kubernetes.
 //!
-//! The file starts one `brigade launch` on every host, with the flags that were given here. Number
-//! and names of the hosts are not in it twice: the launchers find them ([`Surroundings`]).
+//! The file starts one `brigade launch` on every host, with the flags of the command line. The number and names of the
+//! hosts are not repeated in the flags: the launchers take them from the scheduler ([`Surroundings`]).
 //!
 //! [`Surroundings`]: brigade_launch::Surroundings
 
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use brigade_launch::Secret;
 
-/// Which scheduler a job file is for.
+/// Scheduler that a job file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// A batch script for `sbatch`.
@@ -29,43 +29,42 @@ pub(crate) enum Target {
     JobSet,
 }
 
-/// A job to be written down.
+/// Job to be written to a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct JobFile {
-    /// Name of the job. Default: the program's.
+    /// Name of the job. Defaults to the program's name.
     pub(crate) name: Option<String>,
-    /// Number of hosts; a real range makes the job elastic.
+    /// Number of hosts. A range makes the job elastic.
     pub(crate) nodes: RangeInclusive<usize>,
-    /// Ranks on each host: a number, `auto`, `cpu` or `gpu`. Default: one for each of
-    /// [`gpus`](Self::gpus), else one, as `brigade launch` itself would start them.
+    /// Ranks per host: a number, `auto`, `cpu` or `gpu`. Defaults to one per [`gpus`](Self::gpus), or else to one, as
+    /// in `brigade launch`.
     pub(crate) nproc: Option<String>,
-    /// Flags of `brigade launch` that go into the file: every setting but those that the scheduler
-    /// says.
+    /// Flags of `brigade launch` for the file: all settings except those that the scheduler provides.
     pub(crate) flags: Vec<OsString>,
-    /// The program and its arguments.
+    /// Program with its arguments.
     pub(crate) command: Vec<OsString>,
-    /// Cores on each host.
+    /// Cores per host.
     pub(crate) cpus: Option<usize>,
-    /// GPUs on each host.
+    /// GPUs per host.
     pub(crate) gpus: Option<usize>,
-    /// How long the job may run.
+    /// Maximum duration of the job.
     pub(crate) time_limit: Option<Duration>,
-    /// How long ranks may take to stop after SIGTERM: the scheduler waits a little longer.
+    /// Time that ranks have to stop after SIGTERM. The scheduler waits a little longer.
     pub(crate) shutdown_timeout: Duration,
-    /// Variables for the job. Slurm passes on the whole environment of `sbatch` besides.
+    /// Environment variables of the job. Slurm also passes on the whole environment of `sbatch`.
     pub(crate) env: Vec<(String, String)>,
-    /// Slurm's partition.
+    /// Partition of Slurm.
     pub(crate) partition: Option<String>,
-    /// Slurm's account.
+    /// Account of Slurm.
     pub(crate) account: Option<String>,
-    /// Kubernetes' image. Default: a placeholder that Kubernetes refuses.
+    /// Container image for Kubernetes. Defaults to a placeholder that Kubernetes refuses.
     pub(crate) image: Option<String>,
-    /// The launchers of a job with several hosts prove to each other that they know a secret: this one,
-    /// in a manifest for Kubernetes; one that Slurm's script makes for each run.
+    /// Shared secret by which the launchers of several hosts authenticate each other: this one in a manifest for
+    /// Kubernetes; Slurm's script generates one for each run.
     pub(crate) secret: Option<Secret>,
 }
 
-/// One host, one rank, nothing to run.
+/// One host, one rank, no program.
 impl Default for JobFile {
     fn default() -> Self {
         Self {
@@ -87,52 +86,53 @@ impl Default for JobFile {
     }
 }
 
-/// Why a job cannot be written down.
+/// Error of writing a job file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EmitError {
-    /// An option that the scheduler has nothing for.
+    /// The scheduler has no equivalent of an option.
     #[error("--{option} means nothing to {scheduler}: leave it out")]
     NotFor {
-        /// The option's name.
+        /// Name of the option.
         option: &'static str,
-        /// The scheduler.
+        /// Name of the scheduler.
         scheduler: &'static str,
     },
-    /// A text that does not fit into the file.
+    /// A text cannot be written into the file.
     #[error("{what} {text:?} {problem}")]
     Unfit {
-        /// Which text.
+        /// Meaning of the text.
         what: &'static str,
-        /// The text.
+        /// Text that was given.
         text: String,
-        /// Why it does not fit, and what would.
+        /// Reason, with a valid alternative.
         problem: &'static str,
     },
-    /// An elastic job where there are none.
+    /// The scheduler has no elastic jobs.
     #[error(
         "--nnodes {min}:{max}: a JobSet has a fixed number of pods; use --nnodes {max}, or \
          `brigade emit k8s` for an elastic PyTorchJob"
     )]
     NotElastic {
-        /// Fewest hosts.
+        /// Minimum number of hosts.
         min: usize,
-        /// Most hosts.
+        /// Maximum number of hosts.
         max: usize,
     },
-    /// A range of hosts that begins with none.
+    /// The range of hosts begins with 0.
     #[error("--nnodes {min}:{max} is not possible: a job has at least one host")]
     NoHosts {
-        /// Fewest hosts.
+        /// Minimum number of hosts.
         min: usize,
-        /// Most hosts.
+        /// Maximum number of hosts.
         max: usize,
     },
 }
 
 impl JobFile {
-    /// The file's text.
+    /// Returns the text of the file.
     ///
-    /// Errors: what the scheduler's file cannot express.
+    /// # Errors
+    /// Fails for options that the scheduler's file cannot express.
     pub(crate) fn emit(&self, target: Target) -> Result<String, EmitError> {
         let (min, max) = (*self.nodes.start(), *self.nodes.end());
         if min == 0 || min > max {
@@ -152,19 +152,19 @@ impl JobFile {
         }
     }
 
-    /// What the scheduler is told of the ranks on each host. Left to itself it would start one for each
-    /// core where there is no GPU.
+    /// Returns the number of ranks per host for the scheduler's settings. By itself the scheduler would start one per
+    /// core where there are no GPUs.
     fn nproc(&self) -> String {
         let default = || self.gpus.unwrap_or(1).to_string();
         self.nproc.clone().unwrap_or_else(default)
     }
 
-    /// The secret, where there are launchers to prove that they know it.
+    /// Returns the secret if there are several launchers, which need it.
     fn guard(&self) -> Option<&Secret> {
         self.secret.as_ref().filter(|_| *self.nodes.end() > 1)
     }
 
-    /// `brigade launch FLAGS -- PROGRAM ARGS`
+    /// Returns the command `brigade launch FLAGS -- PROGRAM ARGS`.
     fn launch(&self) -> impl Iterator<Item = &OsStr> {
         let words = ["brigade", "launch"].into_iter().map(OsStr::new);
         let end = std::iter::once(OsStr::new("--"));
@@ -172,7 +172,8 @@ impl JobFile {
         words.chain(flags).chain(end).chain(self.command.iter().map(OsString::as_os_str))
     }
 
-    /// The given name, or one from the program's: lowercase letters, digits and `-`, with a letter first.
+    /// Returns the given name, or one derived from the program's: lowercase letters, digits and `-`, with a letter
+    /// first.
     fn name(&self) -> Result<String, EmitError> {
         if let Some(name) = &self.name {
             let fits = name.starts_with(|c: char| c.is_ascii_lowercase())
@@ -207,7 +208,7 @@ impl JobFile {
         })
     }
 
-    /// The first of these options that is set: for a scheduler that has nothing for it.
+    /// Fails for the first of these options that is set: the scheduler has no equivalent.
     fn refuse<const N: usize>(
         scheduler: &'static str,
         options: [(&'static str, bool); N],
@@ -219,10 +220,9 @@ impl JobFile {
     }
 }
 
-/// `90m`, `2h`, `3d`, `2:30:00` or `1-12:00:00` (days-hours:minutes:seconds).
+/// Parses `90m`, `2h`, `3d`, `2:30:00` or `1-12:00:00` (days-hours:minutes:seconds).
 ///
-/// Two numbers with a colon, or one without a unit, are refused: schedulers disagree on what they
-/// mean.
+/// Two numbers with a colon, or one without a unit, are refused: their meaning differs between schedulers.
 pub(crate) fn time_limit(text: &str) -> Result<Duration, String> {
     let seconds = || {
         if let Some((at, unit)) = text.char_indices().next_back().filter(|(_, c)| c.is_alphabetic())
@@ -251,5 +251,5 @@ pub(crate) fn time_limit(text: &str) -> Result<Duration, String> {
 }
 
 const NAMELESS: &str = "job";
-/// Schedulers make longer names from it, of at most 63 characters.
+/// Maximum length: schedulers derive longer names from it, of at most 63 characters.
 const MAX_NAME_LEN: usize = 40;

@@ -1,4 +1,4 @@
-//! `brigade kernel`: evcxr as a Jupyter kernel that finds libtorch, and keeps what it has compiled.
+//! `brigade kernel`: evcxr as a Jupyter kernel that finds libtorch and keeps compiled cells.
 
 use std::env;
 use std::fs::{self, File, TryLockError};
@@ -87,7 +87,7 @@ fn install(args: &InstallArgs, mut out: impl Write) -> anyhow::Result<()> {
         "argv": [
             program, "kernel", "run", "--evcxr", evcxr, "--libtorch", libtorch, "{connection_file}",
         ],
-        // evcxr understands messages on the control channel, and no signal.
+        // evcxr reads messages on the control channel, and handles no signal.
         "interrupt_mode": "message",
     });
     let file = folder.join("kernel.json");
@@ -106,7 +106,7 @@ fn find_evcxr() -> Option<PathBuf> {
     folders.find_map(|it| fs::canonicalize(it.join("evcxr_jupyter")).ok())
 }
 
-/// Where Jupyter looks for the kernels of an environment, or of this user.
+/// Returns the folder in which Jupyter looks for the kernels of an environment, or of this user.
 fn data_folder(prefix: Option<&Path>) -> anyhow::Result<PathBuf> {
     let absolute = |path: &Path| std::path::absolute(path).context("there is no working folder");
     if let Some(prefix) = prefix {
@@ -122,22 +122,22 @@ fn data_folder(prefix: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(data.join("jupyter"))
 }
 
-/// Becomes evcxr.
+/// Replaces this process by evcxr.
 fn start(args: &RunArgs) -> anyhow::Result<()> {
-    // Beside the fetched libtorchs.
+    // Beside the fetched libtorch installations.
     let builds = Cache::of_user()?.root().with_file_name("notebooks");
     let (folder, lock) = free_folder(&builds)
         .with_context(|| format!("cannot find a folder to compile in, in {}", builds.display()))?;
-    // Kept by evcxr and what it starts: the folder is in use as long as one of them lives.
+    // Inherited by evcxr and its children: the folder is in use as long as one of them runs.
     rustix::io::fcntl_setfd(&lock, FdFlags::empty()).context("cannot keep the folder's lock")?;
 
     let mut evcxr = Command::new(&args.evcxr);
     evcxr.arg("--control_file").arg(&args.connection);
     evcxr.env("LIBTORCH", &args.libtorch).env("EVCXR_TMPDIR", &folder);
-    // `brigade setup` has checked the version; without it tch takes no other than its own.
+    // `brigade setup` has checked the version; otherwise tch only accepts its own.
     evcxr.env("LIBTORCH_BYPASS_VERSION_CHECK", "1");
-    // evcxr replaces the flags by which programs of a project find libtorch, and moves cells to another folder than
-    // that of which their run path to Rust's own library is told.
+    // evcxr replaces the flags by which programs of a project find libtorch, and moves cells to another folder than the
+    // one for which their run path to Rust's own library is set.
     let mut folders = vec![args.libtorch.join("lib")];
     folders.extend(rust_libraries());
     folders.extend(env::split_paths(&env::var_os("LD_LIBRARY_PATH").unwrap_or_default()));
@@ -147,14 +147,14 @@ fn start(args: &RunArgs) -> anyhow::Result<()> {
     bail!("cannot start {}: {error}", args.evcxr.display())
 }
 
-/// Where Rust's `libstd` is, against which evcxr links cells.
+/// Returns the folder of Rust's `libstd`, against which evcxr links cells.
 fn rust_libraries() -> Option<PathBuf> {
     let output = Command::new("rustc").arg("--print=target-libdir").output().ok()?;
     let folder = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
     Some(PathBuf::from(folder.trim_end()))
 }
 
-/// The first folder that no other kernel uses, with its lock.
+/// Returns the first folder that no other kernel uses, with its lock.
 fn free_folder(builds: &Path) -> io::Result<(PathBuf, File)> {
     fs::create_dir_all(builds)?;
     for number in 0.. {

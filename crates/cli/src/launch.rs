@@ -1,4 +1,4 @@
-//! `brigade launch`: the flags and their way to the launcher; [`JobArgs`] are those of `brigade emit`, too.
+//! `brigade launch`: passes its flags to the launcher. [`JobArgs`] are also those of `brigade emit`.
 
 use std::io;
 use std::path::PathBuf;
@@ -89,14 +89,14 @@ pub(crate) struct JobArgs {
     foreign: ForeignFlags,
 }
 
-/// Runs the job and gives its exit code.
+/// Runs the job and returns its exit code.
 pub(crate) fn run(args: &LaunchArgs) -> anyhow::Result<u8> {
     let variables = Variables::gather();
     let (mut layers, file) = args.job.layers(&variables, true)?;
     let Resolved { options, hosts, unused, sharding } =
         options::options(&mut layers, &args.job.program, &variables)?;
     let job = match hosts {
-        // Each host decides for itself: the program may be there and not here.
+        // Checked on each host: the program may exist there and not here.
         Some(hosts) => {
             let plan = LocalFacts::gather()
                 .map_err(HostsError::from)
@@ -147,7 +147,7 @@ fn say_warnings(layers: &Layer) {
     }
 }
 
-/// Names the file of Accelerate's that has a say in the job, though its command line does not name it.
+/// Names Accelerate's settings file if it is used without being named on the command line.
 fn file_in_use(
     file: Option<&SettingsPath>,
     layers: &Layer,
@@ -166,7 +166,7 @@ fn file_in_use(
     Some(line)
 }
 
-/// The same for DeepSpeed's files of variables.
+/// Returns the names of DeepSpeed's files of variables in use.
 fn variable_files_in_use(job: &Job) -> Vec<String> {
     let Job::OnHosts(plan) = job else { return Vec::new() };
     let line = |VariableFile { path, names }: &VariableFile| {
@@ -175,17 +175,17 @@ fn variable_files_in_use(job: &Job) -> Vec<String> {
     plan.variable_files.iter().map(line).collect()
 }
 
-/// What this command starts.
+/// Processes that this command starts.
 enum Job {
-    /// The ranks of this host.
+    /// Ranks of this host.
     Here(Box<LaunchPlan>),
     /// Agents on a list of hosts.
     OnHosts(Box<HostsPlan>),
 }
 
 impl JobArgs {
-    /// All layers, one over the other, and the file that one of them comes from; with what the
-    /// scheduler around this process says where the job is started here and now.
+    /// Merges all layers, and returns the settings file among them. If the job is started here and now, they include
+    /// what the scheduler around this process provides.
     fn layers(
         &self,
         variables: &Variables,
@@ -207,8 +207,8 @@ impl JobArgs {
         Ok((layers, loaded.file))
     }
 
-    /// The port of the ranks' store on one host: torchrun's flag for a job that is alone has it free, and
-    /// without another choice it is `MASTER_PORT`, unless that is from a job around this launcher.
+    /// Chooses the port of the ranks' store on one host: torchrun's flag for a standalone job leaves it free; without
+    /// another setting it is `MASTER_PORT`, unless that is from a job around this launcher.
     fn choose_port(&self, layers: &mut Layer, variables: &Variables) -> Result<(), ConfigError> {
         let is_given = layers.is_given("master-port");
         let by_variable = variables.value(STANDALONE).is_some_and(|it| it == "1");
@@ -236,7 +236,7 @@ impl JobArgs {
         }
     }
 
-    /// Adds `--env`.
+    /// Adds the variables of `--env`.
     fn variables(&self, flags: &mut Layer) -> Result<(), ConfigError> {
         for (name, value) in &self.env {
             flags.set_env(name, value, Source::Flag("env".to_owned()))?;
@@ -245,7 +245,7 @@ impl JobArgs {
     }
 }
 
-/// Reads `NAME=VALUE`.
+/// Parses `NAME=VALUE`.
 fn variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
@@ -255,8 +255,8 @@ fn variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// What the scheduler around this process says of the job, where nothing else does. A user that says by
-/// a flag how the hosts meet is believed, whatever the scheduler thinks.
+/// Adds the scheduler's description of the job where no other setting has it. Flags of the user that define how the
+/// hosts meet take precedence over the scheduler.
 fn surround(given: &mut Layer) -> anyhow::Result<()> {
     let by_user = |name: &&str| match given.source(name) {
         Some(Source::Flag(_)) => true,
@@ -278,9 +278,9 @@ fn surround(given: &mut Layer) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Settings by which a user says how hosts meet.
+/// Settings that define how hosts meet.
 const RENDEZVOUS: [&str; 5] = ["nnodes", "node-rank", "hosts", "hostfile", "rdzv-endpoint"];
-/// torchrun's variable for a job that is alone on its host.
+/// Variable of torchrun for a standalone job.
 const STANDALONE: &str = "PET_STANDALONE";
 const USAGE: &str = "brigade launch [OPTIONS] [--] [PROGRAM] [ARGS]...";
 

@@ -1,7 +1,6 @@
 //! `brigade`: starts training programs on one process or many, and answers questions about them.
 //!
-//! Thin on purpose: arguments in, a library's answer out, and the one place where exit codes are
-//! decided.
+//! Only parses arguments, prints a library's answer, and decides about exit codes.
 
 use std::io;
 use std::process::ExitCode;
@@ -102,7 +101,7 @@ fn main() -> ExitCode {
                 output::say(&line);
                 return ExitCode::from(USAGE);
             }
-            // Help and versions are answers, too; `| head` may cut them short.
+            // Help and versions are answers, too; `| head` may close the pipe.
             let _ = answer.print();
             return ExitCode::from(if answer.use_stderr() { USAGE } else { 0 });
         }
@@ -136,7 +135,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             match error.downcast_ref() {
-                // A line for each host.
+                // One line per host.
                 Some(LaunchError::Hosts(_)) => output::say_lines(&with_causes(error.as_ref())),
                 _ => output::say(&with_causes(error.as_ref())),
             }
@@ -145,8 +144,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The shell's codes for what a user can mend, 1 for the rest. A job that was started exits with
-/// the code of its first failing rank instead.
+/// Returns the shell's codes for errors that a user can fix, and 1 for others. A job that was started exits with the
+/// code of its first failing rank instead.
 fn exit_code(error: &anyhow::Error) -> u8 {
     if error.is::<config::Usage>()
         || error.is::<SecretError>()

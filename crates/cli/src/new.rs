@@ -1,4 +1,4 @@
-//! `brigade new` and `brigade init`: a small project that trains at once.
+//! `brigade new` and `brigade init`: create a small project that can be trained at once.
 
 mod notebook;
 
@@ -87,10 +87,10 @@ enum Template {
     Notebook,
 }
 
-/// Makes a folder with the project, and says what to do next.
+/// Creates a folder with the project, and prints the next steps.
 pub(crate) fn run(args: &NewArgs, out: impl Write) -> anyhow::Result<()> {
     let path = &args.path;
-    // `brigade new .` can only mean the folder that is there, and an empty one is as good as none.
+    // `brigade new .` can only mean the current folder, and an existing empty folder can be used.
     if path.as_path() == Path::new(".") || is_empty_folder(path) {
         return make(path, "init", &args.project, out);
     }
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &NewArgs, out: impl Write) -> anyhow::Result<()> {
     make(path, "new", &args.project, out)
 }
 
-/// Makes the project in a folder that is there, and says what to do next.
+/// Creates the project in an existing folder, and prints the next steps.
 pub(crate) fn init(args: &InitArgs, out: impl Write) -> anyhow::Result<()> {
     if !args.path.is_dir() {
         let shown = args.path.display();
@@ -155,8 +155,8 @@ fn make(path: &Path, command: &str, args: &ProjectArgs, mut out: impl Write) -> 
     Ok(())
 }
 
-/// An empty package, by Cargo: it knows which names are allowed, which edition there is, and whether
-/// the folder belongs to a workspace or a repository.
+/// Creates an empty package with cargo, which checks the name, chooses the edition, and detects workspaces and
+/// repositories.
 fn make_package(path: &Path, command: &str, name: Option<&str>) -> anyhow::Result<()> {
     let setup = "`brigade setup` in it sets up a project that is there";
     let shown = path.display();
@@ -180,7 +180,7 @@ fn make_package(path: &Path, command: &str, name: Option<&str>) -> anyhow::Resul
     let reason = text.lines().next().unwrap_or("cargo new fails");
     let reason = reason.strip_prefix("error: ").unwrap_or(reason);
     let hint = match command {
-        // Cargo's errors about names have their remedy on another line.
+        // In cargo's errors about names the remedy is on another line.
         _ if text.contains("--name") => "; give the package another name with --name".to_owned(),
         "new" if path.exists() => format!("; {setup}"),
         _ => String::new(),
@@ -188,13 +188,13 @@ fn make_package(path: &Path, command: &str, name: Option<&str>) -> anyhow::Resul
     Err(Usage(format!("{reason}{hint}")).into())
 }
 
-/// Files that make `cargo init` fail, or that it would take for the package's sources instead of making
+/// Returns files that make `cargo init` fail, or that it would use as the package's sources instead of creating
 /// src/main.rs.
 fn adopted(path: &Path, name: Option<&str>) -> Vec<String> {
     let mut files = ["Cargo.toml", "src/main.rs", "src/lib.rs", "main.rs", "lib.rs"]
         .map(str::to_owned)
         .to_vec();
-    // As Cargo finds the name: a link is not followed.
+    // As cargo derives the name: without following links.
     let folder = std::path::absolute(path).ok();
     let folder = folder.as_deref().and_then(Path::file_name).map(|it| it.to_string_lossy());
     if let Some(name) = name.or(folder.as_deref()) {
@@ -203,11 +203,11 @@ fn adopted(path: &Path, name: Option<&str>) -> Vec<String> {
     files
 }
 
-/// What [`fill`] has done.
+/// Result of [`fill`].
 struct Filled {
-    /// The package's name.
+    /// Name of the package.
     name: String,
-    /// Files that were there.
+    /// Existing files that were kept.
     kept: Vec<String>,
 }
 
@@ -248,7 +248,7 @@ fn fill(root: &Path, template: Template, brigade: &Source) -> anyhow::Result<Fil
         let text = notebook::of_program(&name, dependency.trim(), template.program());
         write_or_keep(format!("{name}.ipynb"), &text)?;
     }
-    // Where Cargo has made one, there is a repository.
+    // If cargo has created the file, there is a repository.
     let ignored = root.join(".gitignore");
     if ignored.is_file() {
         let mut text = read(&ignored)?;
@@ -260,7 +260,7 @@ fn fill(root: &Path, template: Template, brigade: &Source) -> anyhow::Result<Fil
     Ok(Filled { name, kept })
 }
 
-/// The commands by which Jupyter opens the project's notebook.
+/// Returns the commands by which Jupyter opens the project's notebook.
 fn jupyter(name: &str) -> String {
     format!(
         "python3 -m venv jupyter && jupyter/bin/pip install notebook\n\
@@ -270,19 +270,19 @@ fn jupyter(name: &str) -> String {
     )
 }
 
-/// Whether another package's manifest decides about profiles: cargo ignores a member's, with a warning.
+/// Returns `true` if another package's manifest defines the profiles: cargo ignores those of a member, with a warning.
 fn is_in_a_workspace(root: &Path) -> bool {
     let manifests = root.ancestors().skip(1).map(|folder| folder.join("Cargo.toml"));
     manifests.filter_map(|it| fs::read_to_string(it).ok()).any(|it| it.contains("[workspace"))
 }
 
-/// Over the project's feature.
+/// Comment above the project's feature.
 const CUDA: &str = "
 # `cargo run --features cuda` for GPUs, after `brigade setup --cuda`. The program then runs on the CPU where there is
 # no GPU.
 ";
 
-/// What spares a first build in release about a minute of processor time. Calls of tensor operations take as long
+/// Profile that saves a first release build about a minute of processor time. Calls of tensor operations take as long
 /// with `opt-level` 1 (and 50 ns more with 0).
 const PROFILE: &str = "
 # A third of a first build. tch and torch-sys only pass calls on to libtorch; zstd and bzip2 are not used.
@@ -335,7 +335,7 @@ impl Template {
         }
     }
 
-    /// What the program writes, for `.gitignore`.
+    /// Returns the program's output files, for `.gitignore`.
     fn made(self) -> &'static str {
         match self {
             Self::Loop | Self::Complete | Self::Single => "/model.safetensors\n/run\n",
@@ -440,9 +440,9 @@ impl Template {
     }
 }
 
-/// Where a project takes Brigade from.
+/// Source of the dependency on Brigade.
 pub(crate) enum Source {
-    /// A checkout: paths.
+    /// A checkout, by its path.
     Checkout(PathBuf),
     /// A repository at a commit.
     Git { url: String, commit: String },
@@ -451,12 +451,12 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// The checkout that the user names, else where this program was built from.
+    /// Returns the checkout that the user names, or else the source from which this program was built.
     pub(crate) fn new(checkout: Option<&Path>) -> anyhow::Result<Self> {
         checkout.map_or_else(Self::of_this_program, Self::checkout)
     }
 
-    /// Where this program was built from: `cargo install --path`, `--git`, or by name.
+    /// Returns the source from which this program was built: `cargo install --path`, `--git`, or by name.
     fn of_this_program() -> anyhow::Result<Self> {
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));
         let is_below = |folders: &str| package.display().to_string().contains(folders);
@@ -464,7 +464,7 @@ impl Source {
             return Ok(Self::Registry);
         }
         if is_below("/git/checkouts/") {
-            // The address is in none of the build's variables, but cargo remembers it.
+            // No variable of the build contains the URL, but cargo keeps a list of installed programs.
             let mut cargo = Command::new("cargo");
             cargo.args(["install", "--list"]).stdin(Stdio::null());
             // `cargo install --root` keeps its list beside the programs.
@@ -488,13 +488,13 @@ impl Source {
         })
     }
 
-    /// The repository and commit in the list of installed programs.
+    /// Finds the repository and commit in the list of installed programs.
     fn installed(list: &str) -> Option<Self> {
         let of_ours = |line: &&str| line.starts_with(concat!(env!("CARGO_PKG_NAME"), " v"));
         let line = list.lines().find(of_ours)?;
         let source = line.split_once('(')?.1.split_once(')')?.0;
         let (url, commit) = source.rsplit_once('#')?;
-        // `?branch=main` says where the commit was found.
+        // `?branch=main` only names the branch of the commit.
         let url = url.split('?').next().unwrap_or(url).to_owned();
         Some(Self::Git { url, commit: commit.to_owned() })
     }
@@ -508,7 +508,7 @@ impl Source {
         Ok(Self::Checkout(folder))
     }
 
-    /// The dependency with a feature.
+    /// Returns the dependency with a feature.
     fn of_with(&self, folder: &str, feature: &str) -> Value {
         let mut table = match self.of(folder) {
             Value::InlineTable(table) => table,
@@ -522,7 +522,7 @@ impl Source {
         Value::InlineTable(table)
     }
 
-    /// The dependency on one of its crates, by the crate's folder.
+    /// Returns the dependency on one of the crates, by the crate's folder.
     fn of(&self, folder: &str) -> Value {
         let mut table = InlineTable::new();
         match self {
@@ -540,7 +540,7 @@ impl Source {
     }
 }
 
-/// A list of one feature.
+/// Returns a list of one feature.
 fn features(name: &str) -> Value {
     Value::Array([name].into_iter().collect())
 }

@@ -1,4 +1,4 @@
-//! The roles that a notebook starts `brigade` in: the agent of its ranks, and a rank.
+//! Hidden commands that a notebook starts: the agent of its ranks, and a rank.
 
 use std::path::PathBuf;
 
@@ -30,14 +30,14 @@ pub(crate) struct RankArgs {
     offset: u64,
 }
 
-/// Launches the ranks of a notebook. A kernel interrupts a cell by killing its process.
+/// Launches the ranks of a notebook. A kernel interrupts a cell by killing this process.
 pub(crate) fn launch(args: &AgentArgs) -> anyhow::Result<u8> {
     let is_there = die_with_parent(args.parent).context("cannot tie this process to its parent")?;
     anyhow::ensure!(is_there, "the notebook (process {}) has ended", args.parent);
     launch::run(&args.launch)
 }
 
-/// Calls the function, and gives its exit code.
+/// Calls the function, and returns its exit code.
 pub(crate) fn call(args: &RankArgs) -> anyhow::Result<u8> {
     let entry = Address { object: args.library.clone(), offset: args.offset };
     Ok(u8::try_from(entry.call()?).unwrap_or(1))

@@ -1,25 +1,25 @@
-//! What the command line says, without anything that a terminal would obey.
+//! Output of the command line, without control characters that a terminal would interpret.
 
 use std::io::{self, Write};
 
 use brigade_rank_env::text::{escaped, escaped_answer};
 
-/// Writes a line of the command's own to stderr, in one piece: several commands may share a terminal.
+/// Writes one line of the command's own to stderr with a single call: several commands may share a terminal.
 pub(crate) fn say(text: &str) {
     say_lines(&escaped(text).to_string());
 }
 
-/// Writes lines of the command's own to stderr, whose texts are one line each already.
+/// Writes lines of the command's own to stderr. Each text in them must be one line already.
 pub(crate) fn say_lines(text: &str) {
     let _ = io::stderr().write_all(format!("brigade: {}\n", escaped_answer(text)).as_bytes());
 }
 
-/// Writes answers to `W`. What an answer quotes of files is [`escaped`] where it is put in; this escapes
-/// what has been missed, but for line ends, and keeps the meaning of JSON.
+/// Writer of answers to `W`. Texts from files are [`escaped`] where they are inserted; this escapes what was missed,
+/// except for line breaks, and keeps the meaning of JSON.
 #[derive(Debug)]
 pub(crate) struct Answer<W: Write> {
     to: W,
-    /// The begin of a character whose end has not come.
+    /// First bytes of a character that is not complete yet.
     begun: Vec<u8>,
 }
 
@@ -50,12 +50,12 @@ impl<W: Write> Write for Answer<W> {
     }
 }
 
-/// Whether bytes that are not a character may become one.
+/// Returns `true` if the bytes may be the beginning of a character.
 fn is_begin(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
 
-/// Returns whether a write failed since its reader has seen enough (`| head`).
+/// Returns `true` if a write failed because its reader has closed the pipe (`| head`).
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|it| it.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -1,4 +1,4 @@
-//! `brigade completions` and `brigade man`: made from the same definitions as the help.
+//! `brigade completions` and `brigade man`: generated from the same definitions as the help.
 
 use std::fs;
 use std::io::{self, Write};
@@ -31,7 +31,7 @@ pub(crate) struct ManArgs {
     out_dir: Option<PathBuf>,
 }
 
-/// Prints the script.
+/// Prints the completion script.
 pub(crate) fn completions(cli: &Command, args: &CompletionsArgs) -> anyhow::Result<u8> {
     let shell = args.shell.or_else(Shell::from_env).context(
         "the shell is not known: SHELL names none that completions exist for; name one, as in \
@@ -42,7 +42,7 @@ pub(crate) fn completions(cli: &Command, args: &CompletionsArgs) -> anyhow::Resu
     print(&script)
 }
 
-/// The command line without hidden commands, which clap_complete would offer.
+/// Returns the command line without hidden commands, which clap_complete would offer.
 fn for_users(cli: &Command) -> Command {
     let commands = cli.get_subcommands().filter(|it| !it.is_hide_set()).map(for_users);
     let mut visible = Command::new(cli.get_name().to_owned())
@@ -58,7 +58,7 @@ fn for_users(cli: &Command) -> Command {
     visible
 }
 
-/// Prints or writes the pages.
+/// Prints or writes the manual pages.
 pub(crate) fn man(mut cli: Command, args: &ManArgs) -> anyhow::Result<u8> {
     // Fills in what the help shows: names of nested commands and inherited options.
     cli.build();
@@ -83,7 +83,7 @@ pub(crate) fn man(mut cli: Command, args: &ManArgs) -> anyhow::Result<u8> {
     print(&render(&page.0, page.1)?)
 }
 
-/// Prints what `--version` prints.
+/// Prints the same text as `--version`.
 pub(crate) fn version(cli: &Command) -> anyhow::Result<u8> {
     print(cli.render_version().as_bytes())
 }
@@ -104,7 +104,7 @@ fn render(name: &str, command: &Command) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// A reader that has seen enough (`| head`) is not an error.
+/// Prints the bytes. A closed pipe (`| head`) is not an error.
 fn print(bytes: &[u8]) -> anyhow::Result<u8> {
     match io::stdout().lock().write_all(bytes) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),

@@ -1,4 +1,4 @@
-//! `brigade report`: a run's JSON lines as one page of HTML.
+//! `brigade report`: writes a run's JSON lines as one HTML page.
 
 mod best;
 mod charts;
@@ -58,7 +58,7 @@ enum Mode {
 }
 
 impl Mode {
-    /// What the name of a value suggests, as fastai's callbacks have it.
+    /// Guesses the direction from the name of a value, as fastai's callbacks do.
     fn of(name: &str) -> Self {
         let name = name.to_lowercase();
         if name.contains("loss") || name.contains("err") { Self::Min } else { Self::Max }
@@ -72,7 +72,7 @@ impl Mode {
     }
 }
 
-/// Writes the page, and its place to `out`.
+/// Writes the page, and its path to `out`.
 pub(crate) fn run(args: &ReportArgs, mut out: impl Write) -> anyhow::Result<()> {
     let path = find_run(&args.run)?;
     let record = Record::read(&path)?;
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &ReportArgs, mut out: impl Write) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Whether two paths are one file, of which the first may not be there.
+/// Returns `true` if two paths are the same file, of which the first may not exist.
 fn is_same(path: &Path, other: &Path) -> bool {
     match (fs::canonicalize(path), fs::canonicalize(other)) {
         (Ok(path), Ok(other)) => path == other,

@@ -1,16 +1,16 @@
-//! Which values are not shown.
+//! Detection of secret values, which are not shown.
 
 use brigade_config::plugin_arguments::ARGUMENTS;
 
-/// The value of a variable, or what is shown instead where its name says that it is a secret: what
-/// `--explain` prints is pasted into reports of bugs.
+/// Returns the value of a variable, or a placeholder if its name suggests a secret: output of `--explain` is pasted
+/// into bug reports.
 pub(crate) fn shown<'a>(name: &str, value: &'a str) -> &'a str {
     let is_secret = name.split('_').any(|word| {
         let word = word.to_ascii_uppercase();
         let singular = word.strip_suffix('S').unwrap_or(&word);
         SECRET_WORDS.contains(&word.as_str()) || SECRET_WORDS.contains(&singular)
     });
-    // `MEGATRON_LM_CALCULATE_PER_TOKEN_LOSS` and its like.
+    // Such as `MEGATRON_LM_CALCULATE_PER_TOKEN_LOSS`.
     let is_known = ARGUMENTS.iter().any(|it| it.variable == Some(name));
     if is_secret && !is_known && !value.is_empty() { NOT_SHOWN } else { value }
 }

@@ -1,4 +1,4 @@
-//! `brigade test`: the self-test, started as any other program.
+//! `brigade test`: starts the self-test like any other program.
 
 mod build;
 
@@ -52,9 +52,9 @@ struct Launch {
     args: LaunchArgs,
 }
 
-/// Runs the test and gives its exit code.
+/// Runs the test and returns its exit code.
 pub(crate) fn run(args: &TestArgs) -> anyhow::Result<u8> {
-    // Wrong flags are answered before minutes go into a build.
+    // Wrong flags are reported before a build that takes minutes.
     args.launch(NAME.as_ref())?;
     launch::run(&args.launch(args.program()?.as_os_str())?)
 }

@@ -1,4 +1,4 @@
-//! `brigade setup`: gives a cargo project its libtorch.
+//! `brigade setup`: configures libtorch for a cargo project.
 
 use std::env;
 use std::io::Write;
@@ -46,7 +46,7 @@ pub(crate) struct SourceArgs {
     pytorch: bool,
 }
 
-/// Sets up the project of the working folder, or undoes it, and says what was changed.
+/// Sets up the project of the working folder, or reverts that, and prints the changes.
 pub(crate) fn run(args: &SetupArgs, mut out: impl Write) -> anyhow::Result<()> {
     let project = Project::find(&env::current_dir().context("there is no working folder")?)?;
     if !args.remove {
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &SetupArgs, mut out: impl Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The same for a project that is known.
+/// Sets up this project.
 pub(crate) fn set_up(
     project: &Project,
     source: &SourceArgs,
@@ -88,21 +88,21 @@ pub(crate) fn set_up(
 }
 
 impl SourceArgs {
-    /// What the flags ask for, else the environment, else the fetched one.
+    /// Returns the libtorch of the flags, or else of the environment, or else the fetched one.
     pub(crate) fn wanted(&self) -> Wanted {
         self.named().unwrap_or(Wanted::Fetched(Kind::Cpu))
     }
 
-    /// Whether a flag says which.
+    /// Returns `true` if a flag selects one.
     pub(crate) fn is_given(&self) -> bool {
         self.cuda || self.pytorch || self.libtorch.is_some()
     }
 
-    /// What the flags ask for, else the environment.
+    /// Returns the libtorch of the flags, or else of the environment.
     pub(crate) fn named(&self) -> Option<Wanted> {
         if let Some(folder) = &self.libtorch {
             let named = format!("--libtorch {}", folder.display());
-            // `absolute` refuses an empty path, which `Libtorch` has its own words for.
+            // `absolute` fails for an empty path, for which `Libtorch` has a better message.
             let path = std::path::absolute(folder).unwrap_or_else(|_| Path::new("").to_owned());
             return Some(Wanted::Folder { path, named });
         }

@@ -1,4 +1,4 @@
-//! Settings of Accelerate's and DeepSpeed's, read for a Rust program.
+//! Settings of Accelerate and DeepSpeed as read for a Rust program.
 
 use std::fs;
 use std::path::Path;
@@ -9,11 +9,11 @@ use brigade_config::{Layer, plugins};
 use brigade_rank_env::text::escaped;
 use brigade_sharding::settings::{DeepSpeedConfig, Facts, Given, Note, Settings, resolve};
 
-/// Resolves the arguments of those plugins that are on. DeepSpeed's configuration is `deepspeed`, else the file that
-/// the arguments name, else what they say.
+/// Resolves the arguments of the plugins that are on. DeepSpeed's configuration is `deepspeed`, or else the file that
+/// the arguments name, or else the arguments.
 ///
 /// # Errors
-/// A file that cannot be read; what [`resolve`] refuses.
+/// Fails for a file that cannot be read, and with the errors of [`resolve`].
 pub(crate) fn read(
     layer: &Layer,
     deepspeed: Option<DeepSpeedConfig>,
@@ -33,7 +33,7 @@ pub(crate) fn read(
     Ok(resolve(&given, deepspeed.as_ref(), &facts)?)
 }
 
-/// Reads DeepSpeed's file; `asked_by` says where it was named.
+/// Reads DeepSpeed's file; `asked_by` is the setting that named it.
 pub(crate) fn read_deepspeed(path: &Path, asked_by: &str) -> Result<DeepSpeedConfig> {
     let text = fs::read_to_string(path);
     let unreadable = || format!("cannot read {} ({})", escaped(path.display()), escaped(asked_by));
@@ -41,7 +41,7 @@ pub(crate) fn read_deepspeed(path: &Path, asked_by: &str) -> Result<DeepSpeedCon
     Ok(DeepSpeedConfig::from_json(&path.display().to_string(), &text)?)
 }
 
-/// The arguments of plugins that are on, and the switches of both that may shard.
+/// Returns the arguments of plugins that are on, and the switches of both plugins that may shard.
 fn given(layer: &Layer, is_on: impl Fn(Plugin) -> bool) -> Vec<Given> {
     let source = |name: &str| layer.source(name).map_or_else(String::new, ToString::to_string);
     let arguments =
@@ -56,7 +56,7 @@ fn given(layer: &Layer, is_on: impl Fn(Plugin) -> bool) -> Vec<Given> {
             given.push(Given::new(name, "false", ""));
         }
     }
-    // The setting goes before the field of a file's `deepspeed_config`, as for Python programs.
+    // The setting takes precedence over the field of a file's `deepspeed_config`, as for Python programs.
     for (setting, name) in [
         ("mixed-precision", "mixed_precision"),
         ("gradient-accumulation-steps", "deepspeed_gradient_accumulation_steps"),

@@ -1,9 +1,9 @@
-//! What is wrong with a command line, in one line: several hosts may say it at once.
+//! Errors of a command line as one line: several hosts may print them at once.
 
 use clap::Error;
 use clap::error::ErrorKind;
 
-/// The line for an error; `None` for an answer that is not an error, or is a page of help.
+/// Returns the line for an error; `None` for an answer that is not an error, or is a page of help.
 pub(crate) fn line(error: &Error) -> Option<String> {
     match error.kind() {
         ErrorKind::DisplayHelp
@@ -16,7 +16,7 @@ pub(crate) fn line(error: &Error) -> Option<String> {
     }
 }
 
-/// Of what clap says: the fault and the first piece of advice, without the usage.
+/// Shortens clap's message to the error and the first piece of advice, without the usage.
 fn shortened(text: &str) -> String {
     let mut paragraphs = text.split("\n\n");
     let words = |it: &str| it.split_whitespace().collect::<Vec<_>>().join(" ");

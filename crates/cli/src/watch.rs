@@ -1,6 +1,6 @@
 //! `brigade watch`: follows a run that logs JSON lines, from another terminal or host.
 //!
-//! It reads the run's file and nothing else: the run does not know that it is watched.
+//! It only reads the run's file; the run itself is not affected.
 
 mod curve;
 mod draw;
@@ -51,7 +51,7 @@ pub(crate) struct WatchArgs {
     once: bool,
 }
 
-/// Shows the run. The exit code is 1 where it was followed as plain lines and failed.
+/// Shows the run. The exit code is 1 if it was followed as plain lines and failed.
 pub(crate) fn run(args: &WatchArgs, out: impl Write) -> anyhow::Result<u8> {
     let mut out = io::BufWriter::new(out);
     let mut feed = args.feed()?;
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &WatchArgs, out: impl Write) -> anyhow::Result<u8> {
     }
 }
 
-/// Whether a reader has seen enough.
+/// Returns `true` if the reader has closed the pipe.
 fn is_cut_short(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|it| it.kind() == io::ErrorKind::BrokenPipe)
 }
@@ -101,7 +101,7 @@ impl WatchArgs {
         Ok(Feed::File(opened.with_context(|| self.advice())?))
     }
 
-    /// What to do where there is no such run.
+    /// Returns advice for a run that does not exist.
     fn advice(&self) -> String {
         let path = self.run_path.display();
         match &self.run {

@@ -1,8 +1,7 @@
-//! Accelerate's own configuration files, read as they are.
+//! Reader of Accelerate's configuration files.
 //!
-//! Every key of its `ClusterConfig` has one of four outcomes, and the caller learns which: it becomes
-//! settings, it says nothing, it is left out with a reason, or the file cannot be used because of
-//! it. None is dropped in silence.
+//! Every key of its `ClusterConfig` has one of these outcomes, which the caller gets: it becomes settings, it has no
+//! meaning, it is left out with a reason, or the file cannot be used because of it. No key is dropped silently.
 
 use std::path::Path;
 
@@ -17,50 +16,51 @@ use crate::value::Raw;
 mod keys;
 mod yaml;
 
-/// What a file of Accelerate's says.
+/// Settings and outcomes of the keys of an Accelerate configuration file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Import {
-    /// Its settings, and a warning for each key that was left out.
+    /// Settings of the file, and a warning for each key that was left out.
     pub layer: Layer,
     /// Every key with its outcome, in the order of the file.
     pub rows: Vec<Row>,
 }
 
-/// One key of a file.
+/// Key of an Accelerate configuration file, with its outcome.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Its line, from 1.
+    /// Line number of the key, from 1.
     pub line: usize,
-    /// Its name.
+    /// Name of the key.
     pub key: String,
-    /// Its value, shortened.
+    /// Value of the key, shortened for display.
     pub value: String,
-    /// What became of it.
+    /// Outcome of the key.
     pub outcome: KeyOutcome,
 }
 
-/// What becomes of a key.
+/// Outcome of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyOutcome {
-    /// These settings, by name and value; a variable for the ranks as `env.NAME`, an argument of a
-    /// plugin as `accelerate.NAME`.
+    /// The key becomes these settings, by name and value. A variable for the ranks is `env.NAME`, an argument of a
+    /// plugin `accelerate.NAME`.
     Becomes(Vec<(String, String)>),
-    /// It asks for nothing, or for what is the case anyway.
+    /// The key has no effect, or its value is what happens anyway.
     Nothing,
-    /// It has no effect in Accelerate either: why.
+    /// The key has no effect in Accelerate either, for this reason.
     Idle(String),
-    /// It is not honoured, and the job may run without it: why.
+    /// The key is ignored, and the job can run without it. Contains the reason.
     LeftOut(String),
-    /// It is not honoured, and the job would be another one without it: why.
+    /// The key is not supported, and the job would be another one without it. Contains the reason.
     Refused(String),
 }
 
-/// Reads a file in YAML, or in JSON where it ends in `.json`.
+/// Reads a file in YAML, or in JSON if its name ends in `.json`.
 ///
-/// `num_processes` counts the ranks of all machines; `nproc` counts those of one.
+/// `num_processes` is the number of ranks on all machines; the setting `nproc` is the number on one.
 ///
-/// Errors: what is not YAML, an unknown key, a value of the wrong kind, ranks that do not divide
-/// by the machines, and keys that ask for what Brigade does not do.
+/// # Errors
+/// Text that is not YAML, an unknown key, a value of the wrong type, a number of ranks that the machines do not divide,
+/// and keys for features that Brigade does not have.
 ///
 /// ```
 /// use brigade_config::accelerate;
@@ -94,8 +94,7 @@ pub fn read(path: &Path, text: &str) -> Result<Import, ConfigError> {
     if !reasons.is_empty() {
         return Err(ConfigError::NotHonoured { path: path.to_owned(), reasons });
     }
-    // Last, because a file that asks for SageMaker has no such key, and is refused for better
-    // reasons.
+    // Checked last: a file for SageMaker lacks this key, and is refused with a better message.
     if keys.entry(keys::KIND).is_none() {
         let message = format!("every file of Accelerate's has {}, this one has not", keys::KIND);
         let path = path.to_owned();
@@ -150,7 +149,7 @@ impl Row {
     }
 }
 
-/// One key of a file with its value, as it was read.
+/// Key of a file with its parsed value.
 #[derive(Clone, Debug, PartialEq)]
 struct Entry {
     key: String,

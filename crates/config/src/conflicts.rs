@@ -1,4 +1,4 @@
-//! Settings that exclude each other.
+//! Resolution of settings that exclude each other.
 
 use brigade_launch::{NodeRange, NprocSpec};
 
@@ -6,13 +6,13 @@ use crate::error::ConfigError;
 use crate::layer::Layer;
 use crate::source::Source;
 
-/// Decides which settings apply where some exclude each other.
+/// Resolves settings that exclude each other.
 ///
-/// A user whose file names two hosts and who writes `--nproc 2 --hosts a,b` wants the flag: of
-/// two such settings, the one from the lower layer goes back to its default, and a note says so. Two from
-/// the same layer are a contradiction.
+/// If a file names two hosts and the user passes `--nproc 2 --hosts a,b`, the flag wins: of two exclusive settings, the
+/// one from the lower layer is reset to its default, and a note is added. Two from the same layer are a contradiction.
 ///
-/// Errors name both, and why they cannot be together.
+/// # Errors
+/// [`ConfigError::Contradiction`] names both settings and the reason why they exclude each other.
 ///
 /// ```
 /// use brigade_config::{Layer, Source, conflicts};
@@ -50,8 +50,9 @@ pub fn resolve(layer: Layer) -> Result<Layer, ConfigError> {
     Ok(layer)
 }
 
-/// Together with a list of hosts, `nnodes` says how many of them must be left for the job to go on.
-/// From a lower layer it speaks of another job; and one host from a higher layer needs no list.
+/// Resolves `nnodes` with a list of hosts. In the same layer as the list it is the number of hosts that the job needs
+/// to continue. From a lower layer it belongs to another job and is reset; and `nnodes` of 1 from a higher layer resets
+/// the list.
 fn resolve_nodes(layer: &mut Layer, list: &str) {
     let given = |name: &str| layer.source(name).filter(|it| **it != Source::Default).cloned();
     let (Some(of_list), Some(of_nodes)) = (given(list), given("nnodes")) else { return };
@@ -66,8 +67,8 @@ fn resolve_nodes(layer: &mut Layer, list: &str) {
     }
 }
 
-/// Together with a list of hosts, `master-addr` is another name of its first one. From a lower layer
-/// it is that of another job's.
+/// Resolves `master-addr` with a list of hosts. In the same layer as the list it is another name of the first host.
+/// From a lower layer it belongs to another job and is reset.
 fn resolve_address(layer: &mut Layer, list: &str) {
     let given = |name: &str| layer.source(name).filter(|it| **it != Source::Default).cloned();
     let (Some(of_list), Some(of_address)) = (given(list), given("master-addr")) else { return };
@@ -99,7 +100,7 @@ fn resolve_two(layer: &mut Layer, one: &str, other: &str, reason: &str) -> Resul
     Ok(())
 }
 
-/// Each of `some` excludes each of `others`.
+/// Rule: each of `some` excludes each of `others`.
 struct Conflict {
     some: &'static [&'static str],
     others: &'static [&'static str],

@@ -1,13 +1,13 @@
-//! A settings file as it is written: every key with a comment that explains it.
+//! Writer of settings files in which every key has a comment that explains it.
 
 use std::fmt::Write as _;
 
 use crate::file::VERSION;
 use crate::settings::{ACCELERATE, ENV, Setting, Settings, TABLE, TABLES};
 
-/// The text of a settings file.
+/// Returns the text of a settings file.
 ///
-/// Tables without a value are left out. Reading the text gives the same settings again.
+/// Tables without a value are left out. Reading the text gives the same settings.
 ///
 /// ```
 /// use brigade_config::{Settings, document, file};
@@ -49,7 +49,7 @@ pub fn write(settings: &Settings, heading: &str) -> String {
         line(&mut text, "");
         comment(&mut text, table.meaning.trim_start());
         line(&mut text, &format!("[{}]", table.name));
-        // A table of one entry quotes what needs it, names as well as values.
+        // A table of one entry makes toml quote the name and the value as needed.
         for (name, value) in rows {
             let row: toml::Table = [(name.clone(), value.clone().into())].into_iter().collect();
             text.push_str(&row.to_string());
@@ -62,7 +62,7 @@ fn line(text: &mut String, words: &str) {
     let _ = writeln!(text, "{words}"); // a String takes everything
 }
 
-/// Words in lines that fit a terminal.
+/// Appends a comment, wrapped to the width of a terminal.
 fn comment(text: &mut String, words: &str) {
     let mut width = 0;
     for word in words.split_whitespace() {

@@ -1,4 +1,4 @@
-//! One setting of a settings file, read or changed by name.
+//! Reading and changing one setting of a settings file by name.
 
 use std::path::Path;
 
@@ -12,8 +12,8 @@ use crate::settings::{ACCELERATE, ENV, Setting, TABLE};
 use crate::source::Source;
 use crate::{document, suggest};
 
-/// The name of a setting, of a variable for the ranks (`env.NAME`), or of an argument of Accelerate's
-/// plugins (`accelerate.NAME`).
+/// Name of a setting, of a variable for the ranks (`env.NAME`), or of an argument of Accelerate's plugins
+/// (`accelerate.NAME`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingName {
     table: &'static str,
@@ -21,9 +21,10 @@ pub struct SettingName {
 }
 
 impl SettingName {
-    /// Reads a name, with either kind of dash.
+    /// Parses a name, with dashes or underscores.
     ///
-    /// Errors when there is no such setting; the error names the one that may be meant.
+    /// # Errors
+    /// [`ConfigError::Contradiction`] for an unknown name, with the most similar known one.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         if let Some(key) = text.strip_prefix(ENV_PREFIX) {
             return Ok(Self { table: ENV.name, key: key.to_owned() });
@@ -50,7 +51,7 @@ impl SettingName {
         Err(unknown(text, &hint))
     }
 
-    /// The value in a layer, as a flag or a variable would say it.
+    /// Returns the setting's value in a layer, in the form of a flag or variable; `None` if it is not set.
     ///
     /// ```
     /// use brigade_config::{Layer, edit::SettingName};
@@ -69,7 +70,7 @@ impl SettingName {
         }
     }
 
-    /// A layer with this setting alone.
+    /// Returns a layer that contains this setting alone.
     fn layer(&self, value: &str) -> Result<Layer, ConfigError> {
         let mut layer = Layer::default();
         let source = Source::Argument(self.to_string());
@@ -101,10 +102,11 @@ fn unknown(name: &str, hint: &str) -> ConfigError {
     ConfigError::Contradiction(format!("no setting is called `{name}`: {hint}"))
 }
 
-/// Gives the text of a settings file with one value changed or added. Comments, order and spellings stay.
+/// Returns the text of a settings file with one value changed or added. Comments, order and spellings are kept.
 ///
-/// Errors when the file cannot be read as settings, before or after, or the value is not what the setting
-/// expects.
+/// # Errors
+/// Fails when the file cannot be read as settings, before or after the change, or the value is not valid for the
+/// setting.
 ///
 /// ```
 /// use brigade_config::edit::{SettingName, set};
@@ -127,7 +129,7 @@ pub fn set(
     let mut document: DocumentMut = text.parse().map_err(broken)?;
     if document.is_empty() {
         let made = document::write(&layer.settings, "Made by `brigade config set`.");
-        // Comments of a file without settings.
+        // The file contains only comments.
         return Ok(if text.trim().is_empty() { made } else { format!("{text}\n{made}") });
     }
     let row = document::write(&layer.settings, "");

@@ -1,4 +1,4 @@
-//! What may be wrong with settings.
+//! Errors of settings.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,115 +8,116 @@ use brigade_rank_env::text::{escaped, printable_within};
 use crate::settings::Setting;
 use crate::source::Source;
 
-/// Nothing has been started and no file changed when one of these is returned.
+/// Error of reading, resolving or writing settings. When one is returned, no process was started and no file was
+/// changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A file that was asked for cannot be read.
     #[error("cannot read {} ({asked_by}): {source}", escaped(path.display()))]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why it was looked for.
+        /// Reason why the file was read, such as the flag that named it.
         asked_by: String,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file is not what its ending says.
+    /// A file is not in the format of its extension.
     #[error("{}:{line}: this is not {format}: {message}", escaped(path.display()), message = escaped(message))]
     Syntax {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What was expected: "TOML".
+        /// Name of the expected format, such as "TOML".
         format: &'static str,
-        /// What the parser says, and the line itself.
+        /// Message of the parser, with the line itself.
         message: String,
     },
-    /// A file is of another version.
+    /// A settings file has an unsupported version.
     #[error("{}:{line}: {message}", escaped(path.display()), message = escaped(message))]
     Version {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// Which version, and what to do.
+        /// Message with the version and what to do.
         message: String,
     },
-    /// A file has a key that means nothing, or stands in the wrong place.
+    /// A file has an unknown key, or a key in the wrong table.
     #[error("{at}: unknown key `{key}`{hint}", at = escaped(at), key = escaped(key))]
     UnknownKey {
-        /// Where.
+        /// Source of the key.
         at: Source,
-        /// The key.
+        /// Name of the key.
         key: String,
-        /// What to write instead.
+        /// Suggestion, to be appended to the message.
         hint: String,
     },
-    /// A key is there twice.
+    /// A key occurs twice.
     #[error("{at}: `{key}` is there a second time", at = escaped(at), key = escaped(key))]
     Twice {
-        /// Where.
+        /// Source of the second occurrence.
         at: Source,
-        /// The key.
+        /// Name of the key.
         key: String,
     },
-    /// A value is not what its setting expects.
+    /// A value is not valid for its setting.
     #[error("{}", escaped(format_args!("{source_of}: {name} is {found}, {wrong}")))]
     Value {
-        /// Where it was set.
+        /// Source of the value.
         source_of: Source,
-        /// The setting.
+        /// Name of the setting.
         name: String,
-        /// What was found.
+        /// Value that was found.
         found: String,
-        /// What was expected.
+        /// Description of the expected value.
         wrong: String,
     },
-    /// A variable for the ranks that cannot be one.
+    /// A variable for the ranks is not allowed.
     #[error("{}", escaped(format_args!("{source_of}: {name} {reason}")))]
     Variable {
-        /// Where it was set.
+        /// Source of the variable.
         source_of: Source,
-        /// The variable.
+        /// Name of the variable.
         name: String,
-        /// Why not.
+        /// Reason why it is not allowed.
         reason: &'static str,
     },
-    /// A file of Accelerate's asks for what is not here.
+    /// A file of Accelerate's needs features that Brigade does not have.
     #[error("{} cannot be used: {}", escaped(path.display()), escaped(reasons.join("; ")))]
     NotHonoured {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The lines and keys, and why.
+        /// Reasons, each with the line and the key.
         reasons: Vec<String>,
     },
-    /// Settings that cannot hold together.
+    /// Settings exclude each other. Contains the message.
     #[error("{}", escaped(.0))]
     Contradiction(String),
-    /// A file exists and must not be overwritten.
+    /// A file already exists and must not be overwritten.
     #[error("{} already exists: --force writes over it", escaped(.0.display()))]
     Exists(PathBuf),
     /// A file could not be written.
     #[error("cannot write {}: {reason}", escaped(path.display()))]
     Unwritable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is in the way and what to do about it.
+        /// Reason, with what to do about it.
         reason: String,
     },
 }
 
 impl ConfigError {
-    /// A user can mend it with another command line, variable or file. Else the system refused
-    /// something.
+    /// Returns `true` if the user can fix the error with another command line, variable or file. Otherwise an operation
+    /// of the system failed.
     #[must_use]
     pub fn is_for_user(&self) -> bool {
         !matches!(self, Self::Unwritable { .. })
     }
 
-    /// What a parser says of a line, with that line.
+    /// Creates a syntax error from a parser's message and the line.
     pub(crate) fn syntax(
         path: &Path,
         text: &str,
@@ -132,13 +133,13 @@ impl ConfigError {
         Self::Syntax { path: path.to_owned(), line, format, message }
     }
 
-    /// A text that is not a value of a setting.
+    /// Creates the error for a text that is not a value of the setting.
     pub(crate) fn text(source: Source, name: &str, text: &str) -> Self {
         let wrong = Setting::named(name).map_or_else(String::new, |it| fault(it, text));
         Self::Value { source_of: source, name: name.to_owned(), found: format!("`{text}`"), wrong }
     }
 
-    /// Something found that is of another kind.
+    /// Creates the error for a value of the wrong type.
     pub(crate) fn value(source: Source, name: &str, found: String) -> Self {
         let expected = Setting::named(name).map_or("a setting's name", |it| it.expected);
         Self::wrong(source, name, found, expected)
@@ -150,10 +151,10 @@ impl ConfigError {
     }
 }
 
-/// What is wrong with a text, without the text: that is said before it.
+/// Returns what is wrong with a text, without the text, which the message already contains.
 pub(crate) fn fault(setting: &Setting, text: &str) -> String {
     setting.fault(text).trim_end_matches(&format!(", found {text:?}")).to_owned()
 }
 
-/// Of a line that cannot be read: an error should stay one line.
+/// Maximum length of a quoted line in an error, so that the error stays on one line.
 const SHOWN_CHARACTERS: usize = 60;

@@ -1,4 +1,4 @@
-//! Brigade's own settings file: TOML, one table for each kind of setting.
+//! Reader of Brigade's settings files: TOML, with one table for each kind of setting.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -13,13 +13,16 @@ use crate::source::Source;
 use crate::suggest;
 use crate::value::Raw;
 
-/// The version of the file's layout that this program writes.
+/// Version of the settings file's layout that this program writes.
 pub const VERSION: i64 = 1;
 
-/// Reads a settings file. Every value's source is the line of its key.
+/// Reads a settings file. Each value's source is the line of its key.
 ///
-/// Errors name the line: what is not TOML, another version, a key that means nothing, a value of
-/// the wrong kind. A file without anything in it says nothing, so `/dev/null` is one.
+/// An empty file is valid and sets nothing, so `/dev/null` can be passed.
+///
+/// # Errors
+/// Text that is not TOML, another version, an unknown key, or a value of the wrong type. The message contains the line
+/// number.
 ///
 /// ```
 /// use brigade_config::file;
@@ -61,7 +64,7 @@ pub fn read(path: &Path, text: &str) -> Result<Layer, ConfigError> {
     Ok(layer)
 }
 
-/// The document, with the place of everything in it.
+/// Parses the document, with the offset of every key and value.
 pub(crate) fn parse<'a>(path: &Path, text: &'a str) -> Result<DeTable<'a>, ConfigError> {
     let document = DeTable::parse(text).map_err(|error| {
         let line = error.span().map_or(1, |span| line_at(text, span.start));
@@ -74,7 +77,7 @@ pub(crate) fn parse<'a>(path: &Path, text: &'a str) -> Result<DeTable<'a>, Confi
     Ok(document.into_inner())
 }
 
-/// The file says for which version it was written.
+/// Returns `true` if the file has a version key.
 pub(crate) fn has_version(document: &DeTable<'_>) -> bool {
     document.contains_key(VERSION_KEY)
 }
@@ -154,7 +157,7 @@ fn read_env(lines: &Lines<'_>, table: &DeTable<'_>, layer: &mut Layer) -> Result
     Ok(())
 }
 
-/// Variables are texts, but `1` and `true` need no quotation marks.
+/// Reads a variable for the ranks. Variables are texts, but `1` and `true` need no quotation marks.
 pub(crate) fn read_variable(
     layer: &mut Layer,
     name: &str,
@@ -190,7 +193,7 @@ fn unknown_outside(at: Source, key: &str, name: &str) -> ConfigError {
     unknown(at, key)
 }
 
-/// As they stand in the file: the first fault is the one to name.
+/// Sorts by position in the file, so that the first mistake is reported.
 pub(crate) fn in_order<'t, 'i>(
     table: &'t DeTable<'i>,
 ) -> Vec<(&'t Key<'i>, &'t Spanned<DeValue<'i>>)> {
@@ -201,7 +204,7 @@ pub(crate) fn in_order<'t, 'i>(
 
 pub(crate) type Key<'i> = Spanned<Cow<'i, str>>;
 
-/// Names are written with either kind of dash, as flags are.
+/// Replaces underscores by dashes: keys may be written with either.
 pub(crate) fn normal(key: &str) -> String {
     key.replace('_', "-")
 }
@@ -224,7 +227,7 @@ pub(crate) fn raw(value: &DeValue<'_>) -> Raw {
     }
 }
 
-/// A file while it is read.
+/// Settings file that is being read.
 struct Lines<'a> {
     path: &'a Path,
     text: &'a str,
@@ -241,7 +244,7 @@ pub(crate) fn line_at(text: &str, offset: usize) -> usize {
 }
 
 const VERSION_KEY: &str = "version";
-/// Accelerate's count of ranks, which no setting is.
+/// Accelerate's number of ranks on all machines, for which there is no setting.
 const TOTALS: [&str; 1] = ["num-processes"];
 
 #[cfg(test)]

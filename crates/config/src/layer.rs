@@ -1,4 +1,4 @@
-//! Settings that know where they come from, and how one layer of them lies over another.
+//! Settings with their sources, and the order of precedence of layers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::source::Source;
 use crate::suggest;
 use crate::value::Raw;
 
-/// Settings with the source of each.
+/// Settings with the source of each value.
 ///
 /// ```
 /// use brigade_config::{Layer, Source};
@@ -29,23 +29,22 @@ use crate::value::Raw;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Layer {
-    /// The values.
+    /// Values of the settings.
     pub settings: Settings,
-    /// What there is to say about them.
+    /// Notes about the settings, for the user.
     pub notes: Vec<Note>,
-    /// By name; a variable for the ranks as `env.NAME`, an argument of Accelerate's plugins as
-    /// `accelerate.NAME`.
+    /// Sources by name. A variable for the ranks is `env.NAME`, an argument of Accelerate's plugins `accelerate.NAME`.
     sources: BTreeMap<String, Source>,
 }
 
-/// Something that was set and does not do what one may think.
+/// Note about a setting that has no effect, or not the expected one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Where it was set.
+    /// Source of the setting.
     pub source: Source,
-    /// What it does instead, and why.
+    /// Text that explains what happens instead, and why.
     pub text: String,
-    /// It is worth a line at each launch, not only where a user asks for an explanation.
+    /// `true` if the note is shown at each launch, and not only with `--explain`.
     pub is_warning: bool,
 }
 
@@ -56,7 +55,7 @@ impl fmt::Display for Note {
 }
 
 impl Layer {
-    /// The lowest layer: what holds unless something else is set.
+    /// Returns the lowest layer: the defaults of all settings.
     #[must_use]
     pub fn defaults() -> Self {
         let mut layer = Self::default();
@@ -69,9 +68,10 @@ impl Layer {
         layer
     }
 
-    /// Sets what a variable or a flag says.
+    /// Sets a value from the text of a variable or flag.
     ///
-    /// Errors when it is not what the setting expects.
+    /// # Errors
+    /// [`ConfigError::Value`] if the text is not a value of the setting.
     pub fn set(&mut self, name: &str, text: &str, source: Source) -> Result<(), ConfigError> {
         if !self.settings.set(name, text) {
             return Err(ConfigError::text(source, name, text));
@@ -80,7 +80,7 @@ impl Layer {
         Ok(())
     }
 
-    /// Sets what a file says.
+    /// Sets a value from a file.
     pub(crate) fn read(
         &mut self,
         name: &str,
@@ -89,7 +89,7 @@ impl Layer {
     ) -> Result<(), ConfigError> {
         if !self.settings.read(name, raw) {
             let mut error = ConfigError::value(source, name, raw.shown());
-            // `quiet = "yes"` is of the wrong kind, `tee = "9"` has the wrong words.
+            // `quiet = "yes"` has the wrong type, `tee = "9"` the wrong text.
             let setting = Setting::named(name);
             let text = match raw {
                 Raw::Text(text) => Some(text.clone()),
@@ -110,9 +110,10 @@ impl Layer {
         Ok(())
     }
 
-    /// Sets a variable for the ranks.
+    /// Sets an environment variable for the ranks.
     ///
-    /// Errors when it cannot be one, or is for the launcher to set.
+    /// # Errors
+    /// [`ConfigError::Variable`] if the name or value is not valid, or the launcher itself sets or reads the variable.
     pub fn set_env(&mut self, name: &str, value: &str, source: Source) -> Result<(), ConfigError> {
         let reason = if name.is_empty() || name.contains(['=', '\0']) {
             "is not a valid name of a variable"
@@ -132,7 +133,8 @@ impl Layer {
 
     /// Sets an argument of Accelerate's plugins.
     ///
-    /// Errors when there is no such argument, or its value is not what it expects.
+    /// # Errors
+    /// [`ConfigError::UnknownKey`] for an unknown argument, [`ConfigError::Value`] for a value that it does not accept.
     pub fn set_plugin(
         &mut self,
         name: &str,
@@ -163,32 +165,32 @@ impl Layer {
         self.mark(&format!("{PLUGIN_PREFIX}{name}"), source);
     }
 
-    /// Forgets an argument of Accelerate's plugins.
+    /// Removes an argument of Accelerate's plugins.
     pub(crate) fn reset_plugin(&mut self, name: &str) {
         self.settings.accelerate.remove(name);
         self.sources.remove(&format!("{PLUGIN_PREFIX}{name}"));
     }
 
-    /// Where a setting was set, or a variable as `env.NAME`, or an argument of Accelerate's plugins as
-    /// `accelerate.NAME`; `None` where it was not.
+    /// Returns the source of a setting, of a variable (`env.NAME`), or of an argument of Accelerate's plugins
+    /// (`accelerate.NAME`). Returns `None` if it is not set.
     #[must_use]
     pub fn source(&self, name: &str) -> Option<&Source> {
         self.sources.get(name)
     }
 
-    /// Some value is from this file.
+    /// Returns `true` if a value comes from this file.
     #[must_use]
     pub fn has_source_in(&self, file: &Path) -> bool {
         self.sources.values().any(|it| matches!(it, Source::File { path, .. } if path == file))
     }
 
-    /// A user, not a default, has set it.
+    /// Returns `true` if the setting was set by the user, and is not a default.
     #[must_use]
     pub fn is_given(&self, name: &str) -> bool {
         self.source(name).is_some_and(|source| *source != Source::Default)
     }
 
-    /// This layer where it says something, `lower` where it does not.
+    /// Returns this layer with the values of `lower` where this layer has none.
     #[must_use]
     pub fn over(self, lower: Self) -> Self {
         let mut layers = lower;
@@ -198,7 +200,7 @@ impl Layer {
         layers
     }
 
-    /// Puts a setting back to its default.
+    /// Resets a setting to its default.
     pub fn reset(&mut self, name: &str) {
         self.settings.unset(name);
         self.sources.remove(name);
@@ -212,20 +214,20 @@ impl Layer {
         self.sources.insert(name.to_owned(), source);
     }
 
-    /// Adds a note about a setting, shown by `--explain`.
+    /// Adds a note about a setting, which `--explain` shows.
     pub fn note(&mut self, source: Source, text: impl Into<String>) {
         self.notes.push(Note { source, text: text.into(), is_warning: false });
     }
 
-    /// Says something about a setting at each launch.
+    /// Adds a warning about a setting, which is shown at each launch.
     pub fn warn(&mut self, source: Source, text: impl Into<String>) {
         self.notes.push(Note { source, text: text.into(), is_warning: true });
     }
 }
 
-/// Before the names of variables among the sources.
+/// Prefix of variables' names among the sources.
 pub(crate) const ENV_PREFIX: &str = "env.";
-/// Before the names of arguments of Accelerate's plugins among the sources.
+/// Prefix of the names of plugin arguments among the sources.
 pub(crate) const PLUGIN_PREFIX: &str = "accelerate.";
 
 #[cfg(test)]

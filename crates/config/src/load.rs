@@ -1,4 +1,4 @@
-//! From files and the environment to one layer of settings.
+//! Loading of settings from files and the environment.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,23 +12,22 @@ use crate::source::Source;
 use crate::variables::Variables;
 use crate::{accelerate, file};
 
-/// Settings before any flag.
+/// Settings from files and the environment, before any flag.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// The environment over the file over the defaults.
+    /// Layer of the settings: environment over file over defaults.
     pub layer: Layer,
-    /// The file that was read.
+    /// Settings file that was read, if there was one.
     pub file: Option<SettingsPath>,
 }
 
 /// Reads the settings file, if there is one, and the environment.
 ///
-/// The file is the one that `named` says, else `BRIGADE_CONFIG`, else the user's own, else the one
-/// that `accelerate config` wrote. The user has not asked Brigade to read that last one: where it
-/// cannot be used, that is a warning and no error.
+/// The file is `named`, or else that of `BRIGADE_CONFIG`, or else the user's own, or else the one that `accelerate
+/// config` wrote. The user did not ask Brigade to read the last one, so it only causes a warning if it cannot be used.
 ///
-/// Errors when a file that was named cannot be read, and when a file or a variable does not say
-/// what its settings expect.
+/// # Errors
+/// Fails when a named file cannot be read, or when a value in a file or variable is not valid for its setting.
 pub fn load(named: Option<&Path>, variables: &Variables) -> Result<Loaded, ConfigError> {
     let place = paths::to_read(named, variables, Path::exists);
     let mut lower = match &place {
@@ -42,8 +41,7 @@ pub fn load(named: Option<&Path>, variables: &Variables) -> Result<Loaded, Confi
     Ok(Loaded { layer, file: place })
 }
 
-/// Expands `~/` as a shell does on a command line. The folder of other hosts
-/// is theirs to know.
+/// Expands `~/` as a shell does on a command line. Folders on other hosts are not expanded: the home folder may differ.
 fn expand(settings: &mut Settings, home: &Path) {
     for path in [&mut settings.hostfile, &mut settings.rdzv_secret_file, &mut settings.log_dir] {
         if let Some(path) = path
@@ -70,9 +68,10 @@ fn read_place(place: &SettingsPath) -> Result<Layer, ConfigError> {
     }
 }
 
-/// Reads a file of either kind: Accelerate's end in `.yaml`, `.yml` or `.json`.
+/// Reads a settings file of either kind: those of Accelerate end in `.yaml`, `.yml` or `.json`.
 ///
-/// Errors as [`file::read`] and [`accelerate::read`].
+/// # Errors
+/// Returns the same errors as [`file::read`] and [`accelerate::read`].
 pub fn read_layer(path: &Path, text: &str) -> Result<Layer, ConfigError> {
     if is_accelerates(path) {
         accelerate::read(path, text).map(|import| import.layer)
@@ -81,7 +80,7 @@ pub fn read_layer(path: &Path, text: &str) -> Result<Layer, ConfigError> {
     }
 }
 
-/// By its ending: YAML and JSON are Accelerate's, TOML is ours.
+/// Returns `true` if the file's extension is one of Accelerate's: YAML or JSON. Brigade's own files are TOML.
 #[must_use]
 pub fn is_accelerates(path: &Path) -> bool {
     path.extension().is_some_and(|found| {
@@ -89,9 +88,10 @@ pub fn is_accelerates(path: &Path) -> bool {
     })
 }
 
-/// The text of a settings file.
+/// Reads the text of a settings file.
 ///
-/// Errors when it cannot be read, is not text, or is too long to be one.
+/// # Errors
+/// Fails when the file cannot be read, is not UTF-8, or is too long for a settings file.
 pub fn read_text(place: &SettingsPath) -> Result<String, ConfigError> {
     let fault = |source| ConfigError::Unreadable {
         path: place.path.clone(),
@@ -99,7 +99,7 @@ pub fn read_text(place: &SettingsPath) -> Result<String, ConfigError> {
         source,
     };
     let mut text = String::new();
-    // A device or a pipe has no length that one could ask for.
+    // The length of a device or pipe is unknown before reading.
     let length = File::open(&place.path)
         .and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text))
         .map_err(fault)?;
@@ -109,7 +109,7 @@ pub fn read_text(place: &SettingsPath) -> Result<String, ConfigError> {
     Ok(text)
 }
 
-/// A thousand times what a long one has.
+/// Maximum size of a settings file: a thousand times that of a long one.
 const MAX_BYTES: u64 = 1 << 22;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The settings that suit a machine.
+//! Default settings for a machine.
 
 use brigade_launch::NprocSpec;
 use brigade_rank_env::text::counted;
@@ -6,17 +6,17 @@ use brigade_rank_env::text::counted;
 use crate::settings::Settings;
 use crate::value::Precision;
 
-/// What a machine has, as far as settings depend on it.
+/// Resources of a machine that settings depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// GPUs that programs see, of any kind that is known.
+    /// Number of GPUs that programs can use, of any supported kind.
     pub gpus: usize,
-    /// Cores that this process may use.
+    /// Number of cores that this process may use.
     pub cores: usize,
 }
 
 impl Machine {
-    /// A rank for each GPU; where there is none, one rank with all cores.
+    /// Returns settings with one rank per GPU; without a GPU, one rank with all cores.
     ///
     /// ```
     /// use brigade_config::Machine;
@@ -35,7 +35,7 @@ impl Machine {
         }
     }
 
-    /// In words, for the heading of a file.
+    /// Describes the machine in words, for the heading of a settings file.
     #[must_use]
     pub fn words(self) -> String {
         let some = |count: usize, one: &str| match count {

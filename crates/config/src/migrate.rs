@@ -1,4 +1,4 @@
-//! An old settings file, or one of Accelerate's, as a current one.
+//! Migration of old settings files and of Accelerate's files to the current format.
 
 use std::path::{Path, PathBuf};
 
@@ -14,23 +14,24 @@ use crate::settings::{ENV, Setting, TABLE, TABLES};
 use crate::source::Source;
 use crate::suggest;
 
-/// A file as it should be.
+/// Migrated settings file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Migration {
-    /// Its text.
+    /// Text of the new file.
     pub text: String,
-    /// What is different, a line for each key.
+    /// Changes, one line for each key.
     pub changes: Vec<String>,
-    /// Where it belongs: a file of Accelerate's stays what it is, with one of ours beside it.
+    /// Path for the new file. A file of Accelerate's is kept, and the new one is written beside it.
     pub path: PathBuf,
 }
 
-/// Rewrites a file. `None` where it is current already.
+/// Rewrites a settings file. Returns `None` if it is current.
 ///
-/// Old is a file without a version: one written by hand, with keys outside of tables or under the
-/// names that torchrun and Accelerate have for them. Comments are not carried over.
+/// An old file is one without a version: written by hand, with keys outside of tables or under the names of torchrun
+/// and Accelerate. Comments are not carried over.
 ///
-/// Errors as [`file::read`] and [`accelerate::read`].
+/// # Errors
+/// Returns the same errors as [`file::read`] and [`accelerate::read`].
 ///
 /// ```
 /// use brigade_config::migrate;
@@ -77,7 +78,7 @@ fn change(row: &accelerate::Row) -> String {
     format!("line {}: {}: {} -> {became}", row.line, row.key, row.value)
 }
 
-/// A file without a version while it is read.
+/// File without a version that is being read.
 struct Old<'a> {
     path: &'a Path,
     text: &'a str,

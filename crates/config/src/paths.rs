@@ -1,40 +1,40 @@
-//! Where settings files lie.
+//! Locations of settings files.
 
 use std::path::{Path, PathBuf};
 
 use crate::source::Source;
 use crate::variables::{CONFIG, Variables};
 
-/// A settings file, and why it is that one.
+/// Path of a settings file, with the reason why it was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingsPath {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What chose it.
+    /// Reason why the file was chosen.
     pub chosen_by: ChosenBy,
 }
 
-/// Why a file is read.
+/// Reason why a settings file is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChosenBy {
-    /// `--config`.
+    /// The flag `--config` names it.
     Flag,
-    /// `BRIGADE_CONFIG`.
+    /// The variable `BRIGADE_CONFIG` names it.
     Variable,
-    /// It lies where the user's own settings lie.
+    /// The user's settings, at their default location.
     User,
-    /// It lies where Accelerate keeps its own, and the user has none for Brigade.
+    /// The settings of Accelerate, at their default location. The user has no settings file for Brigade.
     Accelerate,
 }
 
 impl ChosenBy {
-    /// A user named the file, so it must be there.
+    /// Returns `true` if the user named the file. It must then exist.
     #[must_use]
     pub fn is_named(self) -> bool {
         matches!(self, Self::Flag | Self::Variable)
     }
 
-    /// For errors and explanations.
+    /// Returns the reason as a phrase, for errors and explanations.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -46,7 +46,7 @@ impl ChosenBy {
     }
 }
 
-/// The file to read: the one that a user named, else the user's, else Accelerate's.
+/// Returns the settings file to read: the one that the user named, or else the user's own, or else Accelerate's.
 #[must_use]
 pub fn to_read(
     flag: Option<&Path>,
@@ -62,7 +62,8 @@ pub fn to_read(
     user.into_iter().chain(accelerate).find(|place| is_there(&place.path))
 }
 
-/// The file to write: the one that a user named, else the user's. `None` without a home folder.
+/// Returns the settings file to write: the one that the user named, or else the user's own. Returns `None` without a
+/// home folder.
 #[must_use]
 pub fn to_write(flag: Option<&Path>, variables: &Variables) -> Option<SettingsPath> {
     named(flag, variables)
@@ -77,15 +78,15 @@ fn named(flag: Option<&Path>, variables: &Variables) -> Option<SettingsPath> {
     })
 }
 
-/// `$XDG_CONFIG_HOME/brigade/config.toml`, by default in `~/.config`. The convention says that a
-/// relative path in the variable is to be ignored.
+/// Returns `$XDG_CONFIG_HOME/brigade/config.toml`, by default in `~/.config`. By the XDG convention a relative path in
+/// the variable is ignored.
 fn own(variables: &Variables) -> Option<PathBuf> {
     let folder = absolute(variables, "XDG_CONFIG_HOME")
         .or_else(|| Some(absolute(variables, "HOME")?.join(".config")))?;
     Some(folder.join("brigade").join("config.toml"))
 }
 
-/// `$HF_HOME/accelerate/default_config.yaml`, by default in `~/.cache/huggingface`.
+/// Returns `$HF_HOME/accelerate/default_config.yaml`, by default in `~/.cache/huggingface`.
 fn accelerate_default(variables: &Variables) -> Option<PathBuf> {
     let folder = variables.value("HF_HOME").map(PathBuf::from).or_else(|| {
         let cache = absolute(variables, "XDG_CACHE_HOME")
@@ -95,8 +96,8 @@ fn accelerate_default(variables: &Variables) -> Option<PathBuf> {
     Some(folder.join("accelerate").join("default_config.yaml"))
 }
 
-/// Returns whether `source` is the file that `accelerate config` writes where Accelerate looks for it: the user has
-/// not asked Brigade to read that file.
+/// Returns `true` if `source` is the file that `accelerate config` writes at Accelerate's default location: the user
+/// did not ask Brigade to read that file.
 #[must_use]
 pub fn is_accelerates_default(source: &Source, variables: &Variables) -> bool {
     matches!(source, Source::File { path, .. } if Some(path) == accelerate_default(variables).as_ref())

@@ -1,51 +1,51 @@
-//! The arguments of `accelerate launch` that are for its plugins: a table, with what their values are.
+//! Table of the arguments of `accelerate launch` that configure its plugins, with the types of their values.
 //!
-//! The table is Accelerate's code (`prepare_multi_gpu_env`, `prepare_deepspeed_cmd_env`,
+//! The table follows Accelerate's code (`prepare_multi_gpu_env`, `prepare_deepspeed_cmd_env`,
 //! `prepare_extend_env_parallelism_config`, `setup_fp8_env`, version 1.15).
 
 use Kind::{Bool, Choice, Flag, Float, Integer, OneOrZero, Switch, Text, ThreeOnesOrZeros};
 
 use crate::value::Value as _;
 
-/// One argument of `accelerate launch`.
+/// Argument of `accelerate launch` for a plugin.
 #[derive(Clone, Copy, Debug)]
 pub struct PluginArgument {
-    /// Its name, with dashes: the flag after two of them, and the key in `[accelerate]`.
+    /// Name with dashes: the flag without its leading dashes, and the key in `[accelerate]`.
     pub name: &'static str,
-    /// Which plugin it is for.
+    /// Plugin that the argument is for.
     pub plugin: Plugin,
-    /// What its value is.
+    /// Type of the argument's value.
     pub kind: Kind,
-    /// Its value where nothing is said; `None`: its variable is not set then.
+    /// Default value. `None` leaves the argument's variable unset.
     pub default: Option<&'static str>,
-    /// The variable that it becomes, or how the names of several begin; `None` where it becomes none
-    /// by itself.
+    /// Environment variable that the argument becomes, or the common prefix of several. `None` if it does not become
+    /// one by itself.
     pub variable: Option<&'static str>,
-    /// Accelerate writes its value in small letters.
+    /// `true` if Accelerate converts the value to lower case.
     pub(crate) is_lower: bool,
 }
 
-/// A way of training for which Accelerate has arguments of its own.
+/// Accelerate plugin with arguments of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plugin {
     /// PyTorch's `FullyShardedDataParallel` and `fully_shard`.
     Fsdp,
-    /// DeepSpeed.
+    /// DeepSpeed, with its ZeRO stages.
     DeepSpeed,
-    /// Megatron-LM.
+    /// Megatron-LM, with tensor and pipeline parallelism.
     Megatron,
-    /// Axes of parallelism besides data: tensors, contexts, sequences.
+    /// Parallelism config: tensor, context and sequence parallelism besides data parallelism.
     Parallelism,
-    /// Products in numbers of eight bits.
+    /// Matrix products with 8-bit floating-point numbers.
     Fp8,
 }
 
 impl Plugin {
-    /// All of them.
+    /// All plugins, in order.
     pub const ALL: [Self; 5] =
         [Self::Fsdp, Self::DeepSpeed, Self::Megatron, Self::Parallelism, Self::Fp8];
 
-    /// Its name in prose.
+    /// Returns the plugin's name for messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ impl Plugin {
         }
     }
 
-    /// The argument that turns it on; `None` for fp8, which is a value of the setting
+    /// Returns the argument that turns the plugin on; `None` for fp8, which is a value of the setting
     /// `mixed-precision`.
     #[must_use]
     pub fn switch(self) -> Option<&'static str> {
@@ -70,55 +70,55 @@ impl Plugin {
         }
     }
 
-    /// Returns whether its arguments say how a Rust program shards its model, too.
+    /// Returns `true` if the plugin's arguments also configure how a Rust program shards its model.
     #[must_use]
     pub fn shards(self) -> bool {
         matches!(self, Self::Fsdp | Self::DeepSpeed | Self::Megatron | Self::Parallelism)
     }
 
-    /// Every argument that turns one of them on.
+    /// Returns the arguments that turn plugins on.
     pub fn switches() -> impl Iterator<Item = &'static str> {
         Self::ALL.into_iter().filter_map(Self::switch)
     }
 
-    /// The flags that turn it on.
+    /// Returns the flag that turns the plugin on.
     pub(crate) fn flag(self) -> String {
         let of_fp8 = || "--mixed-precision fp8".to_owned();
         self.switch().map_or_else(of_fp8, |switch| format!("--{switch}"))
     }
 }
 
-/// What the value of an argument is.
+/// Type of an argument's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// No value: it is there or not, and turns a plugin on.
+    /// A switch without a value, which turns a plugin on.
     Switch,
-    /// No value: Python's `True` where it is there.
+    /// A flag without a value, which becomes Python's `True`.
     Flag,
-    /// True or false, of which Accelerate's parser makes 1 and 0.
+    /// A Boolean that Accelerate's parser converts to 1 or 0.
     OneOrZero,
-    /// Three of the same kind, with commas between them.
+    /// Three such Booleans, separated by commas.
     ThreeOnesOrZeros,
     /// A whole number.
     Integer,
-    /// Any number.
+    /// A number, or `auto`.
     Float,
-    /// One of these words, in small or capital letters: Accelerate's files have both.
+    /// One of these words in any case: Accelerate's files have both lower and upper case.
     Choice(&'static [&'static str]),
-    /// True or false, as Python prints it. Accelerate's own parser takes every text for true here.
+    /// A Boolean, as Python prints it. Accelerate's own parser takes every text as true here.
     Bool,
-    /// Any text.
+    /// A text of any content.
     Text,
 }
 
 impl Kind {
-    /// Whether a flag for it stands without a value.
+    /// Returns `true` if the flag has no value.
     #[must_use]
     pub fn is_switch(self) -> bool {
         matches!(self, Self::Switch | Self::Flag)
     }
 
-    /// For errors and for help.
+    /// Describes the expected value, for errors and help.
     #[must_use]
     pub fn expected(self) -> String {
         match self {
@@ -133,12 +133,12 @@ impl Kind {
         }
     }
 
-    /// The value as Python prints it; `None` where it is not [`expected`](Self::expected).
+    /// Normalises the value to the form that Python prints; `None` if it is not as [`expected`](Self::expected).
     fn normal(self, text: &str) -> Option<String> {
         match self {
             Self::Switch => bool::parse(text).map(|it| it.to_string()),
             Self::Integer => text.trim().parse::<i64>().ok().map(|it| it.to_string()),
-            // DeepSpeed's word for: as the program's own configuration says.
+            // DeepSpeed's word for the value of the program's own configuration.
             Self::Float if text == "auto" => Some(text.to_owned()),
             Self::Float => text.trim().parse::<f64>().ok().map(python_float),
             Self::Flag | Self::Bool => bool::parse(text).map(|it| python_bool(it).to_owned()),
@@ -153,26 +153,26 @@ impl Kind {
 }
 
 impl PluginArgument {
-    /// The argument of that name.
+    /// Returns the argument of that name, if it exists.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         ARGUMENTS.iter().find(|it| it.name == name)
     }
 
-    /// The value as it is kept.
+    /// Validates a value and normalises it to the form that is stored.
     ///
     /// # Errors
-    /// What was expected instead.
+    /// Returns a description of the expected value.
     pub fn parse(&self, text: &str) -> Result<String, String> {
         self.kind.normal(text).ok_or_else(|| format!("expected {}", self.kind.expected()))
     }
 
-    /// The value of a file of Accelerate's as it is kept. Accelerate does not look at a number there,
-    /// DeepSpeed knows the word auto, and its parser of flags does not see true and false.
+    /// Normalises a value of an Accelerate file. There, Accelerate does not validate numbers, DeepSpeed accepts `auto`,
+    /// and Booleans do not pass through the parser of flags.
     pub(crate) fn of_file(&self, text: String) -> String {
         match self.kind {
             Flag | OneOrZero | Float => text,
-            // Without brackets it is a list in YAML's eyes, within round ones a text.
+            // Without brackets YAML parses a list, within parentheses a text.
             ThreeOnesOrZeros => {
                 let items = text.trim_matches(|it: char| "()[] ".contains(it));
                 three(items, |it| python_bool(it).to_owned()).unwrap_or(text)
@@ -182,7 +182,7 @@ impl PluginArgument {
     }
 }
 
-/// Three truths, each written in the same way.
+/// Parses three Booleans and formats each with `write`.
 fn three(text: &str, write: impl Fn(bool) -> String) -> Option<String> {
     let items: Vec<bool> =
         text.split(',').map(|it| bool::parse(it.trim())).collect::<Option<_>>()?;
@@ -190,13 +190,13 @@ fn three(text: &str, write: impl Fn(bool) -> String) -> Option<String> {
     (words.len() == 3).then(|| words.join(","))
 }
 
-/// `True` and `False`.
+/// Returns `True` or `False`.
 #[must_use]
 pub(crate) fn python_bool(value: bool) -> &'static str {
     if value { "True" } else { "False" }
 }
 
-/// A number as Python prints it: `1.0`, `1e-05`, `1e+16`.
+/// Formats a number as Python prints it: `1.0`, `1e-05`, `1e+16`.
 pub(crate) fn python_float(number: f64) -> String {
     let text = format!("{number:?}");
     let Some((digits, exponent)) = text.split_once('e') else { return text };
@@ -208,9 +208,9 @@ pub(crate) fn python_float(number: f64) -> String {
     format!("{digits}e{sign}{exponent:0>2}")
 }
 
-/// What a file's `deepspeed_config` says of `gradient_accumulation_steps`: it holds with DeepSpeed only.
+/// Argument for `gradient_accumulation_steps` in a file's `deepspeed_config`, which applies with DeepSpeed only.
 pub(crate) const STEPS: &str = "deepspeed-gradient-accumulation-steps";
-/// The keys of a file's `deepspeed_config`, in its order.
+/// Argument for the list of keys in a file's `deepspeed_config`, in the order of the file.
 pub(crate) const FIELDS: &str = "deepspeed-fields-from-accelerate-config";
 
 macro_rules! arguments {
@@ -232,7 +232,7 @@ macro_rules! arguments {
     (@is_lower) => { false };
 }
 
-/// Every argument, in the order in which `accelerate launch` sets the variables.
+/// Table of all arguments, in the order in which `accelerate launch` sets the variables.
 pub const ARGUMENTS: &[PluginArgument] = arguments! {
     Fsdp {
         "use-fsdp" Switch => "ACCELERATE_USE_FSDP";
@@ -252,7 +252,7 @@ pub const ARGUMENTS: &[PluginArgument] = arguments! {
         "fsdp-activation-checkpointing" Text, default "false" => "FSDP_ACTIVATION_CHECKPOINTING" lower;
         "fsdp-activation-checkpointing-offload" Text, default "false"
             => "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD" lower;
-        // For files: Accelerate has no flag for it, nor for the two at the end of DeepSpeed's.
+        // For files only: Accelerate has no flag for this one, nor for the last two of DeepSpeed.
         "fsdp-ignored-modules" Text => "FSDP_IGNORED_MODULES";
     }
     DeepSpeed {
@@ -265,7 +265,7 @@ pub const ARGUMENTS: &[PluginArgument] = arguments! {
         "zero3-save-16bit-model" Text => "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL" lower;
         "deepspeed-config-file" Text => "ACCELERATE_DEEPSPEED_CONFIG_FILE";
         "deepspeed-moe-layer-cls-names" Text => "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES";
-        // Accelerate takes these two and hands them on to no program.
+        // Accelerate accepts these two and passes them to no program.
         "offload-optimizer-nvme-path" Text;
         "offload-param-nvme-path" Text;
         "deepspeed-multinode-launcher" Text;

@@ -1,9 +1,9 @@
-//! Accelerate's plugins for sharded training and for fp8: arguments of `accelerate launch` that become
+//! Accelerate's plugins for sharded training and fp8: arguments of `accelerate launch` that become environment
 //! variables for Python programs.
 //!
-//! A Python program that uses Accelerate reads them from its environment, under the names and with the defaults that
-//! `accelerate launch` gives them: [`ARGUMENTS`]. For a Rust program, those of FSDP, DeepSpeed and the axes of
-//! parallelism become a `Sharding`.
+//! A Python program that uses Accelerate reads them from its environment, under the names and with the defaults of
+//! `accelerate launch`: [`ARGUMENTS`]. For a Rust program, the arguments of FSDP, DeepSpeed and the parallelism config
+//! become a `Sharding`.
 
 use crate::error::ConfigError;
 use crate::layer::{Layer, PLUGIN_PREFIX};
@@ -13,33 +13,33 @@ use crate::plugin_arguments::{
 use crate::source::Source;
 use crate::value::{DynamoBackend, DynamoMode, Precision, Value as _};
 
-/// What the plugins of a launch come to.
+/// Plugins of a launch that are on, and their variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plugins {
-    /// Which are on, and where each was turned on.
+    /// Plugins that are on, each with the source that turned it on.
     pub on: Vec<(Plugin, Source)>,
-    /// Their variables.
+    /// Environment variables of the plugins, by name and value.
     pub variables: Vec<(String, String)>,
-    /// DeepSpeed has the folder of the launch appended to `PYTHONPATH`.
+    /// `true` if the folder of the launch is appended to `PYTHONPATH`, as for DeepSpeed.
     pub adds_python_path: bool,
 }
 
 impl Plugins {
-    /// Which are on, in prose.
+    /// Returns the names of the plugins that are on, for a message.
     #[must_use]
     pub fn names(&self) -> String {
         let names: Vec<&str> = self.on.iter().map(|it| it.0.name()).collect();
         names.join(" and ")
     }
 
-    /// Which are on, and where each was turned on: `FSDP (flag --use-fsdp)`.
+    /// Returns the plugins that are on with their sources, for a message: `FSDP (flag --use-fsdp)`.
     #[must_use]
     pub fn what(&self) -> String {
         self.with_sources(|_| true)
     }
 
-    /// Those that only Python programs have, and where each was turned on: `fp8 (flag --mixed-precision)`. Empty where
-    /// all of them become a sharding of a Rust program.
+    /// Returns the plugins that only Python programs support, with their sources: `fp8 (flag --mixed-precision)`. Empty
+    /// if all plugins become a sharding of a Rust program.
     #[must_use]
     pub fn only_for_python(&self) -> String {
         self.with_sources(|plugin| !plugin.shards())
@@ -51,7 +51,7 @@ impl Plugins {
         names.collect::<Vec<_>>().join(" and ")
     }
 
-    /// What to do instead with a program that is not a Python program.
+    /// Returns advice for a program that is not a Python program.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         if self.on.iter().all(|it| it.0.shards()) {
@@ -70,7 +70,7 @@ impl Plugin {
         }
     }
 
-    /// Where it was turned on, or off.
+    /// Returns the source that turned the plugin on or off.
     fn source(self, layer: &Layer) -> Source {
         match self.switch() {
             Some(switch) => source(layer, switch),
@@ -79,11 +79,12 @@ impl Plugin {
     }
 }
 
-/// Decides which plugins are on and what they set; `None` where none is. Notes which arguments do
-/// nothing because their plugin is off.
+/// Determines which plugins are on and their variables; `None` if all are off. Adds notes about arguments without
+/// effect because their plugin is off.
 ///
 /// # Errors
-/// Two plugins, or a plugin and `--cpu`, exclude each other.
+/// [`ConfigError::Contradiction`] if two plugins, or a plugin and `--cpu`, exclude each other, or a plugin lacks
+/// another one that it needs.
 pub fn resolve(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
     let is_on = |layer: &Layer, plugin: Plugin| plugin.is_on(layer);
     let said =
@@ -108,12 +109,12 @@ pub fn resolve(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
         let winner = format!("{}, as in Accelerate", said(layer, Plugin::DeepSpeed));
         turn_off(layer, Plugin::Megatron, &winner);
     }
-    // `use_cpu` of a file is a default of Accelerate's; the flag is a choice.
+    // `use_cpu` in a file is a default of Accelerate's; the flag is the user's choice.
     if let Some(cpu @ Source::Flag(_)) = layer.source("cpu").cloned()
         && layer.settings.cpu == Some(true)
     {
         for plugin in [Plugin::Fsdp, Plugin::DeepSpeed, Plugin::Megatron, Plugin::Parallelism] {
-            // Accelerate refuses the first two, and takes no notice of the others.
+            // Accelerate refuses the first two with a CPU, and ignores the others.
             let is_refused = matches!(plugin, Plugin::Fsdp | Plugin::DeepSpeed);
             match plugin.source(layer) {
                 _ if !is_on(layer, plugin) => {}
@@ -144,8 +145,7 @@ fn turn_off(layer: &mut Layer, plugin: Plugin, winner: &str) {
     layer.note(source, format!("{} gives way to {winner}", plugin.name()));
 }
 
-/// The arguments that are given, with their values, as flags would say them on a host that has not the
-/// files of this one.
+/// Returns the arguments that are set, with values in the form of flags, for a host that lacks the files of this one.
 #[must_use]
 pub fn given(layer: &Layer) -> Vec<(&'static PluginArgument, String)> {
     let of = |argument: &'static PluginArgument| {
@@ -183,7 +183,7 @@ fn note_what_is_off(layer: &mut Layer, on: &[Plugin]) {
     }
 }
 
-/// The paths are lost by Accelerate's own launcher, too, without a word.
+/// Warns of paths that are lost, as they are, without a message, in Accelerate's own launcher.
 fn warn_of_what_is_lost(layer: &mut Layer, on: &[Plugin]) {
     if value(layer, "deepspeed-multinode-launcher").is_some() && on.contains(&Plugin::DeepSpeed) {
         let text = "deepspeed-multinode-launcher changes nothing: Brigade starts the hosts itself";
@@ -204,7 +204,7 @@ fn warn_of_what_is_lost(layer: &mut Layer, on: &[Plugin]) {
     }
 }
 
-/// In the order in which Accelerate sets them.
+/// Returns the variables, in the order in which Accelerate sets them.
 fn variables(layer: &Layer, on: &[Plugin]) -> Vec<(String, String)> {
     let mut variables = common(layer, on);
     for plugin in on {
@@ -216,7 +216,7 @@ fn variables(layer: &Layer, on: &[Plugin]) -> Vec<(String, String)> {
             let text = value(layer, argument.name).or(argument.default);
             let (Some(variable), Some(text)) = (argument.variable, text) else { continue };
             if argument.kind == Kind::ThreeOnesOrZeros {
-                // One variable for each product of a linear layer.
+                // The value becomes one variable for each product of a linear layer.
                 let products = ["FPROP", "DGRAD", "WGRAD"].into_iter().zip(text.split(','));
                 variables.extend(
                     products
@@ -231,8 +231,7 @@ fn variables(layer: &Layer, on: &[Plugin]) -> Vec<(String, String)> {
     variables
 }
 
-/// What Accelerate sets with either plugin, given or not: a program may ask for the variables
-/// themselves.
+/// Returns the variables that Accelerate always sets with either plugin: a program may read them directly.
 fn common(layer: &Layer, on: &[Plugin]) -> Vec<(String, String)> {
     let settings = &layer.settings;
     let precision = settings.mixed_precision.unwrap_or(Precision::No);
@@ -263,7 +262,7 @@ fn common(layer: &Layer, on: &[Plugin]) -> Vec<(String, String)> {
     variables
 }
 
-/// What belongs to an axis of parallelism is set where that axis has more than one rank.
+/// Returns `true` unless the argument belongs to an axis of parallelism with only one rank.
 fn is_for_its_axis(layer: &Layer, argument: &PluginArgument) -> bool {
     let axis = match argument.name {
         "parallelism-config-cp-comm-strategy" => "parallelism-config-cp-size",
@@ -275,8 +274,8 @@ fn is_for_its_axis(layer: &Layer, argument: &PluginArgument) -> bool {
     value(layer, axis).and_then(|it| it.parse().ok()).is_some_and(|size: i64| size > 1)
 }
 
-/// Which fields of DeepSpeed's own configuration a file of Accelerate's has set: its program is told
-/// when both say the same thing differently.
+/// Returns the fields of DeepSpeed's own configuration that a file of Accelerate's has set: Accelerate reports an error
+/// in the program if the two differ.
 fn fields(layer: &Layer) -> String {
     let mut fields: Vec<&str> =
         value(layer, FIELDS).into_iter().filter(|it| !it.is_empty()).collect();

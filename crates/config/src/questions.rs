@@ -1,6 +1,6 @@
-//! The questions of `brigade config`, in the order that people know from `accelerate config`.
+//! Questionnaire of `brigade config`, in the order of `accelerate config`.
 //!
-//! Pure: answers in, the next question out. Who asks them, and how it looks, is for others.
+//! Pure functions from answers to the next question. Input and output are in the command-line program.
 
 use brigade_launch::NodeRange;
 
@@ -8,74 +8,74 @@ use crate::machine::Machine;
 use crate::settings::{Setting, Settings};
 use crate::value::{Backend, DynamoBackend, DynamoMode, List, Precision, Value as _};
 
-/// One question.
+/// Question of the questionnaire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// On which machines.
+    /// Machines on which the job runs: this one, or several.
     Where,
-    /// Their names.
+    /// Names of the hosts.
     Hosts,
-    /// How many there are.
+    /// Number of machines.
     Machines,
-    /// Which of them this one is.
+    /// Rank of this machine among them.
     Rank,
-    /// Where the main one is.
+    /// Address of the main machine.
     Address,
-    /// Its port.
+    /// Port of the main machine.
     Port,
-    /// Who brings machines together that join and leave.
+    /// Backend of the rendezvous, for machines that join and leave.
     Backend,
-    /// Where they meet.
+    /// Endpoint of the rendezvous.
     Endpoint,
-    /// How often to start again.
+    /// Maximum number of restarts.
     Restarts,
-    /// Whether to leave GPUs alone.
+    /// Choice to train on the CPU even if there are GPUs.
     Cpu,
-    /// How many ranks.
+    /// Number of ranks per machine.
     Processes,
-    /// Which GPUs.
+    /// GPUs that the ranks use.
     Devices,
-    /// In which type to compute.
+    /// Precision of computations.
     Precision,
-    /// Whether Python programs are to compile.
+    /// Choice to use `torch.compile` in Python programs.
     Compile,
-    /// With what.
+    /// Backend of `torch.compile`.
     CompileBackend,
-    /// How hard.
+    /// Mode of `torch.compile`.
     CompileMode,
-    /// In one graph.
+    /// Choice to require a single graph from `torch.compile`.
     CompileGraph,
-    /// With shapes as variables.
+    /// Choice to compile with dynamic shapes.
     CompileShapes,
-    /// Repeated blocks once.
+    /// Choice to compile repeated blocks once (regional compilation).
     CompileBlocks,
 }
 
-/// How a question is answered.
+/// Type of a question's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// With one of these words.
+    /// One of several words.
     Choice {
-        /// The words, each with what it means.
+        /// Words, each with its meaning.
         options: Vec<(&'static str, &'static str)>,
-        /// Which of them is meant where the user does not choose.
+        /// Index of the default word.
         default: usize,
     },
-    /// With `yes` or `no`.
+    /// The word `yes` or `no`.
     YesNo {
-        /// Meant where the user does not choose.
+        /// Default answer, `true` for yes.
         default: bool,
     },
-    /// In words of one's own.
+    /// A text of the user's own.
     Text {
-        /// Meant where nothing is written; `None` where something must be.
+        /// Default text. `None` if an answer is required.
         default: Option<String>,
-        /// What an answer looks like.
+        /// Description of a valid answer.
         help: &'static str,
     },
 }
 
-/// Questions and answers so far.
+/// Questionnaire with the answers so far.
 ///
 /// ```
 /// use brigade_config::{Machine, questions::{Questionnaire, Question}};
@@ -95,13 +95,13 @@ pub struct Questionnaire {
 }
 
 impl Questionnaire {
-    /// No question asked yet. The machine is where the defaults come from.
+    /// Creates a questionnaire without answers. The defaults are those that suit the machine.
     #[must_use]
     pub fn new(machine: Machine) -> Self {
         Self { machine, answers: Vec::new() }
     }
 
-    /// The question to ask; `None` when there is none left.
+    /// Returns the next question to ask; `None` when all are answered.
     #[must_use]
     pub fn next(&self) -> Option<Question> {
         ORDER
@@ -110,9 +110,10 @@ impl Questionnaire {
             .find(|question| self.said(*question).is_none() && self.applies(*question))
     }
 
-    /// Takes an answer.
+    /// Records an answer.
     ///
-    /// Errors say what an answer should be; the question then stands.
+    /// # Errors
+    /// Returns a description of a valid answer. The question then remains open.
     pub fn answer(&mut self, question: Question, text: &str) -> Result<(), String> {
         let text = text.trim();
         self.check(question, text)?;
@@ -120,14 +121,15 @@ impl Questionnaire {
         Ok(())
     }
 
-    /// Takes the last answer back. False where there is none.
+    /// Removes the last answer. Returns `false` if there is none.
     pub fn back(&mut self) -> bool {
         self.answers.pop().is_some()
     }
 
-    /// What is wrong with an answer.
+    /// Checks an answer without recording it.
     ///
-    /// Errors say what it should be.
+    /// # Errors
+    /// Returns a description of a valid answer.
     pub fn check(&self, question: Question, text: &str) -> Result<(), String> {
         let text = text.trim();
         let expect = |good: bool, expected: &str| {
@@ -168,7 +170,7 @@ impl Questionnaire {
         }
     }
 
-    /// The words of a question.
+    /// Returns the text of a question.
     #[must_use]
     pub fn prompt(&self, question: Question) -> &'static str {
         match question {
@@ -195,7 +197,7 @@ impl Questionnaire {
         }
     }
 
-    /// How it is answered, and what is meant where the user says nothing.
+    /// Returns the type of a question's answer, with its default.
     #[must_use]
     pub fn kind(&self, question: Question) -> Kind {
         let text = |default: &str, help| Kind::Text {
@@ -258,7 +260,7 @@ impl Questionnaire {
         }
     }
 
-    /// What the answers say.
+    /// Returns the settings that the answers make.
     #[must_use]
     pub fn settings(&self) -> Settings {
         let mut settings = Settings::default();
@@ -322,7 +324,7 @@ impl Questionnaire {
 }
 
 impl Question {
-    /// The setting that the answer is; `None` where it only leads to other questions.
+    /// Returns the setting that the answer becomes; `None` if it only decides about other questions.
     #[must_use]
     pub fn setting(self) -> Option<&'static str> {
         Some(match self {

@@ -1,4 +1,4 @@
-//! Every setting of a launch, as one table: files, variables, flags and help are made from it.
+//! Table of all settings of a launch, from which files, variables, flags and help are derived.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -17,42 +17,42 @@ use crate::value::{
 };
 use brigade_sharding::ContextMethod;
 
-/// What the table says of one setting.
+/// Row of the table of settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
-    /// Its name: the key in a file and, after two dashes, the flag.
+    /// Name of the setting: the key in a file and, after two dashes, the flag.
     pub name: &'static str,
-    /// The table of a settings file in which it stands.
+    /// Table of a settings file that contains the key.
     pub table: &'static str,
-    /// What a value looks like in help: `N`, `HOST:PORT`.
+    /// Placeholder of a value in help: `N`, `HOST:PORT`.
     pub value_name: &'static str,
-    /// Its default, as it would be written; `None` where nothing is set.
+    /// Default value as text; `None` if there is none.
     pub default: Option<&'static str>,
-    /// Variables of torchrun and Accelerate that say the same; the first that is set counts. Before
-    /// them comes [`Self::variable`].
+    /// Variables of torchrun and Accelerate with the same meaning, in order of precedence. [`Self::variable`] precedes
+    /// them all.
     pub variables: &'static [&'static str],
-    /// Flags of torchrun and Accelerate that say the same.
+    /// Flags of torchrun and Accelerate with the same meaning.
     pub also: &'static [&'static str],
-    /// What a value is, in words.
+    /// Description of a valid value.
     pub expected: &'static str,
-    /// The words that a value may be; none where it is not one of a few.
+    /// Words that the value may be; empty if it is not one of a few.
     pub words: &'static [&'static str],
-    /// It is true or false: the flag needs no value.
+    /// `true` for a Boolean setting, whose flag needs no value.
     pub is_switch: bool,
-    /// A file may have a table for it, whose JSON a flag takes.
+    /// `true` if a file may contain a table for it. A flag takes the table as JSON.
     pub(crate) takes_table: bool,
     meaning: &'static [&'static str],
     fault: fn(&str) -> String,
 }
 
 impl Setting {
-    /// The setting of that name.
+    /// Returns the setting of that name, if it exists.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
         TABLE.iter().find(|it| it.name == name)
     }
 
-    /// What it is for, in one line.
+    /// Returns a summary of the setting in one line.
     ///
     /// ```
     /// use brigade_config::Setting;
@@ -65,7 +65,7 @@ impl Setting {
         self.meaning.first().map_or("", |line| line.trim())
     }
 
-    /// The summary, and what else there is to know.
+    /// Returns the summary and the details.
     #[must_use]
     pub fn meaning(&self) -> String {
         let details: Vec<&str> = self.meaning[1..].iter().map(|line| line.trim()).collect();
@@ -74,13 +74,13 @@ impl Setting {
         parts.collect::<Vec<_>>().join(". ")
     }
 
-    /// What is wrong with a text that is not a value of it.
+    /// Returns what is wrong with a text that is not a valid value.
     #[must_use]
     pub fn fault(&self, text: &str) -> String {
         (self.fault)(text)
     }
 
-    /// Brigade's own variable for it.
+    /// Returns the name of Brigade's own environment variable for the setting.
     ///
     /// ```
     /// use brigade_config::Setting;
@@ -94,16 +94,16 @@ impl Setting {
     }
 }
 
-/// One table of a settings file.
+/// Table of a settings file.
 #[derive(Clone, Copy, Debug)]
 pub struct Table {
-    /// Its name, between brackets.
+    /// Name of the table, without brackets.
     pub name: &'static str,
-    /// What is in it.
+    /// Summary of the table's content.
     pub meaning: &'static str,
 }
 
-/// One row becomes a field of [`Settings`], a row of [`TABLE`] and an arm of each `match`.
+/// Each row becomes a field of [`Settings`], a row of [`TABLE`] and an arm of each `match`.
 macro_rules! settings {
     ($(
         $(#[doc = $table_meaning:literal])*
@@ -113,20 +113,20 @@ macro_rules! settings {
                 $(default $default:literal)? $(env $($variable:literal)*)? $(also $($also:literal)*)?;
         )*}
     )*) => {
-        /// The settings of a launch that a user has set: in a file, a variable or a flag.
+        /// Settings of a launch that are set: in a file, a variable or a flag.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub struct Settings {
             $($(
                 $(#[doc = $meaning])*
                 pub $field: Option<$type>,
             )*)*
-            /// Variables for every rank.
+            /// Environment variables for every rank.
             pub env: BTreeMap<String, String>,
             /// Arguments of Accelerate's plugins, by name.
             pub accelerate: BTreeMap<String, String>,
         }
 
-        /// Every setting but `env` and `accelerate`, in the order in which a file has them.
+        /// All settings except `env` and `accelerate`, in the order of a file.
         pub const TABLE: &[Setting] = &[$($(
             Setting {
                 name: $name,
@@ -144,14 +144,14 @@ macro_rules! settings {
             },
         )*)*];
 
-        /// Every table of a settings file but `env` and `accelerate`, in order.
+        /// All tables of a settings file except `env` and `accelerate`, in order.
         pub const TABLES: &[Table] = &[$(
             Table { name: $table, meaning: concat!($($table_meaning,)*) },
         )*];
 
         impl Settings {
-            /// Sets what a variable or a flag says. False where that is not
-            /// [`Setting::expected`].
+            /// Sets a value from the text of a variable or flag. Returns `false`, and keeps the old value, if the text
+            /// is not [`Setting::expected`].
             pub fn set(&mut self, name: &str, text: &str) -> bool {
                 match name {
                     $($($name => {
@@ -164,7 +164,7 @@ macro_rules! settings {
                 }
             }
 
-            /// Sets what a file says. False where that is not [`Setting::expected`].
+            /// Sets a value from a file. Returns `false` if it is not [`Setting::expected`].
             pub(crate) fn read(&mut self, name: &str, raw: &Raw) -> bool {
                 match name {
                     $($($name => {
@@ -175,7 +175,7 @@ macro_rules! settings {
                 }
             }
 
-            /// The value as a variable or a flag would say it.
+            /// Returns the value in the form of a variable or flag; `None` if it is not set.
             #[must_use]
             pub fn text(&self, name: &str) -> Option<String> {
                 match name {
@@ -184,7 +184,7 @@ macro_rules! settings {
                 }
             }
 
-            /// The value as a file would say it.
+            /// Returns the value in the form of a settings file; `None` if it is not set.
             #[must_use]
             pub fn value(&self, name: &str) -> Option<toml::Value> {
                 match name {
@@ -193,7 +193,7 @@ macro_rules! settings {
                 }
             }
 
-            /// Forgets a value.
+            /// Removes a value.
             pub(crate) fn unset(&mut self, name: &str) {
                 match name {
                     $($($name => self.$field = None,)*)*
@@ -201,7 +201,8 @@ macro_rules! settings {
                 }
             }
 
-            /// Takes what is set in `upper` and keeps the rest; `env` and `accelerate` name by name.
+            /// Takes over the values that are set in `upper` and keeps the others. `env` and `accelerate` are merged by
+            /// name.
             pub(crate) fn overlay(&mut self, upper: Self) {
                 $($(
                     self.$field = upper.$field.or(self.$field.take());
@@ -487,13 +488,13 @@ settings! {
     }
 }
 
-/// Arguments of `accelerate launch` that are not settings.
+/// Table for the arguments of `accelerate launch` that are not settings.
 pub(crate) const ACCELERATE: Table = Table {
     name: "accelerate",
     meaning: " Arguments of `accelerate launch` for FSDP, DeepSpeed, Megatron-LM, axes of parallelism \
               and fp8. FSDP and DeepSpeed are for Rust programs, too, the rest is for Python programs.",
 };
-/// The last table: variables for the ranks.
+/// Last table: environment variables for the ranks.
 pub(crate) const ENV: Table = Table { name: "env", meaning: " Variables for every rank." };
 
 #[cfg(test)]

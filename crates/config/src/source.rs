@@ -1,23 +1,23 @@
-//! Where a value comes from.
+//! Sources of settings.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where a user set a value. The later variants win over the earlier ones.
+/// Source of a setting. A later variant takes precedence over an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
-    /// Not set.
+    /// The default value.
     Default,
     /// A line of a settings file.
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The line, from 1.
+        /// Line number, from 1.
         line: usize,
     },
-    /// The scheduler that started this process, and the variable by which it says so.
+    /// The scheduler that started this process, with the variable that identifies it.
     Scheduler(String),
-    /// A variable of the environment.
+    /// An environment variable, by name.
     Variable(String),
     /// A flag, without its dashes.
     Flag(String),
@@ -26,7 +26,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Layers have the same number where neither wins over the other.
+    /// Returns the precedence of the source. Sources with the same number belong to one layer.
     #[must_use]
     pub fn layer(&self) -> u8 {
         match self {

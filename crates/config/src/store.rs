@@ -1,4 +1,4 @@
-//! Writes a settings file whole, or not at all.
+//! Atomic writing of settings files.
 
 use std::fs::{self, Metadata, Permissions};
 use std::io::{self, Write};
@@ -9,24 +9,25 @@ use tempfile::NamedTempFile;
 
 use crate::error::ConfigError;
 
-/// What to do with a file that already exists.
+/// Action for a file that already exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
-    /// Leave it, and fail.
+    /// Keep the file, and fail.
     Refuse,
-    /// Put the new one in its place.
+    /// Replace the file with the new one.
     Replace,
-    /// The same, and keep the old one, with `.bak` after its name.
+    /// Replace the file, and keep the old one with `.bak` appended to its name.
     KeepBeside,
 }
 
-/// Writes `text` to `path`. A reader sees the old file or the new one, never a part.
+/// Writes `text` to `path` atomically: a reader sees the old file or the new one, never a part.
 ///
-/// A link stays a link: what it points to is written. A new file gets the permissions that the
-/// user's mask leaves, a replaced one keeps its own. Gives the place of the kept old file.
+/// A symbolic link is kept, and its target is written. A new file gets the permissions that the umask leaves, a
+/// replaced one keeps its own. Returns the path of the old file if it was kept.
 ///
-/// Errors when the folder is not there or may not be written to, or a file exists that must
-/// be left.
+/// # Errors
+/// [`ConfigError::Exists`] if the file exists and must be kept, [`ConfigError::Unwritable`] if the folder does not
+/// exist or cannot be written to.
 pub fn write(path: &Path, text: &str, existing: Existing) -> Result<Option<PathBuf>, ConfigError> {
     let place = Destination::at(path)?;
     if place.old.is_some() && existing == Existing::Refuse {
@@ -56,18 +57,19 @@ pub fn write(path: &Path, text: &str, existing: Existing) -> Result<Option<PathB
     Ok(kept)
 }
 
-/// Whether [`write()`] has a chance, before a user answers questions for it.
+/// Checks that [`write()`] can create a file at `path`, before a user answers questions for it.
 ///
-/// Errors as it does, but for a file that is there.
+/// # Errors
+/// [`ConfigError::Unwritable`], as of [`write()`]. An existing file is not an error.
 pub fn check(path: &Path) -> Result<(), ConfigError> {
     Destination::at(path)?.new_file().map(|_| ())
 }
 
-/// Where a file is to be written.
+/// Destination of a file to write.
 struct Destination<'a> {
-    /// As the user knows it.
+    /// Path as the user gave it.
     path: &'a Path,
-    /// Behind all links.
+    /// Path with all links resolved.
     real: PathBuf,
     old: Option<Metadata>,
 }
@@ -87,7 +89,7 @@ impl<'a> Destination<'a> {
         parent.unwrap_or_else(|| Path::new("."))
     }
 
-    /// A file beside it, which disappears unless it is put in its place.
+    /// Creates a temporary file beside it, which is deleted unless it is moved into place.
     fn new_file(&self) -> Result<NamedTempFile, ConfigError> {
         let permissions = match &self.old {
             Some(old) => old.permissions(),
@@ -118,7 +120,7 @@ fn unwritable(path: &Path, reason: String) -> ConfigError {
     ConfigError::Unwritable { path: path.to_owned(), reason }
 }
 
-/// Before the user's mask.
+/// Permissions of a new file, before the umask.
 const NEW_FILE: u32 = 0o666;
 
 #[cfg(test)]

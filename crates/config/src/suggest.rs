@@ -1,8 +1,8 @@
-//! The name that a user may have meant.
+//! Suggestions for misspelled names.
 
 use crate::settings::TABLE;
 
-/// The name most like `word`, if one is like it enough to be worth a question.
+/// Returns the name most similar to `word`, if it is similar enough to be suggested.
 #[must_use]
 pub fn closest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let likeness = |name| strsim::jaro_winkler(&word.replace('_', "-"), name);
@@ -14,14 +14,14 @@ pub fn closest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, name)| name)
 }
 
-/// The setting that `word` may mean, by our name of it or by another launcher's.
+/// Returns the setting that `word` may mean, by Brigade's name or by that of another launcher.
 pub(crate) fn setting(word: &str) -> Option<&'static str> {
     let word = word.replace('_', "-").to_ascii_lowercase();
     let same = TABLE.iter().find(|it| it.also.contains(&word.as_str()));
     same.map(|it| it.name).or_else(|| closest(&word, TABLE.iter().map(|it| it.name)))
 }
 
-/// By Jaro and Winkler: `nprc` is 0.93 like `nproc`, `hostlist` 0.90 like `hosts`, `batch` 0.47.
+/// Minimum Jaro-Winkler similarity: `nprc` has 0.93 with `nproc`, `hostlist` 0.90 with `hosts`, `batch` 0.47.
 const ALIKE: f64 = 0.8;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the value of a setting may be, and how it is read from a file, a variable or a flag.
+//! Types of settings' values, and their parsing from a file, a variable or a flag.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -16,76 +16,74 @@ mod choice;
 mod foreign;
 mod sharding;
 
-/// The type of a setting.
+/// Type of a setting's value.
 ///
-/// One definition serves the settings file, the environment and the flags, so that a value that one
-/// of them takes is a value that all of them take.
+/// One definition serves the settings file, the environment and the flags, so that all of them accept the same values.
 pub trait Value: Clone + PartialEq + Sized {
-    /// What a value looks like, for errors and for help: "a whole number".
+    /// Description of a valid value, for errors and help: "a whole number".
     const EXPECTED: &'static str;
 
-    /// A flag needs no value to mean something.
+    /// `true` if the flag needs no value.
     const IS_SWITCH: bool = false;
 
-    /// The words that a value may be; none where it is not one of a few.
+    /// Words that the value may be; empty if it is not one of a few.
     const WORDS: &'static [&'static str] = &[];
 
-    /// A file may have a list in brackets.
+    /// `true` if a file may contain a list in brackets.
     const IS_LIST: bool = false;
 
-    /// A file may have a table, whose JSON [`parse`](Self::parse) takes.
+    /// `true` if a file may contain a table. [`parse`](Self::parse) takes it as JSON.
     const TAKES_TABLE: bool = false;
 
-    /// Reads what a variable or a flag says; `None` where it is not [`EXPECTED`](Self::EXPECTED).
+    /// Parses the text of a variable or flag; `None` if it is not [`EXPECTED`](Self::EXPECTED).
     fn parse(text: &str) -> Option<Self>;
 
-    /// What is wrong with a text that [`parse`](Self::parse) does not take.
+    /// Returns what is wrong with a text that [`parse`](Self::parse) does not accept.
     #[must_use]
     fn fault(_text: &str) -> String {
         format!("expected {}", Self::EXPECTED)
     }
 
-    /// Reads what a settings file says, `None` where that is something else. By default a text is
-    /// parsed, and a whole number as if it were one: `nproc = 4` and `nproc = "auto"` are both
-    /// natural.
+    /// Converts a value of a settings file; `None` if it is not valid. By default a text is parsed, and a whole number
+    /// as the text of it, so that `nproc = 4` and `nproc = "auto"` are both valid.
     #[must_use]
     fn read(raw: &Raw) -> Option<Self> {
         Self::parse(&raw.words(Self::IS_LIST)?)
     }
 
-    /// The value as a settings file says it.
+    /// Returns the value in the form of a settings file.
     fn write(&self) -> toml::Value {
         let text = self.text();
         text.parse().map_or(toml::Value::String(text), toml::Value::Integer)
     }
 
-    /// The value as a variable or a flag says it.
+    /// Returns the value in the form of a variable or flag.
     fn text(&self) -> String;
 }
 
-/// A value of a settings file before it is known what it should be.
+/// Value of a settings file before its setting's type is known.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Raw {
-    /// Words between quotation marks.
+    /// A text in quotation marks.
     Text(String),
     /// A whole number.
     Integer(i64),
     /// Any other number.
     Float(f64),
-    /// `true` or `false`.
+    /// A Boolean, `true` or `false`.
     Bool(bool),
-    /// Values in brackets.
+    /// A list of values in brackets.
     List(Vec<Self>),
-    /// Keys and values, in the order of the file where it is one of Accelerate's.
+    /// Keys and values, for an Accelerate file in the order of the file.
     Table(IndexMap<String, Self>),
-    /// YAML's and JSON's word for nothing.
+    /// Null in YAML or JSON.
     Null,
-    /// What no setting is: a date, a number beyond measure.
+    /// A value that no setting accepts, such as a date or a number that is out of range.
     Other(String),
 }
 
 impl Raw {
-    /// As short as an error wants it.
+    /// Returns the value in short form, for an error message.
     #[must_use]
     pub fn shown(&self) -> String {
         match self {
@@ -100,7 +98,8 @@ impl Raw {
         }
     }
 
-    /// The value in JSON; `None` where it has a part that settings do not have there: a date, a fraction, nothing.
+    /// Converts the value to JSON; `None` if it contains a type that settings do not have there: a date, a fraction or
+    /// null.
     pub(crate) fn json(&self) -> Option<Json> {
         Some(match self {
             Self::Text(text) => text.clone().into(),
@@ -123,7 +122,7 @@ impl Raw {
         }
     }
 
-    /// As it would stand on a command line.
+    /// Returns the value in the form of a command line.
     fn words(&self, is_list: bool) -> Option<String> {
         let Self::List(items) = self else { return self.scalar() };
         let words: Vec<String> = items.iter().map(Self::scalar).collect::<Option<_>>()?;
@@ -136,7 +135,7 @@ impl Value for bool {
     const EXPECTED: &'static str = "true or false";
     const IS_SWITCH: Self = true;
 
-    /// Accelerate's words. A flag without a value is not read at all.
+    /// Accepts Accelerate's words. A flag without a value does not get here.
     fn parse(text: &str) -> Option<Self> {
         match text.to_ascii_lowercase().as_str() {
             "true" | "t" | "yes" | "y" | "on" | "1" => Some(true),
@@ -240,7 +239,7 @@ impl Value for PathBuf {
     }
 }
 
-/// A length of time; a bare number is seconds.
+/// A duration. A number without a unit is in seconds.
 impl Value for Duration {
     const EXPECTED: &'static str = "a number of seconds";
 
@@ -269,7 +268,7 @@ impl Value for Duration {
     }
 }
 
-/// Words, none of them empty: `a,b` on a command line, `["a", "b"]` in a file.
+/// List of words, none of them empty: `a,b` on a command line, `["a", "b"]` in a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct List(pub Vec<String>);
 
@@ -291,7 +290,7 @@ impl Value for List {
     }
 }
 
-/// Names and values: `a=1,b=2` on a command line, `{ a = 1, b = 2 }` or that text in a file.
+/// Pairs of names and values: `a=1,b=2` on a command line, `{ a = 1, b = 2 }` or that text in a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pairs(pub BTreeMap<String, String>);
 
@@ -334,7 +333,7 @@ impl Value for Pairs {
     }
 }
 
-/// For types that are one word: the word is all there is.
+/// Implements `Value` for types whose text form is their only form.
 macro_rules! words {
     ($($type:ty: $expected:literal $(, $words:expr)?;)*) => {$(
         impl $crate::value::Value for $type {

@@ -1,4 +1,4 @@
-//! The environment as a layer of settings.
+//! Environment variables as a layer of settings.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,30 +11,31 @@ use crate::settings::{Setting, TABLE};
 use crate::source::Source;
 use crate::suggest;
 
-/// The variables of a process, taken once: deciding what they mean is pure.
+/// Environment variables of a process, captured once.
 #[derive(Clone, Debug, Default)]
 pub struct Variables(BTreeMap<String, OsString>);
 
 impl Variables {
-    /// Returns those of this process; names that are not UTF-8 are skipped.
+    /// Captures the variables of this process. Names that are not UTF-8 are skipped.
     #[must_use]
     pub fn gather() -> Self {
         let named = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value));
         Self(std::env::vars_os().filter_map(named).collect())
     }
 
-    /// A variable that is set, and not to nothing.
+    /// Returns a variable that is set and not empty.
     #[must_use]
     pub fn value(&self, name: &str) -> Option<&OsString> {
         self.0.get(name).filter(|value| !value.is_empty())
     }
 
-    /// The settings that they say.
+    /// Returns the layer of the settings that the variables set.
     ///
-    /// For each setting the first one counts of `BRIGADE_…`, torchrun's `PET_…` and Accelerate's
-    /// `ACCELERATE_…`. One that is empty is not set.
+    /// For each setting the first variable counts of `BRIGADE_…`, torchrun's `PET_…` and Accelerate's `ACCELERATE_…`.
+    /// An empty variable counts as unset.
     ///
-    /// Errors when a value is not what its setting expects.
+    /// # Errors
+    /// [`ConfigError::Value`] if a value is not valid for its setting.
     ///
     /// ```
     /// use brigade_config::Variables;
@@ -64,7 +65,7 @@ impl Variables {
         Ok(layer)
     }
 
-    /// Accelerate's switch for what has modes here.
+    /// Maps Accelerate's switch to a mode of the setting `bind`.
     fn read_affinity(&self, layer: &mut Layer) {
         let is_on = self.value(CPU_AFFINITY).is_some_and(|value| value == "1" || value == "true");
         if is_on && layer.settings.bind.is_none() {
@@ -84,7 +85,7 @@ impl Variables {
             let is_known = known.contains(name)
                 || TABLE.iter().any(|it| it.variables.contains(&name.as_str()))
                 || OTHERS.contains(&name.as_str())
-                // Of the host: a launcher within a rank needs it, too.
+                // Belongs to the host: a launcher inside a rank needs it, too.
                 || name == env::BRIGADE_HOST_ROOT
                 || OF_TESTS.iter().any(|start| name.starts_with(start))
                 || env::TABLE.iter().any(|it| it.name == name);
@@ -104,8 +105,8 @@ impl<'a> FromIterator<(&'a str, &'a str)> for Variables {
     }
 }
 
-/// The variables of Brigade's that are for the launcher. The ranks do not get them: a launcher that
-/// a rank starts would else start on the same hosts again, or look for a file that is not there.
+/// Returns Brigade's environment variables that only the launcher reads. They are not passed to the ranks: a launcher
+/// that a rank starts would otherwise start on the same hosts again, or read a file that does not exist.
 #[must_use]
 pub fn of_the_launcher() -> Vec<String> {
     let settings = TABLE.iter().map(Setting::variable);
@@ -114,17 +115,17 @@ pub fn of_the_launcher() -> Vec<String> {
     settings.chain(ours).collect()
 }
 
-/// Which file to read.
+/// Variable with the path of the settings file to read.
 pub(crate) const CONFIG: &str = "BRIGADE_CONFIG";
 const OURS: &str = "BRIGADE_";
-/// Ours, but no settings: nothing shows their values, and no file can hold them.
+/// Brigade's variables that are not settings: their values are never shown, and no file can hold them.
 const OTHERS: [&str; 3] = [CONFIG, env::BRIGADE_RDZV_SECRET, env::BRIGADE_ETCD_PASSWORD];
-/// How the names of what Brigade's own tests read begin.
+/// Prefixes of variables of Brigade's own tests.
 const OF_TESTS: [&str; 2] = ["BRIGADE_TEST_", "BRIGADE_REQUIRE"];
 const CPU_AFFINITY: &str = "ACCELERATE_CPU_AFFINITY";
 pub(crate) const BIND_OF_AFFINITY: &str = "numa";
 
-/// Variables of torchrun that change nothing here, and why.
+/// Variables of torchrun that have no effect here, with the reason.
 const WITHOUT_MEANING: &[(&str, &str)] = &[
     ("PET_MONITOR_INTERVAL", "changes nothing: the end of a rank is noticed at once"),
     ("PET_START_METHOD", "changes nothing: ranks are programs, which are always started anew"),

@@ -1,4 +1,4 @@
-//! `#[derive(Batch)]`: the implementations, and what it refuses.
+//! Expansion of `#[derive(Batch)]`, with its errors.
 
 use proc_macro2::TokenStream;
 use quote::{quote, quote_spanned};
@@ -60,8 +60,8 @@ pub(crate) fn expand(input: &DeriveInput) -> Result<TokenStream> {
     let (tree_impl, ty_generics, tree_where) = trees.split_for_impl();
     let owned = replaced(&input.generics, |param| parse_quote!(<#param as #tree>::Owned));
     let mut samples = bounded(&input.generics, &collate);
-    // A list of a parameter is the same of batches for tensors, and one tensor for numbers: only the
-    // first fits the field.
+    // The batch of a list of a type parameter is a list of batches for tensors, and one tensor for numbers: only the
+    // former fits the field.
     for ty in &types {
         let mut batch = (*ty).clone();
         let mut collated = Collated { generics: &input.generics, collate: &collate, found: false };
@@ -146,7 +146,7 @@ fn each(
     members.iter().zip(types).map(|(member, ty)| f(member, ty)).collect()
 }
 
-/// The fields of a struct; an error at the word that makes the type something else.
+/// Returns the fields of a struct; for another type an error at its keyword.
 fn fields(input: &DeriveInput) -> Result<&Fields> {
     let refuse = |span, message: &str| Err(Error::new(span, format!("derive(Batch): {message}")));
     match &input.data {
@@ -167,7 +167,7 @@ fn fields(input: &DeriveInput) -> Result<&Fields> {
     }
 }
 
-/// The path of the crate that has the traits: `::brigade`, or that of `#[batch(crate = "…")]`.
+/// Returns the path of the crate that has the traits: `::brigade`, or that of `#[batch(crate = "…")]`.
 fn crate_path(input: &DeriveInput) -> Result<Path> {
     let mut path = parse_quote!(::brigade);
     for attribute in input.attrs.iter().filter(|attribute| attribute.path().is_ident("batch")) {
@@ -189,7 +189,7 @@ fn crate_path(input: &DeriveInput) -> Result<Path> {
     Ok(path)
 }
 
-/// Replaces type parameters by what they are in a batch.
+/// Replaces type parameters by their types in a batch.
 struct Collated<'a> {
     generics: &'a Generics,
     collate: &'a TokenStream,
@@ -213,7 +213,7 @@ fn is_parameter(ty: &Type, generics: &Generics) -> bool {
     path.qself.is_none() && generics.type_params().any(|param| path.path.is_ident(&param.ident))
 }
 
-/// The generics with a bound on every type parameter.
+/// Adds a bound on every type parameter.
 fn bounded(generics: &Generics, bound: &TokenStream) -> Generics {
     let mut generics = generics.clone();
     for param in generics.type_params_mut() {
@@ -222,7 +222,7 @@ fn bounded(generics: &Generics, bound: &TokenStream) -> Generics {
     generics
 }
 
-/// The type's arguments with every type parameter replaced.
+/// Returns the type's arguments with every type parameter replaced.
 fn replaced(generics: &Generics, f: impl Fn(&Ident) -> Type) -> TokenStream {
     let arguments = generics.params.iter().map(|param| match param {
         GenericParam::Type(param) => {

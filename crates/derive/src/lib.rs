@@ -2,7 +2,7 @@
 
 mod batch;
 
-/// Implements `TensorTree`, `Collate` and `Split` for a struct of tensors.
+/// Implements `TensorTree`, `Collate` and `Split` for a struct of tensors. It is documented as `brigade::data::Batch`.
 #[proc_macro_derive(Batch, attributes(batch))]
 pub fn derive_batch(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let expanded = syn::parse(input).and_then(|input| batch::expand(&input));

@@ -1,4 +1,4 @@
-//! From facts to findings: pure functions, one file per subject.
+//! Checks that turn facts into findings: pure functions, one file per subject.
 
 use crate::cluster::Cluster;
 use crate::finding::{Finding, in_order};
@@ -25,14 +25,14 @@ mod speed;
 mod ssh;
 mod variables;
 
-/// Judges what was found: the worst first, one line per subject at least.
+/// Checks a cluster and returns the findings, the worst first. Each subject has at least one line.
 #[must_use]
 pub fn diagnose(cluster: &Cluster) -> Vec<Finding> {
     let findings = CHECKS.iter().flat_map(|check| check(cluster)).collect();
     in_order(findings, cluster.hosts.len())
 }
 
-/// A check may say several things. When all is well, it says so in one line.
+/// Check of one subject. It may return several findings; if all is well, it returns one.
 type Check = fn(&Cluster) -> Vec<Finding>;
 
 const CHECKS: &[Check] = &[
@@ -58,7 +58,7 @@ const CHECKS: &[Check] = &[
     kernel::check,
 ];
 
-/// Hosts grouped by what they have: the larger groups first, else in the order of the hosts.
+/// Groups hosts by a value: larger groups first, otherwise in the order of the hosts.
 fn groups<'a, T: PartialEq>(
     values: impl IntoIterator<Item = (&'a str, T)>,
 ) -> Vec<(T, Vec<&'a str>)> {
@@ -73,14 +73,14 @@ fn groups<'a, T: PartialEq>(
     groups
 }
 
-/// `a on node1, node2; b on node3`.
+/// Formats groups as `a on node1, node2; b on node3`.
 fn who_has_what<T: std::fmt::Display>(groups: &[(T, Vec<&str>)]) -> String {
     let parts: Vec<String> =
         groups.iter().map(|(value, hosts)| format!("{value} on {}", some(hosts))).collect();
     parts.join("; ")
 }
 
-/// Names, of many only the first.
+/// Joins names, of a long list only the first.
 fn some(hosts: &[&str]) -> String {
     if hosts.len() > 4 {
         format!("{} and {} more", hosts[..3].join(", "), hosts.len() - 3)

@@ -1,4 +1,4 @@
-//! All that an examination has found, before it is judged.
+//! Data of an examination, before it is checked.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,119 +6,119 @@ use serde::{Deserialize, Serialize};
 
 use crate::facts::{Facts, Question};
 
-/// The hosts of a job, and the ways between them.
+/// Hosts of a job and the routes between them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Cluster {
-    /// In the order in which they were named; the first would serve the job's store.
+    /// Hosts in the order in which they were named. The first one would serve the job's store.
     pub hosts: Vec<HostReport>,
-    /// From every host to every other.
+    /// Routes from every host to every other.
     pub routes: Vec<Route>,
-    /// What was asked for.
+    /// Subjects of the examination, as requested.
     pub question: Question,
-    /// The port that hosts meet at, where one was given.
+    /// Rendezvous port, if one was given.
     pub master_port: Option<u16>,
-    /// Whether round-trip times and bandwidths were to be measured.
+    /// `true` if round-trip times and bandwidths were to be measured.
     pub measured: bool,
 }
 
-/// A host and what is known about it.
+/// Results of one host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HostReport {
-    /// Its name, as it was given to us.
+    /// Name of the host, as the user gave it.
     pub name: String,
-    /// It is the host that we run on.
+    /// `true` for the host on which the doctor runs.
     pub here: bool,
-    /// How many ranks it is to start, where that was said.
+    /// Number of ranks to start on the host, if known.
     pub ranks: Option<usize>,
-    /// What it told about itself, if it could be examined.
+    /// Facts of the host, if it could be examined.
     pub facts: Option<Facts>,
-    /// Why it could not.
+    /// Reason why the host could not be examined.
     pub lost: Option<Lost>,
-    /// Its clock against ours.
+    /// Offset of the host's clock from this host's.
     pub clock: Option<ClockReading>,
-    /// Whether it sees the file that the first host has left in the working folder.
+    /// `true` if the host sees the file that the first host created in the working folder: the folder is shared.
     pub sees_our_file: Option<bool>,
-    /// Ports that it could not listen on, and why.
+    /// Ports on which the host could not listen, with the reason.
     pub closed_ports: Vec<(u16, String)>,
-    /// What its login wrote before our program came to speak.
+    /// Lines that the login printed before the doctor's own output.
     pub login_banner: Vec<String>,
 }
 
-/// Why a host could not be examined.
+/// Reason why a host could not be examined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lost {
-    /// The command that leads there could not be started.
+    /// The command that connects to the host could not be started.
     NotStarted {
-        /// The system's words.
+        /// Error of the operating system.
         reason: String,
     },
-    /// The command ended.
+    /// The command exited.
     Ended {
-        /// Its exit code, if it was not killed.
+        /// Exit code, or `None` if it was killed by a signal.
         code: Option<i32>,
-        /// The last lines of its stderr.
+        /// Last lines of its stderr.
         stderr: Vec<String>,
     },
-    /// No answer came in time.
+    /// The host did not answer in time.
     Silent {
-        /// What it was asked for.
+        /// Request that was not answered.
         asked: String,
-        /// For how many seconds we waited.
+        /// Time waited, in seconds.
         seconds: u64,
-        /// The last lines of its stderr.
+        /// Last lines of its stderr.
         stderr: Vec<String>,
     },
-    /// Our program there speaks another language.
+    /// The doctor process on that host has a different protocol version.
     Foreign {
-        /// Its version.
+        /// Version of Brigade on that host.
         version: String,
     },
 }
 
-/// A clock against ours.
+/// Offset of a host's clock from this host's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClockReading {
-    /// How many seconds it is ahead of ours.
+    /// Offset in seconds, positive if the host's clock is ahead.
     pub ahead_seconds: f64,
-    /// By how many seconds that may be wrong.
+    /// Maximum error of the offset in seconds.
     pub error_seconds: f64,
 }
 
-/// The way from one host to another, by their places in [`Cluster::hosts`].
+/// Route from one host to another, which are indices into [`Cluster::hosts`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Route {
-    /// The host that connects.
+    /// Index of the connecting host.
     pub from: usize,
-    /// The host that listens.
+    /// Index of the listening host.
     pub to: usize,
-    /// What came of each attempt.
+    /// Connection attempts with their outcomes.
     pub attempts: Vec<Attempt>,
-    /// How fast it is.
+    /// Measurements of the route, if there are any.
     pub measured: Option<Measured>,
 }
 
-/// An attempt to connect.
+/// Attempt to connect to a port of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempt {
-    /// Why this address.
+    /// Reason why this address was tried.
     pub by: AddressSource,
     /// Address and port.
     pub address: SocketAddr,
-    /// What came of it.
+    /// Outcome of the attempt.
     pub outcome: Outcome,
 }
 
-/// Why an address is tried.
+/// Reason why an address is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AddressSource {
-    /// It is what the host's name means to the one that connects.
+    /// The connecting host resolves the other host's name to it.
     Name,
-    /// It is how the host is reached otherwise: its name means nothing there, or the wrong thing.
+    /// The host is reached at it by other means: its name has no address, or a wrong one.
     Reached,
     /// Gloo would announce it.
     Gloo,
@@ -126,7 +126,7 @@ pub enum AddressSource {
     Nccl,
 }
 
-/// What came of an attempt to connect.
+/// Outcome of a connection attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
@@ -134,42 +134,42 @@ pub enum Outcome {
     Open,
     /// The connection was refused.
     Refused,
-    /// Nothing came back.
+    /// No packet came back before the time limit.
     Silent,
-    /// There is no way to that address.
+    /// No route to the address exists.
     NoRoute,
-    /// Something else answered.
+    /// Another program answered.
     Stranger,
-    /// The system's words.
+    /// Another error. Contains the message of the operating system.
     Failed(String),
 }
 
-/// How fast a route is.
+/// Round-trip time and bandwidth of a route.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Measured {
-    /// Round trips of a single byte, in seconds: the median.
+    /// Median round-trip time of a single byte, in seconds.
     pub round_trip: f64,
-    /// The slowest of them.
+    /// Longest round-trip time, in seconds.
     pub slowest: f64,
-    /// Bytes that arrived in bulk.
+    /// Number of bytes that arrived in the bulk transfer.
     pub bytes: u64,
-    /// In this time.
+    /// Duration of the bulk transfer in seconds.
     pub seconds: f64,
-    /// TCP segments that this host sent meanwhile.
+    /// Number of TCP segments that this host sent during the transfer.
     pub segments: u64,
-    /// How many of them it had to send again.
+    /// Number of those segments that were retransmitted.
     pub sent_again: u64,
-    /// Bulk data did not arrive at all.
+    /// `true` if no bulk data arrived.
     pub stalled: bool,
-    /// The size of packets, without their headers, that did arrive then.
+    /// Packet size in bytes, without headers, with which data arrived after a stalled transfer.
     pub passes: Option<u32>,
-    /// Why there is no measurement, or only a part of it.
+    /// Reason why measurements are missing.
     pub error: Option<String>,
 }
 
 impl Route {
-    /// A address that was open by the host's own name or address.
+    /// Returns an address that was open by the host's own name or address.
     #[must_use]
     pub fn open_door(&self) -> Option<SocketAddr> {
         let mut open = self.attempts.iter().filter(|it| it.outcome == Outcome::Open);
@@ -179,7 +179,7 @@ impl Route {
 }
 
 impl Measured {
-    /// Bits per second, where a bulk transfer succeeded.
+    /// Returns the bandwidth in bits per second; `None` unless a bulk transfer succeeded.
     #[must_use]
     pub fn bandwidth(&self) -> Option<f64> {
         let whole = self.bytes > 0 && self.seconds > 0.0 && !self.stalled;
@@ -188,19 +188,19 @@ impl Measured {
 }
 
 impl Cluster {
-    /// Hosts that could be examined, with their places and facts.
+    /// Iterates over the hosts that could be examined, with their indices and facts.
     pub fn examined(&self) -> impl Iterator<Item = (usize, &HostReport, &Facts)> + Clone {
         let hosts = self.hosts.iter().enumerate();
         hosts.filter_map(|(place, host)| Some((place, host, host.facts.as_ref()?)))
     }
 
-    /// The address at which other hosts reach this one, as far as can be told.
+    /// Returns the address at which other hosts reach this one, as far as it can be determined.
     #[must_use]
     pub fn rendezvous_address(&self, place: usize) -> Option<IpAddr> {
         let host = self.hosts.get(place)?;
         let facts = host.facts.as_ref()?;
         let network = &facts.network;
-        // A login on this host came from somewhere else: it says nothing about the other hosts.
+        // A login on this host came from elsewhere, and does not show how the other hosts reach it.
         let by_ssh = network.reached_at.filter(|address| !host.here && !address.is_loopback());
         by_ssh
             .or_else(|| {
@@ -228,7 +228,7 @@ impl Cluster {
             })
     }
 
-    /// The route between two hosts.
+    /// Returns the route between two hosts, by their indices.
     #[must_use]
     pub fn route(&self, from: usize, to: usize) -> Option<&Route> {
         self.routes.iter().find(|route| route.from == from && route.to == to)

@@ -1,7 +1,7 @@
-//! Asks every host, lets hosts probe_ports at each other's addresses, and writes down what comes of it.
+//! Examination of all hosts and of the connections between them.
 //!
-//! Hosts are asked at the same time and each question has a time limit, so a host that hangs costs
-//! its own limit and nothing else. Only bandwidths are measured one after the other.
+//! Hosts are examined in parallel and each request has a time limit, so a host that hangs costs its own limit and no
+//! more. Only bandwidths are measured one after another.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
@@ -17,35 +17,35 @@ use crate::session::Session;
 
 mod sessions;
 
-/// A host to be examined.
+/// Host to be examined.
 #[derive(Debug)]
 pub struct Host {
-    /// Its name, as the job would use it.
+    /// Name of the host, as the job would use it.
     pub name: String,
-    /// It is the host that we run on.
+    /// `true` for the host on which the doctor runs.
     pub here: bool,
-    /// How many ranks it is to start, where that is known.
+    /// Number of ranks to start on the host, if known.
     pub ranks: Option<usize>,
-    /// What starts [`serve`](crate::serve) there, and carries its input and output.
+    /// Command that runs [`serve`](crate::serve) on the host with its input and output.
     pub command: Command,
 }
 
-/// What to look at.
+/// Options of an examination.
 #[derive(Clone, Debug)]
 pub struct Examination {
-    /// What hosts are asked about; the names of all of them are added.
+    /// Subjects to examine. The names of all hosts are added.
     pub question: Question,
-    /// The port that the job's hosts are to meet at, on the first of them.
+    /// Rendezvous port of the job, on the first host.
     pub master_port: Option<u16>,
-    /// Ports to try between hosts; where empty, three that the system chooses.
+    /// Ports to test between hosts. If empty, the system chooses three.
     pub ports: Vec<u16>,
-    /// Measure round-trip times and bandwidths.
+    /// `true` to measure round-trip times and bandwidths.
     pub measure: bool,
-    /// The SSH login timeout of a host, up to its first nonce.
+    /// Time limit for the login to a host and its first message.
     pub timeout: Duration,
 }
 
-/// Only what can be seen without a second host; 20 s to answer.
+/// Examines what needs no second host. The time limit is 20 s.
 impl Default for Examination {
     fn default() -> Self {
         Self {
@@ -58,15 +58,15 @@ impl Default for Examination {
     }
 }
 
-/// The user has had cancelled.
+/// Error of an examination that the user cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
 
-/// Examines all hosts, and the ways between them. `said` hears what is being done.
+/// Examines all hosts and the routes between them. Progress messages are passed to `said`.
 ///
 /// # Errors
-/// `cancelled` was set meanwhile. Nothing is left running then, here or elsewhere.
+/// [`Interrupted`] if `cancelled` was set meanwhile. All processes, local and remote, are then ended.
 pub fn examine(
     hosts: Vec<Host>,
     what: &Examination,
@@ -122,7 +122,7 @@ pub fn examine(
     Ok(cluster)
 }
 
-/// Plans which host connects where. Outcomes are those of hosts that do not answer, until they do.
+/// Plans which host connects where. All outcomes are initially those of hosts that do not answer.
 fn plan_routes(cluster: &Cluster, addresses: &[Vec<u16>]) -> Vec<Route> {
     let mut routes = Vec::new();
     for (from, _, facts) in cluster.examined() {
@@ -170,21 +170,21 @@ fn plan_routes(cluster: &Cluster, addresses: &[Vec<u16>]) -> Vec<Route> {
     routes
 }
 
-/// Such an address needs the name of an interface besides.
+/// Returns `true` for a link-local address, which is incomplete without the name of an interface.
 fn is_link_local(address: &IpAddr) -> bool {
     matches!(address, IpAddr::V6(it) if it.is_unicast_link_local())
 }
 
-/// 128 random bits, as letters: what a host must say to be answered by another one's open port.
+/// Creates 128 random bits as letters, which a host must send to get an answer from another host's open port.
 fn new_nonce() -> String {
     let mut random = [0; 16];
-    // Fails on a system that is just starting. What such a nonce would guard is the doctor's own few
-    // ports, open for seconds, which say nothing and store nothing: better a known nonce than no answer.
+    // Fails on a system that is just booting. The nonce only protects the doctor's own ports, which are open for
+    // seconds and neither reveal nor store data: a known nonce is better than no answer.
     let _ = getrandom::fill(&mut random);
     random.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A name with both kinds of address.
+/// Maximum number of addresses per name: one IPv4 and one IPv6 address.
 const MAX_ADDRESSES: usize = 2;
-/// With more hosts than that, not every pair is measured: 0.5 s each.
+/// Number of hosts above which not every pair is measured: each takes 0.5 s.
 pub(crate) const ALL_PAIRS: usize = 8;

@@ -1,4 +1,4 @@
-//! What is so on one host. No opinion about it: that is for the checks.
+//! Facts about one host, without any judgement: the checks are separate.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -37,62 +37,61 @@ pub use network::{Interface, InterfaceAddress, Network};
 pub use program::{Program, ProgramState};
 pub use project::Project;
 
-/// What to look at, besides the host itself.
+/// Subjects of an examination besides the host itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Question {
-    /// The program of the job: a path, or a name that is looked up in PATH.
+    /// Program of the job: a path, or a name that is looked up in PATH.
     pub program: Option<PathBuf>,
-    /// The folder that the job starts in; else the folder that we are in.
+    /// Working folder of the job. Defaults to the current folder.
     pub working_folder: Option<PathBuf>,
-    /// The folder for the ranks' output.
+    /// Folder for the ranks' output.
     pub log_folder: Option<PathBuf>,
     /// Names of the job's hosts, to be resolved.
     pub names: Vec<String>,
-    /// Variables that the launcher would hand on: they hold on the hosts besides their own.
+    /// Environment variables that the launcher would pass to the hosts, in addition to their own.
     pub variables: BTreeMap<String, String>,
 }
 
-/// Everything known about one host.
+/// All facts about one host.
 ///
-/// Unknown fields are passed over and missing ones are empty, so that hosts with different
-/// versions still understand each other.
+/// Unknown fields are ignored and missing ones are empty, so that hosts with different versions are compatible.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Facts {
-    /// [`FACTS_VERSION`] of the host that gathered them.
+    /// Value of [`FACTS_VERSION`] in the program that gathered the facts.
     pub version: u32,
-    /// The system and our own program.
+    /// Operating system, and the brigade program itself.
     pub host: Host,
-    /// Processors.
+    /// Processors of the host.
     pub cpu: Cpu,
-    /// Memory, and what of it may be used.
+    /// Memory of the host, and the limit for this process.
     pub memory: Memory,
     /// Limits of a process.
     pub limits: Limits,
-    /// The folders that a job writes to.
+    /// Folders that a job writes to.
     pub folders: Vec<Folder>,
-    /// Network interfaces.
+    /// Network interfaces and addresses.
     pub network: Network,
-    /// What names mean here: the host's own first.
+    /// Resolved host names, the host's own first.
     pub names: Vec<Resolution>,
-    /// The variables that libraries and launchers listen to.
+    /// Environment variables that libraries and launchers read.
     pub variables: BTreeMap<String, String>,
     /// Accelerators and their driver.
     pub devices: Devices,
-    /// The program of the job.
+    /// Program of the job, if one was requested.
     pub program: Option<Program>,
-    /// The libtorch that programs find without help of their own.
+    /// Installation of libtorch that programs without a run path find.
     pub libtorch: Option<Libtorch>,
-    /// The Cargo project of the working folder.
+    /// Cargo project of the working folder.
     pub project: Option<Project>,
-    /// What the kernel complains about.
+    /// Faults in the kernel's log.
     pub kernel_log: KernelLog,
 }
 
 impl Facts {
-    /// Looks at this host. Takes some milliseconds, and at most about 20 s where file servers or
-    /// name servers are silent.
+    /// Gathers the facts about this host. Takes some milliseconds, and at most about 20 s if file servers or name
+    /// servers do not answer.
     ///
     /// ```
     /// use brigade_doctor::{Facts, Question};
@@ -113,7 +112,7 @@ impl Facts {
             .clone()
             .or_else(|| std::env::current_dir().ok())
             .unwrap_or_else(|| PathBuf::from("/"));
-        // All that may have to wait for a server waits at the same time.
+        // Everything that may wait for a server waits at the same time.
         let folders = folders::start(&shared, &working_folder, question.log_folder.as_deref());
         let names = names::start(&shared, &host.name, &question.names);
         let program =
@@ -141,7 +140,7 @@ impl Facts {
         }
     }
 
-    /// The folder that the job starts in, if it is there.
+    /// Returns the working folder of the job, if it exists.
     #[must_use]
     pub fn working_folder(&self) -> Option<&Path> {
         let folder = self.folders.iter().find(|it| it.used_for == FolderUse::Working)?;
@@ -149,5 +148,5 @@ impl Facts {
     }
 }
 
-/// Changes when a field changes its meaning.
+/// Version of the facts' meaning. It changes when a field changes its meaning.
 pub const FACTS_VERSION: u32 = 2;

@@ -1,23 +1,23 @@
-//! What a check says: one line of the table.
+//! Findings of checks: the lines of the report's table.
 
 use serde::{Deserialize, Serialize};
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Nothing wrong.
+    /// No problem was found.
     Ok,
-    /// Worth knowing.
+    /// Information that is worth knowing.
     Note,
-    /// A job may start, but be slow, or stop later.
+    /// A job may start, but may be slow, or stop later.
     Warning,
-    /// A job would not start, or would compute something else than it should.
+    /// A job would not start, or would compute a wrong result.
     Fail,
 }
 
 impl Verdict {
-    /// As the table writes it.
+    /// Returns the word that the table shows.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -29,54 +29,54 @@ impl Verdict {
     }
 }
 
-/// What a check looks at, in the order of the table.
+/// Subject of a check, in the order of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subject {
-    /// Whether a host can be reached and examined.
+    /// Connection to a host over ssh.
     Ssh,
-    /// Our own program on each host.
+    /// Brigade program on each host.
     Brigade,
-    /// Clocks.
+    /// Clocks of the hosts.
     Clock,
-    /// Names of hosts.
+    /// Resolution of host names.
     Names,
-    /// Network interfaces, and those that Gloo and NCCL would take.
+    /// Network interfaces, and those that Gloo and NCCL would choose.
     Interfaces,
-    /// Network cards, and which of them is near which GPU.
+    /// Network cards, and the nearest one of each GPU.
     Nics,
     /// Ports between hosts.
     Ports,
-    /// Sizes of packets.
+    /// Maximum packet sizes (MTU).
     Mtu,
     /// Round-trip times and bandwidths.
     Speed,
-    /// The folder that the job starts in.
+    /// Working folder of the job.
     Folder,
-    /// The job's program.
+    /// Program of the job.
     Program,
-    /// libtorch.
+    /// Installation of libtorch.
     Libtorch,
     /// GPUs and their driver.
     Devices,
-    /// Processors.
+    /// Processors and their load.
     Cpu,
-    /// Memory.
+    /// Memory of the hosts.
     Memory,
-    /// Room on disks.
+    /// Free space on disks.
     Disk,
-    /// `/dev/shm`.
+    /// Shared memory in `/dev/shm`.
     SharedMemory,
     /// Limits of a process.
     Limits,
-    /// Variables of the environment.
+    /// Environment variables of libraries.
     Variables,
-    /// The kernel.
+    /// Version of the kernel.
     Kernel,
 }
 
 impl Subject {
-    /// As the table writes it.
+    /// Returns the word that the table shows.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -104,27 +104,27 @@ impl Subject {
     }
 }
 
-/// One line of the table.
+/// Finding of a check: one line of the table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// How bad it is.
+    /// Severity of the finding.
     pub verdict: Verdict,
-    /// What was looked at.
+    /// Subject of the check.
     pub subject: Subject,
-    /// On which hosts it is so; empty for all of them together.
+    /// Names of the hosts concerned. Empty if all are.
     pub hosts: Vec<String>,
-    /// For something between two hosts: the host at the other end.
+    /// Host at the other end, for a finding about a route.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub towards: Option<String>,
-    /// What was found.
+    /// Description of what was found.
     pub found: String,
-    /// What that does to a job.
+    /// Consequence for a job.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub means: String,
-    /// What to do about it.
+    /// Remedy for the user.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remedy: String,
-    /// A command that does it.
+    /// Command that carries out the remedy.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub command: String,
 }
@@ -192,7 +192,8 @@ impl Finding {
     }
 }
 
-/// The worst first; what several hosts share becomes one line, and that of all hosts names none.
+/// Sorts the findings, the worst first. Equal findings of several hosts are merged into one, and one of all hosts has
+/// no host names.
 #[must_use]
 pub(crate) fn in_order(findings: Vec<Finding>, all_hosts: usize) -> Vec<Finding> {
     let mut merged: Vec<Finding> = Vec::new();

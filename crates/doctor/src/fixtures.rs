@@ -1,4 +1,4 @@
-//! Facts of a host in good health, for tests to spoil.
+//! Facts of healthy hosts, which tests then modify.
 
 use std::net::IpAddr;
 
@@ -110,7 +110,7 @@ pub(crate) fn program(libtorch: Option<Libtorch>) -> Program {
     }
 }
 
-/// A driver for CUDA 13 and so many GPUs.
+/// Returns a driver for CUDA 13 with this many GPUs.
 pub(crate) fn devices(gpus: u32) -> Devices {
     let device = |number: u32| Device {
         id: number.to_string(),
@@ -131,8 +131,8 @@ pub(crate) fn devices(gpus: u32) -> Devices {
     }
 }
 
-/// So many hosts in good health, `node1` being this one, with libtorch in their program and fast
-/// routes between all of them.
+/// Returns a cluster of healthy hosts, `node1` being this one, with libtorch in their program and fast routes between
+/// all of them.
 pub(crate) fn cluster(count: usize) -> Cluster {
     let address = |place: usize| format!("10.0.0.{}", place + 1);
     let name = |place: usize| format!("node{}", place + 1);
@@ -188,12 +188,12 @@ pub(crate) fn cluster(count: usize) -> Cluster {
     }
 }
 
-/// Facts of a host of the cluster, to be spoiled.
+/// Returns the facts of a host, to be modified.
 pub(crate) fn facts(cluster: &mut Cluster, place: usize) -> &mut Facts {
     cluster.hosts[place].facts.as_mut().unwrap()
 }
 
-/// The only finding that is not fine; its hosts with commas.
+/// Returns the only finding that is not OK, with its hosts separated by commas.
 #[track_caller]
 pub(crate) fn only(findings: &[Finding]) -> (Verdict, String, String) {
     let bad: Vec<&Finding> = findings.iter().filter(|it| it.verdict != Verdict::Ok).collect();
@@ -203,7 +203,7 @@ pub(crate) fn only(findings: &[Finding]) -> (Verdict, String, String) {
     (finding.verdict, finding.hosts.join(","), finding.found.clone())
 }
 
-/// Nothing is wrong, and that is said in one line.
+/// Asserts that the findings are a single one, which is OK.
 #[track_caller]
 pub(crate) fn all_is_well(findings: &[Finding]) {
     assert_eq!(findings.len(), 1, "{findings:#?}");

@@ -1,27 +1,27 @@
-//! Which interface Gloo and NCCL would take, by their own rules.
+//! Rules by which Gloo and NCCL choose a network interface.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::facts::{Facts, Interface};
 
-/// What a library would take.
+/// Interface that a library would choose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum InterfaceChoice {
-    /// An address of this host.
+    /// The library takes an address of this host.
     Takes {
-        /// Its interface.
+        /// Name of the interface.
         interface: String,
-        /// The address that the other ranks are told.
+        /// Address that the other ranks get.
         address: IpAddr,
-        /// Others that it would use besides.
+        /// Further interfaces that it would use.
         others: Vec<String>,
     },
-    /// The variable that should choose names an interface that is not there.
+    /// The variable names an interface that does not exist.
     Absent {
-        /// What the variable says.
+        /// Value of the variable.
         value: String,
     },
-    /// Nothing that the library could use.
+    /// No interface is usable.
     Nothing,
 }
 
@@ -34,8 +34,8 @@ impl InterfaceChoice {
     }
 }
 
-/// PyTorch's rule for Gloo: the interfaces in `GLOO_SOCKET_IFNAME`, by their exact names; else the
-/// first address of the host's own name that is an address of this host; else 127.0.0.1.
+/// Applies PyTorch's rule for Gloo: the interfaces in `GLOO_SOCKET_IFNAME`, by their exact names; or else the first
+/// address of the host's own name that is an address of this host; or else 127.0.0.1.
 pub(crate) fn gloo(facts: &Facts) -> InterfaceChoice {
     if let Some(value) = variable(facts, GLOO_SOCKET_IFNAME) {
         let names: Vec<&str> = value.split(',').filter(|it| !it.is_empty()).collect();
@@ -54,7 +54,7 @@ pub(crate) fn gloo(facts: &Facts) -> InterfaceChoice {
     let own = facts.names.iter().find(|it| it.name == facts.host.name);
     let usable = own.into_iter().flat_map(|it| &it.addresses).find_map(|address| {
         let network = &facts.network;
-        // All of 127.0.0.0/8 can be bound, whatever the interface says.
+        // Every address in 127.0.0.0/8 can be bound, whichever the interface has.
         let interface = network.interface_of(*address);
         let name = interface.map(|it| it.name.clone());
         name.or_else(|| address.is_loopback().then(|| "lo".to_owned())).map(|it| (it, *address))
@@ -64,8 +64,8 @@ pub(crate) fn gloo(facts: &Facts) -> InterfaceChoice {
     InterfaceChoice::Takes { interface, address, others: Vec::new() }
 }
 
-/// NCCL's rule: those that `NCCL_SOCKET_IFNAME` matches; else all whose names begin with `ib`; else
-/// all but docker, lo and virbr; else docker, lo, virbr. The first one carries the setting up.
+/// Applies NCCL's rule: interfaces that match `NCCL_SOCKET_IFNAME`; or else all whose names begin with `ib`; or else
+/// all except docker, lo and virbr; or else docker, lo, virbr. The first one is used for the setup.
 pub(crate) fn nccl(facts: &Facts) -> InterfaceChoice {
     let family = variable(facts, "NCCL_SOCKET_FAMILY");
     let takes = |matches: &dyn Fn(&str) -> bool| {
@@ -84,7 +84,7 @@ pub(crate) fn nccl(facts: &Facts) -> InterfaceChoice {
         .unwrap_or(InterfaceChoice::Nothing)
 }
 
-/// As the system lists them: every IPv4 address, then every IPv6 address; an interface counts once.
+/// Returns candidates in the system's order: every IPv4 address, then every IPv6 address; an interface counts once.
 fn candidates<'a>(facts: &'a Facts, family: Option<&str>) -> Vec<(&'a str, IpAddr)> {
     let mut found: Vec<(&str, IpAddr)> = Vec::new();
     for v6 in [false, true] {
@@ -103,8 +103,8 @@ fn candidates<'a>(facts: &'a Facts, family: Option<&str>) -> Vec<(&'a str, IpAdd
     found
 }
 
-/// `eth,ib` are beginnings, `=eth0` whole names, `^` means all others. A port after a colon narrows
-/// to nothing here.
+/// Matches a name against NCCL's syntax: `eth,ib` are prefixes, `=eth0` is an exact name, `^` excludes. A port after a
+/// colon has no effect here.
 pub(crate) fn matches(rule: &str, name: &str) -> bool {
     let (not, rule) = rule.strip_prefix('^').map_or((false, rule), |rest| (true, rest));
     let (whole, rule) = rule.strip_prefix('=').map_or((false, rule), |rest| (true, rest));

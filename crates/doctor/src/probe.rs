@@ -1,7 +1,7 @@
-//! Connections between hosts: ports that answer, probes of them, and measurements.
+//! Connections between hosts: listening ports, probes of them, and measurements.
 //!
-//! An address answers only to a peer that sends the nonce, 32 letters that the doctor has just made
-//! up: it is open to the whole network, for some seconds.
+//! A port answers only to a peer that sends the nonce, 32 random letters of this run: for some seconds it is open to
+//! the whole network.
 
 mod connect;
 mod listener;
@@ -14,14 +14,14 @@ pub(crate) use ports::probe_ports;
 
 use std::time::Duration;
 
-/// What is wanted of a address, said after the nonce.
+/// Request to a listening port, sent after the nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProbeRequest {
-    /// An answer.
+    /// Answer with one byte.
     Greet,
-    /// Every byte back.
+    /// Send every byte back.
     Echo,
-    /// The number of bytes that arrive, and how long they take.
+    /// Answer with the number of bytes that arrive, and how long they took.
     Bulk,
 }
 
@@ -44,15 +44,15 @@ impl ProbeRequest {
     }
 }
 
-/// Letters in a nonce.
+/// Number of letters in a nonce.
 const NONCE_LEN: usize = 32;
-/// A address's answer to the nonce.
+/// Answer of a port to the nonce.
 const WELCOME: u8 = b'w';
-/// A bulk transfer ends after this time.
+/// Maximum duration of a bulk transfer.
 const BULK_TIME: Duration = Duration::from_millis(300);
-/// Or with this many bytes.
+/// Maximum number of bytes of a bulk transfer.
 const BULK_BYTES: u64 = 32 << 20;
-/// When no byte of a bulk transfer has come by then, none will: three attempts to send it again.
+/// Time after which a bulk transfer without a single byte has stalled: three retransmissions.
 const STALLED: Duration = Duration::from_millis(1800);
 
 #[cfg(test)]

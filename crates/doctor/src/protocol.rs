@@ -1,4 +1,4 @@
-//! The messages between the doctor and its process on each host, over standard input and output.
+//! Messages between the doctor and its process on each host, over standard input and output.
 //!
 //! A process on a host first writes [`GREETING`] and [`Answer::Hello`]; all messages are the frames of
 //! [`brigade_ssh::wire`].
@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::{Measured, Outcome};
 use crate::facts::{Facts, Question};
 
-/// Version of the protocol; both sides must have the same.
+/// Version of the protocol. Both sides must have the same.
 pub const PROTOCOL: u32 = 2;
 
-/// To a host.
+/// Message to a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request {
@@ -28,15 +28,15 @@ pub(crate) enum Request {
     Probe { nonce: String, addresses: Vec<SocketAddr> },
     /// Measure round trips and bandwidth to this address.
     Measure { nonce: String, address: SocketAddr },
-    /// Leave a file of that name in that folder.
+    /// Create a file of that name in that folder.
     Leave { folder: PathBuf, name: String },
-    /// Look for a file of that name.
+    /// Check whether a file of that name exists.
     Look { folder: PathBuf, name: String },
-    /// Remove it.
+    /// Remove the file.
     TakeAway { folder: PathBuf, name: String },
 }
 
-/// From a host.
+/// Message from a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
@@ -48,18 +48,18 @@ pub(crate) enum Answer {
     /// Nanoseconds since 1970.
     Clock(i64),
     Examined(Box<Facts>),
-    /// For each port: the one that is open now, or the reason why it is not.
+    /// Result per port: the port that is now open, or the reason why it is not.
     Listening(Vec<Result<u16, String>>),
-    /// For each address.
+    /// Outcome per address.
     Probed(Vec<Outcome>),
     Measured(Measured),
-    /// Whether the file was left, exists, or was removed.
+    /// `true` if the file was created, exists, or was removed.
     File(bool),
     /// The request could not be read.
     NotUnderstood(String),
 }
 
-/// What stands on a line of its own on stdout before the first frame. Before it may come a login banner.
+/// Line on stdout before the first frame. A login banner may precede it.
 pub(crate) const GREETING: &str = "\nbrigade-doctor\n";
 
 #[cfg(test)]

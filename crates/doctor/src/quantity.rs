@@ -1,16 +1,16 @@
-//! Numbers with units, as people read them.
+//! Formatting of quantities with units.
 
-/// `1536` is `1.5 KiB`.
+/// Formats bytes: `1536` is `1.5 KiB`.
 pub(crate) fn bytes(count: u64) -> String {
     scaled(count as f64, 1024.0, &["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"])
 }
 
-/// `9.4e9` is `9.4 Gbit/s`.
+/// Formats a bandwidth: `9.4e9` is `9.4 Gbit/s`.
 pub(crate) fn bandwidth(bits_per_second: f64) -> String {
     scaled(bits_per_second, 1000.0, &["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"])
 }
 
-/// `0.00042` is `0.42 ms`.
+/// Formats a duration: `0.00042` is `0.42 ms`.
 pub(crate) fn duration(seconds: f64) -> String {
     if seconds < 0.001 {
         format!("{:.2} ms", seconds * 1e3)
@@ -27,7 +27,7 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// `3` hosts, `1` host.
+/// Formats a number of things: `3 hosts`, `1 host`.
 pub(crate) fn counted(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
@@ -39,7 +39,7 @@ fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
         return format!("{value:.0} {unit}");
     }
     for next in units {
-        // What would be rounded up to the next unit belongs to it.
+        // A value that would be rounded up to the next unit is shown in it.
         if value < step - 0.5 {
             break;
         }
@@ -49,7 +49,7 @@ fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
     format!("{} {unit}", digits(value))
 }
 
-/// Two digits that say something.
+/// Formats a number with two significant digits.
 fn digits(value: f64) -> String {
     if value < 9.95 { format!("{value:.1}") } else { format!("{value:.0}") }
 }

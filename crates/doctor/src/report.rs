@@ -1,4 +1,4 @@
-//! What people read, and what programs read.
+//! Reports for people and for programs.
 
 use std::io::{self, Write};
 
@@ -10,45 +10,45 @@ use crate::finding::{Finding, Verdict};
 mod matrix;
 mod table;
 
-/// How to write for people.
+/// Layout of a report for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// Columns of the terminal; longer texts are wrapped.
+    /// Width of the terminal in columns. Longer texts are wrapped.
     pub width: usize,
-    /// With the terminal's colours.
+    /// `true` to use the terminal's colours.
     pub colour: bool,
 }
 
-/// An examination and its findings.
+/// Report of an examination: its data and findings.
 #[derive(Clone, Copy, Debug)]
 pub struct Report<'a> {
-    /// What was examined.
+    /// Data of the examined hosts.
     pub cluster: &'a Cluster,
-    /// What [`diagnose`](crate::diagnose) says about it.
+    /// Findings, as [`diagnose`](crate::diagnose) returns them.
     pub findings: &'a [Finding],
 }
 
 impl Report<'_> {
-    /// The worst of the findings.
+    /// Returns the worst verdict of the findings.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         self.findings.iter().map(|it| it.verdict).max().unwrap_or(Verdict::Ok)
     }
 
-    /// The table, speeds between hosts, and the sum.
+    /// Writes the table of findings, the speeds between hosts, and the summary.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// Returns the errors of the writer.
     pub fn write_table(&self, to: &mut impl Write, style: Style) -> io::Result<()> {
         table::write(to, self.cluster, self.findings, style)?;
         matrix::write(to, self.cluster)?;
         writeln!(to, "\n{}", self.sum())
     }
 
-    /// All of it: facts, routes, findings and the verdict.
+    /// Writes everything as JSON: facts, routes, findings and the verdict.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// Returns the errors of the writer.
     pub fn write_json(&self, to: &mut impl Write) -> io::Result<()> {
         let Cluster { hosts, routes, .. } = self.cluster;
         let whole = Json {

@@ -1,4 +1,4 @@
-//! The doctor's process on a host: answers requests until the session ends.
+//! Doctor process on a host: answers requests until the session ends.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,19 +12,20 @@ use crate::probe::{Listeners, measure, probe_ports};
 use crate::protocol::{Answer, GREETING, PROTOCOL, Request};
 use brigade_hardware::{Sources, within};
 
-/// Says hello on `output` and answers what `input` asks, until it ends or falls silent.
+/// Sends the greeting on `output` and answers the requests from `input`, until `input` ends or sends nothing for five
+/// minutes.
 ///
-/// This is the role `brigade __doctor`, which `brigade doctor` starts on every host over ssh.
+/// This is the hidden command `brigade __doctor`, which `brigade doctor` starts on every host over ssh.
 ///
 /// # Errors
-/// The reader of our answers has gone.
+/// Fails when `output` was closed by its reader.
 pub fn serve(input: &mut File, output: &mut File, sources: &Sources) -> io::Result<()> {
     output.write_all(GREETING.as_bytes())?;
     let version = env!("CARGO_PKG_VERSION").to_owned();
     wire::send(output, &Answer::Hello { protocol: PROTOCOL, version })?;
     let mut addresses = Vec::new();
     loop {
-        // A connection that broke without a word must not leave this process behind.
+        // A connection that broke without notice must not leave this process running.
         match wire::receive(input, MAX_SILENCE) {
             Ok(request) => wire::send(output, &answer(request, sources, &mut addresses))?,
             Err(WireError::Frame(error)) => {
@@ -61,7 +62,7 @@ fn answer(request: Request, sources: &Sources, addresses: &mut Vec<Listeners>) -
     }
 }
 
-/// Only a file that the doctor may have left, and only as long as its folder answers.
+/// Works only on a file name of the doctor's own, and only while its folder answers.
 fn on_file(
     folder: PathBuf,
     name: String,
@@ -73,7 +74,7 @@ fn on_file(
     Answer::File(done)
 }
 
-/// How the names of our files begin.
+/// Prefix of the names of the doctor's files.
 pub(crate) const OUR_FILE: &str = ".brigade-doctor-";
 const TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_SILENCE: Duration = Duration::from_secs(300);

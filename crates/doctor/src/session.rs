@@ -1,4 +1,4 @@
-//! The session with the doctor's other process on one host: ssh, or this program on this machine.
+//! Session with the doctor's process on one host: through ssh, or as a child process on this machine.
 
 use std::fs::File;
 use std::process::Command;
@@ -11,28 +11,28 @@ use brigade_ssh::wire::{self, Limit, WireError};
 use crate::cluster::Lost;
 use crate::protocol::{Answer, GREETING, PROTOCOL, Request};
 
-/// A session with a host.
+/// Session with a host.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// `None` only while it is dropped.
+    /// `None` only while the session is dropped.
     child: Option<Child>,
-    /// Closed to end the process.
+    /// Input of the process; closed to end it.
     to: Option<File>,
     from: File,
     login_banner: Vec<String>,
 }
 
-/// Why a question has no answer.
+/// Reason why a request has no answer.
 #[derive(Debug)]
 pub(crate) enum Broken {
     /// The host is lost.
     Lost(Lost),
-    /// The user has interrupted it.
+    /// The user has interrupted the examination.
     Interrupted,
 }
 
 impl Session {
-    /// Starts the process on a host, named for messages; the hello has not come yet.
+    /// Starts the process on a host, whose name is for messages. Does not wait for the greeting.
     pub(crate) fn start(command: Command, name: &str) -> Result<Self, Lost> {
         let program = command.get_program().to_owned();
         let (child, to, from) = Child::start(command, name).map_err(|error| Lost::NotStarted {
@@ -42,7 +42,7 @@ impl Session {
         Ok(Self { child, to, from, login_banner: Vec::new() })
     }
 
-    /// Waits for the hello.
+    /// Waits for the greeting.
     pub(crate) fn meet(&mut self, limit: Limit<'_>) -> Result<(), Broken> {
         let mut banner = Vec::new();
         let limit = limit.at_least(BACKLOG);
@@ -57,7 +57,7 @@ impl Session {
         }
     }
 
-    /// Asks without waiting for the answer. That a host has gone shows when the answer is due.
+    /// Sends a request without waiting for the answer. A lost host is noticed when the answer is due.
     pub(crate) fn ask(&mut self, request: &Request) {
         if let Some(to) = &mut self.to {
             let _ = wire::send(to, request);
@@ -85,7 +85,7 @@ impl Session {
         }
     }
 
-    /// Returns what the login has printed on stdout.
+    /// Returns the lines that the login printed on stdout.
     pub(crate) fn login_banner(&self) -> &[String] {
         &self.login_banner
     }
@@ -94,7 +94,7 @@ impl Session {
         let Some(child) = &mut self.child else {
             return Lost::Ended { code: None, stderr: Vec::new() };
         };
-        // Its output has ended; the process follows, unless a child of it still holds on.
+        // The output has ended; the process exits soon, unless a child process holds the pipe.
         let code = child.exit_status().and_then(|status| status.code());
         Lost::Ended { code, stderr: last_lines(&child.last_stderr()) }
     }
@@ -106,7 +106,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // The process there ends when its input does, and ssh ends with it.
+        // The process there exits when its input ends, and ssh with it.
         drop(self.to.take());
         if let Some(child) = self.child.take() {
             child.finish(Instant::now() + END_TIMEOUT);
@@ -128,11 +128,11 @@ fn foreign() -> Broken {
 }
 
 const FIRST_WORD: &str = "a first word";
-/// Where the limit of several hosts has passed with one that hung, a long answer of the next is partly in
-/// the pipe, and partly in ssh until there is room.
+/// Additional time. If the time limit was used up by a host that hung, a long answer of the next one is partly in the
+/// pipe, and partly in ssh.
 const BACKLOG: Duration = Duration::from_millis(500);
 const MAX_LINES: usize = 20;
-/// For the process to end by itself once its stdin is closed.
+/// Time for the process to exit by itself after its stdin is closed.
 const END_TIMEOUT: Duration = Duration::from_millis(300);
 
 #[cfg(test)]

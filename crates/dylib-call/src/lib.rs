@@ -50,13 +50,13 @@ impl fmt::Debug for Entry {
 }
 
 impl Entry {
-    /// Makes the record of a function, which returns the exit code of the process that calls it.
+    /// Creates the record of a function, which returns the exit code of the process that calls it.
     #[must_use]
     pub const fn new(function: extern "C" fn() -> i32) -> Self {
         Self { magic: MAGIC, function }
     }
 
-    /// Returns where the record is, for [`Address::call`] in another process of this host.
+    /// Returns the location of the record, for [`Address::call`] in another process of this host.
     ///
     /// # Errors
     /// [`EntryError::Mappings`] when `/proc/self/maps` cannot be read, [`EntryError::NotInAFile`] when the record is
@@ -71,28 +71,29 @@ impl Entry {
     }
 }
 
-/// Where an [`Entry`] is: a file, and the record's distance from the file's first byte in memory.
+/// Location of an [`Entry`]: a file, and the record's offset from the file's first byte in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// The program or shared library.
+    /// Path of the program or shared library.
     pub object: PathBuf,
-    /// In bytes.
+    /// Offset in bytes.
     pub offset: u64,
 }
 
 impl Address {
-    /// Loads the shared library and calls the record's function; returns what it returns. The library stays loaded.
+    /// Loads the shared library, calls the record's function and returns its result. The library stays loaded.
     ///
     /// # Errors
-    /// [`EntryError::Load`] when the file is no shared library, or lacks one that it needs;
-    /// [`EntryError::NoEntry`] when there is no record at the address; [`EntryError::Mappings`].
+    /// [`EntryError::Read`] when the file cannot be found; [`EntryError::Load`] when it is not a shared library, or
+    /// needs a library that is missing; [`EntryError::NoEntry`] when there is no record at the address;
+    /// [`EntryError::Mappings`] when `/proc/self/maps` cannot be read.
     pub fn call(&self) -> Result<i32, EntryError> {
         let load = |source| EntryError::Load { object: self.object.clone(), source };
-        // The path that the kernel will show.
+        // The kernel shows the path with all links resolved.
         let object = fs::canonicalize(&self.object)
             .map_err(|source| EntryError::Read { object: self.object.clone(), source })?;
-        // SAFETY: the library's initialisers run. It is one that the user has compiled and whose own function asked
-        // for this call: the same as starting a program of the user's.
+        // SAFETY: the library's initialisers run. The user compiled the library, and a function of it requested this
+        // call: the same as starting a program of the user's.
         let library = unsafe { Library::open(Some(&object), RTLD_NOW | RTLD_LOCAL) };
         // Never unloaded: threads and destructors of thread-locals may be left.
         let _ = library.map_err(load)?.into_raw();
@@ -125,48 +126,48 @@ impl Address {
     }
 }
 
-/// Why an entry has no address, or cannot be called.
+/// Error of finding an entry's address, or of calling it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EntryError {
-    /// The process cannot see its own memory map.
+    /// The process cannot read its own memory map.
     #[error("cannot read /proc/self/maps: {0}")]
     Mappings(io::Error),
-    /// The code is not in a file, or no longer.
+    /// The code is not in a file, or the file was deleted.
     #[error("the function is not in a file that another process can load; compile it again")]
     NotInAFile,
-    /// The file cannot be found.
+    /// The shared library cannot be found.
     #[error("cannot open the shared library {}: {source}", object.display())]
     Read {
-        /// The file.
+        /// Path of the shared library.
         object: PathBuf,
-        /// The system's answer.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The dynamic loader refuses the file.
+    /// The dynamic loader cannot load the file.
     #[error("cannot load the shared library {}: {source}", object.display())]
     Load {
-        /// The file.
+        /// Path of the shared library.
         object: PathBuf,
-        /// The loader's answer.
+        /// Error of the dynamic loader.
         source: libloading::Error,
     },
-    /// Another file than the one that the address is of.
+    /// The file has no record at the address: it is not the file of which the address was taken.
     #[error(
         "{} has no entry at offset {offset}: it was written by another version of Brigade, or replaced",
         object.display()
     )]
     NoEntry {
-        /// The file.
+        /// Path of the shared library.
         object: PathBuf,
-        /// In bytes.
+        /// Offset of the address in bytes.
         offset: u64,
     },
 }
 
-/// Returns a value of a function's own type, which has no size: the function in another process.
+/// Returns the value of a function's own type, which has no size: the function as another process can create it.
 ///
-/// `None` for closures and function pointers: what they hold is the caller's.
+/// Returns `None` for closures and function pointers, whose values belong to the caller's process.
 ///
 /// ```
 /// fn double(number: i32) -> i32 {
@@ -184,8 +185,8 @@ pub fn function<F, A, R>() -> Option<F>
 where
     F: Fn(A) -> R + Copy + 'static,
 {
-    // Types without a size that can be called are those of functions and of closures. A closure without a size may
-    // have captured a value without a size that stands for a fact of the caller's process.
+    // Callable types without a size are those of functions and of closures. A closure without a size may have captured
+    // a value without a size that only exists for a reason in the caller's process.
     if size_of::<F>() != 0 || std::any::type_name::<F>().contains("{{closure}}") {
         return None;
     }
@@ -199,7 +200,7 @@ fn mappings() -> Result<Vec<Mapping>, EntryError> {
     Ok(mapping::parse(&text))
 }
 
-/// The lowest address of a file's mappings.
+/// Returns the lowest address of a file's mappings.
 fn base_of(all: &[Mapping], file: &Path) -> Option<u64> {
     let of_file = all.iter().filter(|it| it.file.as_deref() == Some(file));
     of_file.map(|it| it.range.start).min()

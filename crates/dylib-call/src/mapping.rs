@@ -1,25 +1,25 @@
-//! `/proc/self/maps`: which files are where in a process's memory.
+//! Parser of `/proc/self/maps`: the files in a process's memory, with their addresses.
 
 use std::ffi::OsString;
 use std::ops::Range;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-/// A line of the map.
+/// Line of the memory map.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
     pub(crate) range: Range<u64>,
     pub(crate) is_readable: bool,
-    /// `None` for anonymous memory, and for files that were deleted.
+    /// File of the mapping; `None` for anonymous memory, and for files that were deleted.
     pub(crate) file: Option<PathBuf>,
 }
 
-/// Parses `/proc/PID/maps`; a line of another format is left out.
+/// Parses `/proc/PID/maps`. A line of another format is skipped.
 pub(crate) fn parse(text: &[u8]) -> Vec<Mapping> {
     text.split(|byte| *byte == b'\n').filter_map(line).collect()
 }
 
-/// `start-end rwxp offset device inode   path`, as in proc_pid_maps(5).
+/// Parses `start-end rwxp offset device inode   path`, as in proc_pid_maps(5).
 fn line(line: &[u8]) -> Option<Mapping> {
     let mut rest = line;
     let mut field = || {
@@ -44,7 +44,7 @@ fn line(line: &[u8]) -> Option<Mapping> {
     })
 }
 
-/// The kernel writes a line break of a name as `\012`.
+/// Decodes a path: the kernel writes a line break in a name as `\012`.
 fn file(path: &[u8]) -> Option<PathBuf> {
     if !path.starts_with(b"/") || path.ends_with(b" (deleted)") {
         return None;

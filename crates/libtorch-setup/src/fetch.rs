@@ -1,8 +1,8 @@
-//! Fetching libtorch: pip downloads, Python unpacks, a rename makes it appear.
+//! Fetching of libtorch: pip downloads, Python unpacks, and a rename puts the result in place.
 //!
-//! All is built in `partial-<pid>/` in the cache and moved to its place when it is complete, so an
-//! interruption at any moment leaves either the old state or the new one. A lock on the cache's file
-//! `lock` keeps two fetches apart; for its holder any partial folder is a leftover.
+//! Everything is built in `partial-<pid>/` in the cache and renamed when it is complete, so an interruption at any
+//! moment leaves either the old state or the new one. A lock on the file `lock` of the cache excludes concurrent
+//! fetches; its holder may remove any partial folder.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{BufRead, BufReader};
@@ -20,7 +20,7 @@ use crate::pip_log;
 use crate::progress::{Progress, megabytes};
 use crate::python::{PYTHON, Preflight, UNPACK, UNPACK_DISK_FULL};
 
-/// Fetches a libtorch into its place in the cache, unless another process does so meanwhile.
+/// Fetches a libtorch into its folder in the cache, unless another process does so meanwhile.
 pub(crate) fn fetch(cache: &Cache, pins: &Pins, kind: Kind) -> Result<()> {
     pins.check_host(kind)?;
     let root = cache.root();
@@ -51,13 +51,12 @@ pub(crate) fn fetch(cache: &Cache, pins: &Pins, kind: Kind) -> Result<()> {
         install::write_stamp(&partial.tree(), pins, kind)?;
         partial.move_into_place(&place)
     });
-    // Also after a failure: half a gigabyte of what is of no use. What cannot be removed now is
-    // removed by the next fetch.
+    // Also after a failure: it is half a gigabyte without use. What cannot be removed now is removed by the next fetch.
     let _ = fs::remove_dir_all(&partial.folder);
     result
 }
 
-/// Waits for another fetch into this cache to end.
+/// Waits until no other process fetches into this cache.
 fn lock(cache: &Cache) -> Result<File> {
     let path = cache.root().join("lock");
     let open = File::options().create(true).write(true).read(true).truncate(false).open(&path);
@@ -123,7 +122,7 @@ fn remove_leftovers(cache: &Cache) -> Result<()> {
     Ok(())
 }
 
-/// The folder in which an install grows.
+/// Folder in which an installation is built.
 struct Partial {
     folder: PathBuf,
 }
@@ -147,7 +146,7 @@ impl Partial {
         self.folder.join("wheels")
     }
 
-    /// pip's temporary files: on the same disk as the rest, and removed with it.
+    /// Folder of pip's temporary files: on the same disk as the rest, and removed with it.
     fn temporary(&self) -> PathBuf {
         self.folder.join("temporary")
     }
@@ -169,9 +168,9 @@ impl Partial {
         Ok(())
     }
 
-    /// One wheel by pip, verified by its checksum.
+    /// Downloads one wheel with pip and verifies its checksum.
     ///
-    /// A call of pip for each wheel costs half a second each, and has the disk hold one at a time.
+    /// One call of pip per wheel costs half a second each, but only one wheel at a time is on the disk.
     fn download(&self, pin: &Pin, pins: &Pins, lock: &File) -> Result<PathBuf> {
         let requirements = self.folder.join("requirements.txt");
         let line = format!("{} --hash=sha256:{}\n", pin.requirement(), pin.sha256);
@@ -183,9 +182,9 @@ impl Partial {
 
         let mut pip = Command::new(PYTHON);
         pip.args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes"])
-            // A cache would take the same space again, for wheels that are fetched once.
+            // A cache would need the same space again, for wheels that are fetched once.
             .args(["--no-cache-dir", "--no-input", "--disable-pip-version-check"])
-            // Verbose: else it does not always say that there was no connection.
+            // Verbose: otherwise pip does not always report that there was no connection.
             .args(["-vv", "--progress-bar", "off", "--implementation", "cp"])
             .args(["--python-version", &pins.python, "--abi", &format!("cp{}", pins.python)])
             .args(["--platform", &pin.platform])
@@ -240,7 +239,7 @@ impl Partial {
                 progress.set(line.parse().unwrap_or(0));
             }
         }
-        // Standard error is one line: it fits the pipe, so reading it last cannot block.
+        // Standard error is one line, which fits the pipe, so reading it last cannot block.
         let output = child.wait_with_output().context("cannot wait for python3")?;
         progress.finish();
         if output.status.success() {
@@ -264,13 +263,13 @@ impl Partial {
     }
 }
 
-/// The lock as a child's standard input: it is held until the child ends too, so a child that
-/// outlives a killed fetch never writes into a folder that the next one removes.
+/// Passes the lock as a child's standard input: it is held until the child ends, so a child that outlives a killed
+/// fetch never writes into a folder that the next fetch removes.
 fn keep_locked(lock: &File) -> Result<Stdio> {
     Ok(lock.try_clone().context("cannot share the cache's lock")?.into())
 }
 
-/// Bytes of all files under a folder that another process writes to.
+/// Returns the size of all files in a folder to which another process writes.
 fn folder_bytes(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     entries
@@ -284,5 +283,5 @@ fn folder_bytes(folder: &Path) -> u64 {
 }
 
 const PARTIAL: &str = "partial-";
-/// What the wheel's platform tag, manylinux_2_28, promises to run on.
+/// Minimum version of glibc, by the wheel's platform tag manylinux_2_28.
 const OLDEST_GLIBC: (u32, u32) = (2, 28);

@@ -1,4 +1,4 @@
-//! One install in the cache: its stamp `VERSION`, and whether it is what the pins say.
+//! Installation in the cache: its stamp `VERSION`, and its comparison with the pins.
 
 use std::fs;
 use std::path::Path;
@@ -11,11 +11,11 @@ use crate::pins::{Kind, Pins};
 pub(crate) enum State {
     Absent,
     Ready,
-    /// There is one that must be fetched anew, for this reason.
+    /// An installation exists but must be fetched again, for this reason.
     Stale(String),
 }
 
-/// Reads the stamp and looks at the libraries it lists: microseconds, no checksum.
+/// Reads the stamp and checks that the libraries in it exist, without checksums: takes microseconds.
 pub(crate) fn state(folder: &Path, pins: &Pins, kind: Kind) -> Result<State> {
     if fs::symlink_metadata(folder).is_err() {
         return Ok(State::Absent);
@@ -51,7 +51,7 @@ pub(crate) fn state(folder: &Path, pins: &Pins, kind: Kind) -> Result<State> {
     Ok(State::Ready)
 }
 
-/// Writes the stamp of a finished tree: the last thing before it is moved to its place.
+/// Writes the stamp of a complete tree, just before the tree is moved into place.
 pub(crate) fn write_stamp(tree: &Path, pins: &Pins, kind: Kind) -> Result<()> {
     let mut text = format!("libtorch {} {}\n", pins.libtorch_version(), kind.name());
     for pin in pins.of(kind) {
@@ -80,7 +80,7 @@ struct Stamp<'a> {
 }
 
 impl<'a> Stamp<'a> {
-    /// Lines that it does not know are passed over: what is missing then makes the install stale.
+    /// Unknown lines are ignored. If they were essential, the installation counts as stale.
     fn parse(text: &'a str) -> Self {
         let mut stamp = Self { packages: Vec::new(), files: Vec::new() };
         for line in text.lines().skip(1) {
@@ -102,7 +102,7 @@ fn libraries_under(tree: &Path, folder: &str, found: &mut Vec<String>) -> Result
 }
 
 fn folder_names(folder: &Path) -> Result<Vec<String>> {
-    // Not every package brings libraries.
+    // Some packages contain no libraries.
     let Ok(entries) = fs::read_dir(folder) else { return Ok(Vec::new()) };
     let mut names = Vec::new();
     for entry in entries {

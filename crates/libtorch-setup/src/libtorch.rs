@@ -1,4 +1,4 @@
-//! Which libtorch is built with: the fetched one, a folder that the user names, or Python's.
+//! Selection of the libtorch to build with: the fetched one, a folder that the user names, or Python's.
 
 use std::env;
 use std::fs;
@@ -12,28 +12,28 @@ use crate::install::{self, State};
 use crate::pins::{Kind, Pins};
 use crate::python;
 
-/// The libtorch that the user asks for.
+/// Libtorch that the user asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// The pinned one, fetched into the cache where it is not there yet.
+    /// The pinned version, fetched into the cache if it is missing.
     Fetched(Kind),
-    /// The one in this folder, which has `lib/` and `include/`.
+    /// A folder with `lib/` and `include/`.
     Folder {
-        /// The folder, absolute.
+        /// Absolute path of the folder.
         path: PathBuf,
-        /// How the user named it, for messages: `LIBTORCH=/opt/libtorch`.
+        /// Setting by which the user named the folder, for messages: `LIBTORCH=/opt/libtorch`.
         named: String,
     },
-    /// The one in the PyTorch package of the Python on the `PATH`.
+    /// The PyTorch package of the Python on the `PATH`.
     PyTorch {
-        /// How the user asked for it, for messages: `--pytorch`.
+        /// Setting by which the user chose it, for messages: `--pytorch`.
         named: String,
     },
 }
 
 impl Wanted {
-    /// What the environment asks for, by the rules of tch's build script: `LIBTORCH_USE_PYTORCH` with
-    /// any value, else `LIBTORCH`.
+    /// Reads the choice from the environment, by the rules of tch's build script: `LIBTORCH_USE_PYTORCH` with any
+    /// value, or else `LIBTORCH`. Returns `None` if neither is set.
     #[must_use]
     pub fn by_environment() -> Option<Self> {
         if env::var_os(LIBTORCH_USE_PYTORCH).is_some() {
@@ -45,7 +45,7 @@ impl Wanted {
     }
 }
 
-/// A libtorch that was looked at and can be built with.
+/// Installation of libtorch that was validated and can be built with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Libtorch {
     folder: PathBuf,
@@ -53,23 +53,22 @@ pub struct Libtorch {
     origin: Origin,
 }
 
-/// Where a libtorch comes from.
+/// Origin of a libtorch installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// From the cache.
+    /// Fetched into the cache.
     Fetched(Kind),
-    /// Named by the user.
+    /// Named by the user. Contains the setting, for messages.
     Named(String),
 }
 
 impl Libtorch {
-    /// Looks at the libtorch that is wanted, and fetches it where it is the pinned one and not in the
-    /// cache. Takes microseconds where it is there. A libtorch for CUDA serves where one for CPUs is
-    /// wanted.
+    /// Validates the requested libtorch, and fetches it if it is the pinned one and not in the cache. If it is in the
+    /// cache, this takes microseconds. A CUDA installation is also used when a CPU one is requested.
     ///
     /// # Errors
-    /// The folder has no libtorch, or one of a version that Brigade cannot be built with; or there is
-    /// no Python with pip, no network, no room, another checksum.
+    /// Fails if the folder has no libtorch, or one of an unsupported version; or if Python with pip, the network or
+    /// disk space is missing, or a checksum is wrong.
     pub fn find_or_fetch(wanted: &Wanted, cache: &Cache, pins: &Pins) -> Result<Self> {
         match wanted {
             Wanted::Fetched(kind) => Self::fetched(*kind, cache, pins),
@@ -95,10 +94,10 @@ impl Libtorch {
         })
     }
 
-    /// The pinned one where it is in the cache already; nothing is fetched.
+    /// Returns the pinned libtorch if it is in the cache. Fetches nothing.
     ///
     /// # Errors
-    /// Its folder in the cache holds something else.
+    /// Fails if the folder in the cache holds something else.
     pub fn find_fetched(kind: Kind, cache: &Cache, pins: &Pins) -> Result<Option<Self>> {
         let place = cache.install(pins, kind);
         let is_ready = install::state(&place, pins, kind)? == State::Ready;
@@ -114,33 +113,32 @@ impl Libtorch {
         Ok(Self { folder, version, origin: Origin::Named(named.to_owned()) })
     }
 
-    /// The folder with `lib/` and `include/`: what `LIBTORCH` names.
+    /// Returns the folder with `lib/` and `include/`, as `LIBTORCH` names it.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The version, such as `2.13.0`.
+    /// Returns the version, such as `2.13.0`.
     #[must_use]
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// Where it comes from.
+    /// Returns the origin of the installation.
     #[must_use]
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
 
-    /// Whether the build script of tch has to be told to accept this version: it accepts
-    /// [`TCH_VERSION`] alone, and Brigade is written for a range.
+    /// Returns `true` if tch's build script must be configured to accept this version: by default it accepts only
+    /// [`TCH_VERSION`], while Brigade supports a range.
     #[must_use]
     pub fn bypasses_version_check(&self) -> bool {
         self.version != TCH_VERSION
     }
 
-    /// What the user should know of it before a build: a line, or two where it has another version
-    /// than tch was made for.
+    /// Describes the installation in one line, or in two lines if its version is not the one that tch was made for.
     #[must_use]
     pub fn description(&self) -> String {
         let mut text = match &self.origin {
@@ -171,7 +169,7 @@ impl Libtorch {
     }
 }
 
-/// The version of the libtorch in this folder.
+/// Returns the version of the libtorch in this folder, if it is supported.
 fn validate(named: &str, folder: &Path) -> Result<String> {
     if folder.as_os_str().is_empty() {
         bail!("{named} names nothing: unset it to have libtorch fetched, or name a folder");
@@ -199,7 +197,7 @@ fn validate(named: &str, folder: &Path) -> Result<String> {
     Ok(version)
 }
 
-/// "2.13.0" of a download of libtorch (build-version) or of PyTorch's package (version.py).
+/// Reads the version, such as "2.13.0", of a libtorch download (build-version) or of the PyTorch package (version.py).
 fn version_of(folder: &Path) -> Option<String> {
     let full = match fs::read_to_string(folder.join("build-version")) {
         Ok(text) => text.trim().to_owned(),
@@ -209,7 +207,7 @@ fn version_of(folder: &Path) -> Option<String> {
             line.split(['\'', '"']).nth(1)?.to_owned()
         }
     };
-    // "2.13.0+cu130": what it was built for is not a part of the version.
+    // The part after `+` in "2.13.0+cu130" is not part of the version.
     let version = full.split('+').next()?;
     (!version.is_empty()).then(|| version.to_owned())
 }
@@ -226,7 +224,7 @@ const LIBTORCH: &str = "LIBTORCH";
 const LIBTORCH_USE_PYTORCH: &str = "LIBTORCH_USE_PYTORCH";
 const OLDEST: &str = "2.11";
 const NEWEST: &str = "2.13";
-/// The one version that the build script of the tch in `Cargo.lock` accepts unasked.
+/// Version of libtorch that the build script of the tch in `Cargo.lock` accepts by default.
 pub const TCH_VERSION: &str = "2.13.0";
 
 #[cfg(test)]

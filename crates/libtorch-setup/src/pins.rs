@@ -1,4 +1,4 @@
-//! The wheels that make up libtorch, by name, version and checksum: a file for each architecture.
+//! Wheels that make up libtorch, by name, version and checksum: a file for each architecture.
 
 use std::env::consts;
 use std::fs;
@@ -7,25 +7,24 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-/// The wheels that can be fetched, with version and checksum.
+/// Wheels that can be fetched, with version and checksum.
 #[derive(Debug, Default, Deserialize)]
 pub struct Pins {
-    /// Python's version in the wheels' names. The local Python may be another: nothing of the
-    /// wheels is run by it.
+    /// Version of Python in the wheels' names. The local Python may be another: it runs nothing of the wheels.
     pub(crate) python: String,
-    /// Architecture of the hosts that they are for. Defaults to this host's.
+    /// Architecture of the hosts that the wheels are for. Defaults to this host's.
     #[serde(default)]
     pub(crate) architecture: Option<String>,
     cpu: Vec<Pin>,
-    /// Empty where no libtorch for CUDA is pinned.
+    /// Wheels with CUDA: empty where none are pinned.
     #[serde(default)]
     cuda: Vec<Pin>,
-    /// Another version of some of them.
+    /// Older versions of some of the wheels.
     #[serde(default)]
     older: Vec<Pin>,
 }
 
-/// One wheel and what is kept of it.
+/// Wheel, with the files of it that are kept.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Pin {
     pub(crate) package: String,
@@ -34,7 +33,8 @@ pub(crate) struct Pin {
     pub(crate) sha256: String,
     pub(crate) download_bytes: u64,
     pub(crate) installed_bytes: u64,
-    /// Shell patterns of the files that are kept; `*` also matches `/`. Those of `older` are the other version's.
+    /// Shell patterns of the files that are kept; `*` also matches `/`. A wheel in `older` uses those of the newer
+    /// version.
     #[serde(default)]
     pub(crate) keep: Vec<String>,
 }
@@ -43,21 +43,21 @@ pub(crate) struct Pin {
 const ARCHITECTURES: [(&str, &str); 2] =
     [("x86_64", include_str!("pins/x86_64.json")), ("aarch64", include_str!("pins/aarch64.json"))];
 
-/// What an install is good for. One for CUDA serves CPU work, too.
+/// Kind of an installation. One for CUDA also serves CPU work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// libtorch for CPUs: on x86-64 540 MB to download and 484 MB on disk, on aarch64 440 MB and 345 MB.
+    /// Installation for CPUs: on x86-64 540 MB to download and 484 MB on disk, on aarch64 440 MB and 345 MB.
     Cpu,
-    /// And what CUDA needs, headers for the feature `cuda` included: 2.5 GB, 3.6 GB on disk.
+    /// Installation for CPUs and CUDA, with the headers for the feature `cuda`: 2.5 GB to download, 3.6 GB on disk.
     Cuda,
 }
 
 impl Pins {
-    /// Returns the wheels that this version of Brigade was made for, on this host's architecture: none where
-    /// none are pinned, so that a libtorch of the user's own serves there.
+    /// Returns the wheels for which this version of Brigade was made, on this host's architecture: none where none are
+    /// pinned, so that a libtorch of the user's own serves there.
     ///
     /// # Errors
-    /// Never: the files are parts of this crate, and a test reads them.
+    /// Does not fail: the file is part of this crate, and a test reads it.
     pub fn embedded() -> Result<Self> {
         Self::for_architecture(consts::ARCH)
     }
@@ -66,7 +66,7 @@ impl Pins {
     /// none are pinned.
     ///
     /// # Errors
-    /// Never: the files are parts of this crate, and a test reads them.
+    /// Does not fail: the files are parts of this crate, and a test reads them.
     pub fn for_architecture(name: &str) -> Result<Self> {
         let Some((_, text)) = ARCHITECTURES.iter().find(|it| it.0 == name) else {
             return Ok(Self::default());
@@ -93,10 +93,10 @@ impl Pins {
         Ok(())
     }
 
-    /// Returns the wheels of libtorch 2.11 for CUDA, the oldest that Brigade is built with.
+    /// Returns the wheels of libtorch 2.11 for CUDA, the oldest version that Brigade supports.
     ///
     /// # Errors
-    /// Never: the files are parts of this crate, and a test reads them.
+    /// Does not fail: the file is part of this crate, and a test reads it.
     pub fn embedded_older() -> Result<Self> {
         let mut pins = Self::embedded()?;
         for older in std::mem::take(&mut pins.older) {
@@ -110,16 +110,16 @@ impl Pins {
         Ok(pins)
     }
 
-    /// Those of another file, for tests of the fetch.
+    /// Reads pins from another file, for tests of the fetch.
     ///
     /// # Errors
-    /// The file cannot be read, or has not the form of `pins/x86_64.json`.
+    /// Fails if the file cannot be read, or does not have the format of `pins/x86_64.json`.
     pub fn read(path: &Path) -> Result<Self> {
         let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_slice(&text).with_context(|| format!("{} is malformed", path.display()))
     }
 
-    /// The wheels of one kind of install, libtorch itself first.
+    /// Returns the wheels of one kind of installation, libtorch itself first.
     pub(crate) fn of(&self, kind: Kind) -> Vec<&Pin> {
         match kind {
             Kind::Cpu => self.cpu.iter().collect(),
@@ -130,7 +130,7 @@ impl Pins {
         }
     }
 
-    /// The version of libtorch among them, such as `2.13.0`.
+    /// Returns the version of libtorch, such as `2.13.0`.
     #[must_use]
     pub fn libtorch_version(&self) -> &str {
         self.cpu.first().map_or("", |pin| &pin.version)
@@ -138,7 +138,7 @@ impl Pins {
 }
 
 impl Pin {
-    /// As pip writes it: `torch==2.13.0`.
+    /// Returns the requirement for pip: `torch==2.13.0`.
     pub(crate) fn requirement(&self) -> String {
         format!("{}=={}", self.package, self.version)
     }
@@ -153,10 +153,10 @@ impl Kind {
     }
 }
 
-/// Free bytes that fetching these wheels takes at its peak.
+/// Returns the peak of the disk space, in bytes, that fetching these wheels needs.
 ///
-/// A wheel is unpacked and deleted before the next one is fetched. pip downloads into its own
-/// folder and copies from there, so for a moment a wheel is there twice.
+/// A wheel is unpacked and deleted before the next one is fetched. pip downloads into its own folder and copies from
+/// there, so for a moment a wheel exists twice.
 pub(crate) fn peak_bytes(pins: &[&Pin]) -> u64 {
     let mut kept = 0;
     let mut peak = 0;
@@ -166,7 +166,7 @@ pub(crate) fn peak_bytes(pins: &[&Pin]) -> u64 {
             .max(kept + pin.download_bytes + pin.installed_bytes);
         kept += pin.installed_bytes;
     }
-    // File systems round each of ten thousand headers up to a block.
+    // File systems round the size of each of ten thousand headers up to a block.
     peak + peak / 20
 }
 

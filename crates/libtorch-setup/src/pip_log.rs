@@ -1,8 +1,8 @@
-//! What pip's output says about why it failed, as one line that says what to do.
+//! Analysis of pip's output: the reason of a failure and its remedy, in one line.
 
 use crate::pins::Pin;
 
-/// The reason, from all that pip printed. pip's exit code is 1 for everything.
+/// Returns the reason, from all of pip's output. pip's exit code is 1 for every failure.
 pub(crate) fn explain(log: &str, pin: &Pin) -> String {
     let requirement = pin.requirement();
     let has = |needles: &[&str]| needles.iter().any(|needle| log.contains(needle));
@@ -15,7 +15,7 @@ pub(crate) fn explain(log: &str, pin: &Pin) -> String {
              index or proxy on the way altered it, see `python3 -m pip config list`"
         );
     }
-    // Before "not found": without network pip ends with that one, too.
+    // Before "not found": without network, pip's last message is that one, too.
     if has(NO_NETWORK) {
         return format!(
             "{requirement}: pip cannot reach the package index: check the network and the proxy \

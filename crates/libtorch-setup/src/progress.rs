@@ -1,4 +1,4 @@
-//! How far a long step is: a bar on a terminal, a line now and then in a log.
+//! Progress display of a long step: a bar on a terminal, or occasional lines in a log.
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;
@@ -25,12 +25,12 @@ impl Progress {
         Self::Bar(bar)
     }
 
-    /// `done` bytes so far; more than the total counts as the total.
+    /// Sets the number of bytes done so far. More than the total counts as the total.
     pub(crate) fn set(&mut self, done: u64) {
         match self {
             Self::Bar(bar) => bar.set_position(done.min(bar.length().unwrap_or(done))),
             Self::Lines { label, total, next_percent } => {
-                // Small steps are over before a line about them would be read.
+                // Small steps end before a line about them could be read.
                 if *total < LINES_FROM_BYTES {
                     return;
                 }
@@ -43,7 +43,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar off the screen.
+    /// Removes the bar from the screen.
     pub(crate) fn finish(self) {
         if let Self::Bar(bar) = self {
             bar.finish_and_clear();
@@ -51,7 +51,7 @@ impl Progress {
     }
 }
 
-/// "526.6 MB": decimal units, as pip and disk makers count.
+/// Formats a size as "526.6 MB": decimal units, as in pip and on disks.
 pub(crate) fn megabytes(bytes: u64) -> String {
     let millions = bytes as f64 / 1e6;
     if millions < 1000.0 {

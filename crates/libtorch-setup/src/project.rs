@@ -1,7 +1,7 @@
-//! A cargo project, and the part of its configuration that says where libtorch lies.
+//! Cargo project with its configuration of libtorch's location.
 //!
-//! `.cargo/libtorch.toml` has what belongs to this machine, and is not for git; the project's own
-//! `.cargo/config.toml` includes it where it is there.
+//! `.cargo/libtorch.toml` contains what belongs to this machine, and is not for git; the project's own
+//! `.cargo/config.toml` includes it if it exists.
 
 use std::env;
 use std::fmt;
@@ -15,29 +15,29 @@ use toml_edit::{Array, DocumentMut, InlineTable, Item, Value};
 
 use crate::libtorch::Libtorch;
 
-/// A cargo package or workspace.
+/// Cargo package or workspace.
 #[derive(Clone, Debug)]
 pub struct Project {
     root: PathBuf,
 }
 
-/// Which programs get the run path, the place where the loader looks for libtorch, by a flag.
+/// Selection of the programs that are linked with a run path, the folder in which the loader looks for libtorch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunPath {
-    /// All that cargo links in the project.
+    /// Everything that cargo links in the project.
     All,
-    /// Doc tests alone: the packages' own build scripts set it for all others.
+    /// Doc tests alone. The packages' own build scripts set the run path of everything else.
     DocTests,
 }
 
-/// One change of a file in the project.
+/// Change of a file in the project.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The file was written, or written anew.
+    /// The file was written or replaced.
     Wrote(PathBuf),
     /// A line or a key was added to the file.
     Added(PathBuf),
-    /// What had been added was taken out of the file.
+    /// A line or a key that had been added was removed from the file.
     TookOut(PathBuf),
     /// The file was removed.
     Removed(PathBuf),
@@ -55,11 +55,11 @@ impl fmt::Display for Change {
 }
 
 impl Project {
-    /// Asks cargo for the project that a folder belongs to: the workspace, where there is one, since
-    /// its configuration counts for all its packages.
+    /// Finds the project of a folder with cargo. In a workspace that is the workspace, since its configuration applies
+    /// to all its packages.
     ///
     /// # Errors
-    /// There is no cargo, or no `Cargo.toml` in the folder and those above it, or a malformed one.
+    /// Fails if cargo is missing, if neither the folder nor its parents have a `Cargo.toml`, or if that is malformed.
     pub fn find(from: &Path) -> Result<Self> {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
@@ -86,25 +86,25 @@ impl Project {
         Ok(Self::at(root))
     }
 
-    /// The project with its `Cargo.toml` in this folder.
+    /// Returns the project whose `Cargo.toml` is in this folder.
     #[must_use]
     pub fn at(root: &Path) -> Self {
         Self { root: root.to_path_buf() }
     }
 
-    /// The folder with the project's `Cargo.toml`.
+    /// Returns the folder with the project's `Cargo.toml`.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Makes plain cargo commands in the project find this libtorch, and what they link load it.
-    /// Changes nothing that is as it should be; returns what it changed.
+    /// Configures cargo so that builds in the project find this libtorch, and the programs that they link load it.
+    /// Returns the files that were changed; files that are up to date are left alone.
     ///
-    /// `LIBTORCH` in the environment still wins over the file.
+    /// `LIBTORCH` in the environment still takes precedence over the file.
     ///
     /// # Errors
-    /// A file cannot be read or written, or `.cargo/config.toml` is malformed.
+    /// Fails if a file cannot be read or written, or `.cargo/config.toml` is malformed.
     pub fn configure(&self, libtorch: &Libtorch, run_path: RunPath) -> Result<Vec<Change>> {
         let mut changes = Vec::new();
         let text = text(libtorch, run_path)?;
@@ -115,11 +115,11 @@ impl Project {
         Ok(changes)
     }
 
-    /// Writes only the run path of doc tests: for a libtorch that the environment names, which cargo
-    /// sees there itself, and which is to leave no trace when it is gone from there.
+    /// Writes only the run path of doc tests. This is for a libtorch that the environment names: cargo reads the
+    /// variable itself, and no trace of it should stay in the project when the variable is removed.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn configure_doc_tests(&self, libtorch: &Libtorch) -> Result<()> {
         let mut text = HEADER.to_owned();
         if libtorch.bypasses_version_check() {
@@ -131,10 +131,10 @@ impl Project {
         Ok(())
     }
 
-    /// Undoes [`configure`](Self::configure). The cache, which other projects may use, stays.
+    /// Reverts [`configure`](Self::configure). The cache is kept, as other projects may use it.
     ///
     /// # Errors
-    /// A file cannot be read, written or removed, or `.cargo/config.toml` is malformed.
+    /// Fails if a file cannot be read, written or removed, or `.cargo/config.toml` is malformed.
     pub fn remove(&self) -> Result<Vec<Change>> {
         let mut changes = Vec::new();
         changes.extend(self.exclude()?);
@@ -145,7 +145,7 @@ impl Project {
                 return Err(error).with_context(|| format!("cannot remove {LIBTORCH_TOML}"));
             }
         }
-        // Fails where the project has other files in it.
+        // Fails if the folder contains other files.
         let _ = fs::remove_dir(self.root.join(".cargo"));
         let path = self.root.join(GITIGNORE);
         if let Some(text) = read(&path)?
@@ -164,20 +164,20 @@ impl Project {
         Ok(changes)
     }
 
-    /// The libtorch that `.cargo/libtorch.toml` names; `None` where it names none.
+    /// Returns the libtorch that `.cargo/libtorch.toml` names, if any.
     ///
     /// # Errors
-    /// The file cannot be read, or is malformed.
+    /// Fails if the file cannot be read, or is malformed.
     pub fn libtorch(&self) -> Result<Option<PathBuf>> {
         let Some(text) = read(&self.root.join(LIBTORCH_TOML))? else { return Ok(None) };
         configured(&text)
     }
 
-    /// What makes cargo pass over the run path in the project's configuration: flags from a place
-    /// that wins over it, each as a text for the user.
+    /// Returns flags that take precedence over the run path in the project's configuration, each with its source as a
+    /// message for the user.
     ///
     /// # Errors
-    /// A configuration of cargo's is malformed.
+    /// Fails if a configuration file of cargo is malformed.
     pub fn overriding_flags(&self) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for name in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"] {
@@ -202,13 +202,13 @@ impl Project {
         Ok(found)
     }
 
-    /// The project's cargo configuration. One without `.toml` in its name wins for cargo, too.
+    /// Returns the project's cargo configuration. One without `.toml` in its name takes precedence, as in cargo.
     fn config(&self) -> PathBuf {
         let old = self.root.join(".cargo/config");
         if old.is_file() { old } else { self.root.join(CONFIG) }
     }
 
-    /// Has the project's configuration include the file.
+    /// Adds the file to the includes of the project's configuration.
     fn include(&self) -> Result<Option<Change>> {
         let path = self.config();
         let before = read(&path)?;
@@ -236,7 +236,7 @@ impl Project {
         }))
     }
 
-    /// Takes the file out of the project's configuration.
+    /// Removes the file from the project's configuration.
     fn exclude(&self) -> Result<Option<Change>> {
         let path = self.config();
         let Some(before) = read(&path)? else { return Ok(None) };
@@ -263,12 +263,12 @@ impl Project {
         }))
     }
 
-    /// Has git ignore the file, where there is git and it does not yet.
+    /// Adds the file to `.gitignore` if the project is in a git repository that does not ignore it yet.
     fn ignore(&self) -> Result<Option<Change>> {
         let mut git = Command::new("git");
         git.args(["check-ignore", "--quiet", LIBTORCH_TOML]).current_dir(&self.root);
         let status = git.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
-        // 0: it does; 128: not a repository.
+        // Exit code 0: it is ignored; 128: not a repository.
         if !status.is_ok_and(|status| status.code() == Some(1)) {
             return Ok(None);
         }
@@ -287,7 +287,7 @@ impl Project {
         }))
     }
 
-    /// Writes a file of the project whole or not at all; whether it was another before.
+    /// Writes a file of the project atomically. Returns `true` if its content changed.
     fn write(&self, name: &str, text: &str) -> Result<bool> {
         let path = self.root.join(name);
         if fs::read_to_string(&path).is_ok_and(|found| found == text) {
@@ -310,10 +310,10 @@ impl Project {
     }
 }
 
-/// The libtorch that the text of a `.cargo/libtorch.toml` names; `None` where it names none.
+/// Returns the libtorch that the text of a `.cargo/libtorch.toml` names, if any.
 ///
 /// # Errors
-/// The text is not TOML.
+/// Fails if the text is not valid TOML.
 pub fn configured(text: &str) -> Result<Option<PathBuf>> {
     let document: DocumentMut =
         text.parse().with_context(|| format!("{LIBTORCH_TOML} is malformed"))?;
@@ -321,7 +321,7 @@ pub fn configured(text: &str) -> Result<Option<PathBuf>> {
     Ok(value.and_then(Item::as_str).map(PathBuf::from))
 }
 
-/// The text of `.cargo/libtorch.toml`.
+/// Returns the text of `.cargo/libtorch.toml`.
 fn text(libtorch: &Libtorch, run_path: RunPath) -> Result<String> {
     let folder = quoted(utf8(libtorch.folder())?)?;
     let flags = run_path_flags(libtorch)?;
@@ -337,7 +337,7 @@ fn text(libtorch: &Libtorch, run_path: RunPath) -> Result<String> {
     Ok(text)
 }
 
-/// The run path as a list of flags in TOML. Without `-Wl,`, which splits at commas.
+/// Returns the run path as a list of flags in TOML. Without `-Wl,`, which splits at commas.
 fn run_path_flags(libtorch: &Libtorch) -> Result<String> {
     let folder = libtorch.folder().join("lib");
     let mut flags = Vec::new();
@@ -350,7 +350,7 @@ fn run_path_flags(libtorch: &Libtorch) -> Result<String> {
     Ok(format!("[{}]", flags.join(", ")))
 }
 
-/// A string in TOML. JSON's strings are TOML's, too.
+/// Quotes a string for TOML. JSON strings are also TOML strings.
 fn quoted(text: &str) -> Result<String> {
     Ok(serde_json::to_string(text)?)
 }
@@ -361,7 +361,7 @@ fn utf8(path: &Path) -> Result<&str> {
     })
 }
 
-/// `None` where there is no such file.
+/// Reads a file; `None` if it does not exist.
 fn read(path: &Path) -> Result<Option<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -374,7 +374,7 @@ fn parse(path: &Path, text: &str) -> Result<DocumentMut> {
     text.parse().with_context(|| format!("{} is malformed", path.display()))
 }
 
-/// Whether an entry of `include` is the file: as a string, or as a table with its path.
+/// Returns `true` if an entry of `include` is the file: as a string, or as a table with its path.
 fn is_ours(entry: &Value) -> bool {
     let path = entry.as_inline_table().and_then(|table| table.get("path")).unwrap_or(entry);
     path.as_str() == Some(INCLUDED)
@@ -382,7 +382,7 @@ fn is_ours(entry: &Value) -> bool {
 
 const CONFIG: &str = ".cargo/config.toml";
 const LIBTORCH_TOML: &str = ".cargo/libtorch.toml";
-/// As `.cargo/config.toml` names it.
+/// Name of the file as in `.cargo/config.toml`.
 const INCLUDED: &str = "libtorch.toml";
 const GITIGNORE: &str = ".gitignore";
 const IGNORED: &str = "/.cargo/libtorch.toml";

@@ -1,7 +1,7 @@
-//! The local Python: pip's home, and what unpacks wheels.
+//! Interface to the local Python, which runs pip and unpacks wheels.
 //!
-//! Python inflates half a gigabyte in two seconds; a crate that did it would be compiled without
-//! optimisation, before the first thing that a newcomer sees, and pip needs Python anyway.
+//! Python inflates half a gigabyte in two seconds; a crate for it would be compiled without optimisation, before a new
+//! user sees any output, and pip needs Python anyway.
 
 use std::env;
 use std::io;
@@ -11,15 +11,15 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-/// What fetching needs to know before it starts.
+/// Facts that are checked before a fetch starts.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Preflight {
     pub(crate) executable: String,
-    /// `None` where Python has no pip.
+    /// Version of pip; `None` if Python has no pip.
     pub(crate) pip: Option<String>,
-    /// glibc's version; `None` on another C library.
+    /// Version of glibc; `None` with another C library.
     pub(crate) glibc: Option<(u32, u32)>,
-    /// In the folder asked about.
+    /// Free space on the disk of the requested folder.
     pub(crate) free_bytes: u64,
 }
 
@@ -30,9 +30,9 @@ impl Preflight {
     }
 }
 
-/// The folder of the PyTorch that tch's build script would find.
+/// Returns the folder of the PyTorch that tch's build script would find.
 pub(crate) fn pytorch_folder(named: &str) -> Result<PathBuf> {
-    // The build script's own rule for which Python to ask.
+    // Follows the rule of the build script for the choice of the Python.
     let python = if env::var_os("VIRTUAL_ENV").is_some() { "python" } else { PYTHON };
     let output = output(Command::new(python).args(["-c", FIND_PYTORCH]))?;
     let folder = String::from_utf8_lossy(&output.stdout).trim().to_owned();
@@ -65,10 +65,10 @@ fn output(command: &mut Command) -> Result<Output> {
 
 pub(crate) const PYTHON: &str = "python3";
 
-/// Arguments: a wheel, the folder to unpack into, and a JSON list of the patterns of files to keep.
-/// Prints the bytes written so far, a line each few megabytes.
+/// Script that unpacks a wheel. Its arguments are a wheel, the folder to unpack into, and a JSON list of the patterns
+/// of files to keep. It prints the bytes written so far, one line every few megabytes.
 pub(crate) const UNPACK: &str = include_str!("unpack.py");
-/// How UNPACK ends when the disk is full: ENOSPC.
+/// Exit code of UNPACK when the disk is full: ENOSPC.
 pub(crate) const UNPACK_DISK_FULL: i32 = 28;
 
 const PREFLIGHT: &str = "\
@@ -91,7 +91,7 @@ print(json.dumps({
 }))
 ";
 
-/// Without importing torch, which takes seconds.
+/// Finds PyTorch without importing it, which takes seconds.
 const FIND_PYTORCH: &str = "\
 import importlib.util
 spec = importlib.util.find_spec('torch')

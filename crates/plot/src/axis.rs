@@ -1,37 +1,38 @@
-//! Axes: what they cover, and where their ticks are.
+//! Axes: their ranges and ticks.
 
 use serde::Serialize;
 
-/// One of the two axes of a [`Chart`](crate::Chart).
+/// Horizontal or vertical axis of a [`Chart`](crate::Chart).
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 #[non_exhaustive]
 pub struct Axis {
-    /// What it shows, with the unit.
+    /// Label of the axis: the quantity with its unit.
     pub label: String,
-    /// How numbers become places.
+    /// Scale of the axis: linear or logarithmic.
     pub scale: Scale,
-    /// What it covers; all finite points where it is not given. What lies outside is cut off.
+    /// Range of the axis, from its first value to its last. Points outside are cut off. Defaults to the range of all
+    /// finite points.
     pub range: Option<(f64, f64)>,
 }
 
-/// How numbers become places on an axis.
+/// Scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scale {
-    /// Equal steps are equally far apart.
+    /// Equal differences have equal distances.
     #[default]
     Linear,
-    /// Equal ratios are equally far apart. Numbers that are not above zero have no place.
+    /// Equal ratios have equal distances. Values that are not above zero are not drawn.
     Log10,
 }
 
-/// An axis whose ends are known. They are finite, in order, and for a logarithm above zero.
+/// Range of an axis after it is resolved. Both ends are finite and in order, and above zero on a logarithmic scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Span {
     low: f64,
     high: f64,
     scale: Scale,
-    /// Whether only whole numbers are on it, so that ticks between them would mislead.
+    /// `true` if all values are whole numbers, so that ticks between them would mislead.
     whole: bool,
 }
 
@@ -42,7 +43,7 @@ pub(crate) struct Tick {
 }
 
 impl Axis {
-    /// Finds the ends for these values, with some room around them.
+    /// Computes the range for these values, with a margin around them.
     pub(crate) fn span(&self, values: impl Iterator<Item = f64>) -> Span {
         let scale = self.scale;
         if let Some((first, last)) = self.range
@@ -65,7 +66,7 @@ impl Axis {
 }
 
 impl Scale {
-    /// The value within what an axis can show, or none.
+    /// Returns the value if an axis can show it.
     fn usable(self, value: f64) -> Option<f64> {
         let shown = value.is_finite() && (self == Self::Linear || value > 0.0);
         shown.then(|| value.clamp(-LARGEST, LARGEST))
@@ -87,8 +88,7 @@ impl Scale {
 }
 
 impl Span {
-    /// Widens what has no length or too little of it: a single number, or several that a float can hardly
-    /// tell apart.
+    /// Widens a range that is empty or too short: a single number, or several that a float can hardly distinguish.
     fn new(low: f64, high: f64, scale: Scale, whole: bool, room: f64) -> Self {
         let (mut first, mut last) = (scale.forward(low), scale.forward(high));
         let size = first.abs().max(last.abs());
@@ -102,13 +102,13 @@ impl Span {
         Self { low: first, high: last, scale, whole }
     }
 
-    /// Gives the place of a value: 0 at the lower end, 1 at the upper one, and beyond these outside.
+    /// Returns the position of a value: 0 at the lower end, 1 at the upper one, and less or more outside.
     pub(crate) fn place(&self, value: f64) -> Option<f64> {
         let value = self.scale.usable(value)?;
         Some((self.scale.forward(value) - self.low) / (self.high - self.low))
     }
 
-    /// Gives at most this many ticks with their labels, from the lower end.
+    /// Returns at most this many ticks with their labels, from the lower end.
     pub(crate) fn ticks(&self, most: usize) -> Vec<Tick> {
         let most = most.max(1);
         if self.scale == Scale::Log10 {
@@ -132,7 +132,7 @@ impl Span {
         values.map(|value| Tick { value, label: label(value, step, size) }).collect()
     }
 
-    /// Powers of ten, or every second, third, … of them; 1, 2 and 5 of each where there are few.
+    /// Returns powers of ten, or every second, third, … of them; 1, 2 and 5 times each where they are few.
     fn decades(&self, most: usize) -> Vec<Tick> {
         let (first, last) = (self.low.ceil() as i64, self.high.floor() as i64);
         let count = (last - first + 1).max(1);
@@ -150,7 +150,7 @@ impl Span {
         ticks
     }
 
-    /// Gives places without labels between the ticks of a logarithm: 2 to 9 of each power of ten.
+    /// Returns the values of the unlabelled ticks of a logarithmic scale: 2 to 9 times each power of ten.
     pub(crate) fn minor(&self) -> Vec<f64> {
         if self.scale == Scale::Linear || self.high - self.low > 12.0 {
             return Vec::new();
@@ -165,12 +165,12 @@ impl Span {
     }
 }
 
-/// 10^exponent, exactly rounded: `powi` is off by some bits.
+/// 10^exponent, correctly rounded: the result of `powi` is off by some bits.
 fn power(exponent: i64) -> f64 {
     format!("1e{exponent}").parse().unwrap_or(f64::NAN)
 }
 
-/// 1, 2 or 5 times a power of ten: the next one above.
+/// Returns the smallest 1, 2 or 5 times a power of ten that is at least this.
 fn round_step(least: f64) -> f64 {
     let exponent = least.max(f64::MIN_POSITIVE).log10().floor() as i64;
     let of = |part: f64, exponent| part * power(exponent);
@@ -178,7 +178,7 @@ fn round_step(least: f64) -> f64 {
     steps.into_iter().find(|step| *step >= least).unwrap_or_else(|| power(exponent + 1))
 }
 
-/// A number with as many digits as the step between the ticks needs.
+/// Formats a number with as many digits as the step between the ticks needs.
 fn label(value: f64, step: f64, size: f64) -> String {
     let value = if value.abs() < step / 2.0 { 0.0 } else { value };
     let digit = |value: f64| value.log10().floor() as i64;
@@ -194,7 +194,7 @@ fn label(value: f64, step: f64, size: f64) -> String {
     short_mantissa(&text)
 }
 
-/// `1.50e-4` as `1.5e-4`.
+/// Shortens `1.50e-4` to `1.5e-4`.
 fn short_mantissa(text: &str) -> String {
     match text.split_once('e') {
         Some((mantissa, exponent)) if mantissa.contains('.') => {
@@ -204,7 +204,7 @@ fn short_mantissa(text: &str) -> String {
     }
 }
 
-/// A number with few digits, as for a tick of a logarithm, a cell or a marker.
+/// Formats a number with few digits, for a logarithmic tick, a cell or a marker.
 pub(crate) fn plain_or_exponent(value: f64) -> String {
     if value == 0.0 || (1e-3..1e5).contains(&value.abs()) {
         let digits = (3 - value.abs().max(1e-3).log10().floor() as i64).clamp(0, 6);
@@ -221,9 +221,9 @@ pub(crate) fn plain_or_exponent(value: f64) -> String {
     short_mantissa(&format!("{value:.3e}"))
 }
 
-/// Part of the length of an axis that is left free at each end.
+/// Margin at each end of an axis, as a part of its length.
 const ROOM: f64 = 0.04;
-/// Beyond it, differences would be infinite.
+/// Largest value. Differences of larger ones would be infinite.
 const LARGEST: f64 = 1e300;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Curves and points over two axes.
+//! Line and scatter charts.
 
 mod draw;
 mod legend;
@@ -13,7 +13,7 @@ use crate::size::Size;
 use crate::terminal::TextOptions;
 use crate::{Axis, Scale};
 
-/// Curves and points over two axes.
+/// Line or scatter chart with two axes.
 ///
 /// ```
 /// use brigade_plot::{Chart, Plot};
@@ -30,34 +30,34 @@ use crate::{Axis, Scale};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Chart {
-    /// The line above.
+    /// Title above the chart.
     pub title: String,
-    /// The axis across.
+    /// Horizontal axis of the chart.
     pub x: Axis,
-    /// The axis upwards.
+    /// Vertical axis of the chart.
     pub y: Axis,
-    /// What is drawn, later ones above earlier ones.
+    /// Series of points. Later ones are drawn above earlier ones.
     pub series: Vec<Series>,
-    /// What is marked.
+    /// Marked points and positions.
     pub markers: Vec<Marker>,
-    /// The picture's size; letters do not grow with it.
+    /// Size of the image in pixels. Fonts do not scale with it.
     pub size: Size,
 }
 
-/// Points under a name.
+/// Named series of points.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Series {
-    /// What the legend says.
+    /// Name of the series in the legend.
     pub name: String,
-    /// Where they are. One with a part that is not finite, or not above zero on a logarithmic axis, is left
-    /// out, and a line has a gap there.
+    /// Points as (x, y). A point with a coordinate that is not finite, or not above zero on a logarithmic axis, is left
+    /// out, and a line has a gap at it.
     pub points: Vec<(f64, f64)>,
-    /// How they are drawn.
+    /// Style of the series: a line, dots or steps.
     pub style: Style,
 }
 
-/// How a [`Series`] is drawn.
+/// Drawing style of a [`Series`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Style {
@@ -70,30 +70,30 @@ pub enum Style {
     Step,
 }
 
-/// A place with a label.
+/// Labelled mark at a point or position.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Marker {
-    /// A dashed line over the whole height.
+    /// A dashed vertical line over the whole height.
     Vertical {
-        /// Where it is.
+        /// Position on the horizontal axis.
         x: f64,
-        /// What stands beside it.
+        /// Label beside the line.
         label: String,
     },
-    /// A dot.
+    /// A dot at a point.
     Point {
-        /// Where it is.
+        /// Position on the horizontal axis.
         x: f64,
-        /// Where it is.
+        /// Position on the vertical axis.
         y: f64,
-        /// What stands beside it.
+        /// Label beside the dot.
         label: String,
     },
 }
 
 impl Chart {
-    /// Makes an empty chart of 640 x 420 pixels with linear axes.
+    /// Creates an empty chart of 640 x 420 pixels with linear axes.
     #[must_use]
     pub fn new(title: impl Into<String>) -> Self {
         Self {
@@ -106,42 +106,42 @@ impl Chart {
         }
     }
 
-    /// Labels the axis across.
+    /// Sets the label of the horizontal axis.
     #[must_use]
     pub fn x(mut self, label: impl Into<String>) -> Self {
         self.x.label = label.into();
         self
     }
 
-    /// Labels the axis upwards.
+    /// Sets the label of the vertical axis.
     #[must_use]
     pub fn y(mut self, label: impl Into<String>) -> Self {
         self.y.label = label.into();
         self
     }
 
-    /// Makes the axis across logarithmic.
+    /// Makes the horizontal axis logarithmic.
     #[must_use]
     pub fn log_x(mut self) -> Self {
         self.x.scale = Scale::Log10;
         self
     }
 
-    /// Makes the axis upwards logarithmic.
+    /// Makes the vertical axis logarithmic.
     #[must_use]
     pub fn log_y(mut self) -> Self {
         self.y.scale = Scale::Log10;
         self
     }
 
-    /// Fixes what the axis across covers.
+    /// Sets the range of the horizontal axis.
     #[must_use]
     pub fn x_range(mut self, first: f64, last: f64) -> Self {
         self.x.range = Some((first, last));
         self
     }
 
-    /// Fixes what the axis upwards covers.
+    /// Sets the range of the vertical axis.
     #[must_use]
     pub fn y_range(mut self, first: f64, last: f64) -> Self {
         self.y.range = Some((first, last));
@@ -178,7 +178,7 @@ impl Chart {
         self.series(name, points, Style::Step)
     }
 
-    /// Adds a series.
+    /// Adds a series of points in this style.
     #[must_use]
     pub fn series(
         mut self,
@@ -191,28 +191,28 @@ impl Chart {
         self
     }
 
-    /// Marks a place on the axis across with a line over the whole height.
+    /// Marks a position on the horizontal axis with a dashed line over the whole height.
     #[must_use]
     pub fn vertical(mut self, x: f64, label: impl Into<String>) -> Self {
         self.markers.push(Marker::Vertical { x, label: label.into() });
         self
     }
 
-    /// Marks a point.
+    /// Marks a point with a labelled dot.
     #[must_use]
     pub fn point(mut self, x: f64, y: f64, label: impl Into<String>) -> Self {
         self.markers.push(Marker::Point { x, y, label: label.into() });
         self
     }
 
-    /// Sets the picture's size in pixels; it is at least 160 x 120.
+    /// Sets the size of the image in pixels, at least 160 x 120.
     #[must_use]
     pub fn size(mut self, width: u32, height: u32) -> Self {
         self.size = Size::new(width, height);
         self
     }
 
-    /// All coordinates across, or all upwards: what the axis covers.
+    /// Returns all x coordinates, or all y coordinates, from which the axis takes its range.
     fn coordinates(&self, of: fn((f64, f64)) -> f64) -> impl Iterator<Item = f64> {
         let usable = |value: f64, axis: &Axis| {
             value.is_finite() && (axis.scale == Scale::Linear || value > 0.0)
@@ -227,7 +227,7 @@ impl Chart {
         points.chain(marked).filter(shown).map(of)
     }
 
-    /// The same with the places of lines over the whole height, which have no second coordinate.
+    /// Returns the ranges of both axes, including the positions of vertical lines.
     fn spans(&self) -> (crate::axis::Span, crate::axis::Span) {
         let verticals = self.markers.iter().filter_map(|marker| match *marker {
             Marker::Vertical { x, .. } => Some(x),

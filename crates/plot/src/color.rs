@@ -1,8 +1,8 @@
-//! Colours, and the scales that give numbers one.
+//! Colours and colour scales.
 
 use serde::Serialize;
 
-/// Red, green and blue.
+/// RGB colour with eight bits per channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Color(pub(crate) u8, pub(crate) u8, pub(crate) u8);
 
@@ -12,17 +12,17 @@ impl Color {
     pub(crate) const TEXT: Self = Self(38, 38, 38);
     pub(crate) const FRAME: Self = Self(110, 110, 110);
     pub(crate) const GRID: Self = Self(228, 228, 228);
-    /// A cell without a finite number.
+    /// Colour of a cell without a finite number.
     pub(crate) const MISSING: Self = Self(190, 190, 190);
-    /// What is wrong.
+    /// Colour of what is marked as wrong.
     pub(crate) const WRONG: Self = Self(200, 20, 20);
 
-    /// Gives the colour of a series by its number: Tableau's ten, as matplotlib's.
+    /// Returns the colour of a series by its index: Tableau's ten, as in matplotlib.
     pub(crate) fn of_series(index: usize) -> Self {
         SERIES[index % SERIES.len()]
     }
 
-    /// Black or white, whichever can be read on this.
+    /// Returns black or white, whichever has more contrast with this colour.
     pub(crate) fn readable(self) -> Self {
         let [red, green, blue] = [self.0, self.1, self.2].map(f64::from);
         let brightness = 0.299 * red + 0.587 * green + 0.114 * blue;
@@ -30,7 +30,7 @@ impl Color {
     }
 }
 
-/// The colours of a [`Heatmap`](crate::Heatmap), from its least value to its greatest.
+/// Colour scale of a [`Heatmap`](crate::Heatmap), from its least value to its greatest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -45,7 +45,7 @@ pub enum ColorMap {
 }
 
 impl ColorMap {
-    /// Gives the colour of a part, 0 to 1, of the scale.
+    /// Returns the colour of a position on the scale, 0 to 1.
     pub(crate) fn color(self, part: f64) -> Color {
         let stops = match self {
             Self::Blues => &BLUES,

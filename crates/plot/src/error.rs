@@ -1,75 +1,75 @@
-//! What can go wrong with a plot.
+//! Errors of plots.
 
 use std::io;
 use std::path::PathBuf;
 
 use brigade_rank_env::text::counted;
 
-/// A plot that cannot be made or kept.
+/// Error of creating, rendering or saving a plot.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlotError {
-    /// A picture with more pixels than memory should hold.
+    /// An image has more pixels than the limit.
     #[error(
         "the plot has {width} x {height} pixels, and the most are {most} in all: make it smaller, or plot less at once"
     )]
     TooLarge {
-        /// Pixels across.
+        /// Width in pixels.
         width: u32,
-        /// Pixels down.
+        /// Height in pixels.
         height: u32,
-        /// Pixels that a picture may have.
+        /// Maximum number of pixels.
         most: u64,
     },
-    /// A matrix whose values do not fit its size.
+    /// A matrix has another number of values than its size.
     #[error("a matrix of {rows} x {columns} has another number of values than the {found} given")]
     Matrix {
-        /// Rows.
+        /// Number of rows.
         rows: usize,
-        /// Columns.
+        /// Number of columns.
         columns: usize,
-        /// Values.
+        /// Number of values that were given.
         found: usize,
     },
-    /// Labels of another number than the matrix has rows or columns.
+    /// The number of labels is not the number of the matrix's rows or columns.
     #[error("{} given for {expected} {of} of the matrix: one each, or none", counted(.found, "label"))]
     Labels {
-        /// Rows or columns.
+        /// Dimension that was labelled: "rows" or "columns".
         of: &'static str,
-        /// How many there are.
+        /// Number of rows or columns.
         expected: usize,
-        /// How many labels.
+        /// Number of labels that were given.
         found: usize,
     },
-    /// An image whose bytes do not fit its size.
+    /// An image's number of bytes does not match its size.
     #[error(
         "an image of {width} x {height} pixels has {expected} bytes, and {found} were given; red, green and blue have one each, grey images one a pixel"
     )]
     Image {
-        /// Pixels across.
+        /// Width in pixels.
         width: u32,
-        /// Pixels down.
+        /// Height in pixels.
         height: u32,
-        /// Bytes that there should be.
+        /// Number of bytes that the size requires.
         expected: u64,
-        /// Bytes that there are.
+        /// Number of bytes that were given.
         found: u64,
     },
-    /// A file whose name does not say what to write.
+    /// A file name has another extension than the supported ones.
     #[error("{path} does not end in .png, .svg or .txt, so that the kind of file is unknown", path = .path.display())]
     Extension {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// A file that could not be written.
+    /// A file could not be written.
     #[error("cannot write the plot {path}: {source}", path = .path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A picture that the encoder refuses.
+    /// The PNG encoder failed.
     #[error("cannot encode the plot as PNG: {0}")]
     Encode(#[from] png::EncodingError),
 }

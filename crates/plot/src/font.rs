@@ -1,19 +1,19 @@
-//! The font in which plots are measured and drawn, so that they are the same on every machine.
+//! Font with which plots are measured and drawn, so that they are the same on every machine.
 
 use std::sync::OnceLock;
 
 use ttf_parser::{Face, GlyphId, OutlineBuilder};
 
-/// DejaVu Sans, reduced to European letters and some signs: 64 kB.
+/// DejaVu Sans, reduced to European letters and some symbols: 64 kB.
 static FONT: &[u8] = include_bytes!("../assets/DejaVuSans.ttf");
 
-/// Gives the width of a line in pixels.
+/// Returns the width of a line of text in pixels.
 pub(crate) fn width(text: &str, size: f64) -> f64 {
     let units: f64 = text.chars().map(|letter| advance(glyph(letter))).sum();
     units * size / units_per_em()
 }
 
-/// Shortens a line to a width in pixels, with an ellipsis where it goes on.
+/// Shortens a line of text to a width in pixels, with an ellipsis at the cut.
 pub(crate) fn fit(text: &str, size: f64, most: f64) -> String {
     if width(text, size) <= most {
         return text.to_owned();
@@ -28,7 +28,7 @@ pub(crate) fn fit(text: &str, size: f64, most: f64) -> String {
     format!("{}…", kept.trim_end())
 }
 
-/// Draws a line from `x` on its baseline `y`.
+/// Draws the outlines of a line of text from `x` on its baseline `y`.
 pub(crate) fn outline(text: &str, size: f64, x: f64, y: f64, builder: &mut impl Pen) {
     let scale = size / units_per_em();
     let mut at = x;
@@ -41,7 +41,7 @@ pub(crate) fn outline(text: &str, size: f64, x: f64, y: f64, builder: &mut impl 
     }
 }
 
-/// Receives outlines in pixels.
+/// Receiver of outlines in pixels.
 pub(crate) trait Pen {
     fn move_to(&mut self, to: (f32, f32));
     fn line_to(&mut self, to: (f32, f32));
@@ -76,7 +76,7 @@ impl<P: Pen> OutlineBuilder for Placed<'_, P> {
         self.pen.quad_to(self.place(x1, y1), self.place(x, y));
     }
 
-    /// A TrueType font has none of these.
+    /// Not called: a TrueType font has no cubic curves.
     fn curve_to(&mut self, _x1: f32, _y1: f32, _x2: f32, _y2: f32, x: f32, y: f32) {
         self.line_to(x, y);
     }
@@ -91,7 +91,7 @@ fn face() -> Option<&'static Face<'static>> {
     FACE.get_or_init(|| Face::parse(FONT, 0).ok()).as_ref()
 }
 
-/// A letter that the font lacks is the font's box.
+/// Returns the glyph of a letter; a box for a letter that the font lacks.
 fn glyph(letter: char) -> GlyphId {
     face().and_then(|face| face.glyph_index(letter)).unwrap_or(GlyphId(0))
 }

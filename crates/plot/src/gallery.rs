@@ -1,4 +1,4 @@
-//! Images with lines of text.
+//! Galleries: images with lines of text.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::size::Size;
 use crate::terminal::{TextOptions, color_code, fit};
 use crate::{PlotError, Result};
 
-/// Images in rows, each below its lines of text.
+/// Images in rows, each with lines of text above it.
 ///
 /// ```
 /// use brigade_plot::{Gallery, Picture, Plot};
@@ -24,41 +24,41 @@ use crate::{PlotError, Result};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Gallery {
-    /// The line above all.
+    /// Title above the gallery.
     pub title: String,
-    /// The images, row by row.
+    /// Images, row by row.
     pub pictures: Vec<Picture>,
-    /// How many stand side by side; about as many as there are rows where it is 0.
+    /// Number of images per row. 0 makes about as many columns as rows.
     pub columns: usize,
-    /// The side of the square, in pixels, into which each image is fitted.
+    /// Side of the square, in pixels, into which each image is fitted.
     pub cell: u32,
 }
 
-/// An image of a [`Gallery`].
+/// Image of a [`Gallery`] with its captions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Picture {
     width: u32,
     height: u32,
     pixels: Vec<u8>,
-    /// The lines above it.
+    /// Lines of text above the image.
     pub captions: Vec<Caption>,
 }
 
-/// A line above a [`Picture`].
+/// Line of text above a [`Picture`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Caption {
-    /// What it says.
+    /// Text of the line.
     pub text: String,
-    /// Whether it says that something is wrong: it is red.
+    /// `true` if the text reports something wrong, such as a false prediction. It is then red.
     pub wrong: bool,
 }
 
 impl Picture {
-    /// Makes an image of rows from the top, with red, green and blue of each pixel.
+    /// Creates an image from rows of pixels from the top, with three bytes (red, green, blue) per pixel.
     ///
     /// # Errors
-    /// [`PlotError::Image`] unless there are `3 * width * height` bytes, and some.
+    /// [`PlotError::Image`] unless there are `3 * width * height` bytes, and at least one pixel.
     pub fn rgb(width: u32, height: u32, pixels: Vec<u8>) -> Result<Self> {
         let expected = (u64::from(width) * u64::from(height)).saturating_mul(3);
         let found = pixels.len() as u64;
@@ -68,10 +68,10 @@ impl Picture {
         Ok(Self { width, height, pixels, captions: Vec::new() })
     }
 
-    /// Makes an image of rows from the top, with a byte for each pixel.
+    /// Creates a grey image from rows of pixels from the top, with one byte per pixel.
     ///
     /// # Errors
-    /// [`PlotError::Image`] unless there are `width * height` bytes, and some.
+    /// [`PlotError::Image`] unless there are `width * height` bytes, and at least one pixel.
     pub fn grey(width: u32, height: u32, pixels: Vec<u8>) -> Result<Self> {
         let (expected, found) = (u64::from(width) * u64::from(height), pixels.len() as u64);
         if expected != found {
@@ -80,25 +80,25 @@ impl Picture {
         Self::rgb(width, height, pixels.into_iter().flat_map(|it| [it; 3]).collect())
     }
 
-    /// Adds a line above.
+    /// Adds a line of text above the image.
     #[must_use]
     pub fn caption(self, text: impl Into<String>) -> Self {
         self.with(text.into(), false)
     }
 
-    /// Adds a line above that says what is wrong.
+    /// Adds a red line of text above the image, which reports something wrong.
     #[must_use]
     pub fn wrong(self, text: impl Into<String>) -> Self {
         self.with(text.into(), true)
     }
 
-    /// The image's size.
+    /// Returns the size of the image in pixels.
     #[must_use]
     pub fn size(&self) -> Size {
         Size::new(self.width, self.height)
     }
 
-    /// Red, green and blue of each pixel, in rows from the top.
+    /// Returns the bytes of the pixels (red, green, blue), in rows from the top.
     #[must_use]
     pub fn pixels(&self) -> &[u8] {
         &self.pixels
@@ -109,7 +109,7 @@ impl Picture {
         self
     }
 
-    /// The image with the mean of the pixels that would fall into one, where it is larger than shown.
+    /// Scales the image down by averaging, if it is larger than its cell.
     fn reduced(&self, width: u32, height: u32) -> Pixels {
         if width >= self.width && height >= self.height {
             let bytes = self.pixels.clone();
@@ -143,27 +143,27 @@ impl Picture {
 }
 
 impl Gallery {
-    /// Makes an empty gallery with cells of 160 pixels.
+    /// Creates an empty gallery with cells of 160 pixels.
     #[must_use]
     pub fn new(title: impl Into<String>) -> Self {
         Self { title: title.into(), pictures: Vec::new(), columns: 0, cell: 160 }
     }
 
-    /// Adds an image.
+    /// Adds an image to the gallery.
     #[must_use]
     pub fn picture(mut self, picture: Picture) -> Self {
         self.pictures.push(picture);
         self
     }
 
-    /// Sets how many images stand side by side.
+    /// Sets the number of images per row.
     #[must_use]
     pub fn columns(mut self, columns: usize) -> Self {
         self.columns = columns;
         self
     }
 
-    /// Sets the side of the square for each image, in pixels: 16 or more.
+    /// Sets the side of the square for each image, in pixels. It is at least 16.
     #[must_use]
     pub fn cell(mut self, side: u32) -> Self {
         self.cell = side;

@@ -1,4 +1,4 @@
-//! Several plots in one picture.
+//! Several plots in one image.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use crate::size::Size;
 use crate::terminal::TextOptions;
 use crate::{Chart, Gallery, Heatmap};
 
-/// Several plots in rows.
+/// Grid of several plots in one image.
 ///
 /// ```
 /// use brigade_plot::{Chart, Grid, Plot};
@@ -21,28 +21,28 @@ use crate::{Chart, Gallery, Heatmap};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Grid {
-    /// The line above all.
+    /// Title above the grid.
     pub title: String,
-    /// The plots, row by row.
+    /// Plots, row by row.
     pub panels: Vec<Panel>,
-    /// How many stand side by side; all of up to three, else two, where it is 0.
+    /// Number of plots per row. 0 puts up to three plots in one row, and more of them in rows of two.
     pub columns: usize,
 }
 
-/// One plot of a [`Grid`].
+/// Plot in a [`Grid`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Panel {
-    /// Curves and points.
+    /// A line or scatter chart.
     Chart(Chart),
-    /// A matrix.
+    /// A matrix as coloured cells.
     Heatmap(Heatmap),
-    /// Images.
+    /// A gallery of images.
     Gallery(Gallery),
 }
 
 impl Grid {
-    /// Makes an empty grid.
+    /// Creates an empty grid.
     #[must_use]
     pub fn new(title: impl Into<String>) -> Self {
         Self { title: title.into(), panels: Vec::new(), columns: 0 }
@@ -55,7 +55,7 @@ impl Grid {
         self
     }
 
-    /// Sets how many plots stand side by side.
+    /// Sets the number of plots per row.
     #[must_use]
     pub fn columns(mut self, columns: usize) -> Self {
         self.columns = columns;

@@ -1,4 +1,4 @@
-//! A matrix as coloured cells.
+//! Heatmaps: matrices as coloured cells.
 
 mod draw;
 mod text;
@@ -13,7 +13,7 @@ use crate::size::Size;
 use crate::terminal::TextOptions;
 use crate::{PlotError, Result};
 
-/// A matrix as coloured cells, with its numbers or without.
+/// Heatmap: a matrix as coloured cells, with or without numbers.
 ///
 /// ```
 /// use brigade_plot::{Heatmap, Plot};
@@ -26,38 +26,38 @@ use crate::{PlotError, Result};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Heatmap {
-    /// The line above.
+    /// Title above the heatmap.
     pub title: String,
-    /// What the columns are.
+    /// Label of the horizontal axis, along the columns.
     pub x_label: String,
-    /// What the rows are.
+    /// Label of the vertical axis, along the rows.
     pub y_label: String,
     rows: usize,
     columns: usize,
     values: Vec<f64>,
     row_labels: Vec<String>,
     column_labels: Vec<String>,
-    /// Whether each cell has its number, where it is large enough for it.
+    /// `true` if each cell shows its number, where the cell is large enough.
     pub numbers: bool,
-    /// The scale of colours.
+    /// Colour scale of the cells.
     pub colors: ColorMap,
-    /// Whether colours go by the logarithm of 1 + value: few beside many stay visible.
+    /// `true` if colours follow the logarithm of 1 + value, so that small counts stay visible beside large ones.
     pub log: bool,
-    /// Whether the first row is the lowest one.
+    /// `true` if the first row is the lowest one.
     pub upwards: bool,
-    /// What the columns cover, from the left edge to the right one.
+    /// Range of the horizontal axis: the values at its left and right edges.
     pub x_range: Option<(f64, f64)>,
-    /// What the rows cover, from the lower edge to the upper one.
+    /// Range of the vertical axis: the values at its lower and upper edges.
     pub y_range: Option<(f64, f64)>,
-    /// The picture's size; what the cells need where it is not given.
+    /// Size of the image in pixels. Defaults to the size that the cells need.
     pub size: Option<Size>,
 }
 
 impl Heatmap {
-    /// Makes a heatmap of a matrix, row by row, without numbers or labels. A value that is not finite is grey.
+    /// Creates a heatmap of a matrix, row by row, without numbers or labels. A value that is not finite is grey.
     ///
     /// # Errors
-    /// [`PlotError::Matrix`] unless there are `rows * columns` values, and some.
+    /// [`PlotError::Matrix`] unless there are `rows * columns` values, and at least one.
     pub fn new(rows: usize, columns: usize, values: Vec<f64>) -> Result<Self> {
         if values.is_empty() || rows.checked_mul(columns) != Some(values.len()) {
             return Err(PlotError::Matrix { rows, columns, found: values.len() });
@@ -81,10 +81,10 @@ impl Heatmap {
         })
     }
 
-    /// Makes a confusion matrix of counts, row by row: rows are the actual classes, columns the predicted ones.
+    /// Creates a confusion matrix from counts, row by row: rows are the actual classes, columns the predicted ones.
     ///
     /// # Errors
-    /// [`PlotError::Matrix`] unless there is a count for each pair of classes, and some.
+    /// [`PlotError::Matrix`] unless there is one count for each pair of classes, and at least one class.
     pub fn confusion(classes: &[impl AsRef<str>], counts: Vec<u64>) -> Result<Self> {
         let count = classes.len();
         let values = counts.into_iter().map(|it| it as f64).collect();
@@ -93,7 +93,8 @@ impl Heatmap {
         matrix.x("Predicted").y("Actual").row_labels(labels())?.column_labels(labels())
     }
 
-    /// Divides each row by its sum: what part of each actual class was predicted as which. Rows of zeros stay.
+    /// Divides each row by its sum, so that a cell is the fraction of an actual class that got a prediction. Rows of
+    /// zeros stay.
     #[must_use]
     pub fn by_row(mut self) -> Self {
         for row in self.values.chunks_mut(self.columns) {
@@ -105,31 +106,31 @@ impl Heatmap {
         self
     }
 
-    /// Sets the line above.
+    /// Sets the title above the heatmap.
     #[must_use]
     pub fn title(mut self, title: impl Into<String>) -> Self {
         self.title = title.into();
         self
     }
 
-    /// Says what the columns are.
+    /// Sets the label of the horizontal axis.
     #[must_use]
     pub fn x(mut self, label: impl Into<String>) -> Self {
         self.x_label = label.into();
         self
     }
 
-    /// Says what the rows are.
+    /// Sets the label of the vertical axis.
     #[must_use]
     pub fn y(mut self, label: impl Into<String>) -> Self {
         self.y_label = label.into();
         self
     }
 
-    /// Labels each row.
+    /// Sets one label per row. An empty list removes the labels.
     ///
     /// # Errors
-    /// [`PlotError::Labels`] for another number than there are rows; none takes labels away.
+    /// [`PlotError::Labels`] if the number of labels is neither 0 nor the number of rows.
     pub fn row_labels<L: Into<String>>(
         mut self,
         labels: impl IntoIterator<Item = L>,
@@ -138,10 +139,10 @@ impl Heatmap {
         Ok(self)
     }
 
-    /// Labels each column.
+    /// Sets one label per column. An empty list removes the labels.
     ///
     /// # Errors
-    /// [`PlotError::Labels`] for another number than there are columns; none takes labels away.
+    /// [`PlotError::Labels`] if the number of labels is neither 0 nor the number of columns.
     pub fn column_labels<L: Into<String>>(
         mut self,
         labels: impl IntoIterator<Item = L>,
@@ -150,74 +151,74 @@ impl Heatmap {
         Ok(self)
     }
 
-    /// Shows numbers in cells that are large enough, or none.
+    /// Shows or hides numbers in the cells that are large enough.
     #[must_use]
     pub fn numbers(mut self, numbers: bool) -> Self {
         self.numbers = numbers;
         self
     }
 
-    /// Sets the scale of colours.
+    /// Sets the colour scale.
     #[must_use]
     pub fn colors(mut self, colors: ColorMap) -> Self {
         self.colors = colors;
         self
     }
 
-    /// Colours by the logarithm of 1 + value; negative values count as 0.
+    /// Colours by the logarithm of 1 + value. Negative values count as 0.
     #[must_use]
     pub fn log(mut self) -> Self {
         self.log = true;
         self
     }
 
-    /// Puts the first row below the others.
+    /// Puts the first row at the bottom.
     #[must_use]
     pub fn upwards(mut self) -> Self {
         self.upwards = true;
         self
     }
 
-    /// Says what the columns cover, for ticks.
+    /// Sets the range of the horizontal axis, for its ticks.
     #[must_use]
     pub fn x_range(mut self, left: f64, right: f64) -> Self {
         self.x_range = Some((left, right));
         self
     }
 
-    /// Says what the rows cover, for ticks.
+    /// Sets the range of the vertical axis, for its ticks.
     #[must_use]
     pub fn y_range(mut self, lower: f64, upper: f64) -> Self {
         self.y_range = Some((lower, upper));
         self
     }
 
-    /// Sets the picture's size in pixels.
+    /// Sets the size of the image in pixels.
     #[must_use]
     pub fn size(mut self, width: u32, height: u32) -> Self {
         self.size = Some(Size::new(width, height));
         self
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// The number of columns.
+    /// Returns the number of columns.
     #[must_use]
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// The values, row by row.
+    /// Returns the values, row by row.
     #[must_use]
     pub fn values(&self) -> &[f64] {
         &self.values
     }
 
-    /// The least and the greatest of what the colours show; from 0 where there is nothing below.
+    /// Returns the least and the greatest value of the colour scale. The least is 0 unless a value is below.
     fn limits(&self) -> (f64, f64) {
         let shown = self.values.iter().map(|value| self.shown(*value));
         let (low, high) = shown
@@ -226,13 +227,13 @@ impl Heatmap {
         if high > low { (low, high) } else { (low, low + 1.0) }
     }
 
-    /// The value that a colour stands for.
+    /// Returns the value that decides the colour.
     fn shown(&self, value: f64) -> f64 {
         if self.log { value.max(0.0).ln_1p() } else { value }
     }
 
-    /// Reduces to at most so many rows and columns, from the top: of what falls together the greatest counts,
-    /// so that a single mistake among many classes stays visible.
+    /// Reduces the matrix to at most this many rows and columns, from the top. Of merged cells the greatest value
+    /// counts, so that a single mistake among many classes stays visible.
     fn reduced(&self, rows: usize, columns: usize) -> (usize, usize, Vec<f64>) {
         let (rows, columns) = (rows.clamp(1, self.rows), columns.clamp(1, self.columns));
         let mut values = vec![f64::NAN; rows * columns];
@@ -246,8 +247,8 @@ impl Heatmap {
         (rows, columns, values)
     }
 
-    /// The numbers of the cells, row by row: whole ones as they are, else all with two digits behind the point
-    /// where these say enough.
+    /// Formats the numbers of the cells, row by row: whole numbers as they are, otherwise all with two decimals where
+    /// these suffice.
     fn number_texts(&self) -> Vec<String> {
         let finite = || self.values.iter().filter(|value| value.is_finite());
         let greatest = finite().fold(0.0_f64, |greatest, value| greatest.max(value.abs()));

@@ -1,7 +1,7 @@
-//! Texts in SVG and HTML.
+//! Escaping of text in SVG and HTML.
 
-/// Returns the text as it can stand in an element of SVG or HTML, or in a quoted attribute. Control characters, which
-/// neither may contain, become U+FFFD, but for line breaks and tabs.
+/// Escapes text for an element or a quoted attribute of SVG or HTML. Control characters, which neither may contain,
+/// become U+FFFD, except for line breaks and tabs.
 ///
 /// ```
 /// use brigade_plot::escape_markup;

@@ -1,4 +1,4 @@
-//! What all plots can do.
+//! Rendering methods of all plots.
 
 use std::fs;
 use std::path::Path;
@@ -10,39 +10,38 @@ use crate::{PlotError, Result, raster, svg};
 /// Renders a plot: [`Chart`](crate::Chart), [`Heatmap`](crate::Heatmap), [`Gallery`](crate::Gallery) and
 /// [`Grid`](crate::Grid) implement it.
 pub trait Plot: Draw {
-    /// Renders as an SVG document of its own: UTF-8, without a declaration, so that it can also stand in HTML.
-    /// Texts are escaped; images are inside.
+    /// Renders an SVG document: UTF-8, without an XML declaration, so that it can also be embedded in HTML. Texts are
+    /// escaped; images are embedded.
     #[must_use]
     fn to_svg(&self) -> String {
         svg::render(&self.scene())
     }
 
-    /// Renders as a PNG file, red, green and blue.
+    /// Renders a PNG file with three channels: red, green and blue.
     ///
     /// # Errors
-    /// [`PlotError::TooLarge`] for a picture of more than 2^26 pixels, [`PlotError::Encode`] when the encoder
-    /// refuses.
+    /// [`PlotError::TooLarge`] for an image of more than 2^26 pixels, [`PlotError::Encode`] when the encoder fails.
     fn to_png(&self) -> Result<Vec<u8>> {
         raster::render(&self.scene())
     }
 
-    /// Renders as lines of text of at most this many columns and, for charts, this many lines, without colours.
+    /// Renders lines of text without colours, of at most `width` columns and, for charts, `height` lines.
     #[must_use]
     fn to_text(&self, width: usize, height: usize) -> String {
         self.to_text_with(&TextOptions::new(width, height))
     }
 
-    /// Renders as lines of text, with options.
+    /// Renders lines of text with options.
     #[must_use]
     fn to_text_with(&self, options: &TextOptions) -> String {
         self.text(options)
     }
 
-    /// Writes a file of the kind that its name ends in: `.png`, `.svg` or `.txt` (100 x 30 letters).
+    /// Writes a file in the format of its extension: `.png`, `.svg` or `.txt` (100 x 30 characters).
     ///
     /// # Errors
-    /// [`PlotError::Extension`] for another ending, [`PlotError::File`] when the file cannot be written, and
-    /// those of [`Plot::to_png`].
+    /// [`PlotError::Extension`] for another extension, [`PlotError::File`] when the file cannot be written, and the
+    /// errors of [`Plot::to_png`].
     fn save(&self, path: impl AsRef<Path>) -> Result<()>
     where
         Self: Sized,
@@ -61,7 +60,8 @@ pub trait Plot: Draw {
 
 impl<T: Draw> Plot for T {}
 
-/// How a plot becomes a drawing and text. It is not exported, so that plots can gain ways to be rendered.
+/// Conversion of a plot into a drawing and into text. It is not exported, so that render methods can be added without a
+/// breaking change.
 pub trait Draw {
     #[doc(hidden)]
     fn scene(&self) -> Scene;

@@ -1,4 +1,4 @@
-//! A drawing as PNG.
+//! Rendering of a drawing as PNG.
 
 use tiny_skia::{
     FillRule, IntSize, Paint, PathBuilder, Pixmap, Rect, Stroke, StrokeDash, Transform,
@@ -8,7 +8,7 @@ use crate::color::Color;
 use crate::scene::{Anchor, Area, Pixels, Scene, Shape, Text};
 use crate::{PlotError, Result, font};
 
-/// Pixels of a picture: 268 MB while it is drawn.
+/// Maximum number of pixels of an image: 268 MB while it is drawn.
 const MOST_PIXELS: u64 = 1 << 26;
 
 pub(crate) fn render(scene: &Scene) -> Result<Vec<u8>> {
@@ -28,7 +28,7 @@ pub(crate) fn render(scene: &Scene) -> Result<Vec<u8>> {
     encode(canvas.width(), canvas.height(), &bytes)
 }
 
-/// Encodes red, green and blue.
+/// Encodes RGB pixels as PNG.
 pub(crate) fn encode(width: u32, height: u32, pixels: &[u8]) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut encoder = png::Encoder::new(&mut bytes, width, height);

@@ -1,4 +1,4 @@
-//! A drawing: shapes in their order. SVG and PNG are both made of it.
+//! Drawing: shapes in the order in which they are drawn. SVG and PNG are both rendered from it.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::color::Color;
 use crate::font;
 use crate::size::Size;
 
-/// What is drawn, on white, in pixels from the top left.
+/// Shapes on a white background, in pixels from the top left.
 #[derive(Debug, Clone)]
 pub struct Scene {
     pub(crate) width: f64,
@@ -33,7 +33,7 @@ pub(crate) struct Area {
     pub(crate) height: f64,
 }
 
-/// A line of text; `at` is on its baseline.
+/// Line of text. `at` is on its baseline.
 #[derive(Debug, Clone)]
 pub(crate) struct Text {
     pub(crate) at: (f64, f64),
@@ -41,11 +41,11 @@ pub(crate) struct Text {
     pub(crate) size: f64,
     pub(crate) color: Color,
     pub(crate) anchor: Anchor,
-    /// Whether it runs upwards.
+    /// `true` if the text runs upwards.
     pub(crate) upwards: bool,
 }
 
-/// Which part of a text is at its place.
+/// Horizontal alignment of a text at its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Anchor {
     Start,
@@ -53,7 +53,7 @@ pub(crate) enum Anchor {
     End,
 }
 
-/// Red, green and blue in rows from the top. Shown with hard edges where it is enlarged.
+/// RGB pixels in rows from the top. Enlarged images keep hard edges.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Pixels {
     pub(crate) width: u32,
@@ -92,12 +92,12 @@ impl Scene {
         self.shapes.push(Shape::Rect { area, color });
     }
 
-    /// A line from point to point.
+    /// Draws a line from point to point.
     pub(crate) fn line(&mut self, points: Vec<(f64, f64)>, color: Color, width: f64) {
         self.shapes.push(Shape::Line { points, color, width, dashed: false });
     }
 
-    /// A line of one pixel, without blurred edges.
+    /// Draws a line of one pixel, without blurred edges.
     pub(crate) fn rule(&mut self, from: (f64, f64), to: (f64, f64), color: Color) {
         let middle = |(x, y): (f64, f64)| (x.floor() + 0.5, y.floor() + 0.5);
         self.line(vec![middle(from), middle(to)], color, 1.0);
@@ -127,14 +127,14 @@ impl Scene {
         self.shapes.push(Shape::Image { area, image });
     }
 
-    /// A line of text, which is shortened to `most` pixels.
+    /// Draws a line of text, which is shortened to `most` pixels.
     pub(crate) fn text(&mut self, place: Place, text: &str, most: f64) {
         let text = font::fit(&printable(text), place.size, most);
         let Place { at, size, color, anchor, upwards } = place;
         self.shapes.push(Shape::Text(Text { at, text, size, color, anchor, upwards }));
     }
 
-    /// Puts another drawing into this one, with its corner at this place.
+    /// Draws another scene into this one, with its corner at this position.
     pub(crate) fn put(&mut self, other: Self, x: f64, y: f64) {
         let moved = |(left, top): (f64, f64)| (left + x, top + y);
         for mut shape in other.shapes {
@@ -154,7 +154,7 @@ impl Scene {
     }
 }
 
-/// Where and how a text stands.
+/// Position and style of a text.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     at: (f64, f64),
@@ -186,7 +186,7 @@ impl Place {
     }
 }
 
-/// The text in one line, with everything escaped that XML or terminals do not allow.
+/// Returns the text in one line, with every character escaped that XML or terminals do not allow.
 pub(crate) fn printable(text: &str) -> String {
     escaped(text.replace(['\n', '\r', '\t'], " ")).to_string()
 }

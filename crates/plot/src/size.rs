@@ -1,18 +1,18 @@
-//! Sizes of pictures.
+//! Sizes of images.
 
 use serde::Serialize;
 
-/// A size in pixels.
+/// Size of an image in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Size {
-    /// Pixels across.
+    /// Width in pixels.
     pub width: u32,
-    /// Pixels down.
+    /// Height in pixels.
     pub height: u32,
 }
 
 impl Size {
-    /// Makes a size of its two sides.
+    /// Creates a size from its width and height in pixels.
     #[must_use]
     pub const fn new(width: u32, height: u32) -> Self {
         Self { width, height }

@@ -1,4 +1,4 @@
-//! A drawing as SVG.
+//! Rendering of a drawing as SVG.
 
 use std::fmt::Write;
 
@@ -87,7 +87,7 @@ fn element(svg: &mut String, shape: &Shape) -> std::fmt::Result {
     }
 }
 
-/// To a tenth or hundredth of a pixel, without zeros at its end.
+/// Coordinate, rounded to a hundredth of a pixel and without trailing zeros.
 struct Number(f64);
 
 impl std::fmt::Display for Number {

@@ -1,4 +1,4 @@
-//! Letters in a grid: plots on terminals.
+//! Grid of characters, for plots on terminals.
 
 use std::fmt::Write;
 
@@ -7,20 +7,20 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use crate::color::Color;
 use crate::scene::printable;
 
-/// How a plot becomes text.
+/// Options for rendering a plot as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TextOptions {
-    /// Letters across, at most.
+    /// Maximum width in columns.
     pub width: usize,
-    /// Lines of a chart. Tables have as many as they need.
+    /// Height of a chart in lines. Tables have as many as they need.
     pub height: usize,
-    /// Whether to colour by escape sequences (24 bits), which not every reader of the text understands.
+    /// `true` if colours are written as escape sequences (24 bits), which not every viewer of the text supports.
     pub color: bool,
 }
 
 impl TextOptions {
-    /// Makes options without colours.
+    /// Creates options without colours.
     #[must_use]
     pub const fn new(width: usize, height: usize) -> Self {
         Self { width, height, color: false }
@@ -34,7 +34,7 @@ impl TextOptions {
     }
 }
 
-/// Places for letters, one column wide each.
+/// Grid of cells for characters, each one column wide.
 #[derive(Debug)]
 pub(crate) struct Letters {
     width: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Letters {
 
 #[derive(Debug, Clone, Copy)]
 struct Cell {
-    /// None behind a letter that takes two columns.
+    /// Character of the cell; `None` after a character that takes two columns.
     letter: Option<char>,
     color: Option<Color>,
 }
@@ -59,7 +59,7 @@ impl Letters {
         column < self.width && cell.is_some_and(|it| it.letter == Some(' '))
     }
 
-    /// Whether a whole text would stand on free places.
+    /// Returns `true` if all cells of a text would be free.
     pub(crate) fn has_room(&self, column: usize, row: usize, text: &str) -> bool {
         (column..column + text.width()).all(|column| self.is_free(column, row))
     }
@@ -84,7 +84,7 @@ impl Letters {
         }
     }
 
-    /// The lines without spaces at their ends.
+    /// Returns the lines without trailing spaces.
     pub(crate) fn render(&self, color: bool) -> String {
         let mut text = String::new();
         for row in self.cells.chunks(self.width.max(1)) {
@@ -107,7 +107,7 @@ impl Letters {
     }
 }
 
-/// The sequence that switches a terminal to this colour, or back.
+/// Returns the escape sequence that switches a terminal to this colour, or back to its default.
 pub(crate) fn color_code(color: Option<Color>) -> String {
     match color {
         Some(Color(red, green, blue)) => format!("\x1b[38;2;{red};{green};{blue}m"),
@@ -115,7 +115,7 @@ pub(crate) fn color_code(color: Option<Color>) -> String {
     }
 }
 
-/// A line of at most so many columns, with an ellipsis where it goes on.
+/// Shortens a line to at most this many columns, with an ellipsis at the cut.
 pub(crate) fn fit(text: &str, columns: usize) -> String {
     let text = printable(text);
     if text.width() <= columns {
@@ -134,14 +134,14 @@ pub(crate) fn fit(text: &str, columns: usize) -> String {
     kept
 }
 
-/// The line with spaces before it, so that it ends in this column.
+/// Pads the line on the left, so that it ends in this column.
 pub(crate) fn right(text: &str, columns: usize) -> String {
     let mut line = " ".repeat(columns.saturating_sub(text.width()));
     let _ = write!(line, "{text}");
     line
 }
 
-/// The line with spaces behind it.
+/// Pads the line on the right.
 pub(crate) fn left(text: &str, columns: usize) -> String {
     format!("{text}{}", " ".repeat(columns.saturating_sub(text.width())))
 }

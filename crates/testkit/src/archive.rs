@@ -1,9 +1,9 @@
-//! Archives as `torch.save` writes them, around contents that no program would write.
+//! Archives in the format of `torch.save`, with contents that no program would write.
 
-/// A zip archive of these entries in the folder `w`, stored without compression, with their right checksums.
+/// Returns a zip archive of these entries in the folder `w`, stored without compression, with valid checksums.
 ///
 /// # Panics
-/// For more than 65535 entries, or 4 GiB.
+/// Panics for more than 65535 entries, or 4 GiB.
 #[must_use]
 pub fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
     let small = |number: usize| u16::try_from(number).expect("an archive of a test is small");

@@ -1,7 +1,7 @@
-//! Comparison of numbers that come from different orders of summation.
+//! Comparison of numbers that were summed in different orders.
 
-/// Panics unless `|actual - expected| <= atol + rtol · |expected|` for every element and the
-/// lengths are the same: numpy's `allclose`. Two NaNs are close, as are two equal infinities.
+/// Panics unless `|actual - expected| <= atol + rtol · |expected|` for every element and the lengths are equal, as
+/// numpy's `allclose`. Two NaNs are close, as are two equal infinities.
 ///
 /// The message names the element that is furthest beyond its bound.
 ///
@@ -12,7 +12,7 @@
 ///
 /// # Panics
 ///
-/// When the numbers are not close: that is what it is for.
+/// Panics when the numbers are not close.
 #[track_caller]
 pub fn assert_close(actual: &[f64], expected: &[f64], rtol: f64, atol: f64) {
     assert!(

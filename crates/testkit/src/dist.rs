@@ -1,4 +1,4 @@
-//! What [`dist_test!`](crate::dist_test) makes.
+//! Test of several ranks, as [`dist_test!`](crate::dist_test) creates it.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -6,35 +6,35 @@ use std::time::Duration;
 use brigade_launch::children::{ChildRanks, Report};
 use brigade_rank_env::World;
 
-/// A test of several ranks: what [`dist_test!`](crate::dist_test) makes.
+/// Test of several ranks, as [`dist_test!`](crate::dist_test) creates it.
 #[derive(Debug)]
 pub struct DistTest(ChildRanks);
 
 impl DistTest {
-    /// The test `path`, a module path with the crate's name and the function's, of `world_size`
-    /// ranks. The harness must know a test of that path that ends up in [`DistTest::run`].
+    /// Creates the test `path`, a module path with the crate's name and the function's, of `world_size` ranks. The test
+    /// harness must have a test of that path that calls [`DistTest::run`].
     #[must_use]
     pub fn new(path: &str, world_size: usize) -> Self {
         Self(ChildRanks::of_test(path, world_size))
     }
 
-    /// How long the ranks may take, all together.
+    /// Sets the time limit of all ranks together.
     #[must_use]
     pub fn time_limit(self, limit: Duration) -> Self {
         Self(self.0.time_limit(limit))
     }
 
-    /// A variable of the ranks' environment.
+    /// Sets an environment variable of the ranks.
     #[must_use]
     pub fn variable(self, name: &'static str, value: &'static str) -> Self {
         Self(self.0.variable(name, value))
     }
 
-    /// Runs the test, or the body where this process is one of its ranks.
+    /// Runs the test; in a process that is one of its ranks, runs the body.
     ///
     /// # Panics
     ///
-    /// When the test fails.
+    /// Panics when the test fails.
     #[track_caller]
     pub fn run_or_panic<V: Verdict>(&self, body: impl FnOnce(World) -> V) {
         if let Some(Err(report)) = self.run(body) {
@@ -42,19 +42,20 @@ impl DistTest {
         }
     }
 
-    /// The same, for a test that expects a failure. `None` in a rank.
+    /// Runs the test like [`run_or_panic`](Self::run_or_panic), but returns the result, for a test that expects a
+    /// failure. Returns `None` in a rank.
     ///
     /// # Panics
     ///
-    /// In a rank, as the body does.
+    /// Panics in a rank if the body does.
     pub fn run<V: Verdict>(&self, body: impl FnOnce(World) -> V) -> Option<Result<(), Report>> {
         self.0.run(|world| body(world).accept())
     }
 }
 
-/// What a body may return: nothing, or a result.
+/// Return type of a test's body: nothing, or a result.
 pub trait Verdict {
-    /// Panics on an error.
+    /// Panics if the value is an error.
     fn accept(self);
 }
 

@@ -1,4 +1,4 @@
-//! The random numbers of golden files, which say under `fill` how they are made: splitmix64 of an index and a stream.
+//! Random numbers of golden files, whose field `fill` describes the generator: splitmix64 of an index and a stream.
 
 /// Returns number `index` of a stream, uniform in `[0, 1)`.
 ///

@@ -6,8 +6,8 @@ use std::process::{Child, Stdio};
 
 use brigade_launch::{Interfaces, StorePort, children};
 
-/// Ranks of one group, each this test executable with one of its tests. Those that still run are killed
-/// when this is dropped.
+/// Group of ranks, each a process of this test executable with one of its tests. Ranks that still run are killed when
+/// this is dropped.
 #[derive(Debug)]
 pub struct KillableRanks {
     ranks: Vec<Child>,
@@ -15,21 +15,21 @@ pub struct KillableRanks {
 }
 
 impl KillableRanks {
-    /// Starts `world_size` ranks that run the test `name` with these variables. Their stdout is piped.
-    /// The test is ignored otherwise (`#[ignore]`): alone it has nothing to check.
+    /// Starts `world_size` ranks that run the test `name` with these environment variables. Their stdout is piped. The
+    /// test needs `#[ignore]`, as it has nothing to check without them.
     ///
     /// # Errors
-    /// When the system refuses, or no world has that size.
+    /// Fails if a process cannot be started, or the world size is not valid.
     pub fn start(name: &str, world_size: usize, variables: &[(&str, &OsStr)]) -> io::Result<Self> {
         let arguments = [name, "--exact", "--include-ignored", "--nocapture"];
         Self::start_with(&arguments, world_size, variables)
     }
 
-    /// Starts `world_size` ranks of this test executable with these arguments and variables, for a
-    /// program without libtest. Their stdout is piped.
+    /// Starts `world_size` ranks of this test executable with these arguments and environment variables, for a program
+    /// without libtest. Their stdout is piped.
     ///
     /// # Errors
-    /// When the system refuses, or no world has that size.
+    /// Fails if a process cannot be started, or the world size is not valid.
     pub fn start_with(
         arguments: &[&str],
         world_size: usize,
@@ -47,7 +47,7 @@ impl KillableRanks {
         Ok(started)
     }
 
-    /// The ranks, in order.
+    /// Returns the processes, in the order of their ranks.
     pub fn ranks(&mut self) -> &mut [Child] {
         &mut self.ranks
     }
@@ -56,7 +56,7 @@ impl KillableRanks {
 impl Drop for KillableRanks {
     fn drop(&mut self) {
         for rank in &mut self.ranks {
-            // One that has ended cannot be killed.
+            // Fails only for a process that has ended.
             let _ = rank.kill();
             let _ = rank.wait();
         }

@@ -35,7 +35,7 @@ pub use brigade_launch::children::note_step;
 #[doc(hidden)]
 pub use brigade_rank_env::World;
 
-/// A test that runs as several processes, each a rank of the same group.
+/// Defines a test that runs as several processes, each a rank of the same group.
 ///
 /// `dist_test!(world = N, [seconds = S,] NAME, |world| { … })` makes a `#[test]` that starts this
 /// test executable N times. Each process runs the body with its own
@@ -43,9 +43,9 @@ pub use brigade_rank_env::World;
 /// the store. The body may return `Result<(), E>` (name the type: `|world| -> Result<(), E>`) and
 /// fails like a test. Attributes go before `world`, as in `dist_test!(#[ignore] world = 2, …)`.
 ///
-/// The test fails with the output of all ranks, the first that failed first, when one of them
-/// fails, and after `seconds` (default 60) when one hangs: then it says which, their last
-/// [`step!`] and what their threads wait for. No process is left, whatever happens to the test.
+/// The test fails with the output of all ranks, the first that failed first, when one of them fails, or when one hangs
+/// for `seconds` (default 60): then the report names the ranks that hang, their last [`step!`] and what their threads
+/// wait for. No process survives the test.
 #[macro_export]
 macro_rules! dist_test {
     ($(#[$attribute:meta])* world = $world:expr, seconds = $seconds:expr, $name:ident, $body:expr $(,)?) => {
@@ -63,7 +63,7 @@ macro_rules! dist_test {
     };
 }
 
-/// Notes how far this rank has come, with `format!`'s arguments: shown when it hangs or fails.
+/// Records how far this rank has come, with the arguments of `format!`. The text is shown when the rank hangs or fails.
 ///
 /// Does nothing outside a [`dist_test!`].
 #[macro_export]

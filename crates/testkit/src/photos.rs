@@ -1,4 +1,4 @@
-//! JPEG files with the statistics of photographs.
+//! Generated JPEG files with the statistics of photographs.
 
 use std::fs;
 use std::io;
@@ -7,15 +7,15 @@ use std::thread;
 
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 
-/// A set of JPEG files that stands in for photographs where a real set is not on disk.
+/// Generated set of JPEG files that replaces photographs in tests.
 ///
-/// Each image has what makes photographs costly to decode and hard to classify: texture whose energy
-/// is the same in every octave (amplitudes fall as 1/f), objects of all sizes that hide one another
-/// and so make edges, shading, noise of a sensor, several sizes and aspect ratios, and 1.2 to 2 bits
-/// in a pixel. Its class is the form and the surface of a few large objects among many small ones,
-/// with a weak tendency of their colour, so that a network learns it, but not in its first steps.
+/// Each image has the properties that make photographs costly to decode and hard to classify: texture with the same
+/// energy in every octave (amplitudes fall as 1/f), objects of all sizes that hide one another and so make edges,
+/// shading, sensor noise, several sizes and aspect ratios, and 1.2 to 2 bits per pixel. Its class is the form and the
+/// surface of a few large objects among many small ones, with a weak tendency of their colour, so that a network learns
+/// it, but not in its first steps.
 ///
-/// The same arguments give the same bytes on every machine: all arithmetic is of integers.
+/// The same arguments give the same bytes on every machine: all arithmetic is integer arithmetic.
 ///
 /// ```
 /// use brigade_testkit::Photos;
@@ -34,7 +34,7 @@ pub struct Photos {
     sizes: Vec<(u16, u16)>,
 }
 
-/// The forms of a class's objects; the second five have stripes.
+/// Forms of the classes' objects. The second five classes have stripes.
 const FORMS: [Form; 5] = [Form::Disc, Form::Square, Form::Triangle, Form::Ring, Form::Cross];
 
 const NAMES: [&str; 10] = [
@@ -50,7 +50,7 @@ const NAMES: [&str; 10] = [
     "striped_cross",
 ];
 
-/// A colour that each class tends to, as Cb and Cr around 0.
+/// Colour that each class tends to, as Cb and Cr around 0.
 const TENDENCIES: [(i32, i32); 10] = [
     (-28, 22),
     (26, -18),
@@ -64,7 +64,7 @@ const TENDENCIES: [(i32, i32); 10] = [
     (-16, 26),
 ];
 
-/// Widths and heights, as cameras and the web have them.
+/// Widths and heights that cameras and websites use.
 const SIZES: [(u16, u16); 8] = [
     (500, 375),
     (500, 333),
@@ -76,39 +76,39 @@ const SIZES: [(u16, u16); 8] = [
     (400, 400),
 ];
 
-/// Of JPEG, from 1 to 100.
+/// JPEG quality, from 1 to 100.
 const QUALITY: u8 = 88;
 
 impl Photos {
-    /// Makes a set of `per_class` images for training and a fifth as many, at least one, for
-    /// validation, in each of `classes` classes (at most 10).
+    /// Creates a set of `per_class` training images per class and a fifth as many validation images, at least one, in
+    /// `classes` classes (at most 10).
     #[must_use]
     pub fn new(classes: usize, per_class: usize) -> Self {
         let classes = classes.clamp(1, NAMES.len());
         Self { classes, per_class, seed: 0, sizes: SIZES.to_vec() }
     }
 
-    /// Sets the seed (0).
+    /// Sets the seed. Defaults to 0.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Gives all images one size in pixels (several around 500 x 375).
+    /// Sets one size in pixels for all images. By default there are several sizes around 500 x 375.
     #[must_use]
     pub fn size(mut self, width: u16, height: u16) -> Self {
         self.sizes = vec![(width.max(1), height.max(1))];
         self
     }
 
-    /// Returns the names of the classes, in their order.
+    /// Returns the names of the classes, in order.
     #[must_use]
     pub fn classes(&self) -> &'static [&'static str] {
         &NAMES[..self.classes]
     }
 
-    /// Returns how many images of each class are for validation.
+    /// Returns the number of validation images per class.
     #[must_use]
     pub fn validation_per_class(&self) -> usize {
         (self.per_class / 5).max(1)
@@ -132,7 +132,7 @@ impl Photos {
     /// Writes `train/CLASS/0000.jpg` and so on, and `val/CLASS/…`, on two threads.
     ///
     /// # Errors
-    /// When a folder or a file cannot be written.
+    /// Fails when a folder or a file cannot be written.
     pub fn write(&self, folder: &Path) -> io::Result<()> {
         let mut files = Vec::new();
         for (class, name) in self.classes().iter().enumerate() {
@@ -170,22 +170,22 @@ enum Form {
     Cross,
 }
 
-/// Something in front of what was painted before it. Lengths are in pixels.
+/// Object in front of those painted before it. Lengths are in pixels.
 #[derive(Debug)]
 struct Object {
     form: Form,
     centre: (i32, i32),
     /// Half of its extent along its own axes.
     half: (i32, i32),
-    /// A direction and its length: the first axis.
+    /// Direction and length of the first axis.
     axis: (i32, i32, i32),
-    /// Y, Cb, Cr; the last two around 0.
+    /// Y, Cb and Cr, the last two around 0.
     colour: (i32, i32, i32),
-    /// What the luma gains from one end of the first axis to its middle.
+    /// Increase of the luma from one end of the first axis to its middle.
     shade: i32,
-    /// Period and strength of its stripes.
+    /// Period and strength of the stripes.
     stripes: Option<(i32, i32)>,
-    /// How strong the texture is on it, in 64ths.
+    /// Strength of the texture on it, in 64ths.
     texture: i32,
 }
 
@@ -194,11 +194,11 @@ struct Scene {
     height: i32,
     background: (i32, i32, i32),
     objects: Vec<Object>,
-    /// Of texture and sensor.
+    /// Seed of texture and sensor noise.
     noise: u64,
 }
 
-/// What one pixel shows before texture.
+/// Pixel before texture is added.
 #[derive(Clone, Copy)]
 struct Surface {
     luma: i32,
@@ -272,15 +272,15 @@ impl Scene {
         pixels
     }
 
-    /// Returns, in 16ths of a grey level, noise with the same energy in each octave: values at the
-    /// corners of a grid, smoothly between them, for grids of 2 to 128 pixels.
+    /// Returns, in 16ths of a grey level, noise with the same energy in each octave: values at the corners of a grid
+    /// with smooth interpolation, for grids of 2 to 128 pixels.
     fn texture(&self) -> Vec<i32> {
         let (width, height) = (self.width as usize, self.height as usize);
         let mut sum = vec![0; width * height];
         for octave in 1..8 {
             let cell = 1 << octave;
             let columns = width / cell + 2;
-            // Of a place in a cell, how far towards its end, in 256ths.
+            // Interpolation weight of a position in a cell, in 256ths.
             let weights: Vec<i32> = (0..cell as i32)
                 .map(|place| {
                     let t = 256 * place / cell as i32;
@@ -311,7 +311,7 @@ impl Scene {
     }
 }
 
-/// Of an octave of texture, in 16ths of a grey level: the most that it adds, twice.
+/// Twice the maximum of one octave of texture, in 16ths of a grey level.
 const STRENGTH: i32 = 320;
 
 impl Object {
@@ -361,7 +361,7 @@ impl Object {
 }
 
 impl Form {
-    /// Whether a point, along the axes of the form from its centre, is inside.
+    /// Returns `true` if a point, given along the axes of the form from its centre, is inside.
     fn contains(self, u: i32, v: i32, (a, b): (i32, i32)) -> bool {
         let in_box = u.abs() <= a && v.abs() <= b;
         let in_disc = |percent: i64| {
@@ -379,7 +379,7 @@ impl Form {
     }
 }
 
-/// Returns the values with a kernel of 1, 2, 1 over both axes; the border is repeated.
+/// Convolves the values with the kernel 1, 2, 1 along both axes; the border is repeated.
 fn blurred(values: &[i32], width: usize, height: usize) -> Vec<i32> {
     let mut across = Vec::with_capacity(values.len());
     for row in values.chunks_exact(width) {
@@ -397,7 +397,7 @@ fn blurred(values: &[i32], width: usize, height: usize) -> Vec<i32> {
         .collect()
 }
 
-/// SplitMix64: numbers that follow from a seed alone.
+/// SplitMix64: a pseudo-random generator with a 64-bit seed.
 struct Rng(u64);
 
 impl Rng {
@@ -414,7 +414,7 @@ impl Rng {
         (self.next() >> 32) as u32 % limit
     }
 
-    /// From `low` to `high`, both of them possible.
+    /// Returns a number from `low` to `high`, both inclusive.
     fn between(&mut self, low: i32, high: i32) -> i32 {
         low + self.below((high - low).unsigned_abs() + 1).cast_signed()
     }

@@ -1,15 +1,15 @@
-//! Texts with the habits of film reviews on the web, and pairs of sentences.
+//! Generated texts with the properties of film reviews on the web, and pairs of sentences.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// A set of film reviews that stands in for a real one, such as IMDb's, where that is not on disk.
+/// Generated set of film reviews that replaces a real one, such as IMDb's, in tests.
 ///
-/// A review is some sentences about parts of a film (the plot, an actor, the score …), most of which are of
-/// the review's opinion, and some against it, with what makes texts of the web hard to split: capitals,
-/// `<br />`, contractions, numbers, repeated letters and words, quotation marks, URLs, emoticons, and rare
-/// names. A model learns the opinion from words and from negations, but not from any single word.
+/// A review is several sentences about parts of a film (the plot, an actor, the score …), most of which agree with the
+/// review's label, with the properties that make web texts hard to split: capitals, `<br />`, contractions, numbers,
+/// repeated letters and words, quotation marks, URLs, emoticons, and rare names. A model learns the label from words
+/// and negations, but not from any single word.
 ///
 /// The same arguments give the same texts on every machine.
 ///
@@ -102,21 +102,21 @@ const SYLLABLES: [&str; 20] = [
 ];
 
 impl Reviews {
-    /// Describes a set with so many reviews of each opinion to train with; a third as many to test with, and as
-    /// many without an opinion.
+    /// Creates a set of `per_class` training reviews per label, a third as many test reviews, and as many without a
+    /// label.
     #[must_use]
     pub fn new(per_class: usize) -> Self {
         Self { per_class, sentences: 8, seed: 7 }
     }
 
-    /// Sets the mean number of sentences; 8 at first, of about 12 words each.
+    /// Sets the mean number of sentences, of about 12 words each. Defaults to 8.
     #[must_use]
     pub fn sentences(mut self, sentences: usize) -> Self {
         self.sentences = sentences.max(1);
         self
     }
 
-    /// Makes review `index` of an opinion.
+    /// Returns review `index` of a label.
     #[must_use]
     pub fn review(&self, positive: bool, index: usize) -> String {
         let mut draw = Draw::new(self.seed, &[u64::from(positive), index as u64]);
@@ -127,7 +127,7 @@ impl Reviews {
             if number > 0 {
                 text.push_str(draw.pick(&[" ", " ", " ", " ", "  ", "<br /><br />"]));
             }
-            // The first is of the review's opinion, so that a short one has it, too.
+            // The first sentence agrees with the label, so that a short review has it, too.
             let agrees = number == 0 || draw.below(5) > 0;
             let sentence = draw.sentence(&film, positive == agrees);
             text.push_str(&sentence);
@@ -135,11 +135,11 @@ impl Reviews {
         text
     }
 
-    /// Writes the texts as IMDb's archive has them: `train/pos`, `train/neg`, `test/pos`, `test/neg` and `unsup`,
-    /// a file for each.
+    /// Writes the texts as in IMDb's archive: `train/pos`, `train/neg`, `test/pos`, `test/neg` and `unsup`, one file
+    /// each.
     ///
     /// # Errors
-    /// When a folder or a file cannot be written.
+    /// Fails when a folder or a file cannot be written.
     pub fn write(&self, folder: &Path) -> io::Result<()> {
         let tested = self.per_class.div_ceil(3);
         let sets = [("train", 0, self.per_class), ("test", 1, tested)];
@@ -162,9 +162,9 @@ impl Reviews {
         Ok(())
     }
 
-    /// Makes pair `index` of sentences, and whether they are paraphrases, in the manner of the Microsoft Research
-    /// Paraphrase Corpus. What is no paraphrase denies the first sentence in one of several ways, so that a small
-    /// model learns the difference from some hundred pairs.
+    /// Returns pair `index` of sentences, with `true` if they are paraphrases, in the manner of the Microsoft Research
+    /// Paraphrase Corpus. Otherwise the second sentence denies the first in one of several ways, so that a
+    /// small model learns the difference from some hundred pairs.
     #[must_use]
     pub fn pair(&self, index: usize) -> (String, String, bool) {
         let mut draw = Draw::new(self.seed, &[2, index as u64]);
@@ -194,7 +194,7 @@ impl Draw {
         draw
     }
 
-    /// splitmix64.
+    /// Returns the next number of splitmix64.
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -211,10 +211,10 @@ impl Draw {
         from[self.below(from.len())]
     }
 
-    /// A name of few syllables, few of which are frequent.
+    /// Returns a name of few syllables, few of which are frequent.
     fn name(&mut self) -> String {
         let syllables = 2 + self.below(2);
-        // The product of two: small numbers are more frequent.
+        // Product of two numbers: small ones are more frequent.
         let mut name: String = (0..syllables)
             .map(|_| {
                 SYLLABLES

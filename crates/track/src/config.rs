@@ -6,8 +6,7 @@ use serde_json::Number;
 
 use crate::{Result, TrackError, Value};
 
-/// Settings, nested as they were given. Made from anything that serde can serialise; fields keep their
-/// order.
+/// Settings of a run, nested as they were given. Made from any value that serde can serialise; fields keep their order.
 ///
 /// ```
 /// use brigade_track::{Config, Value};
@@ -23,8 +22,8 @@ use crate::{Result, TrackError, Value};
 #[serde(transparent)]
 pub struct Config(Node);
 
-/// JSON whose objects keep their order. serde_json can do that with a feature, but then for all that a program
-/// writes with it.
+/// JSON tree whose objects keep the order of their fields. The feature `preserve_order` of serde_json would give that
+/// too, but for the whole program.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Node {
@@ -40,7 +39,7 @@ enum Node {
 type Fields = IndexMap<String, Node>;
 
 impl Config {
-    /// Takes anything that serde can serialise: a struct, a map; `&()` stands for no settings.
+    /// Serialises `settings`: a struct or a map. `&()` stands for no settings.
     ///
     /// # Errors
     /// [`TrackError::Config`] for what JSON cannot hold, such as maps whose keys are not text.
@@ -52,7 +51,7 @@ impl Config {
         Ok(Self(serde_json::from_str(&text).map_err(refused)?))
     }
 
-    /// Whether there are none.
+    /// Returns `true` if the run has no settings.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         match &self.0 {
@@ -62,8 +61,8 @@ impl Config {
         }
     }
 
-    /// Gives them on one level: names of nested settings are joined by dots, lists become JSON text, and what
-    /// is null is `null`.
+    /// Returns the settings on one level: names of nested settings are joined by dots, lists become JSON text, and null
+    /// becomes the text `null`.
     #[must_use]
     pub fn flat(&self) -> Vec<(String, Value)> {
         let mut flat = Vec::new();
@@ -95,7 +94,7 @@ fn value(node: &Node) -> Value {
             (None, Some(number)) => Value::Float(number),
             (None, None) => Value::Text(number.to_string()),
         },
-        // A tree of text, numbers and lists: serde_json has no reason to refuse it.
+        // Cannot fail: the tree holds only text, numbers and lists.
         other => Value::Text(serde_json::to_string(other).unwrap_or_default()),
     }
 }

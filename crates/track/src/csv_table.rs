@@ -1,4 +1,4 @@
-//! A table in one CSV file, whose columns may come later.
+//! Tracker that writes one CSV file, to which columns can be added during the run.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,17 +11,17 @@ use csv::{ReaderBuilder, StringRecord, WriterBuilder};
 use crate::json_lines::{cut_half_line, write_image};
 use crate::{Image, Outcome, Result, Run, Stamp, Table, TrackError, Tracker, Value};
 
-/// Writes `FOLDER/PROJECT.csv`, with the columns `_step` and `_time` (seconds since 1970) first, then the
-/// values' names in the order in which they came. A row is handed to the system before the call returns.
+/// Writes `FOLDER/PROJECT.csv`, with the columns `_step` and `_time` (seconds since 1970) first, then one column per
+/// value in the order of first use. A row is passed to the operating system before the call returns.
 ///
-/// A name that comes later makes a column: the file is written anew beside the old one and takes its
-/// place, so no row is lost, whenever the run is killed. That costs a copy of the file; log all names
-/// from the start where the file is large. A cell without value is empty; NaN and the infinities are
-/// `NaN`, `inf` and `-inf`. A run that goes on appends, after a half row that a killed run may have left is
-/// cut off. A row is one line: line breaks in texts and names are written as `\n` and `\r`.
+/// A new name adds a column: the file is rewritten beside the old one and then replaces it, so no row is lost, whenever
+/// the run is killed. That costs a copy of the file; log all names from the start where the file is large. A cell
+/// without a value is empty; NaN and the infinities are `NaN`, `inf` and `-inf`. A resumed run appends, after the
+/// incomplete last row of a killed run is cut off. A row is one line: line breaks in texts and names are written as
+/// `\n` and `\r`.
 ///
-/// Tables are files of their own, `FOLDER/PROJECT.tables/NAME-STEP.csv`; images are PNG files in
-/// `FOLDER/PROJECT.images`, named in a column. The run's settings are in `FOLDER/PROJECT.config.csv`.
+/// Tables are written to files of their own, `FOLDER/PROJECT.tables/NAME-STEP.csv`; images are PNG files in
+/// `FOLDER/PROJECT.images`, whose paths are in a column. The run's settings are in `FOLDER/PROJECT.config.csv`.
 #[derive(Debug)]
 pub struct Csv {
     folder: PathBuf,
@@ -32,14 +32,14 @@ pub struct Csv {
 struct Open {
     file: File,
     path: PathBuf,
-    /// Beside the table, under the project's name.
+    /// Path prefix of the files beside the table: the folder and the project's name.
     beside: PathBuf,
     columns: Vec<String>,
     places: HashMap<String, usize>,
 }
 
 impl Csv {
-    /// Writes into this folder, which is made at the start of the run.
+    /// Creates a tracker that writes into this folder, which is created at the start of the run.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), open: None }
@@ -106,7 +106,7 @@ impl Tracker for Csv {
 }
 
 impl Open {
-    /// Reads the columns of a run that goes on, or writes the first two of a new one.
+    /// Reads the columns of a resumed run, or writes the first two columns of a new one.
     fn header(&mut self) -> Result<()> {
         let mut reader = ReaderBuilder::new()
             .from_path(&self.path)
@@ -150,7 +150,7 @@ impl Open {
         self.write(&cells)
     }
 
-    /// The same rows under more columns: beside, then in the old file's place.
+    /// Adds columns: copies the rows to a new file, which then replaces the old one.
     fn widen(&mut self, columns: Vec<String>) -> Result<()> {
         let beside = self.near("csv.new");
         let failed = |error| in_csv("cannot write", &beside, error);
@@ -188,7 +188,7 @@ impl Open {
         self.columns = columns;
     }
 
-    /// In one write, so that a killed run leaves whole rows.
+    /// Writes a row with one system call, so that a killed run leaves only whole rows.
     fn write(&mut self, cells: &[String]) -> Result<()> {
         let mut writer = WriterBuilder::new().from_writer(Vec::new());
         writer.write_record(cells).map_err(|error| in_csv("cannot write", &self.path, error))?;
@@ -206,7 +206,7 @@ impl Open {
     }
 }
 
-/// What a killed run leaves of a row is cut off at the last end of a line: so a row has no other.
+/// Escapes line breaks. An incomplete row is cut off at the last line break, so a row may contain no other.
 fn on_one_line(text: &str) -> Cow<'_, str> {
     if text.contains(['\n', '\r']) {
         text.replace('\n', "\\n").replace('\r', "\\r").into()

@@ -1,209 +1,209 @@
-//! What can go wrong with a tracker.
+//! Errors of trackers.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use brigade_rank_env::text::{counted, escaped};
 
-/// A tracker that cannot do what it was asked.
+/// Error of a tracker or of [`reader`](crate::reader).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrackError {
     /// A file could not be written or read.
     #[error("{action} {path}: {source}", path = escaped(.path.display()))]
     File {
-        /// What was tried.
+        /// Action that failed, as the message begins.
         action: &'static str,
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// The system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file of an earlier run is none that this tracker has written.
+    /// A file of an earlier run was not written by this tracker.
     #[error(
         "{path} is not a file of this tracker ({reason}): choose another project or folder, or move it away",
         path = escaped(.path.display())
     )]
     Foreign {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What was found.
+        /// Difference that was found.
         reason: String,
     },
-    /// A folder in which no run was found.
+    /// A folder contains no run.
     #[error(
         "{folder} holds no run: a run is a file .jsonl, as the tracker JsonLines writes it",
         folder = escaped(.folder.display())
     )]
     NoRun {
-        /// The folder.
+        /// Path of the folder.
         folder: PathBuf,
     },
-    /// A project whose name makes no file.
+    /// A project's name cannot be a file name.
     #[error(
         "the project {project:?} names no file: use a name that is not empty, has no / and does not begin with a dot"
     )]
     Project {
-        /// The name.
+        /// Name of the project.
         project: String,
     },
-    /// A name that the tracker writes itself.
+    /// A name is reserved for a column that the tracker writes itself.
     #[error(
         "{name:?} is a column that the tracker writes itself: log the value under another name"
     )]
     Reserved {
-        /// The name.
+        /// Name that is reserved.
         name: String,
     },
-    /// A call before `start` or after `finish`.
+    /// A tracker was called before `start` or after `finish`.
     #[error("the tracker {tracker} has no run: start it first, and log nothing after finish")]
     NotStarted {
-        /// The tracker.
+        /// Name of the tracker.
         tracker: String,
     },
-    /// What this tracker has no place for.
+    /// A tracker cannot store this kind of value.
     #[error("the tracker {tracker} has no place for {what}: log it to another tracker")]
     Unsupported {
-        /// The tracker.
+        /// Name of the tracker.
         tracker: String,
-        /// What was logged.
+        /// Kind of value that was logged.
         what: &'static str,
     },
-    /// An image whose bytes do not fit its size.
+    /// An image's number of bytes does not match its size.
     #[error(
         "an image of {width} x {height} pixels in {channels} channels has {expected} bytes, and {found} were given; channels are 1, 3 or 4"
     )]
     Image {
-        /// Pixels across.
+        /// Width in pixels.
         width: u32,
-        /// Pixels down.
+        /// Height in pixels.
         height: u32,
-        /// Bytes of a pixel.
+        /// Bytes per pixel.
         channels: u8,
-        /// Bytes that there should be.
+        /// Number of bytes that the size requires.
         expected: u64,
-        /// Bytes that there are.
+        /// Number of bytes that were given.
         found: u64,
     },
-    /// A row of another length than the table has columns.
+    /// A row's number of cells is not the table's number of columns.
     #[error(
         "row {row} of the table has {}, and the table {}",
         counted(.found, "cell"),
         counted(.expected, "column")
     )]
     Row {
-        /// The row, from 0.
+        /// Index of the row, from 0.
         row: usize,
-        /// Columns.
+        /// Number of columns.
         expected: usize,
-        /// Cells.
+        /// Number of cells.
         found: usize,
     },
-    /// A configuration that cannot be written down.
+    /// A configuration cannot be written as JSON.
     #[error("the run's configuration cannot be written as JSON: {reason}")]
     Config {
-        /// Why.
+        /// Message of the serialiser.
         reason: String,
     },
-    /// An address that is not valid.
+    /// An address is not valid.
     #[error(
         "{url:?} is not the address of an MLflow server: {reason}; it is like http://host:5000"
     )]
     Address {
-        /// What was given.
+        /// Address that was given, without credentials.
         url: String,
-        /// What is wrong with it.
+        /// Reason why it is not valid.
         reason: String,
     },
-    /// No answer.
+    /// The server does not answer.
     #[error(
         "the MLflow server at {url} does not answer: {reason}; start it, or leave the tracker out"
     )]
     Unreachable {
-        /// Its address.
+        /// Address of the server.
         url: String,
-        /// The last attempt's error.
+        /// Error of the last attempt.
         reason: String,
     },
-    /// No encrypted connection.
+    /// An encrypted connection could not be made.
     #[error(
         "the MLflow server at {url} is not trusted: {reason}; name the certificate that signed the \
          server's with MLFLOW_TRACKING_SERVER_CERT_PATH or Mlflow::certificate"
     )]
     Untrusted {
-        /// Its address.
+        /// Address of the server.
         url: String,
-        /// What is wrong with its certificate, or with its side of TLS.
+        /// Error of the server's certificate, or of the TLS connection.
         reason: String,
     },
-    /// A file that should hold certificates.
+    /// A file contains no usable certificate.
     #[error("{path} holds no certificates in PEM that can be used: {reason}", path = escaped(.path.display()))]
     Certificate {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What was found.
+        /// Reason why it cannot be used.
         reason: String,
     },
-    /// An answer that refuses.
+    /// The server refused a request.
     #[error("the MLflow server at {url} refuses {what} with status {status}: {reason}")]
     Refused {
-        /// Its address.
+        /// Address of the server.
         url: String,
-        /// What was asked.
+        /// Subject of the request.
         what: &'static str,
-        /// The HTTP status.
+        /// HTTP status code.
         status: u16,
-        /// What it says.
+        /// Message of the server.
         reason: String,
     },
-    /// An answer that asks for other credentials.
+    /// The server requires other credentials.
     #[error(
         "the MLflow server at {url} does not let this program send {what} (status {status}: {reason}); set \
          MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or call \
          Mlflow::credentials"
     )]
     Unauthorized {
-        /// Its address.
+        /// Address of the server.
         url: String,
-        /// What was asked.
+        /// Subject of the request.
         what: &'static str,
-        /// The HTTP status, 401 or 403.
+        /// HTTP status code, 401 or 403.
         status: u16,
-        /// What it says.
+        /// Message of the server.
         reason: String,
     },
-    /// An answer of another shape.
+    /// An answer does not have the form of MLflow's.
     #[error(
         "the server at {url} answers {what} with something else than MLflow does ({reason}): is it one?"
     )]
     NotMlflow {
-        /// Its address.
+        /// Address of the server.
         url: String,
-        /// What was asked.
+        /// Subject of the request.
         what: &'static str,
-        /// What was expected.
+        /// Difference from the expected answer.
         reason: String,
     },
-    /// Points that never arrived.
+    /// Logged values did not reach the server.
     #[error(
         "the MLflow server at {url} has not got {}; the last error: {reason}",
         counted(.lost, "value")
     )]
     Lost {
-        /// Its address.
+        /// Address of the server.
         url: String,
-        /// How many.
+        /// Number of values that were lost.
         lost: u64,
-        /// Why.
+        /// Last error, as a message.
         reason: String,
     },
-    /// An error of a tracker of the user's own.
+    /// An error of a user-defined tracker.
     #[error("{0}")]
     Own(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl TrackError {
-    /// Names the file in an error of the system.
+    /// Adds the action and the path to an error of the operating system.
     pub(crate) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::File { action, path, source }

@@ -1,8 +1,8 @@
-//! A picture to log.
+//! Image to log.
 
 use crate::{Result, TrackError};
 
-/// Pixels in rows from the top, each with 1 (grey), 3 (red, green, blue) or 4 (with alpha) bytes.
+/// Image in rows from the top, each pixel with 1 (grey), 3 (red, green, blue) or 4 (with alpha) bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     width: u32,
@@ -12,10 +12,10 @@ pub struct Image {
 }
 
 impl Image {
-    /// From `height * width * channels` bytes.
+    /// Creates an image from `height * width * channels` bytes.
     ///
     /// # Errors
-    /// [`TrackError::Image`] for another number of bytes, or of channels.
+    /// [`TrackError::Image`] for another number of bytes, for no pixels, or if `channels` is not 1, 3 or 4.
     pub fn new(width: u32, height: u32, channels: u8, pixels: Vec<u8>) -> Result<Self> {
         let expected = u64::from(width) * u64::from(height) * u64::from(channels);
         let found = pixels.len() as u64;
@@ -25,28 +25,28 @@ impl Image {
         Ok(Self { width, height, channels, pixels })
     }
 
-    /// Pixels across.
+    /// Returns the width in pixels.
     #[must_use]
     pub fn width(&self) -> u32 {
         self.width
     }
 
-    /// Pixels down.
+    /// Returns the height in pixels.
     #[must_use]
     pub fn height(&self) -> u32 {
         self.height
     }
 
-    /// Bytes of a pixel.
+    /// Returns the number of channels: bytes per pixel.
     #[must_use]
     pub fn channels(&self) -> u8 {
         self.channels
     }
 
-    /// As a PNG file.
+    /// Encodes the image as a PNG file.
     ///
     /// # Errors
-    /// [`TrackError::Own`] when the encoder refuses.
+    /// [`TrackError::Own`] when the encoder fails.
     pub fn png(&self) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let mut encoder = png::Encoder::new(&mut bytes, self.width, self.height);

@@ -1,4 +1,4 @@
-//! One line of JSON per call: the default.
+//! Tracker that writes one line of JSON per call: the default.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -9,7 +9,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use crate::run::seconds;
 use crate::{Config, Image, Outcome, Result, Run, Stamp, Table, TrackError, Tracker, Value};
 
-/// Writes `FOLDER/PROJECT.jsonl`.
+/// Writes one line of JSON per call to `FOLDER/PROJECT.jsonl`.
 ///
 /// A line has the values under their names, in their order, with the step as `_step` and the time in
 /// seconds since 1970 as `_time`:
@@ -18,12 +18,12 @@ use crate::{Config, Image, Outcome, Result, Run, Stamp, Table, TrackError, Track
 /// {"_step":10,"_time":1763757346.25,"loss":0.5,"lr":0.01}
 /// ```
 ///
-/// A run begins with a line `{"_event":"start","_time":…,"_project":…,"_config":{…}}` and ends with one
-/// of `"finish"`. A run that goes on appends to the file, after a half line that a killed run may have
-/// left is cut off. A non-finite number becomes a word, as JSON has none: `"NaN"`, `"Infinity"`,
-/// `"-Infinity"`. Each line is handed to the system before the call returns.
+/// A run begins with a line `{"_event":"start","_time":…,"_project":…,"_config":{…}}` and ends with one whose event is
+/// `"finish"`, or `"failed"`. A resumed run appends to the file, after the incomplete last line of a killed run is cut
+/// off. A non-finite number becomes a string, as JSON has none: `"NaN"`, `"Infinity"`, `"-Infinity"`. Each line is
+/// passed to the operating system before the call returns.
 ///
-/// Texts and tables are lines; images are PNG files in `FOLDER/PROJECT.images`, and a line names them.
+/// Texts and tables are lines; images are PNG files in `FOLDER/PROJECT.images`, and a line holds the path.
 #[derive(Debug)]
 pub struct JsonLines {
     folder: PathBuf,
@@ -38,7 +38,7 @@ struct Open {
 }
 
 impl JsonLines {
-    /// Writes into this folder, which is made at the start of the run.
+    /// Creates a tracker that writes into this folder, which is created at the start of the run.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), open: None }
@@ -112,7 +112,7 @@ impl Tracker for JsonLines {
 }
 
 impl Open {
-    /// In one write, so that a reader never sees half of what belongs together.
+    /// Writes a line with one system call, so that a reader never sees an incomplete line.
     fn write(&mut self, line: &impl Serialize) -> Result<()> {
         let mut bytes = serde_json::to_vec(line)
             .map_err(|error| TrackError::Config { reason: error.to_string() })?;
@@ -121,8 +121,7 @@ impl Open {
     }
 }
 
-/// Cuts off what stands after the last end of line. The file is in append mode, so the next line comes
-/// after it.
+/// Cuts off the bytes after the last end of line. The file is in append mode, so the next line follows.
 pub(crate) fn cut_half_line(file: &mut File) -> std::io::Result<()> {
     let length = file.metadata()?.len();
     let mut end = length;
@@ -141,7 +140,7 @@ pub(crate) fn cut_half_line(file: &mut File) -> std::io::Result<()> {
     if end < length { file.set_len(end) } else { Ok(()) }
 }
 
-/// Writes the picture, and gives its place.
+/// Writes the image as a PNG file and returns its path.
 pub(crate) fn write_image(folder: &Path, name: &str, image: &Image, at: Stamp) -> Result<PathBuf> {
     fs::create_dir_all(folder).map_err(TrackError::file("cannot make the folder", folder))?;
     let name: String = name

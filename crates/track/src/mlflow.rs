@@ -1,4 +1,4 @@
-//! A run on an MLflow server.
+//! Tracker that sends a run to an MLflow server.
 
 mod batch;
 mod client;
@@ -16,14 +16,13 @@ use sender::Sender;
 
 /// Sends a run to an MLflow server over its HTTP interface (`/api/2.0/mlflow`).
 ///
-/// The project is the experiment, which is made if it is not there; settings are parameters, numbers
-/// are metrics, words are tags. A thread of its own sends what is logged, many values at a time, so a
-/// slow server does not hold up training. When the server is away it tries again, for as long as the run
-/// goes on; what does not fit 64 MiB is lost, the oldest first. Starting is different: a server that does
-/// not answer then is an error.
+/// The project is the experiment, which is created if it does not exist; settings become parameters, numbers metrics,
+/// texts tags. A thread of its own sends the logged values, many at a time, so a slow server does not delay training.
+/// While the server is unreachable the thread tries again until the run ends; beyond 64 MiB of unsent data the oldest
+/// values are dropped. At the start of a run, a server that does not answer is an error.
 ///
-/// A loss is said in the log and does not end training, unless [`Mlflow::strict`] is set. MLflow allows
-/// letters, digits, `_-. :/` in names; what else there is becomes `_`.
+/// A loss is logged as a warning and does not end training, unless [`Mlflow::strict`] is set. MLflow allows letters,
+/// digits and `_-. :/` in names; every other character becomes `_`.
 ///
 /// ```no_run
 /// use brigade_track::Mlflow;
@@ -40,17 +39,17 @@ pub struct Mlflow {
     open: Option<Open>,
 }
 
-/// Credentials for a server.
+/// Credentials for an MLflow server.
 #[derive(Clone)]
 pub enum Credentials {
-    /// A name and a password.
+    /// HTTP basic authentication: a user name and a password.
     Basic {
-        /// The name.
+        /// Name of the user.
         user: String,
-        /// The password.
+        /// Password of the user.
         password: String,
     },
-    /// A token.
+    /// Token for HTTP bearer authentication.
     Bearer(String),
 }
 
@@ -60,11 +59,10 @@ struct Open {
 }
 
 impl Mlflow {
-    /// The server at this address, like `http://host:5000`. `https` needs the feature `https`. A user's name
-    /// and password in the address are credentials, and appear in no error.
+    /// Creates a tracker for the server at this address, like `http://host:5000`. `https` needs the feature `https`. A
+    /// user name and password in the address become the credentials, and do not appear in error messages.
     ///
-    /// # Errors
-    /// [`TrackError::Address`] for what is not such an address.
+    /// [`TrackError::Address`] if `url` is not such an address.
     pub fn new(url: &str) -> Result<Self> {
         Ok(Self {
             client: Client::new(url)?,
@@ -76,12 +74,12 @@ impl Mlflow {
         })
     }
 
-    /// The server that MLflow's own variables name: `MLFLOW_TRACKING_URI`, and as credentials
-    /// `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`. With the
+    /// Creates a tracker from MLflow's environment variables: the address from `MLFLOW_TRACKING_URI`, the credentials
+    /// from `MLFLOW_TRACKING_TOKEN`, or from `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`. With the
     /// feature `https` also `MLFLOW_TRACKING_SERVER_CERT_PATH`, as `Mlflow::certificate`.
     ///
     /// # Errors
-    /// [`TrackError::Address`] where the first is not set, or is not the address of a server; those of
+    /// [`TrackError::Address`] if the first variable is not set or is not the address of a server, and the errors of
     /// `Mlflow::certificate`.
     pub fn from_env() -> Result<Self> {
         Self::from_variables(|name| std::env::var(name).ok())
@@ -111,55 +109,55 @@ impl Mlflow {
         })
     }
 
-    /// Trusts servers whose certificate was signed by one of those in this PEM file, and no others: for a
-    /// server of one's own. Without it the authorities are those that Mozilla trusts.
+    /// Trusts only servers whose certificate was signed by one of the certificates in this PEM file. By default the
+    /// certificate authorities that Mozilla trusts are used.
     ///
     /// # Errors
-    /// [`TrackError::File`] when it cannot be read, [`TrackError::Certificate`] when there is none in it.
+    /// [`TrackError::File`] when the file cannot be read, [`TrackError::Certificate`] when it contains no certificate.
     #[cfg(feature = "https")]
     pub fn certificate(mut self, path: impl AsRef<Path>) -> Result<Self> {
         self.client.trust(path.as_ref())?;
         Ok(self)
     }
 
-    /// The name that MLflow shows for the run; it makes one up otherwise.
+    /// Sets the name that MLflow shows for the run. Defaults to a name that the server generates.
     #[must_use]
     pub fn run_name(mut self, name: impl Into<String>) -> Self {
         self.run_name = Some(name.into());
         self
     }
 
-    /// Goes on with a run that is there, instead of a new one.
+    /// Continues the existing run with this ID instead of creating a new one.
     #[must_use]
     pub fn resume(mut self, run_id: impl Into<String>) -> Self {
         self.resumed = Some(run_id.into());
         self
     }
 
-    /// Sets the credentials.
+    /// Sets the credentials for the server.
     #[must_use]
     pub fn credentials(mut self, credentials: &Credentials) -> Self {
         self.client.authorize(credentials);
         self
     }
 
-    /// Whether values that could not be sent are an error of the next call. Off unless set: they are
-    /// said in the log.
+    /// Makes values that could not be sent an error of the next call. Defaults to `false`: they are a warning in the
+    /// log.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
         self
     }
 
-    /// Sets how long the end of the run may take in all, in `finish` and when the tracker is dropped: what is
-    /// still to be sent, and telling the server; 10 s unless set.
+    /// Sets the time limit for the end of the run, in `finish` and when the tracker is dropped: for sending the
+    /// remaining values and the run's final status together. Defaults to 10 s.
     #[must_use]
     pub fn finish_timeout(mut self, finish_timeout: Duration) -> Self {
         self.finish_timeout = finish_timeout;
         self
     }
 
-    /// The run's number on the server, once it has begun: what [`Mlflow::resume`] takes.
+    /// Returns the run's ID on the server, as [`Mlflow::resume`] takes it; `None` before the run has begun.
     #[must_use]
     pub fn run_id(&self) -> Option<&str> {
         self.open.as_ref().map(|open| open.run.run_id.as_str())
@@ -170,7 +168,7 @@ impl Mlflow {
             config.flat().into_iter().map(|(name, value)| Entity::parameter(&name, &value));
         for batch in batch::cut(&mut parameters.collect()) {
             match self.client.log_batch(&run.run_id, &batch, None) {
-                // A run that goes on has them, and MLflow does not change them.
+                // A resumed run has its parameters already, and MLflow does not change parameters.
                 Err(TrackError::Refused { status: 400, reason, .. }) if self.resumed.is_some() => {
                     tracing::warn!(
                         "the run's settings differ from those of the run it continues: {reason}"
@@ -198,7 +196,7 @@ impl Mlflow {
 
     fn artifact(&mut self, what: &'static str, path: &str, bytes: Vec<u8>) -> Result<()> {
         let Some(folder) = self.open()?.run.artifacts() else {
-            // The server lets clients write to the store itself, whatever that is.
+            // Without an artifact proxy, clients write to the artifact store themselves, which may be of any kind.
             return Err(TrackError::Unsupported { tracker: NAME.to_owned(), what });
         };
         let path = format!("{folder}/{}", path.replace(['%', '?', '#', ' '], "_"));
@@ -209,7 +207,7 @@ impl Mlflow {
         let mut open =
             self.open.take().ok_or_else(|| TrackError::NotStarted { tracker: NAME.to_owned() })?;
         let until = Instant::now() + self.finish_timeout;
-        // The last call has a quarter of the time for itself.
+        // A quarter of the time is reserved for the last request.
         let failure = open.sender.close(until - self.finish_timeout / 4);
         let ended = self.client.set_terminated(&open.run.run_id, outcome, Stamp::now(), until);
         match failure.or_else(|| ended.err()) {
@@ -270,7 +268,7 @@ impl Tracker for Mlflow {
     }
 }
 
-/// A run that was not ended did not come to its end.
+/// A run that is dropped before `finish` is marked as failed.
 impl Drop for Mlflow {
     fn drop(&mut self) {
         if self.open.is_some() {
@@ -288,7 +286,7 @@ impl fmt::Debug for Mlflow {
     }
 }
 
-/// Without the password.
+/// Leaves out the password and the token.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -300,7 +298,7 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// The file of what was logged at a step.
+/// Returns the artifact path of a value that was logged at a step.
 fn place(name: &str, at: Stamp, ending: &str) -> String {
     match at.step {
         Some(step) => format!("{}-{step}.{ending}", key(name)),

@@ -9,11 +9,11 @@ use serde::Deserialize;
 
 use crate::{Config, Outcome, Result, Table, TrackError, Value};
 
-/// Follows a run's file: each [`poll`](RunReader::poll) gives the lines that are new.
+/// Follows a run's file: each [`poll`](RunReader::poll) returns the new lines.
 ///
-/// The file may grow, be cut, or be replaced by another one at the same path. A line counts when its end
-/// is written. Any file with an object of JSON on each line can be read, whatever program wrote it; a
-/// line that is something else is [`Line::Broken`], and never an error.
+/// The file may grow, be truncated, or be replaced by another one at the same path. A line counts once its line break
+/// is written. Any file with one JSON object per line can be read, whichever program wrote it; any other line becomes
+/// [`Line::Broken`], and is not an error.
 ///
 /// ```
 /// use brigade_track::reader::{Line, Logged, RunReader};
@@ -37,91 +37,91 @@ use crate::{Config, Outcome, Result, Table, TrackError, Value};
 #[derive(Debug)]
 pub struct RunReader {
     path: PathBuf,
-    /// Bytes of the lines that were given.
+    /// Offset behind the lines that were returned.
     consumed: u64,
-    /// The last of those bytes, by which a file that another one has replaced is noticed.
+    /// Last bytes before that offset, by which a replaced file is detected.
     tail: Vec<u8>,
     lines: u64,
-    /// Whether the next bytes belong to a line that is too long, and was given as broken.
+    /// `true` if the next bytes belong to a line that is too long, and was returned as broken.
     in_long_line: bool,
 }
 
-/// What [`RunReader::poll`] found.
+/// Result of [`RunReader::poll`].
 #[derive(Debug, Clone, PartialEq, Default)]
 #[non_exhaustive]
 pub struct Update {
-    /// Whether the file is not a continuation of what was read before: what earlier updates gave no
-    /// longer counts, and `lines` begin with the file's first.
+    /// `true` if the file does not continue what was read before: the lines of earlier updates are no longer valid, and
+    /// `lines` begin with the first line of the file.
     pub replaced: bool,
-    /// The new lines, without empty ones.
+    /// New lines, without empty ones.
     pub lines: Vec<RunLine>,
-    /// Whether there may be more to read at once: a poll reads some megabytes at most.
+    /// `true` if more data may be available at once: a poll reads only some megabytes.
     pub more: bool,
-    /// The bytes behind the last end of line: a line that is being written, or what a killed run has
-    /// left. [`Line::parse`] reads them where a whole line is expected.
+    /// Bytes behind the last line break: a line that is being written, or the incomplete line of a killed run.
+    /// [`Line::parse`] reads them where a whole line is expected.
     pub unfinished: Vec<u8>,
 }
 
-/// One line of a run.
+/// Line of a run's file, with its number.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct RunLine {
-    /// Its number in the file, from 1.
+    /// Line number in the file, from 1.
     pub number: u64,
-    /// What it says.
+    /// Parsed content of the line.
     pub content: Line,
 }
 
-/// What a line of a run says.
+/// Content of a line of a run's file.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Line {
-    /// A run begins, or goes on.
+    /// Start of a run, or of its continuation.
     Start {
-        /// Seconds since 1970.
+        /// Time in seconds since 1970.
         time: Option<f64>,
-        /// The project's name.
+        /// Name of the project.
         project: Option<String>,
-        /// The settings; none where the line has none that can be read.
+        /// Settings of the run; empty where the line has none that can be read.
         config: Config,
     },
-    /// A run ends.
+    /// End of a run.
     End {
-        /// Seconds since 1970.
+        /// Time in seconds since 1970.
         time: Option<f64>,
-        /// How it ended.
+        /// Outcome of the run.
         outcome: Outcome,
     },
-    /// Values, texts and tables under their names, in their order.
+    /// Values, texts and tables by name, in the order of the line.
     Values {
-        /// The step.
+        /// Training step, if the line has one.
         step: Option<u64>,
-        /// Seconds since 1970.
+        /// Time in seconds since 1970.
         time: Option<f64>,
-        /// What was logged.
+        /// Logged values by name.
         values: IndexMap<String, Logged>,
     },
-    /// A line that is not an object of JSON, is too long, or is an event of another kind.
+    /// A line that is not a JSON object, is too long, or has an unknown event.
     Broken {
-        /// What is wrong with it.
+        /// Reason why the line cannot be read.
         reason: String,
     },
 }
 
-/// What stands under a name.
+/// Value that was logged under a name.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Logged {
-    /// A number, a truth value or a text. The words `NaN`, `Infinity` and `-Infinity` are numbers; a picture is
-    /// the path of its file as a text.
+    /// A number, a Boolean or a text. The strings `NaN`, `Infinity` and `-Infinity` become numbers; an image is the
+    /// path of its file as a text.
     Value(Value),
-    /// A table.
+    /// A table of values.
     Table(Table),
-    /// Other JSON: null, a list or an object, as its text.
+    /// Other JSON, as its text: null, a list or an object.
     Json(String),
 }
 
 impl Logged {
-    /// As a number, where it is one; true is 1.
+    /// Returns the value as a number, with `true` as 1 and `false` as 0; `None` if it is not a number.
     #[must_use]
     pub fn number(&self) -> Option<f64> {
         match self {
@@ -132,10 +132,10 @@ impl Logged {
 }
 
 impl RunReader {
-    /// Opens a run's file, which is read by [`poll`](RunReader::poll).
+    /// Opens a run's file. [`poll`](RunReader::poll) reads it.
     ///
     /// # Errors
-    /// [`TrackError::File`] when there is no such file, it cannot be read, or it is a folder.
+    /// [`TrackError::File`] when the file does not exist or cannot be read, or is a folder.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         File::open(&path)
@@ -144,18 +144,18 @@ impl RunReader {
         Ok(Self { path, consumed: 0, tail: Vec::new(), lines: 0, in_long_line: false })
     }
 
-    /// The file's path.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads the lines that were written since the last call: at most about 8 MB of them, and
-    /// [`Update::more`] tells to call again.
+    /// Reads the lines that were written since the last call, at most about 8 MB of them. [`Update::more`] is set if
+    /// there may be more.
     ///
     /// # Errors
-    /// [`TrackError::File`] when the file is gone or cannot be read. A later call may succeed, and goes on
-    /// where this reader was.
+    /// [`TrackError::File`] when the file does not exist any more or cannot be read. A later call may succeed, and
+    /// continues at the same offset.
     pub fn poll(&mut self) -> Result<Update> {
         let mut update = Update::default();
         let bytes =
@@ -186,7 +186,7 @@ impl RunReader {
         Ok(update)
     }
 
-    /// The bytes behind the lines that were given, until there is an end of line among them.
+    /// Reads the bytes behind `consumed`, until they contain a line break.
     fn read(&mut self, update: &mut Update) -> std::io::Result<Vec<u8>> {
         let mut file = File::open(&self.path)?;
         let mut before = Vec::new();
@@ -217,7 +217,7 @@ impl RunReader {
 }
 
 impl Line {
-    /// Reads one line, with or without its end.
+    /// Parses one line, with or without its line break.
     #[must_use]
     pub fn parse(line: &[u8]) -> Self {
         let mut values: IndexMap<String, serde_json::Value> = match serde_json::from_slice(line) {
@@ -229,7 +229,7 @@ impl Line {
             Some("start") => {
                 let text = |value: serde_json::Value| value.as_str().map(str::to_owned);
                 let project = values.shift_remove("_project").and_then(text);
-                // Read once more, because serde_json's own tree forgets the order of the settings.
+                // Parsed a second time, because serde_json's own tree loses the order of the settings.
                 let settings: Option<Settings> = serde_json::from_slice(line).ok();
                 let config = settings.map(|settings| settings.config).unwrap_or_default();
                 Self::Start { time, project, config }
@@ -307,7 +307,7 @@ fn number(number: &serde_json::Number) -> Value {
     number.as_i64().map_or_else(|| number.as_f64().unwrap_or(f64::NAN).into(), Value::Int)
 }
 
-/// A table, in the form of [`Table::json`].
+/// Parses a table in the form of [`Table::json`].
 fn table(fields: &serde_json::Map<String, serde_json::Value>) -> Option<Table> {
     let columns = fields.get("columns")?.as_array()?.iter().map(|name| name.as_str());
     let columns: Vec<&str> = columns.collect::<Option<_>>()?;
@@ -320,11 +320,11 @@ fn table(fields: &serde_json::Map<String, serde_json::Value>) -> Option<Table> {
     Table::new(columns, rows).ok()
 }
 
-/// Bytes that a poll reads at once.
+/// Number of bytes that a poll reads at once.
 const AT_ONCE: u64 = 8 << 20;
-/// Bytes of a line that may be logged on purpose: a table, a text.
+/// Maximum number of bytes of a line: long tables and texts are legitimate.
 const LONGEST_LINE: u64 = 64 << 20;
-/// Bytes that are compared. Lines have their times in them, so that two runs differ in fewer.
+/// Number of bytes that are compared. Lines contain their times, so two runs differ within fewer.
 const TAIL: usize = 256;
 
 #[cfg(test)]

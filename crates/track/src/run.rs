@@ -1,57 +1,57 @@
-//! The run that is tracked, and a moment in it.
+//! A run, and a point in time of it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::{Config, Result, TrackError};
 
-/// What a tracker receives when a run begins.
+/// Description of a run that a tracker receives at its start.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Run {
-    /// The project: the file's or folder's name, or the experiment on a server.
+    /// Name of the project: the name of the file or folder, or of the experiment on a server.
     pub project: String,
-    /// The run's settings.
+    /// Settings of the run.
     pub config: Config,
-    /// When it began.
+    /// Start time of the run.
     pub began: SystemTime,
 }
 
-/// When something was logged.
+/// Step and time of a logged value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stamp {
-    /// The step, where there is one.
+    /// Training step, if there is one.
     pub step: Option<u64>,
-    /// The wall clock.
+    /// Wall-clock time of the value.
     pub time: SystemTime,
 }
 
-/// How a run ended.
+/// Outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// It came to its end.
+    /// The run finished without an error.
     Finished,
-    /// It failed, or was not marked as finished.
+    /// The run failed, or was dropped without being finished.
     Failed,
 }
 
 impl Run {
-    /// A run without settings that begins now.
+    /// Creates a run without settings that begins now.
     #[must_use]
     pub fn new(project: impl Into<String>) -> Self {
         Self { project: project.into(), config: Config::default(), began: SystemTime::now() }
     }
 
-    /// With these settings.
+    /// Sets the run's settings.
     #[must_use]
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
         self
     }
 
-    /// The project as the name of a file.
+    /// Returns the project's name if it can be a file name.
     ///
     /// # Errors
-    /// [`TrackError::Project`] for a name that would lie elsewhere, or be hidden.
+    /// [`TrackError::Project`] for a name that is empty, begins with a dot, or contains `/`, a backslash or a NUL.
     pub fn file_name(&self) -> Result<&str> {
         let name = self.project.as_str();
         if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
@@ -62,26 +62,26 @@ impl Run {
 }
 
 impl Stamp {
-    /// Now, at this step.
+    /// Returns a stamp of the current time at this step.
     #[must_use]
     pub fn step(step: u64) -> Self {
         Self { step: Some(step), time: SystemTime::now() }
     }
 
-    /// Now, at no step.
+    /// Returns a stamp of the current time without a step.
     #[must_use]
     pub fn now() -> Self {
         Self { step: None, time: SystemTime::now() }
     }
 
-    /// Seconds since 1970, to the microsecond.
+    /// Returns the time in seconds since 1970, rounded down to microseconds.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         seconds(self.time)
     }
 }
 
-/// Seconds since 1970; a clock before that counts as 0.
+/// Seconds since 1970; an earlier time counts as 0.
 pub(crate) fn seconds(time: SystemTime) -> f64 {
     since_1970(time).as_micros() as f64 / 1e6
 }

@@ -1,8 +1,8 @@
-//! A table to log.
+//! Table to log.
 
 use crate::{Result, TrackError, Value};
 
-/// Named columns and rows of values.
+/// Table of values with named columns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
     columns: Vec<String>,
@@ -10,10 +10,10 @@ pub struct Table {
 }
 
 impl Table {
-    /// Every row has a cell for each column.
+    /// Creates a table. Every row has one cell per column.
     ///
     /// # Errors
-    /// [`TrackError::Row`] for the first row of another length.
+    /// [`TrackError::Row`] for the first row with another number of cells.
     pub fn new<C: Into<String>>(
         columns: impl IntoIterator<Item = C>,
         rows: Vec<Vec<Value>>,
@@ -27,19 +27,20 @@ impl Table {
         }
     }
 
-    /// The columns' names.
+    /// Returns the names of the columns.
     #[must_use]
     pub fn columns(&self) -> &[String] {
         &self.columns
     }
 
-    /// The rows.
+    /// Returns the rows, each with one value per column.
     #[must_use]
     pub fn rows(&self) -> &[Vec<Value>] {
         &self.rows
     }
 
-    /// As `{"columns": [...], "data": [[...], ...]}`: pandas' orientation "split", MLflow's tables.
+    /// Returns the table as `{"columns": [...], "data": [[...], ...]}`: the orientation "split" of pandas, and the form
+    /// of MLflow's tables.
     #[must_use]
     pub fn json(&self) -> serde_json::Value {
         let row = |row: &Vec<Value>| row.iter().map(Value::json).collect::<Vec<_>>();
@@ -49,7 +50,7 @@ impl Table {
         })
     }
 
-    /// As Markdown, which TensorBoard shows as a table.
+    /// Returns the table as Markdown, which TensorBoard renders as a table.
     #[must_use]
     pub fn markdown(&self) -> String {
         let cell = |text: &str| text.replace('|', "\\|").replace('\n', " ");

@@ -1,4 +1,4 @@
-//! Event files that TensorBoard shows.
+//! Tracker that writes TensorBoard's event files.
 
 mod event;
 mod proto;
@@ -15,12 +15,11 @@ use event::Event;
 
 /// Writes `FOLDER/PROJECT/events.out.tfevents.…`, which `tensorboard --logdir FOLDER` shows.
 ///
-/// Numbers are scalars, words are texts; what was logged without a step counts as step 0. The run's
-/// settings are its hyperparameters, and its numbers the metrics beside them, on TensorBoard's page
-/// "HParams". NaN and the infinities are written as they are. Numbers become 32-bit floats: the format
-/// has no others for scalars.
+/// Numbers become scalars, texts become texts; a value that was logged without a step counts as step 0. The run's
+/// settings become hyperparameters, with its numbers as metrics, on TensorBoard's page "HParams". NaN and the
+/// infinities are written as they are. Numbers become 32-bit floats: the format has no others for scalars.
 ///
-/// A run that goes on writes a new file in the same folder; TensorBoard takes them together.
+/// A resumed run writes a new file in the same folder; TensorBoard merges the files.
 #[derive(Debug)]
 pub struct TensorBoard {
     folder: PathBuf,
@@ -35,7 +34,7 @@ struct Open {
 }
 
 impl TensorBoard {
-    /// Writes into this folder, which is made at the start of the run.
+    /// Creates a tracker that writes into this folder, which is created at the start of the run.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), open: None }
@@ -100,7 +99,7 @@ impl Tracker for TensorBoard {
 }
 
 impl Open {
-    /// In one write, so that TensorBoard, which reads along, sees whole records.
+    /// Writes events with one system call, so that TensorBoard, which may be reading, sees whole records.
     fn write(&mut self, events: &[Event]) -> Result<()> {
         let mut bytes = Vec::new();
         for event in events {
@@ -110,8 +109,8 @@ impl Open {
     }
 }
 
-/// A file of a name that is not there yet. TensorBoard reads a folder's files in the order of their
-/// names, so the time comes first.
+/// Creates a file with a new name. TensorBoard reads a folder's files in the order of their names, so the time comes
+/// first.
 fn create(folder: &Path, began: SystemTime) -> Result<(File, PathBuf)> {
     let seconds = since_1970(began).as_secs();
     let process = std::process::id();

@@ -1,12 +1,12 @@
-//! What every tracker can do.
+//! Interface of all trackers.
 
 use std::any::Any;
 
 use crate::{Image, Outcome, Result, Run, Stamp, Table, TrackError, Value};
 
-/// Takes down what a run logs.
+/// Records what a run logs.
 ///
-/// `start` comes first, `finish` last, both once. Calls come from one thread at a time.
+/// `start` is called first and `finish` last, each once. Calls come from one thread at a time.
 ///
 /// ```
 /// use brigade_track::{Stamp, Outcome, Result, Run, Tracker, Value};
@@ -36,48 +36,48 @@ use crate::{Image, Outcome, Result, Run, Stamp, Table, TrackError, Value};
 /// }
 /// ```
 pub trait Tracker: Any + Send {
-    /// What a program asks for it by.
+    /// Returns the name by which a program selects the tracker.
     fn name(&self) -> &str;
 
-    /// Begins a run, or goes on with one that was stopped.
+    /// Begins a run, or continues one that was stopped.
     ///
     /// # Errors
-    /// When there is no place to write, or no server.
+    /// Fails when the files cannot be created, or the server cannot be reached.
     fn start(&mut self, run: &Run) -> Result<()>;
 
-    /// Takes values down that belong together.
+    /// Logs scalar values that belong together.
     ///
     /// # Errors
-    /// When they cannot be written.
+    /// Fails when the values cannot be written.
     fn log(&mut self, values: &[(String, Value)], at: Stamp) -> Result<()>;
 
-    /// Takes a text down.
+    /// Logs a text under a name.
     ///
     /// # Errors
-    /// [`TrackError::Unsupported`] unless the tracker has a place for it.
+    /// [`TrackError::Unsupported`] unless the tracker can store texts.
     fn log_text(&mut self, _name: &str, _text: &str, _at: Stamp) -> Result<()> {
         Err(TrackError::Unsupported { tracker: self.name().to_owned(), what: "text" })
     }
 
-    /// Takes a picture down.
+    /// Logs an image under a name.
     ///
     /// # Errors
-    /// [`TrackError::Unsupported`] unless the tracker has a place for it.
+    /// [`TrackError::Unsupported`] unless the tracker can store images.
     fn log_image(&mut self, _name: &str, _image: &Image, _at: Stamp) -> Result<()> {
         Err(TrackError::Unsupported { tracker: self.name().to_owned(), what: "images" })
     }
 
-    /// Takes a table down.
+    /// Logs a table under a name.
     ///
     /// # Errors
-    /// [`TrackError::Unsupported`] unless the tracker has a place for it.
+    /// [`TrackError::Unsupported`] unless the tracker can store tables.
     fn log_table(&mut self, _name: &str, _table: &Table, _at: Stamp) -> Result<()> {
         Err(TrackError::Unsupported { tracker: self.name().to_owned(), what: "tables" })
     }
 
-    /// Ends the run; everything is written when this returns.
+    /// Ends the run. All values are written when this returns.
     ///
     /// # Errors
-    /// When the last values cannot be written.
+    /// Fails when the last values cannot be written.
     fn finish(&mut self, outcome: Outcome) -> Result<()>;
 }

@@ -1,23 +1,24 @@
-//! What is logged under a name.
+//! Scalar values to log.
 
 /// A scalar: float, integer, boolean or string.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// A number; NaN and the infinities are kept where the format has a way to say them.
+    /// A 64-bit floating-point number. NaN and the infinities are kept as far as the tracker's format can represent
+    /// them.
     Float(f64),
-    /// A whole number.
+    /// A 64-bit signed integer.
     Int(i64),
-    /// True or false.
+    /// A Boolean, `true` or `false`.
     Bool(bool),
-    /// A string.
+    /// A text of any length.
     Text(String),
 }
 
-/// Names and values, in the order in which they were given.
+/// Values by name, in the order in which they were given.
 pub type Values = Vec<(String, Value)>;
 
 impl Value {
-    /// As a number, where it is one; true is 1.
+    /// Returns the value as a number, with `true` as 1 and `false` as 0. Returns `None` for a text.
     #[must_use]
     pub fn number(&self) -> Option<f64> {
         match *self {
@@ -28,7 +29,8 @@ impl Value {
         }
     }
 
-    /// As text: NaN is `NaN`, the infinities are `inf` and `-inf`, as Python and Rust read them.
+    /// Returns the value as text. NaN is `NaN`, the infinities are `inf` and `-inf`: the forms that Python and Rust
+    /// parse.
     #[must_use]
     pub fn text(&self) -> String {
         match self {
@@ -45,8 +47,8 @@ impl Value {
         }
     }
 
-    /// As JSON. It has no NaN and no infinities: they become the words `NaN`, `Infinity` and
-    /// `-Infinity`, which Python's and JavaScript's number parsers read.
+    /// Returns the value as JSON. NaN and the infinities, which JSON lacks, become the strings `NaN`, `Infinity` and
+    /// `-Infinity`, which the number parsers of Python and JavaScript accept.
     #[must_use]
     pub fn json(&self) -> serde_json::Value {
         match self {
@@ -91,7 +93,7 @@ from! {
     &str => Text as String,
 }
 
-/// A count that is too large for a whole number becomes the nearest float.
+/// A count that is too large for an `i64` becomes the nearest float.
 impl From<u64> for Value {
     fn from(value: u64) -> Self {
         i64::try_from(value).map_or(Self::Float(value as f64), Self::Int)

@@ -1,4 +1,4 @@
-//! Cargo's part: the programs for one libtorch, without a path of this machine in them.
+//! Cargo builds of the programs for one libtorch, without paths of this machine in them.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -16,21 +16,21 @@ use crate::cargo::{self, Cargo, plain_cargo};
 use crate::checkout::Checkout;
 use crate::setup;
 
-/// Programs for one libtorch.
+/// Build of the programs for one libtorch.
 pub(super) struct Build<'a> {
     checkout: &'a Checkout,
     pub(super) libtorch: Libtorch,
-    /// With the feature `cuda`, in the profile `gpu`, and fit for another machine.
+    /// `true` for the feature `cuda` and the profile `gpu`, fit for another machine.
     pub(super) cuda: bool,
-    /// The folder of the workspace that is built.
+    /// Folder of the workspace that is built.
     pub(super) root: PathBuf,
     target: PathBuf,
 }
 
-/// What cargo has built.
+/// Program that cargo has built.
 #[derive(Debug)]
 pub(super) struct Built {
-    /// The folder of the package, from the root.
+    /// Folder of the package, relative to the root.
     pub(super) package: String,
     pub(super) target: String,
     pub(super) is_test: bool,
@@ -38,7 +38,7 @@ pub(super) struct Built {
 }
 
 impl<'a> Build<'a> {
-    /// One for GPUs, with the libtorch of this version, such as `2.13`.
+    /// Creates a build for GPUs, with the libtorch of this version, such as `2.13`.
     pub(super) fn with_cuda(checkout: &'a Checkout, version: &str) -> Result<Self> {
         let libtorch = setup::for_gpus(checkout, version)?;
         eprintln!("{}", libtorch.description());
@@ -51,7 +51,7 @@ impl<'a> Build<'a> {
         Ok(Self { checkout, libtorch, cuda: true, root, target })
     }
 
-    /// What `cargo xtask test` has built: nothing is compiled where it has run.
+    /// Creates a build with the results of `cargo xtask test`: nothing is compiled again after it.
     pub(super) fn of_the_suite(checkout: &'a Checkout) -> Result<Self> {
         let libtorch = setup::ensure(checkout)?;
         let root = checkout.root().to_path_buf();
@@ -59,7 +59,7 @@ impl<'a> Build<'a> {
         Ok(Self { checkout, libtorch, cuda: false, root, target })
     }
 
-    /// Builds all; `None` where cargo has failed and said why.
+    /// Builds everything; `None` if cargo has failed, with its message printed.
     pub(super) fn run(&self, tests: &[TestProgram]) -> Result<Option<Vec<Built>>> {
         let mut built = Vec::new();
         for mut command in self.commands(tests)? {
@@ -83,7 +83,7 @@ impl<'a> Build<'a> {
 
     fn commands(&self, tests: &[TestProgram]) -> Result<Vec<Command>> {
         if !self.cuda {
-            // Word for word what the suite builds with, or cargo would build other features anew.
+            // The same arguments as in the suite, as cargo would build other features anew.
             let cargo = Cargo::new(self.checkout)?;
             let programs = cargo.command(&["build", "--workspace", "--bins", "--examples"]);
             let mut build = cargo.command(&["test", "--workspace", "--no-run"]);
@@ -105,7 +105,7 @@ impl<'a> Build<'a> {
         Ok(vec![cargo])
     }
 
-    /// No run path, no path of a source file, and folders of packages as from the root of the archive.
+    /// Removes run paths and paths of source files, and sets folders of packages relative to the root of the archive.
     fn fit_for_another_machine(&self, cargo: &mut Command) -> Result<()> {
         let (checkout, root) = (text(self.checkout.root())?, text(&self.root)?);
         let home = cargo_home()?;
@@ -114,7 +114,7 @@ impl<'a> Build<'a> {
         fs::create_dir_all(&tools).with_context(|| format!("cannot make {}", tools.display()))?;
         let tool = |name: &str, script: &str| -> Result<PathBuf> {
             let path = tools.join(name);
-            // Cargo's fingerprints have its time.
+            // Cargo's fingerprints contain its modification time.
             if fs::read_to_string(&path).ok().as_deref() != Some(script) {
                 fs::write(&path, script)
                     .with_context(|| format!("cannot write {}", path.display()))?;
@@ -132,7 +132,7 @@ impl<'a> Build<'a> {
         };
         let mut maps = vec![(root, "."), (torch, "libtorch"), (home, "cargo")];
         if root != checkout {
-            // First: of several that fit, the last one counts.
+            // First: of several prefixes that match, the last one counts.
             maps.insert(0, (checkout, "."));
         }
         let of_rust: Vec<_> = maps.iter().copied().filter(|it| it.0 != torch).collect();
@@ -149,7 +149,7 @@ impl<'a> Build<'a> {
         Ok(())
     }
 
-    /// The executables that cargo names in its messages.
+    /// Returns the executables in cargo's messages.
     fn programs(&self, messages: &str) -> Vec<Built> {
         #[derive(Deserialize)]
         struct Message {
@@ -175,7 +175,7 @@ impl<'a> Build<'a> {
             .collect()
     }
 
-    /// Texts that no program for another machine may hold.
+    /// Returns texts that no program for another machine may contain.
     pub(super) fn own_paths(&self) -> Result<Vec<String>> {
         let home = env::home_dir().context("this user has no home folder")?;
         let cargo_home = cargo_home()?;
@@ -184,8 +184,8 @@ impl<'a> Build<'a> {
     }
 }
 
-/// The workspace with the tch for libtorch 2.11: links to everything in the checkout, and a `Cargo.lock` of its own,
-/// because tch's C++ calls functions that only its own version of libtorch has.
+/// Creates a workspace with the tch for libtorch 2.11: links to everything in the checkout, and a `Cargo.lock` of its
+/// own, because tch's C++ calls functions that only its own version of libtorch has.
 fn with_older_tch(checkout: &Checkout, folder: &Path) -> Result<PathBuf> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let entries = fs::read_dir(checkout.root()).context("cannot read the checkout")?;
@@ -211,7 +211,7 @@ fn with_older_tch(checkout: &Checkout, folder: &Path) -> Result<PathBuf> {
     Ok(folder.to_path_buf())
 }
 
-/// The tch for libtorch 2.11.
+/// Version of tch for libtorch 2.11.
 const TCH: &str = "0.24.0";
 
 fn cargo_home() -> Result<PathBuf> {
@@ -223,7 +223,8 @@ fn text(path: &Path) -> Result<&str> {
     path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
-/// Tests find their files by `env!("CARGO_MANIFEST_DIR")`: from the root of the archive, where they run.
+/// Script that replaces rustc. Tests find their files by `env!("CARGO_MANIFEST_DIR")`, which must be relative to the
+/// root of the archive, where they run.
 const RUSTC: &str = r#"#!/bin/sh
 case "$CARGO_MANIFEST_DIR" in
 "$BRIGADE_ROOT") CARGO_MANIFEST_DIR=. ;;
@@ -233,7 +234,7 @@ export CARGO_MANIFEST_DIR
 exec "$@"
 "#;
 
-/// The packages' build scripts set the run path of their programs.
+/// Script that replaces the linker: the packages' build scripts set the run path of their programs.
 const LINKER: &str = r#"#!/bin/sh
 for argument do
     shift

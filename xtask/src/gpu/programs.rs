@@ -1,24 +1,24 @@
-//! Which programs run on a GPU.
+//! List of the programs that run on a GPU.
 
 use anyhow::Result;
 
 use crate::checkout::Checkout;
 use crate::workspace::Workspace;
 
-/// A test program that runs on a GPU.
+/// Test program that runs on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TestProgram {
-    /// Cargo's name of the package.
+    /// Name of the package in cargo.
     pub(super) package: String,
-    /// The folder of the package, from the root.
+    /// Folder of the package, relative to the root.
     pub(super) folder: String,
     pub(super) name: String,
-    /// Also runs where there is no GPU: seconds, on one processor.
+    /// `true` if it also runs without a GPU, in seconds on one processor.
     pub(super) is_short: bool,
 }
 
-/// The test programs that packages name in `[package.metadata.brigade]`: those of GPUs alone first, whose results no CPU
-/// has shown.
+/// Returns the test programs that packages name in `[package.metadata.brigade]`: first those for GPUs alone, whose
+/// results no CPU run has shown.
 pub(super) fn test_programs(checkout: &Checkout) -> Result<Vec<TestProgram>> {
     let mut programs = Vec::new();
     for package in Workspace::of(checkout)?.packages {
@@ -47,10 +47,10 @@ pub(super) const PROGRAMS: &[(&str, &str, &str)] = &[
     ("brigade-cli", "crates/cli", "brigade"),
 ];
 
-/// The runner, which is one for all builds.
+/// Runner, which is the same for all builds.
 pub(super) const RUNNER: (&str, &str) = ("brigade-gpu", "brigade-gpu");
 
-/// What tests and benchmarks read, from the root of the checkout. Programs run in the root of the folder.
+/// Files that tests and benchmarks read, relative to the root of the checkout. Programs run in the root of the folder.
 pub(super) const FILES: &[&str] = &[
     "bench/peers",
     "crates/checkpoint/tests/fixtures",

@@ -1,4 +1,4 @@
-//! The folder in which everything lies as in the archive.
+//! Folder with the layout of the archive.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,16 @@ use super::build::{Build, Built};
 use super::programs::{FILES, PROGRAMS, RUNNER, TestProgram};
 use crate::checkout::Checkout;
 
-/// The folder.
+/// Folder with the layout of the archive.
 #[derive(Debug)]
 pub(super) struct Stage {
     folder: PathBuf,
-    /// Files in it that were compiled.
+    /// Compiled files in it.
     programs: Vec<PathBuf>,
 }
 
 impl Stage {
-    /// Makes it anew in a folder that is this command's own.
+    /// Creates the folder anew. It belongs to this command alone.
     pub(super) fn make(
         checkout: &Checkout,
         parent: &Path,
@@ -28,7 +28,7 @@ impl Stage {
         built: &[(&Build<'_>, Vec<Built>)],
     ) -> Result<Self> {
         let cuda = built.iter().any(|it| it.0.cuda);
-        // The suite's own must not take the place of one that runs.
+        // The suite's folder must not replace one that is in use.
         let folder = parent.join(if cuda { "brigade-gpu" } else { "brigade-gpu-of-the-suite" });
         if folder.exists() {
             fs::remove_dir_all(&folder)
@@ -99,7 +99,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Fails where a program names a folder of this machine.
+    /// Fails if a program contains a path of this machine.
     pub(super) fn holds_no_path_of(&self, builds: &[Build<'_>]) -> Result<()> {
         let mut own = Vec::new();
         for build in builds {
@@ -132,7 +132,7 @@ fn holds(bytes: &[u8], text: &[u8]) -> bool {
     false
 }
 
-/// A test program as the runner knows it.
+/// Returns the runner's entry of a test program.
 fn in_archive(test: &TestProgram) -> Program {
     Program { package: test.folder.clone(), target: test.name.clone(), short: test.is_short }
 }
@@ -145,7 +145,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     }
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
         let entry = entry.with_context(|| format!("cannot read {}", from.display()))?;
-        // What Python has left there.
+        // Caches of Python are left out.
         if entry.file_name() != "__pycache__" {
             copy(&entry.path(), &to.join(entry.file_name()))?;
         }
@@ -158,7 +158,7 @@ fn make_parent(path: &Path) -> Result<()> {
     fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))
 }
 
-/// The commit, with `+` where files differ from it; `unknown` outside of a repository.
+/// Returns the commit, with `+` if files differ from it; `unknown` outside of a repository.
 fn commit(checkout: &Checkout) -> String {
     let git = |arguments: &[&str]| -> Option<String> {
         let output =

@@ -1,4 +1,5 @@
-//! Which packages' tests a change concerns: the packages with files that differ, then those that depend on them.
+//! Selection of packages whose tests a change concerns: the packages with changed files, then those that depend on
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -9,10 +10,11 @@ use anyhow::{Context, Result, bail};
 use crate::checkout::Checkout;
 use crate::workspace::Workspace;
 
-/// The packages to test, those that changed first, then by their distance from one of them; each with the reason.
+/// Packages to test with the reason for each: those that changed first, then by their distance from one of them.
 pub(super) type Levels = Vec<BTreeMap<String, String>>;
 
-/// The files that differ from a commit, committed since or not, new ones too; from the root.
+/// Returns the files that differ from a commit, whether committed since or not, including new ones; relative to the
+/// root.
 pub(super) fn files(checkout: &Checkout, commit: &str) -> Result<Vec<PathBuf>> {
     let mut files = BTreeSet::new();
     let commit = format!("{commit}^{{commit}}");
@@ -28,7 +30,7 @@ pub(super) fn files(checkout: &Checkout, commit: &str) -> Result<Vec<PathBuf>> {
     Ok(files.into_iter().collect())
 }
 
-/// The last commit of the branch that a remote has, else the last commit.
+/// Returns the last commit of the branch that a remote has, or else the last commit.
 pub(super) fn default_commit(checkout: &Checkout) -> String {
     let pushed = ["@{upstream}", "origin/main"].into_iter().find_map(|branch| {
         git(checkout, &["merge-base", "HEAD", branch]).ok().map(|it| it.trim().to_owned())
@@ -47,7 +49,7 @@ fn git(checkout: &Checkout, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The packages that these files concern, and the files that concern none.
+/// Returns the packages that these files concern, and the files that concern none.
 pub(super) fn levels(workspace: &Workspace, files: &[PathBuf]) -> (Levels, Vec<PathBuf>) {
     let (mut changed, mut unknown) = (BTreeMap::new(), Vec::new());
     let mut add = |name: &str, file: &Path, reason: &str| {
@@ -99,7 +101,7 @@ pub(super) fn levels(workspace: &Workspace, files: &[PathBuf]) -> (Levels, Vec<P
     (levels, unknown)
 }
 
-/// Files that decide how every package is built or tested.
+/// Files that affect how every package is built or tested.
 const OF_ALL: [&str; 4] =
     ["Cargo.lock", "Cargo.toml", ".config/nextest.toml", ".cargo/config.toml"];
 

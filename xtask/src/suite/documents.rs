@@ -12,8 +12,8 @@ use brigade_test_needs::descendants;
 
 use crate::cargo;
 
-/// Runs `cargo test`, whose many closing lines it adds up to one. A test program in which a test
-/// hangs is killed: libtest has no time limit.
+/// Runs `cargo test`, and adds up its many summary lines to one. A test program in which a test hangs is killed:
+/// libtest has no time limit.
 pub(super) fn run(command: &mut Command) -> Result<ExitStatus> {
     eprintln!("$ {}", cargo::line(command));
     // Cargo's own progress is on standard error and stays on the terminal.
@@ -45,7 +45,7 @@ pub(super) fn run(command: &mut Command) -> Result<ExitStatus> {
         }
         if let Some(test) = slow.hung(Instant::now()) {
             eprintln!("{test} hangs; its program is killed:");
-            // Cargo itself goes on with the next program.
+            // Cargo itself continues with the next program.
             let processes = descendants(child.id());
             for (pid, description) in &processes {
                 eprintln!("  {pid}  {description}");
@@ -60,12 +60,12 @@ pub(super) fn run(command: &mut Command) -> Result<ExitStatus> {
     Ok(status)
 }
 
-/// What libtest says of the program that runs, to find a test that hangs.
+/// State of a running test program by libtest's output, to find a test that hangs.
 #[derive(Debug, Default)]
 struct Slow {
-    /// Tests of which it says that they take long. It does so with several threads only.
+    /// Tests that libtest reported as slow. It only does so with several threads.
     tests: HashMap<String, Instant>,
-    /// When the last line came; `None` between programs, where cargo may build.
+    /// Time of the last line; `None` between programs, where cargo may build.
     heard: Option<Instant>,
 }
 
@@ -84,7 +84,7 @@ impl Slow {
         }
     }
 
-    /// A test that has been running for as long as cargo-nextest lets it.
+    /// Returns a test that has been running for as long as cargo-nextest allows.
     fn hung(&self, now: Instant) -> Option<&str> {
         let hung = self.tests.iter().find(|it| now.duration_since(*it.1) >= LIMIT - A_MINUTE);
         let is_silent = || self.heard.is_some_and(|heard| now.duration_since(heard) >= LIMIT);
@@ -92,18 +92,18 @@ impl Slow {
     }
 }
 
-/// `running 3 tests`, the first line of a test program.
+/// Returns `true` for `running 3 tests`, the first line of a test program.
 fn is_start(line: &str) -> bool {
     let count = line.strip_prefix("running ").and_then(|rest| rest.split_once(" test"));
     count.is_some_and(|(count, _)| count.parse::<u64>().is_ok())
 }
 
-/// That of `.config/nextest.toml`.
+/// Time limit as in `.config/nextest.toml`.
 const LIMIT: Duration = Duration::from_secs(240);
-/// After this time libtest names a test.
+/// Time after which libtest reports a test as slow.
 const A_MINUTE: Duration = Duration::from_secs(60);
 
-/// The sum of libtest's `test result:` lines.
+/// Sum of libtest's `test result:` lines.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Totals {
     runs: u64,
@@ -113,7 +113,7 @@ struct Totals {
 }
 
 impl Totals {
-    /// "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; …"
+    /// Adds "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; …".
     fn add(&mut self, line: &str) {
         let Some(rest) = line.strip_prefix("test result: ") else { return };
         self.runs += 1;
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(slow.hung(long), None);
     }
 
-    /// With one thread libtest names no test that takes long.
+    /// With one thread libtest does not report slow tests.
     #[test]
     fn a_program_that_is_silent_for_four_minutes_hangs() {
         let (mut slow, start) = (Slow::default(), Instant::now());

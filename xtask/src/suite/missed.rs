@@ -1,4 +1,4 @@
-//! Tests that could not run for want of something on this machine.
+//! Tests that could not run because something is missing on this machine.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::process::{Command, Stdio};
@@ -6,22 +6,22 @@ use std::process::{Command, Stdio};
 use brigade_test_needs::{Missed, Need};
 use serde::Deserialize;
 
-/// Says in one line for each need how many tests did not run for want of it, and what helps.
+/// Prints one line for each need: the number of tests that did not run, and the remedy.
 pub(super) fn tell(missed: &BTreeSet<Missed>) {
     let mut counts: BTreeMap<Need, usize> = BTreeMap::new();
     for test in missed {
         *counts.entry(test.need).or_default() += 1;
     }
     for (need, count) in counts {
-        // Gone by now, if a user has installed it while the tests ran.
+        // No longer lacking if a user has installed it while the tests ran.
         let lack = need.lacking().map_or_else(String::new, |lack| format!(": {lack}"));
         let tests = if count == 1 { "test that needs" } else { "tests that need" };
         eprintln!("not run: {count} {tests} {}{lack}", need.what());
     }
 }
 
-/// The ignored tests that a filter of nextest's wants, with their programs; `None` where the arguments
-/// are not for a list.
+/// Returns the ignored tests that nextest's filter selects, with their programs; `None` if the arguments are not for a
+/// list.
 pub(super) fn wanted(list: &mut Command) -> Option<HashSet<(String, String)>> {
     #[derive(Deserialize)]
     #[serde(rename_all = "kebab-case")]

@@ -1,4 +1,4 @@
-//! The folder for temporary files of a run of the suite.
+//! Folder for temporary files of a run of the suite.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -7,20 +7,20 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-/// The variable that names the folder for temporary files.
+/// Variable with the folder for temporary files.
 pub(super) const TMPDIR: &str = "TMPDIR";
 
-/// A folder for temporary files, so that what a test leaves in it is seen.
+/// Folder for temporary files, in which files that tests leave behind are found.
 pub(super) struct Temporary(TempDir);
 
 impl Temporary {
     pub(super) fn new() -> Result<Self> {
-        // Other users' processes, such as those of sshd, may have to come through it.
+        // Processes of other users, such as those of sshd, may need access.
         let permissions = Permissions::from_mode(0o1777);
         let mut folder = tempfile::Builder::new();
         let folder = folder.prefix("suite-").permissions(permissions.clone()).tempdir();
         let folder = folder.context("cannot make a temporary folder")?;
-        // The user's mask has taken its part.
+        // The umask was applied at creation.
         fs::set_permissions(folder.path(), permissions)
             .context("cannot open the temporary folder to all")?;
         Ok(Self(folder))
@@ -30,7 +30,7 @@ impl Temporary {
         self.0.path()
     }
 
-    /// Names what tests have left; true when that is nothing.
+    /// Lists the files that tests have left. Returns `true` if there are none.
     pub(super) fn is_clean(&self) -> Result<bool> {
         let left = leftovers(self.path())?;
         for name in &left {
@@ -40,7 +40,7 @@ impl Temporary {
     }
 }
 
-/// Folders and files of Brigade's: each with what lies in it, which says where it is from.
+/// Returns files and folders of Brigade's, each with its content, which shows its origin.
 fn leftovers(folder: &Path) -> Result<Vec<String>> {
     let mut left = Vec::new();
     let entries = fs::read_dir(folder).context("cannot read the folder for temporary files")?;

@@ -1,4 +1,4 @@
-//! Where the time of a run goes: how long each test took, and how much of that no processor worked for it.
+//! Durations of tests, and the part of them in which no processor worked for the test.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -18,22 +18,22 @@ use nix::sys::time::TimeVal;
 
 use crate::cargo;
 
-/// The variable that names the file for the times of tests.
+/// Variable with the file for the durations of tests.
 const TIMES: &str = "XTASK_TEST_TIMES";
 
-/// A test that has run.
+/// Durations of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Timing {
-    /// As cargo-nextest names it: `brigade-cli::needs`.
+    /// Name of the program in cargo-nextest: `brigade-cli::needs`.
     pub(crate) program: String,
     pub(crate) test: String,
     pub(crate) elapsed: Duration,
-    /// Of all processors, for the test's process and its descendants, but for those that were not waited for.
+    /// Processor time of the test's process and its descendants, except those that were not waited for.
     pub(crate) processor: Duration,
 }
 
 impl Timing {
-    /// Time in which no processor worked for the test: it waited, or others had the processors.
+    /// Returns the time in which no processor worked for the test: it waited, or others used the processors.
     pub(crate) fn waited(&self) -> Duration {
         self.elapsed.saturating_sub(self.processor)
     }
@@ -52,7 +52,7 @@ impl Timing {
     }
 }
 
-/// A copy of this program in a folder, which measures tests: cargo may replace the program while they are built.
+/// Copies this program to a folder, to measure tests: cargo may replace the program while they are built.
 pub(super) fn copy_of_this_program(folder: &Path) -> Result<PathBuf> {
     let copy = folder.join("xtask");
     let program = env::current_exe().context("xtask does not find its own program")?;
@@ -60,7 +60,7 @@ pub(super) fn copy_of_this_program(folder: &Path) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// Lets cargo-nextest start each test with `xtask measure`, which adds its times to the file.
+/// Makes cargo-nextest start each test with `xtask measure`, which appends its durations to the file.
 pub(super) fn measure_tests(nextest: &mut Command, xtask: &Path, file: &Path) -> Result<()> {
     let xtask = xtask.to_str().context("the path of the temporary folder is not UTF-8")?;
     let runner = serde_json::to_string(&[xtask, "measure"])?;
@@ -69,8 +69,8 @@ pub(super) fn measure_tests(nextest: &mut Command, xtask: &Path, file: &Path) ->
     Ok(())
 }
 
-/// Runs a test program as it was called, and adds to the file how long it took. The file is asked for by a variable, and
-/// cargo-nextest gives the names; where one is missing, as for lists of tests, nothing is written.
+/// Runs a test program as it was called, and appends its duration to the file. The file is in a variable, and
+/// cargo-nextest passes the names; if one is missing, as for lists of tests, nothing is written.
 pub(crate) fn measure(command: &[OsString]) -> Result<ExitCode> {
     let [program, arguments @ ..] = command else { bail!("no program to measure is named") };
     let started = Instant::now();
@@ -82,7 +82,7 @@ pub(crate) fn measure(command: &[OsString]) -> Result<ExitCode> {
         let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("cannot read processor times")?;
         let processor = duration(usage.user_time()) + duration(usage.system_time());
         let line = Timing { program, test, elapsed, processor }.line();
-        // One write: tests end side by side.
+        // One write: tests end concurrently.
         let mut file = File::options().create(true).append(true).open(file)?;
         file.write_all(line.as_bytes())?;
     }
@@ -98,7 +98,7 @@ fn duration(time: TimeVal) -> Duration {
     Duration::from_micros(micros + u64::try_from(time.tv_usec()).unwrap_or(0))
 }
 
-/// Reads what all tests have written; nothing where no test has run.
+/// Reads the durations of all tests; empty if no test has run.
 pub(crate) fn read(file: &Path) -> Result<Vec<Timing>> {
     match fs::read_to_string(file) {
         Ok(text) => Ok(text.lines().filter_map(Timing::parse).collect()),
@@ -107,7 +107,7 @@ pub(crate) fn read(file: &Path) -> Result<Vec<Timing>> {
     }
 }
 
-/// The slowest tests and programs as lines of text: seconds, those without a processor, and names.
+/// Formats the slowest tests and programs as lines of text: seconds, those without a processor, and names.
 pub(super) fn summary(timings: &[Timing]) -> String {
     let mut text = String::new();
     let row = |text: &mut String, elapsed: Duration, waited: Duration, name: &str| {
@@ -128,7 +128,7 @@ pub(super) fn summary(timings: &[Timing]) -> String {
     text
 }
 
-/// A table in Markdown of all programs, then of all tests, the slowest first.
+/// Formats a Markdown table of all programs, then of all tests, the slowest first.
 pub(super) fn table(timings: &[Timing]) -> String {
     let mut text = "| program | tests | seconds | waiting |\n|---|---|---|---|\n".to_owned();
     for (name, tests, elapsed, waited) in slowest(programs(timings), |it| it.2, usize::MAX) {
@@ -149,7 +149,7 @@ fn slowest<T>(mut all: Vec<T>, elapsed: impl Fn(&T) -> Duration, most: usize) ->
     all
 }
 
-/// Each program with the number of its tests, their time and the part of it that they waited.
+/// Returns each program with the number of its tests, their duration and the part of it that they waited.
 fn programs(timings: &[Timing]) -> Vec<(&str, usize, Duration, Duration)> {
     let mut programs: BTreeMap<&str, (usize, Duration, Duration)> = BTreeMap::new();
     for timing in timings {
@@ -159,9 +159,9 @@ fn programs(timings: &[Timing]) -> Vec<(&str, usize, Duration, Duration)> {
     programs.into_iter().map(|(name, it)| (name, it.0, it.1, it.2)).collect()
 }
 
-/// How many of the slowest tests are named.
+/// Number of the slowest tests that are listed.
 const TESTS: usize = 20;
-/// How many of the slowest programs are named.
+/// Number of the slowest programs that are listed.
 const PROGRAMS: usize = 10;
 
 #[cfg(test)]

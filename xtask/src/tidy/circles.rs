@@ -1,9 +1,9 @@
-//! Circles of modules: what is below must not name what is above it, so that a crate can be read from the bottom and
-//! cut where it grows.
+//! Cycles of modules: a lower module must not name a higher one, so that a crate can be read from the bottom and split
+//! where it grows.
 //!
-//! The children of a module form a graph: one points to another where a file in its folder names something of the
-//! other's. A name that the parent re-exports counts for the child that has it. Parent and child may name each other, as
-//! a file and the files that were cut out of it do. All may name the crate's `error`. Tests are left out.
+//! The children of a module form a graph: one points to another if a file in its folder names an item of the other. A
+//! name that the parent re-exports counts for the child that has it. Parent and child may name each other, like a file
+//! and the files that were split off it. All may name the crate's `error`. Tests are left out.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -11,7 +11,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 use super::Findings;
 
-/// Names each circle among the modules of the crates' sources.
+/// Lists each cycle among the modules of the crates' sources.
 pub(super) fn check(sources: &[(String, String)], findings: &mut Findings) {
     let mut crates: BTreeMap<&str, Vec<(Path, &str, &str)>> = BTreeMap::new();
     for (path, contents) in sources {
@@ -23,7 +23,7 @@ pub(super) fn check(sources: &[(String, String)], findings: &mut Findings) {
     for (folder, files) in crates {
         let mut modules = BTreeMap::new();
         for (module, path, contents) in files {
-            // What does not parse is rustc's to report.
+            // Syntax errors are left to rustc.
             if let Ok(tokens) = contents.parse::<TokenStream>() {
                 let read = Module::read(&module, path, tokens);
                 modules.insert(module, read);
@@ -35,7 +35,7 @@ pub(super) fn check(sources: &[(String, String)], findings: &mut Findings) {
 
 type Path = Vec<String>;
 
-/// The module of a file below `src`; `None` for tests and for programs, which are crates of their own.
+/// Returns the module of a file below `src`; `None` for tests and for programs, which are crates of their own.
 fn module_of(inside: &str) -> Option<Path> {
     let inside = inside.strip_suffix(".rs")?;
     let mut path: Path = inside.split('/').map(str::to_owned).collect();
@@ -50,12 +50,12 @@ fn module_of(inside: &str) -> Option<Path> {
     Some(path)
 }
 
-/// What a file of a module names.
+/// Names that a module uses.
 struct Module<'a> {
     file: &'a str,
-    /// Names of the module's own scope that its `use` declarations bring in, with what they stand for.
+    /// Names that the module's `use` declarations import, with their paths.
     imported: BTreeMap<String, Path>,
-    /// Absolute paths in this crate, with all that follows `crate`.
+    /// Absolute paths in this crate, with everything after `crate`.
     named: BTreeSet<Path>,
 }
 
@@ -66,7 +66,7 @@ impl<'a> Module<'a> {
         module
     }
 
-    /// Reads the tokens of the module `at`, which is the file's own where `is_outermost`.
+    /// Reads the tokens of the module `at`, which is the file's own if `is_outermost`.
     fn read_tokens(&mut self, at: &Path, tokens: TokenStream, is_outermost: bool) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let mut index = 0;
@@ -134,7 +134,7 @@ fn is_punct(token: &TokenTree, character: char) -> bool {
     matches!(token, TokenTree::Punct(punct) if punct.as_char() == character)
 }
 
-/// Whether an attribute `#[cfg(test)]`, or one of several conditions with `test` among them, begins here.
+/// Returns `true` if an attribute `#[cfg(test)]`, or one of several conditions with `test` among them, begins here.
 fn is_for_tests(tokens: &[TokenTree]) -> bool {
     let [hash, TokenTree::Group(attribute), ..] = tokens else { return false };
     if !is_punct(hash, '#') || attribute.delimiter() != Delimiter::Bracket {
@@ -144,7 +144,7 @@ fn is_for_tests(tokens: &[TokenTree]) -> bool {
     text == "cfg(test)" || text.starts_with("cfg(all(test,")
 }
 
-/// How many tokens the item has that begins here, attributes included.
+/// Returns the number of tokens of the item that begins here, attributes included.
 fn length_of_item(tokens: &[TokenTree]) -> usize {
     let ends = |token: &TokenTree| {
         is_punct(token, ';')
@@ -153,7 +153,7 @@ fn length_of_item(tokens: &[TokenTree]) -> usize {
     tokens.iter().position(ends).map_or(tokens.len(), |last| last + 1)
 }
 
-/// The names of a path that begins here.
+/// Returns the names of a path that begins here.
 fn path_from(tokens: &[TokenTree]) -> Path {
     let mut path = Vec::new();
     let mut rest = tokens.iter();
@@ -168,7 +168,7 @@ fn path_from(tokens: &[TokenTree]) -> Path {
     path
 }
 
-/// The paths of a `use` declaration, each with the name that it gets.
+/// Collects the paths of a `use` declaration, each with the name that it gets.
 fn leaves(tokens: &[TokenTree], prefix: &mut Path, found: &mut Vec<(Path, String)>) {
     let before = prefix.len();
     for tree in tokens.split(|token| is_punct(token, ',')) {
@@ -201,8 +201,8 @@ fn leaves(tokens: &[TokenTree], prefix: &mut Path, found: &mut Vec<(Path, String
     }
 }
 
-/// A path of the module `at` from the crate's root; `None` where it is another crate's, as far as the path tells: one
-/// without `crate`, `super` or `self` is a child's where `may_be_child`.
+/// Resolves a path of the module `at` from the crate's root; `None` if it is another crate's, as far as the path shows:
+/// one without `crate`, `super` or `self` is a child's if `may_be_child`.
 fn absolute(at: &Path, path: &[String], may_be_child: bool) -> Option<Path> {
     match path.first()?.as_str() {
         "crate" => Some(path[1..].to_vec()),
@@ -216,9 +216,9 @@ fn absolute(at: &Path, path: &[String], may_be_child: bool) -> Option<Path> {
     }
 }
 
-/// One message for each circle of a crate.
+/// Returns one message for each cycle of a crate.
 fn circles(folder: &str, modules: &BTreeMap<Path, Module<'_>>) -> Vec<String> {
-    // For each parent: which child names which, and where.
+    // For each parent: the children that name each other, with the places.
     let mut graphs: BTreeMap<&[String], Graph<'_>> = BTreeMap::new();
     for (at, module) in modules {
         for named in &module.named {
@@ -229,7 +229,7 @@ fn circles(folder: &str, modules: &BTreeMap<Path, Module<'_>>) -> Vec<String> {
             else {
                 continue;
             };
-            // What can fail returns the crate's error, whose variants carry what failed.
+            // Fallible functions return the crate's error, whose variants carry the cause.
             let to = to[common].as_str();
             if to != "error" {
                 let edges = graphs.entry(&at[..common]).or_default().entry(from).or_default();
@@ -273,7 +273,7 @@ fn circles(folder: &str, modules: &BTreeMap<Path, Module<'_>>) -> Vec<String> {
 
 type Graph<'a> = BTreeMap<&'a str, BTreeMap<&'a str, &'a str>>;
 
-/// The modules that `start` leads to; `start` itself only where it is on a circle.
+/// Returns the modules that can be reached from `start`; `start` itself only if it is on a cycle.
 fn reached<'a>(start: &str, graph: &Graph<'a>) -> BTreeSet<&'a str> {
     let mut found = BTreeSet::new();
     let mut queue = vec![start];
@@ -287,10 +287,10 @@ fn reached<'a>(start: &str, graph: &Graph<'a>) -> BTreeSet<&'a str> {
     found
 }
 
-/// Follows re-exports: a path whose name the module imports from elsewhere stands for that.
+/// Follows re-exports: a path whose name the module imports stands for the imported one.
 fn resolved(path: &Path, modules: &BTreeMap<Path, Module<'_>>) -> Path {
     let mut path = path.clone();
-    // Re-exports of re-exports end; a circle of imports would not compile.
+    // Chains of re-exports end; a cycle of imports would not compile.
     for _ in 0..8 {
         let Some((length, target)) = (0..path.len()).find_map(|length| {
             let module = modules.get(&path[..length])?;
@@ -307,7 +307,7 @@ fn resolved(path: &Path, modules: &BTreeMap<Path, Module<'_>>) -> Path {
     path
 }
 
-/// The shortest circle through `start`.
+/// Returns the shortest cycle through `start`.
 fn circle_through<'a>(start: &'a str, graph: &Graph<'a>) -> Option<Vec<&'a str>> {
     let mut came_from: BTreeMap<&str, &str> = BTreeMap::new();
     let mut queue = VecDeque::from([start]);

@@ -1,5 +1,5 @@
-//! Rules about crates: who may link libtorch, that those who do find it, and that what is shipped builds nothing that
-//! is for tests.
+//! Rules about crates: which ones may link libtorch, that these find it, and that shipped crates build nothing that is
+//! for tests.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs;
@@ -49,7 +49,7 @@ pub(super) fn check(checkout: &Checkout, findings: &mut Findings) -> Result<()> 
     Ok(())
 }
 
-/// Dependencies of published crates, outside of their own tests, on crates that are for development or for tests.
+/// Returns dependencies of published crates, outside of their own tests, on crates for development or for tests.
 fn shipped_for_tests(metadata: &Metadata) -> Vec<String> {
     let packages: HashMap<&str, &Package> =
         metadata.packages.iter().map(|it| (it.id.as_str(), it)).collect();
@@ -76,7 +76,8 @@ fn shipped_for_tests(metadata: &Metadata) -> Vec<String> {
     violations
 }
 
-/// A crate's link arguments hold for its own programs and tests only, so each needs the lines.
+/// Checks the run path: a crate's link arguments apply to its own programs and tests only, so each crate needs the
+/// lines.
 fn check_run_path(checkout: &Checkout, name: &str, script: &Path, findings: &mut Findings) {
     let text = fs::read_to_string(script).unwrap_or_default();
     if !(text.contains("rustc-link-arg=") && text.contains("-rpath")) {
@@ -87,7 +88,7 @@ fn check_run_path(checkout: &Checkout, name: &str, script: &Path, findings: &mut
     }
 }
 
-/// docs.rs has no libtorch.
+/// Checks the documentation's settings: docs.rs has no libtorch.
 fn check_documentation(checkout: &Checkout, name: &str, manifest: &Path, findings: &mut Findings) {
     let text = fs::read_to_string(manifest).unwrap_or_default();
     let settings = text.split_once("[package.metadata.docs.rs]").map_or("", |it| it.1);
@@ -112,7 +113,7 @@ struct Package {
     id: String,
     name: String,
     manifest_path: String,
-    /// The registries to which it may go; `None` for all.
+    /// Registries to which it may be published; `None` for all.
     publish: Option<Vec<String>>,
     metadata: Option<OwnMetadata>,
 }
@@ -153,7 +154,7 @@ struct Dependency {
 }
 
 impl Dependency {
-    /// It is built for users of the crate, not for its own tests alone.
+    /// Returns `true` if it is built for users of the crate, and not only for its own tests.
     fn is_shipped(&self) -> bool {
         self.dep_kinds.iter().any(|it| it.kind.as_deref() != Some("dev"))
     }
@@ -161,16 +162,16 @@ impl Dependency {
 
 #[derive(Deserialize)]
 struct DependencyKind {
-    /// `None` for a normal dependency, "dev" or "build" for the others.
+    /// Kind of the dependency: `None` for a normal one, otherwise "dev" or "build".
     kind: Option<String>,
 }
 
-/// Which dependencies count.
+/// Dependencies that count.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Edges {
-    /// What users of the crate build with it.
+    /// Dependencies that users of the crate build.
     Shipped,
-    /// What its own tests build, too.
+    /// All dependencies, including those of its own tests.
     All,
 }
 
@@ -189,9 +190,9 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// The names on a shortest way from one package to the package of that name.
+    /// Returns the names on a shortest path from one package to the package of that name.
     ///
-    /// Development dependencies count for the first package only: nothing builds those of others.
+    /// Development dependencies count for the first package only: those of others are not built.
     fn path_to(&self, from: &'a str, name: &str, edges: Edges) -> Option<Vec<&'a str>> {
         let mut came_from: HashMap<&str, &str> = HashMap::new();
         let mut seen = HashSet::from([from]);

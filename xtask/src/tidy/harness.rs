@@ -2,7 +2,8 @@
 
 use super::Findings;
 
-/// In such a program `#[test]` compiles to nothing: a test that is marked so is lost without a word.
+/// Checks that no test of such a program has `#[test]`, which compiles to nothing there: the test would be lost without
+/// a message.
 ///
 /// `files` are the Rust files of the checkout, each with its path and contents.
 pub(super) fn check(
@@ -29,7 +30,7 @@ pub(super) fn check(
     }
 }
 
-/// The names of test programs without libtest's harness.
+/// Returns the names of test programs without libtest's harness.
 fn without_harness(manifest: &str) -> Vec<&str> {
     let tables = manifest.split("[[test]]").skip(1);
     let tables = tables.map(|it| it.split("\n[").next().unwrap_or(it));
@@ -60,7 +61,7 @@ mod tests {
     #[test]
     fn lost_tests_are_found() {
         let suite = "//! x\n#[needs()]\nfn x() {}\nbrigade_test_needs::main!();\n";
-        // So that this file has no line that begins so.
+        // So that no line of this file begins like that.
         let marked = |mark: &str| format!("    {mark}\n    fn y() {{}}\n");
         let test = marked("#[test]");
         assert_eq!(violations(&[("crates/a/tests/hosts.rs", suite)]), [""; 0]);
@@ -70,7 +71,7 @@ mod tests {
         assert!(lost[0].starts_with("crates/a/tests/hosts/more.rs:1: is lost here"), "{lost:?}");
         let dist = marked(concat!("dist_", "test!(world = 2, y, |_| {});"));
         assert_eq!(violations(&[main, ("crates/a/tests/hosts/more.rs", &dist)]).len(), 1);
-        // libtest's own programs, and those of other packages.
+        // Programs with libtest's harness, and those of other packages.
         let others = [("crates/a/tests/plain.rs", &*test), ("crates/b/tests/hosts.rs", &*test)];
         assert_eq!(violations(&[main, others[0], others[1]]), [""; 0]);
     }

@@ -1,11 +1,11 @@
-//! One public path to each type: a crate that the facade shows re-exports nothing of another crate that it shows.
+//! Rule about re-exports: each type has one public path, so a crate that the facade exports re-exports nothing of
+//! another such crate.
 
 use super::Findings;
 
 const FACADE: &str = "crates/brigade/src/lib.rs";
 
-/// Names each re-export that gives a type a second path. Preludes and what is hidden from the documentation may have
-/// them.
+/// Lists each re-export that gives a type a second path. Preludes and items hidden from the documentation are allowed.
 pub(super) fn check(sources: &[(String, String)], findings: &mut Findings) {
     let shown: Vec<&str> = sources
         .iter()
@@ -34,7 +34,7 @@ pub(super) fn check(sources: &[(String, String)], findings: &mut Findings) {
     }
 }
 
-/// The crate that a line outside of inner modules makes public, whole or in part.
+/// Returns the crate that a line outside of inner modules makes public, in whole or in part.
 fn re_exported(line: &str) -> Option<&str> {
     let rest = line.strip_prefix("pub use ")?;
     let name = rest.split([':', ' ', ';']).next()?;

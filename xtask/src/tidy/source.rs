@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use super::Findings;
 
-/// Documentation first, `unsafe` in three crates, the environment contract in one file, no long files.
+/// Checks that documentation comes first, `unsafe` is only in three crates, the environment contract is in one file,
+/// and files are not too long.
 pub(super) fn check(path: &str, contents: &str, findings: &mut Findings) {
     if !contents.starts_with("//!") {
         findings.violations.push(format!("{path}: must begin with `//!`, saying what it is for"));
@@ -41,9 +42,9 @@ pub(super) fn check(path: &str, contents: &str, findings: &mut Findings) {
     }
 }
 
-/// The files that a crate's source includes from outside of its package, with their lines.
+/// Returns the files that a crate's source includes from outside of its package, with their lines.
 fn included_from_outside<'a>(path: &str, contents: &'a str) -> Vec<(usize, &'a str)> {
-    // Published crates alone: cargo packs nothing from outside of a package's folder.
+    // Only for published crates: cargo packs nothing from outside of a package's folder.
     let Some((_, inside)) = path.strip_prefix("crates/").and_then(|it| it.split_once('/')) else {
         return Vec::new();
     };
@@ -60,12 +61,12 @@ fn included_from_outside<'a>(path: &str, contents: &'a str) -> Vec<(usize, &'a s
     found
 }
 
-/// Tests may set and read the variables that they check.
+/// Returns `true` unless the file is a test: tests may set and read the variables that they check.
 fn is_shipped(path: &str) -> bool {
     !path.split('/').any(|part| matches!(part, "tests" | "tests.rs" | "benches"))
 }
 
-/// The line of the module of tests, which house style puts at the end.
+/// Returns the line of the module of tests, which is at the end by the project's style.
 fn tests_begin(contents: &str) -> Option<usize> {
     let lines: Vec<&str> = contents.lines().map(str::trim).collect();
     let at = lines
@@ -74,18 +75,18 @@ fn tests_begin(contents: &str) -> Option<usize> {
     Some(at + 1)
 }
 
-/// What a Rust file says outside of comments.
+/// Content of a Rust file outside of comments.
 #[derive(Debug, Default)]
 struct Tokens {
     /// String literals with their lines, escapes as written.
     literals: Vec<(usize, String)>,
-    /// Lines on which the keyword stands.
+    /// Lines that contain the keyword.
     unsafe_lines: Vec<usize>,
 }
 
 impl Tokens {
-    /// A lexer of what matters here: comments, strings and characters, lifetimes, words. A full
-    /// parser would be slower to build than all the rest of xtask.
+    /// Splits the file with a lexer for comments, strings and characters, lifetimes and words. A full parser would take
+    /// longer to build than the rest of xtask.
     fn of(contents: &str) -> Self {
         let mut tokens = Self::default();
         let mut rest = contents;
@@ -128,7 +129,7 @@ fn word_length(text: &str) -> usize {
     text.find(|it: char| !it.is_alphanumeric() && it != '_').unwrap_or(text.len())
 }
 
-/// They nest.
+/// Returns the length of a block comment; they nest.
 fn block_comment_length(text: &str) -> usize {
     let (mut depth, mut at) = (0_usize, 0);
     while at < text.len() {
@@ -161,7 +162,7 @@ fn string_length(text: &str) -> usize {
     text.len()
 }
 
-/// `r"…"`, `br#"…"#` and their kin: how long, and what is in it.
+/// Returns the length and the content of `r"…"`, `br#"…"#` and similar literals.
 fn raw_string<'a>(word: &str, text: &'a str) -> Option<(usize, &'a str)> {
     if !matches!(word, "r" | "br" | "cr") {
         return None;
@@ -175,7 +176,7 @@ fn raw_string<'a>(word: &str, text: &'a str) -> Option<(usize, &'a str)> {
     Some(((start + length + end.len()).min(text.len()), &body[..length]))
 }
 
-/// A character such as `'"'` or `'\''`; of a lifetime, only the quote.
+/// Returns the length of a character such as `'"'` or `'\''`; for a lifetime, that of the quote.
 fn character_length(text: &str) -> usize {
     let mut characters = text.char_indices().skip(1);
     match (characters.next(), characters.next()) {
@@ -189,9 +190,9 @@ fn character_length(text: &str) -> usize {
 }
 
 const UNSAFE_CRATES: [&str; 3] = ["crates/torch/", "crates/dylib-call/", "dev/test-device/"];
-/// env.rs, or the folder env/ should it be split.
+/// File env.rs, or the folder env/ should it be split.
 const CONTRACT_FILE: &str = "crates/rank-env/src/env";
-/// One string, so that this file does not hold the literals it looks for.
+/// One string, so that this file does not contain the literals that are searched for.
 const CONTRACT: &str = "RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE \
                         GROUP_WORLD_SIZE ROLE_WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT";
 const ELASTIC: &str = concat!("TORCH", "ELASTIC_");

@@ -2,7 +2,7 @@
 
 use super::Findings;
 
-/// No file names a folder of a user's machine.
+/// Checks that no file contains a folder of a user's machine.
 pub(super) fn check(path: &str, contents: &str, findings: &mut Findings) {
     for (index, line) in contents.lines().enumerate() {
         if let Some(found) = machine_folder(line) {
@@ -15,8 +15,8 @@ pub(super) fn check(path: &str, contents: &str, findings: &mut Findings) {
     }
 }
 
-/// The start of an absolute path into a home, a work folder or the temporary folder. The same words
-/// inside a longer path or an address are innocent.
+/// Returns the start of an absolute path into a home, a work folder or the temporary folder. The same words inside a
+/// longer path or a URL are allowed.
 fn machine_folder(line: &str) -> Option<String> {
     for folder in FOLDERS.split(' ') {
         let wanted = format!("/{folder}/");
@@ -36,7 +36,7 @@ fn machine_folder(line: &str) -> Option<String> {
     None
 }
 
-/// One string, so that this file does not hold what it looks for.
+/// One string, so that this file does not contain what is searched for.
 const FOLDERS: &str = "home root work tmp Users";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A rule about time: a test that waits for long says why.
+//! Rule about time: a test that waits for long needs a documented reason.
 
 use std::fs;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::checkout::Checkout;
 use crate::suite::{TIMINGS, timings};
 use crate::workspace::Workspace;
 
-/// Names the tests that waited for long in the last run of the whole suite, and do not stand in the list with a reason.
-/// Where the suite has not run, there is nothing to name. A busy machine makes every test wait: so these are notes.
+/// Lists the tests that waited for long in the last run of the whole suite and are not in the list with a reason. Empty
+/// if the suite has not run. Only notes, as every test waits on a busy machine.
 pub(super) fn check(checkout: &Checkout, findings: &mut Findings) -> Result<()> {
     let timings = timings::read(&Workspace::of(checkout)?.target.join(TIMINGS))?;
     let list = fs::read_to_string(checkout.root().join(LIST))

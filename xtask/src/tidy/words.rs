@@ -1,21 +1,22 @@
-//! One word per concept: the glossary of ARCHITECTURE.md says which, and which words it replaces.
+//! Rule about words: one term per concept. The glossary of ARCHITECTURE.md lists the terms, and the words that they
+//! replace.
 
 use anyhow::{Result, ensure};
 
 use super::Findings;
 
-/// The file with the glossary, and the heading above its table.
+/// File with the glossary, and the heading above its table.
 pub(super) const GLOSSARY: &str = "ARCHITECTURE.md";
 const HEADING: &str = "## Words";
 
-/// Words that the sources do not use, each with the term that stands for it.
+/// Words that the sources do not use, each with its replacement.
 pub(super) struct Words(Vec<(String, String)>);
 
 impl Words {
     /// Reads the table: the term in the first column, the words that it replaces in backticks in the last one.
     ///
     /// # Errors
-    /// Where the glossary is missing, or replaces no word.
+    /// Fails if the glossary is missing, or replaces no word.
     pub(super) fn of(architecture: &str) -> Result<Self> {
         let mut words = Vec::new();
         for row in section(architecture).filter(|row| row.starts_with('|')) {
@@ -29,8 +30,8 @@ impl Words {
         Ok(Self(words))
     }
 
-    /// Names each line of a source, a page or a manifest with a word that another one replaces. Identifiers
-    /// count by their parts: `world_size` and `WorldSize` are "world size".
+    /// Lists each line of a source, a page or a manifest with a replaced word. Identifiers are split into their parts:
+    /// `world_size` and `WorldSize` are "world size".
     pub(super) fn check(&self, path: &str, contents: &str, findings: &mut Findings) {
         if !READ.iter().any(|end| path.ends_with(end)) {
             return;
@@ -56,13 +57,13 @@ impl Words {
 
 const READ: [&str; 6] = [".rs", ".md", ".toml", ".cpp", ".cu", ".h"];
 
-/// The lines from the glossary's heading to the next one.
+/// Returns the lines from the glossary's heading to the next one.
 fn section(architecture: &str) -> impl Iterator<Item = &str> {
     let after = architecture.lines().skip_while(|line| *line != HEADING).skip(1);
     after.take_while(|line| !line.starts_with("## "))
 }
 
-/// The words of a text in lower case between single spaces, identifiers cut into their parts.
+/// Returns the words of a text in lower case between single spaces, with identifiers split into their parts.
 fn plain(text: &str) -> String {
     let mut words = String::from(" ");
     let mut before = ' ';

@@ -1,4 +1,4 @@
-//! What a checkpoint holds, as a table or as JSON.
+//! Contents of a checkpoint, as a table or as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -19,11 +19,11 @@ use serde_json::{Value, json};
 
 use super::bytes;
 
-/// How much is shown.
+/// Amount of detail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     Full,
-    /// A line for each object.
+    /// One line per object.
     Short,
     Json,
 }
@@ -50,12 +50,13 @@ pub(super) fn answer(path: &Path, form: Form) -> anyhow::Result<String> {
     }
 }
 
-/// The weights at `path`, which are in `file`: it, or the file of a folder; none where they are in parts.
+/// Describes the weights at `path`. `file` is that file, or the file of a folder; `None` if the weights are in several
+/// files.
 fn weights(path: &Path, file: Option<&Path>, form: Form) -> anyhow::Result<String> {
-    // Of the shards of an index the weights are shown.
+    // For an index, the weights of all its files are shown.
     let is_one = path.is_file() && !is_index(path);
     let found = match find_weights(path, &WeightsOptions::default()) {
-        // All of the file is shown, not one dictionary of it.
+        // The whole file is shown, not one dictionary of it.
         Ok(found) if is_one && !(found.key.is_empty() && found.left_out.is_empty()) => {
             return states(path, form);
         }
@@ -96,7 +97,7 @@ fn weights(path: &Path, file: Option<&Path>, form: Form) -> anyhow::Result<Strin
     Ok(text)
 }
 
-/// A step that DeepSpeed has saved: its weights, and the states of its optimizer by parameter.
+/// Describes a step that DeepSpeed has saved: its weights, and the states of its optimizer by parameter.
 fn deepspeed(path: &Path, run: &DeepSpeedFolder, form: Form) -> anyhow::Result<String> {
     let weights = run.weights().iter().map(|(name, tensor)| (name.clone(), tensor.info()));
     let weights: Vec<(String, TensorInfo)> = weights.collect();
@@ -126,12 +127,12 @@ fn deepspeed(path: &Path, run: &DeepSpeedFolder, form: Form) -> anyhow::Result<S
     Ok(text)
 }
 
-/// Whether it is the index of several files.
+/// Returns `true` if the file is the index of several files.
 fn is_index(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json")
 }
 
-/// What the user of a safetensors file has written into it. Nothing for other files.
+/// Returns the metadata that the user of a safetensors file has written into it; empty for other files.
 fn metadata(path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     if is_index(path) {
         return Ok(BTreeMap::new());
@@ -140,7 +141,7 @@ fn metadata(path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(format_of(path, &file)?.metadata(path, &file)?.into_iter().collect())
 }
 
-/// A file of torch.save with more than weights: an optimizer's state, a dictionary of several. Objects
+/// Describes a file of torch.save with more than weights: an optimizer's state, or a dictionary of several. Objects
 /// that are not plain values are shown by their names.
 fn states(path: &Path, form: Form) -> anyhow::Result<String> {
     let mut tensors = Vec::new();
@@ -164,17 +165,17 @@ fn states(path: &Path, form: Form) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The checkpoints of a project's folder.
+/// Checkpoints of a project's folder.
 struct Project {
-    /// The folder that they are in.
+    /// Folder of the checkpoints.
     folder: PathBuf,
     newest: PathBuf,
-    /// The others, the oldest first.
+    /// Older checkpoints, the oldest first.
     others: Vec<PathBuf>,
 }
 
 impl Project {
-    /// Looks in a folder and in its `checkpoints`; `None` where neither holds a checkpoint.
+    /// Searches a folder and its `checkpoints`; `None` if neither contains a checkpoint.
     fn find(path: &Path) -> Result<Option<Self>, Error> {
         for folder in [path.join(CHECKPOINTS), path.to_owned()] {
             let numbers = numbered(&folder)?;
@@ -214,7 +215,7 @@ impl Project {
     }
 }
 
-/// A checkpoint; `others` are those beside it in a project's folder.
+/// Describes a checkpoint; `others` are those beside it in a project's folder.
 fn checkpoint(
     checkpoint: &Checkpoint,
     form: Form,
@@ -235,14 +236,14 @@ fn checkpoint(
     }
 }
 
-/// Tensors that belong together.
+/// Tensors with a common prefix.
 struct Group {
     name: String,
     tensors: usize,
     bytes: u64,
 }
 
-/// Tensors by the first part of their names, in the order of the first ones, and the sum.
+/// Sums tensors by the first part of their names, in the order of first occurrence, with the total.
 fn groups(tensors: &[(String, TensorInfo)]) -> String {
     let mut groups: Vec<Group> = Vec::new();
     let mut places: BTreeMap<&str, usize> = BTreeMap::new();
@@ -269,7 +270,7 @@ fn rows_of(groups: &[Group]) -> String {
     rows.collect()
 }
 
-/// One long name does not widen all lines.
+/// Returns the width of the column; a single long name does not widen all lines.
 fn widest(lengths: impl Iterator<Item = usize>) -> usize {
     lengths.max().unwrap_or_default().min(MAX_COLUMN)
 }
@@ -280,7 +281,7 @@ fn total(tensors: &[(String, TensorInfo)]) -> String {
     format!("  {}, {}\n", counted(tensors.len(), "tensor"), bytes(total))
 }
 
-/// What a checkpoint says of the whole.
+/// Describes the checkpoint as a whole.
 fn heading(checkpoint: &Checkpoint) -> Result<String, std::fmt::Error> {
     let manifest = checkpoint.manifest();
     let mut text = String::new();
@@ -318,7 +319,7 @@ fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
         if let Some(state) = checkpoint.state(object)? {
             lines(&mut text, &state.to_json(), "  ")?;
         }
-        // Compares what the manifest says with the files.
+        // Compares the manifest with the files.
         checkpoint.chunks(object)?;
         if !object.tensors.is_empty() {
             text.push_str(&table(&infos(object)));
@@ -347,7 +348,7 @@ fn as_text(checkpoint: &Checkpoint) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The plain values of a state: a line each, without those that are long.
+/// Writes the plain values of a state, one line each, without long ones.
 fn lines(text: &mut String, state: &Value, indent: &str) -> std::fmt::Result {
     let Value::Object(entries) = state else { return Ok(()) };
     for (key, value) in entries {
@@ -409,7 +410,7 @@ fn table(tensors: &[(String, TensorInfo)]) -> String {
     text + &total(tensors)
 }
 
-/// The tensors of an object, by name, with their global shapes.
+/// Returns the tensors of an object, by name, with their global shapes.
 fn infos(object: &Object) -> Vec<(String, TensorInfo)> {
     object.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.info())).collect()
 }
@@ -470,5 +471,5 @@ fn tensors_json(tensors: &[(String, TensorInfo)]) -> Value {
 }
 
 const MAX_COLUMN: usize = 100;
-/// The folder of a project's checkpoints.
+/// Name of the folder of a project's checkpoints.
 const CHECKPOINTS: &str = "checkpoints";

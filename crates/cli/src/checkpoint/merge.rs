@@ -1,4 +1,4 @@
-//! `brigade checkpoint merge`: the weights of a sharded run as one file.
+//! `brigade checkpoint merge`: writes the weights of a sharded run to one file.
 
 use std::path::{Path, PathBuf};
 
@@ -92,7 +92,7 @@ impl MergeArgs {
         Ok(Target::Weights(format))
     }
 
-    /// The checkpoint's folder: a project's newest where `from` is a project's.
+    /// Returns the checkpoint's folder: the newest one if `from` is a project's folder.
     fn folder(&self) -> Result<PathBuf> {
         let checkpoints = self.from.join("checkpoints");
         if !checkpoints.is_dir() {
@@ -123,7 +123,7 @@ impl MergeArgs {
     }
 }
 
-/// What the checkpoint is, and how it has the model, in a line.
+/// Describes the checkpoint and the sharding of its model, in one line.
 fn found(checkpoint: &Checkpoint, model: &str) -> String {
     let manifest = checkpoint.manifest();
     let mesh: Vec<String> =

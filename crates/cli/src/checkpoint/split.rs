@@ -1,4 +1,4 @@
-//! `brigade checkpoint split`: weights in files of at most one size.
+//! `brigade checkpoint split`: writes weights to files of limited size.
 
 use std::path::PathBuf;
 

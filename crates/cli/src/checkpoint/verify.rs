@@ -1,4 +1,4 @@
-//! Whether a checkpoint is what was written.
+//! `brigade checkpoint verify`: compares a checkpoint with its checksums.
 
 use std::path::Path;
 
@@ -8,11 +8,11 @@ use brigade_rank_env::text::{counted, escaped};
 
 use super::bytes;
 
-/// Exit code and text: 1 where something is wrong.
+/// Returns the exit code and the text. The code is 1 if the checkpoint is damaged.
 pub(super) fn answer(path: &Path) -> anyhow::Result<(u8, String)> {
     let checkpoint = match Checkpoint::open(path) {
         Ok(checkpoint) => checkpoint,
-        // The answer to the question, not a failure to answer it.
+        // This is the answer to the question, not a failure to answer it.
         Err(error @ Error::Damaged { .. }) => return Ok((1, format!("{error}\n"))),
         Err(error) => return Err(error.into()),
     };

@@ -1,4 +1,4 @@
-//! Asks the questions of `brigade config` on the terminal.
+//! Interactive questionnaire of `brigade config` on the terminal.
 
 use std::fmt;
 use std::path::Path;
@@ -8,11 +8,12 @@ use brigade_config::{Machine, Settings};
 use inquire::validator::Validation;
 use inquire::{Confirm, InquireError, Select, Text};
 
-/// What the answers say; `None` where Ctrl-C ended it.
+/// Asks the questions and returns the settings; `None` after Ctrl-C.
 ///
-/// Esc takes the last answer back.
+/// Esc returns to the previous question.
 ///
-/// Errors when the terminal fails.
+/// # Errors
+/// Fails when the terminal does.
 pub(super) fn ask(path: &Path, force: bool, machine: Machine) -> anyhow::Result<Option<Settings>> {
     if path.exists() && !force {
         let prompt = format!("{} already exists. Overwrite it?", path.display());
@@ -29,7 +30,7 @@ pub(super) fn ask(path: &Path, force: bool, machine: Machine) -> anyhow::Result<
     while let Some(question) = questionnaire.next() {
         match put(&questionnaire, question) {
             Ok(Some(answer)) => {
-                // The prompt has let nothing else through.
+                // The prompt has already validated the answer.
                 if let Err(reason) = questionnaire.answer(question, &answer) {
                     anyhow::bail!("{} {answer}: {reason}", questionnaire.prompt(question));
                 }
@@ -43,7 +44,7 @@ pub(super) fn ask(path: &Path, force: bool, machine: Machine) -> anyhow::Result<
     Ok(Some(questionnaire.settings()))
 }
 
-/// One question; `None` to go back.
+/// Asks one question; `None` to return to the previous one.
 fn put(questionnaire: &Questionnaire, question: Question) -> Result<Option<String>, InquireError> {
     let prompt = questionnaire.prompt(question);
     match questionnaire.kind(question) {
@@ -88,7 +89,7 @@ fn or_default(answer: &str, default: Option<&str>) -> String {
     if answer.is_empty() { default.unwrap_or_default() } else { answer }.to_owned()
 }
 
-/// Ctrl-C, or Esc where there is nothing to go back to, is an answer. The rest is a fault.
+/// Ctrl-C, or Esc at the first question, ends the questionnaire without an error.
 fn ended(error: InquireError) -> anyhow::Result<()> {
     match error {
         InquireError::OperationInterrupted | InquireError::OperationCanceled => Ok(()),
@@ -96,7 +97,7 @@ fn ended(error: InquireError) -> anyhow::Result<()> {
     }
 }
 
-/// A row of a list.
+/// Row of a list.
 struct Choice {
     word: &'static str,
     meaning: &'static str,

@@ -9,16 +9,16 @@ use serde_json::{Map, Value, json};
 
 use crate::secrets::shown;
 
-/// Which settings to show.
+/// Selection of the settings to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
-    /// Those that have a value.
+    /// Settings that have a value.
     Set,
-    /// Those without one, too.
+    /// All settings.
     All,
 }
 
-/// A row for each setting: name, value, source. Then what there is to say about them.
+/// Returns a row for each setting (name, value, source), then the notes.
 pub(crate) fn text(
     layers: &Layer,
     file: Option<&SettingsPath>,
@@ -74,7 +74,7 @@ fn rows(layers: &Layer, which: Which) -> Vec<[String; 3]> {
     rows
 }
 
-/// Every setting with its value and source, `null` where it is not set.
+/// Returns every setting with its value and source, `null` if it is not set.
 pub(crate) fn json(layers: &Layer, file: Option<&SettingsPath>) -> Map<String, Value> {
     let source = |name: &str| layers.source(name).map(ToString::to_string);
     let setting = |name: &str| {
@@ -108,5 +108,5 @@ pub(crate) fn json(layers: &Layer, file: Option<&SettingsPath>) -> Map<String, V
     answer
 }
 
-/// A longer value moves its source to the right, and no other's.
+/// Maximum width of the column. A longer value moves only its own source to the right.
 const MAX_WIDTH: usize = 32;

@@ -1,4 +1,4 @@
-//! Images with a line of text below each, as one picture.
+//! Grid of images in one picture, with a line of text below each.
 
 use brigade_images::{Image, Size};
 use embedded_graphics::Drawable;
@@ -10,20 +10,20 @@ use embedded_graphics::pixelcolor::{Rgb888, RgbColor};
 use embedded_graphics::prelude::Pixel;
 use embedded_graphics::text::{Baseline, Text};
 
-/// Rows and columns of cells on white.
+/// Cells in rows and columns on a white background.
 pub(super) struct Grid {
     image: Image,
     cell: Size,
 }
 
-/// Pixels of a letter.
+/// Size of a letter in pixels.
 const LETTER: Size = Size::new(6, 13);
 const GAP: u32 = 6;
-/// Of the whole picture: 200 MB.
+/// Maximum number of pixels of the whole picture: 200 MB.
 pub(super) const MAX_PIXELS: u64 = 1 << 26;
 
 impl Grid {
-    /// Makes an empty grid of cells of one size; its size as an error where that is too large.
+    /// Creates an empty grid of cells of one size. Fails with its size in pixels if that is too large.
     pub(super) fn new(rows: u32, columns: u32, cell: Size) -> Result<Self, Size> {
         let side = |count: u32, cell: u32| count.saturating_mul(cell.saturating_add(GAP));
         let size = Size::new(
@@ -38,11 +38,11 @@ impl Grid {
         Ok(Self { image, cell })
     }
 
-    /// Puts an image, which is not larger than a cell, and its label into a cell.
+    /// Draws an image, which is at most as large as a cell, and its label into a cell.
     pub(super) fn put(&mut self, row: u32, column: u32, image: &Image, label: &str) {
         let left = GAP + column * (self.cell.width + GAP);
         let top = GAP + row * (self.cell.height + LETTER.height + GAP / 2 + GAP);
-        // In the middle of its cell, just above its label.
+        // Centred in its cell, just above its label.
         let start = left + (self.cell.width - image.width()) / 2;
         let first = top + (self.cell.height - image.height()) / 2;
         let (stride, width) = (3 * self.image.width() as usize, 3 * image.width() as usize);
@@ -56,12 +56,12 @@ impl Grid {
         let label = shortened(label, (self.cell.width + GAP - 2) / LETTER.width);
         let place = Point::new(left as i32, (top + self.cell.height + GAP / 2) as i32);
         let style = MonoTextStyle::new(&FONT_6X13, Rgb888::BLACK);
-        // The target has no error.
+        // Drawing into memory cannot fail.
         let Ok(_end) = Text::with_baseline(&label, place, style, Baseline::Top)
             .draw(&mut Canvas(&mut self.image));
     }
 
-    /// Encodes the grid.
+    /// Encodes the grid as PNG.
     pub(super) fn png(&self) -> Result<Vec<u8>, png::EncodingError> {
         let mut bytes = Vec::new();
         let mut encoder = png::Encoder::new(&mut bytes, self.image.width(), self.image.height());
@@ -74,7 +74,7 @@ impl Grid {
     }
 }
 
-/// The first letters of a label, with two dots where it goes on.
+/// Shortens a label to this many letters, with two dots at the cut.
 fn shortened(label: &str, letters: u32) -> String {
     let letters = letters.max(1) as usize;
     if label.chars().count() <= letters {
@@ -84,7 +84,7 @@ fn shortened(label: &str, letters: u32) -> String {
     format!("{kept}..")
 }
 
-/// An image that letters are drawn on.
+/// Image as a target for drawing text.
 struct Canvas<'a>(&'a mut Image);
 
 impl OriginDimensions for Canvas<'_> {

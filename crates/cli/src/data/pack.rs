@@ -1,4 +1,4 @@
-//! `brigade data pack`: images, decoded and resized once, in one file.
+//! `brigade data pack`: writes decoded and resized images to one file.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

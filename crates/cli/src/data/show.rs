@@ -134,7 +134,7 @@ impl ShowArgs {
         Ok(text)
     }
 
-    /// Samples in the order in which they are shown.
+    /// Returns the indices of samples in the order in which they are shown.
     fn order(&self, len: usize) -> Vec<usize> {
         if self.valid {
             return (0..len).collect();
@@ -150,7 +150,7 @@ fn too_large(size: &str) -> anyhow::Error {
     Usage(text).into()
 }
 
-/// The help of `--transforms`, with a line for each of them.
+/// Returns the help of `--transforms`, with one line for each transform.
 fn list() -> String {
     let mut text = "\
 Transforms: `random-resized-crop=160,flip`

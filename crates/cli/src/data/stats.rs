@@ -1,4 +1,4 @@
-//! `brigade data stats`: classes, sizes, broken files, mean and deviation.
+//! `brigade data stats`: classes, sizes, broken files, mean and standard deviation.
 
 use std::fmt::Write;
 
@@ -97,7 +97,7 @@ impl StatsArgs {
     }
 }
 
-/// Classes that the table has at most.
+/// Maximum number of classes in the table.
 const SHOWN: usize = 20;
 
 fn as_json(part: &Part, stats: &ImageStats) -> serde_json::Value {

@@ -1,4 +1,4 @@
-//! What ranks divide besides samples: layers, sequences and stages, and what they send for it.
+//! Memory and messages of tensor, sequence, context, expert and pipeline parallelism.
 
 use std::io::{self, Write};
 
@@ -45,17 +45,17 @@ pub(super) struct Options {
     schedule: Schedule,
 }
 
-/// The ranks of a job, and the part of the model that those of a stage have.
+/// Division of a model among the ranks of a job.
 pub(super) struct Division {
     mesh: Mesh,
-    /// Samples of a micro-batch.
+    /// Samples per micro-batch.
     pub(super) samples: u64,
     step: Option<TransformerStep>,
-    /// Micro-batches of a step.
+    /// Micro-batches per step.
     micro_batches: u64,
-    /// Of which a rank of each stage keeps the activations of the most.
+    /// For each stage, the maximum number of micro-batches whose activations a rank keeps.
     held: Vec<u64>,
-    /// Layers of each stage.
+    /// Range of layers of each stage.
     stages: Vec<std::ops::Range<usize>>,
 }
 
@@ -64,17 +64,17 @@ impl Options {
         self.tensor * self.context * self.pipeline > 1
     }
 
-    /// Returns the number of ranks over which gradients are averaged, of so many in all.
+    /// Returns the number of ranks over which gradients are averaged, out of `ranks`.
     pub(super) fn averaged(&self, ranks: usize) -> usize {
         (ranks / self.tensor.saturating_mul(self.pipeline).max(1)).max(1)
     }
 
-    /// Returns the number of micro-batches unless one is given: four for each rank of a pipeline.
+    /// Returns the default number of micro-batches: four per rank of a pipeline.
     pub(super) fn usual_micro_batches(&self) -> u64 {
         if self.pipeline > 1 { 4 * self.pipeline as u64 } else { 1 }
     }
 
-    /// Returns how these options divide a model over so many ranks.
+    /// Returns the division of a model by these options over this many ranks.
     pub(super) fn division(
         &self,
         args: &EstimateArgs,
@@ -155,8 +155,8 @@ impl Division {
         self.stages.len()
     }
 
-    /// Returns what a rank of a stage has of the parameters. Matrices are divided; embedding and head are of the first and
-    /// the last stage, and one weight for both is of both.
+    /// Returns the parameters of a rank of a stage. Matrices are divided; the first stage has the embedding and the
+    /// last one the head, and a tied weight is on both.
     pub(super) fn parameters(&self, all: &[Parameter], stage: usize) -> Vec<Parameter> {
         if self.mesh.size(Axis::Pipeline) == 1 && self.mesh.size(Axis::Tensor) == 1 {
             return all.to_vec();
@@ -180,7 +180,7 @@ impl Division {
                 own.push(divided(parameter, tensor));
             }
         }
-        // Of tied weights the head has none of its own.
+        // With tied weights the head has no parameters of its own.
         let vocabulary = self.step.map_or(0, |step| step.vocabulary);
         if is_last && stage > 0 && vocabulary > 0 && !has_head {
             let hidden = self.step.map_or(0, |step| step.hidden);
@@ -191,7 +191,8 @@ impl Division {
         own
     }
 
-    /// Returns what a rank of a stage keeps of all micro-batches that it holds; `None` for models that are not transformers.
+    /// Returns the activations that a rank of a stage keeps for all its micro-batches; `None` for models that are not
+    /// transformers.
     pub(super) fn kept(&self, stage: usize) -> Option<Kept> {
         let step = self.step?;
         let held = self.held.get(stage).copied().unwrap_or(1);
@@ -199,7 +200,7 @@ impl Division {
         Some(Kept { activations, logits: step.logits(&self.mesh, stage) })
     }
 
-    /// Returns what a rank of a stage sends in a step along each axis.
+    /// Returns the messages that a rank of a stage sends per step along each axis.
     fn messages(&self, stage: usize) -> Vec<AxisMessages> {
         let sent = self.step.map(|step| step.messages(&self.mesh, stage)).unwrap_or_default();
         let in_step = |it: AxisMessages| AxisMessages {
@@ -210,7 +211,7 @@ impl Division {
         sent.into_iter().map(in_step).collect()
     }
 
-    /// Lines on the mesh and on what is sent besides gradients and parameters.
+    /// Writes lines on the mesh and on messages other than gradients and parameters.
     pub(super) fn text(&self, stage: usize, out: &mut impl Write) -> io::Result<()> {
         let stages = match self.stages.len() {
             1 => String::new(),
@@ -266,7 +267,7 @@ impl Division {
     }
 }
 
-/// A rank's part of a matrix; vectors are whole on every rank.
+/// Returns a rank's part of a matrix; vectors are whole on every rank.
 fn divided(parameter: &Parameter, ranks: u64) -> Parameter {
     let mut own = parameter.clone();
     if let [rows, _, ..] = &mut own.shape[..] {

@@ -1,4 +1,5 @@
-//! What a model needs to generate text: weights in each format, the key-value cache, and the bound of weights that are moved.
+//! Memory of text generation: weights in each format, the key-value cache, and the speed limit of weights that are
+//! moved.
 
 use std::io::{self, Write};
 
@@ -46,13 +47,13 @@ pub(super) struct InferenceOptions {
     disk: u64,
 }
 
-/// The bytes of one format of the weights, and where they would be.
+/// Bytes of one format of the weights, and their placement.
 struct Row {
     format: WeightFormat,
     weights: u64,
     largest: PlacedLayer,
     cache: Option<Inference>,
-    /// Where limits are given.
+    /// Placement, if memory limits are given.
     placement: Option<Result<Placement, DeviceMapError>>,
 }
 
@@ -89,7 +90,7 @@ impl Row {
             }
         };
         let weights = layers.iter().map(|layer| layer.bytes).sum();
-        // The first of several.
+        // The first of several equal ones.
         let largest = layers.into_iter().rev().max_by_key(|layer| layer.bytes);
         let largest = largest.ok_or(DeviceMapError::Empty)?;
         Ok(Self { format, weights, largest, cache, placement })
@@ -100,7 +101,7 @@ impl Row {
         self.weights.saturating_add(cache)
     }
 
-    /// The most tokens a second where weights come from the host's memory, and where they come from the disk.
+    /// Returns the maximum tokens per second with weights in host memory, and with weights on disk.
     fn bounds(&self, args: &EstimateArgs) -> [Option<f64>; 2] {
         let InferenceOptions { pcie: link, disk: read, .. } = args.inference;
         let transfer = |host, disk| WeightTransfer { host, disk, link, read };
@@ -108,7 +109,7 @@ impl Row {
     }
 }
 
-/// Tokens a second of all texts of the batch.
+/// Returns the tokens per second of all texts of the batch.
 fn tokens(args: &EstimateArgs, transfer: WeightTransfer) -> Option<f64> {
     transfer.forwards_per_second().map(|forwards| forwards * args.batch_size as f64)
 }
@@ -200,7 +201,7 @@ fn text(
     Ok(())
 }
 
-/// Whether a format fits, and what it costs.
+/// Describes whether a format fits, and what it costs.
 fn fit(args: &EstimateArgs, placement: &Result<Placement, DeviceMapError>) -> String {
     let placement = match placement {
         Ok(placement) => placement,
@@ -275,7 +276,7 @@ fn row_json(args: &EstimateArgs, row: &Row) -> Value {
     answer
 }
 
-/// Reads `cuda:0=20G`, `disk=`.
+/// Parses `cuda:0=20G`, `disk=`.
 pub(crate) fn limit(text: &str) -> Result<(String, String), String> {
     let wrong = || "not a device and its bytes such as cuda:0=20G".to_owned();
     let (device, bytes) = text.split_once('=').ok_or_else(wrong)?;

@@ -2,17 +2,17 @@
 
 use super::memory::{ModelSize, Shape};
 
-/// A name and its sizes, as PyTorch's, torchvision's and Hugging Face's models of that name have.
+/// Name, sizes and kind of a model, as in PyTorch, torchvision and Hugging Face.
 type Known = (&'static str, u64, u64, Kind);
 
 enum Kind {
-    /// Layers, width, heads, vocabulary.
+    /// Layers, hidden size, heads, vocabulary size.
     Transformer(u64, u64, u64, u64),
-    /// What its convolutions give out for one sample of this many pixels a side.
+    /// Number of output values of its convolutions for one sample with this many pixels per side.
     Convolutional { outputs: u64, side: u64 },
 }
 
-/// Sizes of the model of that name. `side`: pixels a side of its images.
+/// Returns the sizes of the model of that name. `side` is the number of pixels per side of its images.
 pub(super) fn find(name: &str, side: Option<u64>) -> Option<ModelSize> {
     let (_, parameters, largest, kind) =
         TABLE.iter().find(|known| known.0.eq_ignore_ascii_case(name))?;
@@ -20,7 +20,7 @@ pub(super) fn find(name: &str, side: Option<u64>) -> Option<ModelSize> {
         Kind::Transformer(layers, hidden, heads, vocabulary) => {
             Shape::Transformer { layers, hidden, heads, keys: hidden, vocabulary }
         }
-        // Convolutions give out as much more as there are more pixels.
+        // The outputs of convolutions grow with the number of pixels.
         Kind::Convolutional { outputs, side: usual } => {
             let side = u128::from(side.unwrap_or(usual));
             let scaled = u128::from(outputs) * side * side / u128::from(usual * usual);
@@ -54,7 +54,7 @@ const TABLE: &[Known] = &[
 mod tests {
     use super::*;
 
-    /// What the convolutions of a ResNet give out for one image, counted layer by layer.
+    /// Returns the number of output values of a ResNet's convolutions for one image, layer by layer.
     fn resnet(blocks: [u64; 4], bottleneck: bool) -> u64 {
         let mut outputs = 64 * 112 * 112;
         let mut side = 56;

@@ -1,25 +1,24 @@
-//! How much memory a training run needs on each rank: arithmetic from sizes, before anything is
-//! built.
+//! Memory of a training run on each rank, computed from the model's sizes.
 //!
-//! Weights, gradients and optimizer states are exact. Activations are an estimate: what a forward
-//! keeps for its backward depends on the model's code, of which only the sizes are known here.
+//! Weights, gradients and optimizer states are exact. Activations are an estimate: what a forward pass keeps for the
+//! backward pass depends on the model's code, of which only the sizes are known here.
 
 use brigade_checkpoint::Dtype;
 use brigade_sharding::Parameter;
 
-/// The sizes of a model.
+/// Sizes of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ModelSize {
     /// Number of parameters.
     pub(super) parameters: u64,
-    /// Parameters of its largest single tensor.
+    /// Number of parameters of its largest tensor.
     pub(super) largest: u64,
-    /// What a forward keeps; `None` where it cannot be told.
+    /// Shape that decides the activations; `None` if it is unknown.
     pub(super) shape: Option<Shape>,
 }
 
 impl ModelSize {
-    /// Parameters of a model with these sizes, in units: a transformer's blocks, or one for all.
+    /// Returns the parameters of a model with these sizes, in units: a transformer's blocks, or one for all.
     pub(super) fn parameters_by_unit(&self) -> Vec<Parameter> {
         let (layers, hidden) = match self.shape {
             Some(Shape::Transformer { layers, hidden, .. }) => (layers.max(1), hidden.max(1)),
@@ -30,7 +29,7 @@ impl ModelSize {
         let most = self.parameters.checked_div(layers).unwrap_or(0);
         let block = u64::try_from(block).unwrap_or(u64::MAX).min(most);
         let rest = self.parameters - layers * block;
-        // A head of its own, where there is room for it beside the embedding.
+        // A separate language head, if the parameters leave room for one beside the embedding.
         let head = match self.shape {
             Some(Shape::Transformer { vocabulary, .. }) => vocabulary.saturating_mul(hidden),
             _ => 0,
@@ -45,7 +44,7 @@ impl ModelSize {
     }
 }
 
-/// Rows of a width, and what is left.
+/// Returns rows of this width, and the remainder.
 fn of_unit(unit: &str, elements: u64, width: u64) -> impl Iterator<Item = Parameter> {
     let shapes = [("rows", vec![elements / width, width]), ("rest", vec![elements % width])];
     let shapes = shapes.into_iter().filter(|(_, shape)| !shape.contains(&0));
@@ -55,36 +54,36 @@ fn of_unit(unit: &str, elements: u64, width: u64) -> impl Iterator<Item = Parame
     })
 }
 
-/// What decides the size of the activations.
+/// Sizes that decide the memory of activations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Shape {
     /// A stack of equal blocks of attention and a feed-forward layer.
     Transformer {
         /// Number of blocks.
         layers: u64,
-        /// Width of a token.
+        /// Hidden size.
         hidden: u64,
-        /// Attention heads.
+        /// Number of attention heads.
         heads: u64,
-        /// Width of the keys of all heads: less than that of a token with grouped queries.
+        /// Width of the keys of all heads: less than the hidden size with grouped queries.
         keys: u64,
-        /// Size of the vocabulary, of which logits are made; 0 where none are.
+        /// Vocabulary size of the logits; 0 if there are none.
         vocabulary: u64,
     },
-    /// Convolutions, of which the values that they give out for one sample are known.
+    /// Convolutions with a known number of output values per sample.
     Convolutional {
-        /// Values that all convolutions together give out for one sample.
+        /// Number of output values of all convolutions for one sample.
         outputs: u64,
     },
 }
 
-/// In which types a model is trained or used.
+/// Data types in which a model is trained or used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Precision {
     /// Everything in 32 bits.
     Fp32,
-    /// Mixed: weights, gradients and states in 32 bits, the forward in 16, with a cached copy of
-    /// the weights in 16.
+    /// Mixed precision: weights, gradients and states in 32 bits, the forward pass in 16, with a cached copy of the
+    /// weights in 16.
     Mixed16,
     /// Everything in 16 bits.
     Pure16,
@@ -94,10 +93,10 @@ pub(super) enum Precision {
     Int4,
 }
 
-/// What an optimizer keeps for each parameter.
+/// State of an optimizer per parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OptimizerState {
-    /// Nothing: plain SGD.
+    /// No state: plain SGD.
     None,
     /// One value: SGD with momentum, RMSprop, Adagrad, Muon.
     One,
@@ -105,35 +104,34 @@ pub(super) enum OptimizerState {
     Two,
 }
 
-/// What one rank processes at a time.
+/// Samples that one rank processes at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MicroBatch {
-    /// Samples.
+    /// Number of samples.
     pub(super) samples: u64,
-    /// Tokens in a sample, for transformers.
+    /// Tokens per sample, for transformers.
     pub(super) tokens: u64,
-    /// Attention keeps its matrix of scores: without a fused kernel that computes them anew.
+    /// `true` if attention keeps its matrix of scores: without a fused kernel, which recomputes them.
     pub(super) keeps_scores: bool,
 }
 
-/// Bytes that one rank needs.
+/// Memory of one rank in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Memory {
-    /// The weights, with their copy in 16 bits where there is one.
+    /// Weights, with their 16-bit copy if there is one.
     pub(super) weights: u64,
-    /// The gradients; also the buckets of the reducer, into which they are views. `None` for
-    /// inference, as the next two.
+    /// Gradients, which are views into the buckets of the reducer. `None` for inference, like the next two.
     pub(super) gradients: Option<u64>,
-    /// The optimizer's states.
+    /// States of the optimizer.
     pub(super) optimizer: Option<u64>,
-    /// What the forward keeps for the backward. Also `None` where the model's shape is not known.
+    /// Activations that the forward pass keeps for the backward pass. Also `None` if the model's shape is unknown.
     pub(super) activations: Option<u64>,
 }
 
 impl Memory {
-    /// What one rank needs to train, or to infer. `None` where the bytes do not fit 64 bits.
+    /// Computes the memory of one rank for training or inference. Returns `None` if the bytes exceed 64 bits.
     ///
-    /// With data parallelism every rank holds all of it, whatever their number.
+    /// With data parallelism every rank holds all of it, whatever the world size.
     pub(super) fn new(
         model: &ModelSize,
         precision: Precision,
@@ -141,7 +139,7 @@ impl Memory {
         batch: MicroBatch,
     ) -> Option<Self> {
         let n = model.parameters;
-        // Half bytes, for the sake of 4 bits.
+        // In half bytes, because of 4-bit weights.
         let bytes = |halves: u64| {
             let total = u128::from(n) * u128::from(halves);
             u64::try_from(total.div_ceil(2)).ok()
@@ -175,12 +173,12 @@ impl Memory {
             optimizer: Some(bytes(states * value)?),
             activations,
         };
-        // A sum that fits, so that `total` need not ask.
+        // Checked once here, so that `total` cannot overflow.
         memory.checked_total()?;
         Some(memory)
     }
 
-    /// The sum of what is known.
+    /// Returns the sum of the known parts.
     pub(super) fn total(&self) -> u64 {
         self.checked_total().unwrap_or(u64::MAX)
     }
@@ -193,12 +191,12 @@ impl Memory {
     }
 }
 
-/// Bytes that a forward keeps for its backward.
+/// Memory that a forward pass keeps for the backward pass, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Kept {
-    /// Of the layers.
+    /// Activations of the layers.
     pub(super) activations: u64,
-    /// Of the outputs of a language model.
+    /// Logits of a language model.
     pub(super) logits: u64,
 }
 
@@ -209,12 +207,11 @@ impl Kept {
 }
 
 impl Shape {
-    /// Bytes that a forward keeps for its backward. `None` where they do not fit 64 bits.
+    /// Computes the memory that a forward pass keeps for the backward pass. Returns `None` if the bytes exceed 64 bits.
     ///
-    /// Transformer, per layer and token: 17 values of the width `hidden` (Korthikanti et al. 2022,
-    /// "Reducing Activation Recomputation in Large Transformer Models", table 2: 34 bytes in 16
-    /// bits), and 2.5 matrices of scores per head where attention keeps them. Logits are kept twice
-    /// in 32 bits: for the loss and as its gradient.
+    /// Transformer, per layer and token: 17 values of the width `hidden` (Korthikanti et al. 2022, "Reducing Activation
+    /// Recomputation in Large Transformer Models", table 2: 34 bytes in 16 bits), and 2.5 matrices of scores per head
+    /// if attention keeps them. Logits are kept twice in 32 bits: for the loss and as its gradient.
     ///
     /// Convolutions: each output is kept, normalised and kept again, and rectified in place.
     pub(super) fn kept(&self, precision: Precision, batch: MicroBatch) -> Option<Kept> {

@@ -1,4 +1,4 @@
-//! Every strategy of sharding side by side: bytes of a rank by kind, what is sent, and what fits.
+//! Comparison of all sharding strategies: memory of a rank by kind, messages, and whether it fits.
 
 use std::io::{self, Write};
 
@@ -66,13 +66,13 @@ impl Mixed {
     }
 }
 
-/// The strategies for one number of ranks.
+/// Strategies for one number of ranks.
 pub(super) struct Table {
     ranks: usize,
     columns: Vec<Column>,
-    /// What ranks divide besides samples, where they do.
+    /// Division of the model among ranks, if there is one.
     division: Option<Division>,
-    /// What to do for a memory that was given.
+    /// Advice for the memory that was given.
     change: Option<String>,
 }
 
@@ -80,18 +80,18 @@ struct Column {
     strategy: Choice,
     memory: Memory,
     volume: Volume,
-    /// The stage of the rank that needs the most memory.
+    /// Stage of the rank that needs the most memory.
     stage: usize,
 }
 
-/// How a job is sharded, if it is.
+/// Sharding of a job, if any.
 struct Choice(Option<Sharding>);
 
 pub(super) fn tables(args: &EstimateArgs, subject: &Subject) -> anyhow::Result<Vec<Table>> {
     args.nproc.iter().map(|ranks| Question { args, subject }.table(*ranks)).collect()
 }
 
-/// What the bytes depend on besides the strategy.
+/// Inputs of the computation besides the strategy.
 #[derive(Clone, Copy)]
 struct Question<'a> {
     args: &'a EstimateArgs,
@@ -112,7 +112,7 @@ impl Question<'_> {
         Ok(Table { ranks, columns, division, change })
     }
 
-    /// From the one that changes least to the one that needs least.
+    /// Returns the strategies, from the one that changes least to the one that needs the least memory.
     fn choices(self, ranks: usize) -> Vec<Choice> {
         let mixed = Mixed::precision(self.args.sharded.mixed);
         let mut shardings = Vec::new();
@@ -136,7 +136,7 @@ impl Question<'_> {
         args.sharded.micro_batches.unwrap_or_else(|| args.divided.usual_micro_batches())
     }
 
-    /// The strategy on the rank that needs the most memory.
+    /// Computes a strategy on the rank that needs the most memory.
     fn column(self, strategy: &Choice, ranks: usize, samples: u64) -> anyhow::Result<Column> {
         let division = self.division(ranks, samples)?;
         let of_stage = |stage| self.stage_column(Choice(strategy.0.clone()), &division, stage);
@@ -185,7 +185,7 @@ impl Question<'_> {
         Ok(Workload { states, buffers: self.subject.buffers, activations, logits })
     }
 
-    /// The smallest changes with which the run fits.
+    /// Returns the smallest changes with which the run fits.
     fn change(self, columns: &[Column], ranks: usize, memory: u64) -> anyhow::Result<String> {
         let first = columns.iter().find(|column| column.fits(memory)).map(|it| &it.strategy);
         let mut changes = match first {
@@ -220,7 +220,7 @@ impl Question<'_> {
         })
     }
 
-    /// The first strategy of those wanted that fits.
+    /// Returns the first of the given strategies that fits.
     fn fitting(
         self,
         ranks: usize,
@@ -239,7 +239,7 @@ impl Question<'_> {
 }
 
 impl Choice {
-    /// `zero3+cpu`
+    /// Returns the column's name: `zero3+cpu`.
     fn name(&self) -> String {
         match &self.0 {
             None => "none".to_owned(),
@@ -248,7 +248,7 @@ impl Choice {
         }
     }
 
-    /// What a user writes for it.
+    /// Returns the setting that a user writes.
     fn setting(&self) -> String {
         match &self.0 {
             None => "--sharding none".to_owned(),
@@ -268,7 +268,7 @@ impl Choice {
     }
 }
 
-/// Ranks of a host, of which most have 8 or fewer, where there are several hosts; else half of them.
+/// Returns the number of ranks per host: most hosts have 8 or fewer. On a single host, half of its ranks.
 fn host_of(ranks: usize) -> Option<usize> {
     (2..=8.min(ranks / 2)).rev().find(|size| ranks.is_multiple_of(*size))
 }
@@ -378,7 +378,7 @@ pub(super) fn json(
     out.write_all(b"\n")
 }
 
-/// `1.2 s`
+/// Formats a duration: `1.2 s`.
 fn seconds(seconds: f64) -> String {
     match seconds {
         seconds if seconds >= 1.0 => format!("{seconds:.1} s"),
@@ -387,7 +387,7 @@ fn seconds(seconds: f64) -> String {
     }
 }
 
-/// A kind of memory: its label, and its bytes.
+/// Kind of memory: its label and its bytes.
 type Kind = (&'static str, fn(&Memory) -> u64);
 
 const KINDS: [Kind; 8] = [
@@ -401,9 +401,9 @@ const KINDS: [Kind; 8] = [
     ("logits", |memory| memory.logits),
 ];
 
-/// Bytes of a gradient without sharding.
+/// Bytes of a gradient element without sharding.
 const ELEMENT: u64 = 4;
-/// Up to which more ranks are proposed.
+/// Maximum number of ranks that is proposed.
 const MOST_RANKS: usize = 4096;
 
 #[cfg(test)]

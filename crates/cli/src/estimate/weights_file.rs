@@ -1,4 +1,4 @@
-//! Sizes of a model from its weights file, of which no tensor is read.
+//! Sizes of a model from its weights file, without reading any tensor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,25 +15,25 @@ use serde::de::DeserializeOwned;
 
 use super::memory::{ModelSize, Shape};
 
-/// What a weights file tells without its tensors.
+/// Sizes in a weights file.
 #[derive(Debug)]
 pub(crate) struct Weights {
     pub(super) size: ModelSize,
     pub(super) tensors: usize,
-    /// How many values of each type there are.
+    /// Number of values of each data type.
     pub(super) types: BTreeMap<String, u64>,
-    /// Which state dictionary was read, a line each.
+    /// State dictionary that was read, in lines.
     pub(super) read: Vec<String>,
-    /// Its parameters as a model has them when it is trained: floats in 32 bits.
+    /// Parameters as in training: floats in 32 bits.
     pub(super) parameters: Vec<Parameter>,
-    /// Bytes of its buffers.
+    /// Size of the buffers in bytes.
     pub(super) buffers: u64,
     /// Modules with the tensors as they are in the file.
     pub(crate) tree: ModuleTree,
 }
 
-/// Reads a weights file of any format, the index of several, or a folder with either; of a file of `torch.save` the
-/// state dictionary at `key`, or the only one.
+/// Reads a weights file of any format, the index of several, or a folder with either. Of a file of `torch.save`, reads
+/// the state dictionary at `key`, or the only one.
 pub(crate) fn read(path: &Path, key: Option<&str>, side: Option<u64>) -> anyhow::Result<Weights> {
     let options = WeightsOptions { key: key.map(str::to_owned), ..WeightsOptions::default() };
     let found = find_weights(path, &options)?;
@@ -63,8 +63,8 @@ pub(crate) fn read(path: &Path, key: Option<&str>, side: Option<u64>) -> anyhow:
     Ok(Weights { size, tensors, types, read, parameters, buffers, tree })
 }
 
-/// Returns the parameters among the tensors of a weights file, in units that their names tell, and the bytes of
-/// buffers. Floats have 32 bits, as in a model that is trained; what cannot be trained is frozen.
+/// Returns the parameters among the tensors of a weights file, in units derived from their names, and the bytes of the
+/// buffers. Floats have 32 bits, as in training; tensors that cannot be trained are frozen.
 pub(crate) fn parameters(
     tensors: impl IntoIterator<Item = (String, TensorInfo)>,
 ) -> (Vec<Parameter>, u64) {
@@ -90,7 +90,7 @@ fn is_learned(name: &str) -> bool {
     !BUFFERS.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Reads the config.json beside weights, if there is one.
+/// Reads the config.json beside the weights, if there is one.
 fn read_config<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Option<T>> {
     let config =
         if path.is_dir() { path.join("config.json") } else { path.with_file_name("config.json") };
@@ -99,8 +99,8 @@ fn read_config<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Option<T>> {
     read.map(Some).with_context(|| format!("cannot understand {}", config.display()))
 }
 
-/// Whether config.json says that the language head has the embedding's weights; `None` where it does not say, for a model
-/// with a language head.
+/// Returns `true` if, by config.json, the language head shares the embedding's weights; `None` if it has no such key,
+/// for a model with a language head.
 fn ties_head(path: &Path) -> anyhow::Result<Option<bool>> {
     #[derive(Deserialize)]
     struct Config {
@@ -114,7 +114,7 @@ fn ties_head(path: &Path) -> anyhow::Result<Option<bool>> {
     Ok(if has_head { config.tie_word_embeddings } else { Some(false) })
 }
 
-/// Makes modules of the tensors of a weights file, in the order in which models usually have them, which files do not tell:
+/// Builds modules from the tensors of a weights file in the usual order of models, which files do not contain:
 /// embeddings, blocks by number, the rest, the head. The blocks are units.
 pub(crate) fn module_tree(
     tensors: &[(String, TensorInfo)],
@@ -152,7 +152,7 @@ pub(crate) fn module_tree(
     Ok(ModuleTree::new(mapped.into_iter().map(|(_, tensor)| tensor), units)?)
 }
 
-/// Where a tensor usually is among those of a model.
+/// Returns the usual position of a tensor in a model.
 fn order(name: &str, unit: Option<&str>) -> (u8, String, u64) {
     let numbered = unit.and_then(|unit| unit.rsplit_once('.'));
     let numbered = numbered.and_then(|(outer, number)| Some((outer, number.parse().ok()?)));
@@ -166,7 +166,7 @@ fn order(name: &str, unit: Option<&str>) -> (u8, String, u64) {
 
 type Tensor = (String, Vec<u64>, u64);
 
-/// The shape that Hugging Face's config.json beside the file tells, or the tensors' names.
+/// Returns the shape from Hugging Face's config.json beside the file, or from the tensors' names.
 fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>> {
     #[derive(Deserialize)]
     struct Config {
@@ -189,7 +189,7 @@ fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
         let keys = config.num_key_value_heads.map_or(hidden, |keys| keys.saturating_mul(head));
         return Ok(Some(Shape::Transformer { layers, hidden, heads, keys, vocabulary }));
     }
-    // Convolutions mean images, also where blocks of attention follow them.
+    // Convolutions indicate images, even if blocks of attention follow them.
     if tensors.iter().any(|(_, shape, _)| shape.len() == 4) {
         return Ok(None);
     }
@@ -225,7 +225,7 @@ fn transformer(path: &Path, tensors: &[Tensor]) -> anyhow::Result<Option<Shape>>
     }))
 }
 
-/// A pyramid, as nearly all are: a side is halved where the number of channels doubles.
+/// Returns the shape of a pyramid, as nearly all are: the side is halved where the number of channels doubles.
 fn convolutional(tensors: &[Tensor], side: Option<u64>) -> Option<Shape> {
     let side = side?;
     let convolutions: Vec<u64> = tensors
@@ -243,11 +243,11 @@ fn convolutional(tensors: &[Tensor], side: Option<u64>) -> Option<Shape> {
 
 /// Width of an attention head in most models.
 const USUAL_HEAD: u64 = 64;
-/// Names of values that are not learned.
+/// Names of values that are not trained.
 const BUFFERS: [&str; 3] = ["running_mean", "running_var", "num_batches_tracked"];
-/// Names of embeddings whose weights a language head may have.
+/// Names of embeddings whose weights a language head may share.
 const EMBEDDINGS: [&str; 3] = ["embed_tokens.weight", "wte.weight", "word_embeddings.weight"];
-/// Parts of the names of what is before the blocks.
+/// Parts of the names of tensors before the blocks.
 const EARLY: [&str; 4] = ["embed", "wte.", "wpe.", "shared."];
-/// The name of a language head's weights.
+/// Name of a language head's weights.
 const HEAD: &str = "lm_head.weight";

@@ -1,4 +1,4 @@
-//! `brigade explain device-map`: which weights of a model would be on which GPU, in memory and on disk.
+//! `brigade explain device-map`: placement of a model's weights on GPUs, in memory and on disk.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -129,7 +129,7 @@ fn json(placement: &Placement, out: &mut impl Write) -> io::Result<()> {
     out.write_all(b"\n")
 }
 
-/// The bytes that a forward takes from each place.
+/// Returns the bytes that a forward pass moves from each place.
 fn moved(placement: &Placement) -> BTreeMap<String, u64> {
     let from = |place| (place, placement.bytes_moved_from(place));
     let moved = [Place::Cpu, Place::Disk].map(from).into_iter().filter(|(_, bytes)| *bytes > 0);

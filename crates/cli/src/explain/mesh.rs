@@ -1,4 +1,4 @@
-//! `brigade explain mesh`: where the ranks of a job are on the axes of parallelism, and which of them communicate.
+//! `brigade explain mesh`: places of a job's ranks on the axes of parallelism, and the groups that communicate.
 
 use std::io::{self, Write};
 use std::iter;
@@ -67,7 +67,7 @@ struct AxisGroups {
     groups: Vec<Vec<usize>>,
 }
 
-/// A mesh on its hosts.
+/// Mesh with its hosts.
 struct Layout {
     mesh: Mesh,
     ranks_per_host: usize,
@@ -153,7 +153,7 @@ impl Layout {
         hosts
     }
 
-    /// A line for each rank, with its host and its place on each axis.
+    /// Writes one line per rank, with its host and its index on each axis.
     fn ranks(&self, picked: &[Range<usize>], out: &mut impl Write) -> anyhow::Result<()> {
         let axes: Vec<_> = self.axes().collect();
         let mut head = format!("{:<6}{:<8}", "host", "rank");
@@ -182,13 +182,13 @@ impl Layout {
         Ok(())
     }
 
-    /// The axes with several ranks.
+    /// Returns the axes with several ranks.
     fn axes(&self) -> impl Iterator<Item = Axis> + '_ {
         let axes = Axis::GRID.into_iter().chain([Axis::Expert]);
         axes.filter(|axis| self.mesh.size(*axis) > 1)
     }
 
-    /// The groups that ranks make, by their axes; those of experts only where there are any.
+    /// Returns the groups of ranks by their axes; groups of experts only if there are any.
     fn groups(&self) -> Vec<AxisGroups> {
         let has_experts = self.mesh.size(Axis::Expert) > 1;
         let is_shown = |axis: &Axis| has_experts || *axis != Axis::ExpertShard;
@@ -204,7 +204,7 @@ impl Layout {
         of_axes
     }
 
-    /// The ranks that read the same samples, by their place along `dp`.
+    /// Returns the ranks that read the same samples, by their index along `dp`.
     fn readers(&self) -> anyhow::Result<Vec<Vec<usize>>> {
         let mut readers = vec![Vec::new(); self.mesh.size(Axis::Data)];
         for rank in 0..self.mesh.world_size() {
@@ -260,7 +260,7 @@ impl Layout {
 }
 
 impl AxisGroups {
-    /// `dp_shard = dp = dp_cp`
+    /// Returns the title of the groups: `dp_shard = dp = dp_cp`.
     fn title(&self) -> String {
         self.names().join(" = ")
     }
@@ -270,7 +270,7 @@ impl AxisGroups {
     }
 }
 
-/// `0-3  4-7  ... 6 more`
+/// Lists groups in short: `0-3  4-7  ... 6 more`.
 fn list(groups: &[Vec<usize>], picked: &[Range<usize>]) -> String {
     let texts = shown(picked).map(|index| match index {
         Index::At(at) => runs(&groups[at]),

@@ -1,4 +1,4 @@
-//! `brigade explain pipeline`: what each rank of a pipeline does in which order, and how long it waits.
+//! `brigade explain pipeline`: order of the work of each rank of a pipeline, and its idle time.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -97,12 +97,12 @@ impl PipelineArgs {
             timeline.bubble(),
             self.formula(),
         )?;
-        // A mesh of so many ranks is never refused: it has no other axis.
+        // Cannot fail: the mesh has no other axis than the pipeline's.
         let mesh = Mesh::builder().pipeline(self.stages).build(self.stages);
         mesh.map_or(Ok(()), |mesh| super::write_formulas(&mesh, out))
     }
 
-    /// A row for each rank, a column for each slot; what does not fit a line goes below.
+    /// Writes one row per rank and one column per slot; columns beyond the line's width continue below.
     fn slots(&self, table: &PipelineTable, out: &mut impl Write) -> io::Result<()> {
         let rows = table.slots();
         let slots = rows.first().map_or(0, Vec::len);
@@ -115,7 +115,7 @@ impl PipelineArgs {
         let width = table.slot_text(Slot::Pass(widest)).len();
         let corner = (table.ranks() - 1).to_string().len();
         let each_line = ((WIDTH - corner) / (width + 1)).max(1);
-        // One column less, for that of what is left out.
+        // One column less, for the number of columns that are left out.
         let columns: Vec<_> = shown(&self.picked(slots, MOST_LINES * each_line - 1)).collect();
         let lines = columns.len().div_ceil(each_line).max(1);
         for columns in columns.chunks(columns.len().div_ceil(lines).max(1)) {
@@ -178,7 +178,7 @@ impl PipelineArgs {
         Ok(())
     }
 
-    /// All of `0..len`, or the first and the last.
+    /// Returns all of `0..len`, or its first and last parts.
     fn picked(&self, len: usize, limit: usize) -> Vec<Range<usize>> {
         if self.all { iter::once(0..len).collect() } else { ends(len, limit, None) }
     }
@@ -217,7 +217,7 @@ impl PipelineArgs {
     }
 }
 
-/// `8 to 0, 8 to 2`
+/// Lists messages: `8 to 0, 8 to 2`.
 fn messages(table: &PipelineTable, rank: usize, sent: bool) -> String {
     let is_asked = |kind: ActionKind| {
         let is_sent = matches!(kind, ActionKind::SendActivation | ActionKind::SendGradient);
@@ -235,7 +235,7 @@ fn messages(table: &PipelineTable, rank: usize, sent: bool) -> String {
     if peers.is_empty() { "-".to_owned() } else { peers.join(", ") }
 }
 
-/// Lines of slots for each rank.
+/// Maximum number of lines of slots per rank.
 const MOST_LINES: usize = 3;
 const MOST_RANKS: usize = 32;
 

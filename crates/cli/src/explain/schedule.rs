@@ -1,4 +1,4 @@
-//! `brigade explain schedule`: the rate and the momentum of every step, as a table, JSON or a picture.
+//! `brigade explain schedule`: learning rate and momentum of every step, as a table, JSON or a picture.
 
 use std::fs;
 use std::io::Write;
@@ -83,7 +83,7 @@ struct Part {
     modifiers: Box<ScheduleModifiers>,
 }
 
-/// Answers on `out`.
+/// Writes the answer to `out`.
 pub(super) fn run(args: &ScheduleArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let series = Series::of(args)?;
     if let Some(file) = &args.plot {
@@ -108,7 +108,7 @@ fn svg(text: &str) -> Result<PathBuf, String> {
     Err("the picture is an SVG: let the name end in .svg".to_owned())
 }
 
-/// A schedule written in one argument.
+/// Parses a schedule that is written in one argument.
 fn part(text: &str) -> Result<Part, String> {
     let words = shlex::split(text).ok_or("a quote is not closed")?;
     Part::try_parse_from(words)

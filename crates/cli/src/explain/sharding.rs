@@ -1,5 +1,5 @@
-//! `brigade explain sharding`: how the ranks divide the parameters of a weights file, and what they send; what
-//! settings of Accelerate's and DeepSpeed's mean.
+//! `brigade explain sharding`: division of a weights file's parameters among ranks, and the messages for it; meaning of
+//! Accelerate's and DeepSpeed's settings.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -83,13 +83,13 @@ pub(crate) struct ShardingArgs {
     json: bool,
 }
 
-/// What the options or the settings files say.
+/// Sharding by the options or the settings files.
 struct Choice {
-    /// `None`: a whole model on each rank.
+    /// Sharding strategy. `None`: each rank has the whole model.
     sharding: Option<Sharding>,
     mesh: Mesh,
     batches: u64,
-    /// The settings files in words.
+    /// Description of the settings files.
     text: String,
 }
 
@@ -324,7 +324,7 @@ fn units(plan: &ShardingPlan, all: bool, out: &mut impl Write) -> io::Result<()>
     Ok(())
 }
 
-/// Whether two units differ in their names alone.
+/// Returns `true` if two units differ only in their names.
 fn is_alike(unit: &Unit, other: &Unit) -> bool {
     let slots = |unit: &Unit| {
         unit.parameters.iter().map(|it| (it.slot, it.parameter.trained)).collect::<Vec<_>>()
@@ -332,7 +332,7 @@ fn is_alike(unit: &Unit, other: &Unit) -> bool {
     !unit.is_root() && unit.reshard == other.reshard && slots(unit) == slots(other)
 }
 
-/// Bytes of a parameter that stay on rank 0 between steps.
+/// Returns the bytes of a parameter that rank 0 keeps between steps.
 fn rank_0_bytes(plan: &ShardingPlan, parameter: &UnitParameter) -> u64 {
     let slot = &parameter.slot;
     if plan.sharding().strategy.keeps_parameters_whole() {
@@ -342,14 +342,14 @@ fn rank_0_bytes(plan: &ShardingPlan, parameter: &UnitParameter) -> u64 {
     }
 }
 
-/// `R, S(0)`
+/// Formats placements: `R, S(0)`.
 fn placements(plan: &ShardingPlan, parameter: &UnitParameter) -> String {
     let placements = plan.placements(parameter);
     let placements = placements.iter().map(ToString::to_string);
     placements.collect::<Vec<_>>().join(", ")
 }
 
-/// `8 dp_shard`, `2 of dp_shard`
+/// Formats the peers of a message: `8 dp_shard`, `2 of dp_shard`.
 fn peers(plan: &ShardingPlan, message: &Message) -> String {
     let name = |axis| plan.mesh().first_axis(axis);
     match message.peers {
@@ -404,7 +404,7 @@ fn reshard_name(reshard: Reshard) -> String {
     }
 }
 
-/// Each message is gone through, so a mistyped number would only take time.
+/// Parses a number of steps. It is limited: each message is simulated, so a mistyped number would only take time.
 fn steps(text: &str) -> Result<u64, String> {
     match super::count(text)? {
         steps if steps <= MAX_STEPS => Ok(steps as u64),

@@ -1,4 +1,4 @@
-//! The table of shards: ranks across where they fit a line, down where they do not.
+//! Table of shards: one column per rank if the ranks fit a line, otherwise one row per rank.
 
 use std::io::{self, Write};
 use std::iter;
@@ -6,19 +6,19 @@ use std::ops::Range;
 
 use brigade_sampling::Shards;
 
-/// A table that says for each rank and round which samples the batch holds.
+/// Table of the samples in the batch of each rank and round.
 #[derive(Debug)]
 pub(super) struct Table<'a> {
     shards: &'a Shards,
-    /// Rows are ranks and columns rounds, not the other way round.
+    /// `true` if rows are ranks and columns are rounds.
     turned: bool,
-    /// The lines that are shown; those between them are left out.
+    /// Lines that are shown. Lines between them are left out.
     lines: Vec<Range<usize>>,
     columns: Vec<Range<usize>>,
 }
 
 impl<'a> Table<'a> {
-    /// With `all`, nothing is left out and columns that do not fit go below.
+    /// Creates a table. With `all`, nothing is left out, and columns that do not fit continue below.
     pub(super) fn new(shards: &'a Shards, all: bool) -> Self {
         let (ranks, rounds) = (shards.world(), shards.rounds());
         let whole = |len| iter::once(0..len).collect();
@@ -40,7 +40,7 @@ impl<'a> Table<'a> {
         };
         let mut turned = Self { shards, turned: true, lines, columns: whole(rounds) };
         if !all {
-            // The most rounds that fit, and at least the first and the last.
+            // As many rounds as fit, and at least the first and the last.
             for columns in (2..=MAX_COLUMNS).rev() {
                 turned.columns = ends(rounds, columns, None);
                 if turned.width() <= WIDTH {
@@ -51,7 +51,7 @@ impl<'a> Table<'a> {
         turned
     }
 
-    /// Number of rounds.
+    /// Returns the number of rounds.
     pub(super) fn rows(&self) -> usize {
         self.shards.rounds()
     }
@@ -64,7 +64,7 @@ impl<'a> Table<'a> {
         let corner = self.corner_width();
         let mut rest = &columns[..];
         while !rest.is_empty() {
-            // As many columns as fit, and one even where it does not.
+            // As many columns as fit, and at least one.
             let mut width = corner;
             let fitting = rest
                 .iter()
@@ -134,7 +134,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// The columns with the width of their widest cell.
+    /// Returns the columns with the width of their widest cell.
     fn measured(&self) -> Vec<(Index, usize)> {
         shown(&self.columns)
             .map(|column| {
@@ -147,7 +147,7 @@ impl<'a> Table<'a> {
             .collect()
     }
 
-    /// Width of the first column. The line that says how much is left out may run over it.
+    /// Returns the width of the first column. The line with the number of lines left out may be longer.
     fn corner_width(&self) -> usize {
         let last = self.lines.last().map_or(0, |lines| lines.end.saturating_sub(1));
         self.line_name().len().max(last.to_string().len())
@@ -159,14 +159,14 @@ impl<'a> Table<'a> {
     }
 }
 
-/// A place on an axis of the table, or how many are left out here.
+/// Index on an axis of the table, or a number of indices that are left out.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Index {
     At(usize),
     Omitted(usize),
 }
 
-/// The indices of `ranges`, with a mark for each gap between two.
+/// Returns the indices of `ranges`, with a mark for each gap.
 pub(super) fn shown(ranges: &[Range<usize>]) -> impl Iterator<Item = Index> + '_ {
     ranges.iter().enumerate().flat_map(|(at, range)| {
         let before = at.checked_sub(1).map(|at| ranges[at].end);
@@ -175,9 +175,8 @@ pub(super) fn shown(ranges: &[Range<usize>]) -> impl Iterator<Item = Index> + '_
     })
 }
 
-/// The first and last of `0..len`, `limit` in all, and what lies around `mark`. Three quarters are
-/// from the start; the end is where the unusual batches are. One alone is never left out: the line
-/// that says so would be as long.
+/// Returns the first and last indices of `0..len`, `limit` in all, and those around `mark`. Three quarters are from the
+/// start; unusual batches are at the end. A single index is never left out: the line for it would be as long.
 pub(super) fn ends(len: usize, limit: usize, mark: Option<usize>) -> Vec<Range<usize>> {
     if len <= limit + 1 {
         return iter::once(0..len).collect();
@@ -197,14 +196,14 @@ pub(super) fn ends(len: usize, limit: usize, mark: Option<usize>) -> Vec<Range<u
     merged
 }
 
-/// The first rank whose batch in `round` is not all new samples.
+/// Returns the first rank whose batch in `round` contains repeated samples or is smaller.
 fn boundary(shards: &Shards, round: usize) -> Option<usize> {
     let round = shards.round(round);
     let full = round.rows[0];
     (0..shards.world()).find(|&rank| round.valid[rank] < full)
 }
 
-/// Indices in short: `0-11`, `0,4..44` for steps, `3 x8` for one index again and again.
+/// Abbreviates indices: `0-11`, `0,4..44` for steps, `3 x8` for repetitions of one index.
 pub(super) fn runs(indices: &[usize]) -> String {
     let mut parts = Vec::new();
     let mut rest = indices;
@@ -229,14 +228,14 @@ pub(super) fn runs(indices: &[usize]) -> String {
     parts.join(",")
 }
 
-/// Columns of text in a line: what a terminal that is not narrow shows.
+/// Width of a line in columns, which most terminals have.
 pub(super) const WIDTH: usize = 100;
 const GAP: &str = "  ";
-/// More than fit: the head of a column alone, "rank 0", takes this much of the width.
+/// More than fit: a column's title, "rank 0", needs this part of the width.
 const MAX_COLUMNS: usize = WIDTH / 8;
-/// Rounds in a table.
+/// Maximum number of rounds in a table.
 const MAX_LINES: usize = 16;
-/// Runs in a cell: only a tiny data set, repeated, has more.
+/// Maximum number of runs in a cell: only a tiny data set, repeated, has more.
 const MAX_RUNS: usize = 4;
 
 #[cfg(test)]

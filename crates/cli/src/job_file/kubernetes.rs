@@ -9,7 +9,7 @@ use brigade_rank_env::scheduler::{PET_MASTER_ADDR, PET_MASTER_PORT, PET_NNODES, 
 use super::yaml::{list, quoted};
 use super::{EmitError, JobFile};
 
-/// For Kubeflow's training operator, which tells every pod its place.
+/// Writes a manifest for Kubeflow's training operator, which passes its rank to every pod.
 pub(super) fn pytorch_job(job: &JobFile) -> Result<String, EmitError> {
     refuse(job, "a PyTorchJob")?;
     let (min, max) = (*job.nodes.start(), *job.nodes.end());
@@ -36,7 +36,7 @@ pub(super) fn pytorch_job(job: &JobFile) -> Result<String, EmitError> {
     Ok(yaml)
 }
 
-/// For JobSet, which gives every pod a number and a name.
+/// Writes a manifest for JobSet, which gives every pod an index and a name.
 pub(super) fn job_set(job: &JobFile) -> Result<String, EmitError> {
     refuse(job, "a JobSet")?;
     let (min, max) = (*job.nodes.start(), *job.nodes.end());
@@ -74,7 +74,7 @@ fn refuse(job: &JobFile, kind: &'static str) -> Result<(), EmitError> {
 fn head(job: &JobFile, version: &str, kind: &str, name: &str) -> String {
     let mut yaml = "# Submit with: kubectl apply -f FILE\n".to_owned();
     if let Some(secret) = job.guard() {
-        // Hexadecimal digits.
+        // Contains only hexadecimal digits.
         let value = String::from_utf8_lossy(secret.expose());
         let _ = write!(
             yaml,
@@ -94,12 +94,12 @@ fn head(job: &JobFile, version: &str, kind: &str, name: &str) -> String {
     yaml
 }
 
-/// Name of the Secret of the job of this name.
+/// Returns the name of the Secret of this job.
 fn secret_name(job: &str) -> String {
     format!("{job}-rdzv")
 }
 
-/// The rest of a pod's `spec`. A variable without a value is the pod's number.
+/// Writes the rest of a pod's `spec`. A variable without a value is the pod's index.
 fn pod(job: &JobFile, name: &str, places: &[(&str, Option<&str>)]) -> Result<String, EmitError> {
     let mut command = Vec::new();
     for word in job.launch() {
@@ -162,7 +162,7 @@ fn pod(job: &JobFile, name: &str, places: &[(&str, Option<&str>)]) -> Result<Str
             let _ = writeln!(yaml, "        {resource}: {limit}");
         }
     }
-    // The default /dev/shm has 64 MiB: too little for NCCL and for Python's loaders.
+    // The default /dev/shm of 64 MiB is too small for NCCL and for data loaders in Python.
     yaml.push_str(
         "    volumeMounts:\n      - name: shm\n        mountPath: /dev/shm\nvolumes:\n  - name: \
          shm\n    emptyDir:\n      medium: Memory\n",
@@ -170,7 +170,7 @@ fn pod(job: &JobFile, name: &str, places: &[(&str, Option<&str>)]) -> Result<Str
     Ok(yaml)
 }
 
-/// Kubernetes replaces `$(NAME)` in commands and values, and takes `$$` for a dollar sign.
+/// Escapes a text: Kubernetes replaces `$(NAME)` in commands and values, and `$$` by a dollar sign.
 fn literal(text: &str) -> String {
     text.replace('$', "$$")
 }
@@ -183,7 +183,7 @@ fn indent(yaml: &mut String, blanks: usize, lines: &str) {
 
 const SECRET_KEY: &str = "rdzv-secret";
 const POD_NUMBER: &str = "metadata.annotations['batch.kubernetes.io/job-completion-index']";
-/// Any that no program in the pod uses: a pod has an address of its own.
+/// Any port that no program in the pod uses: a pod has its own address.
 const JOB_SET_PORT: &str = "29500";
-/// From the launcher's last line to its end.
+/// Time from the launcher's last line to its end.
 const KUBERNETES_SHARE: Duration = Duration::from_secs(15);

@@ -1,4 +1,4 @@
-//! A batch script for Slurm.
+//! Batch scripts for Slurm.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -24,8 +24,8 @@ pub(super) fn script(job: &JobFile) -> Result<String, EmitError> {
             directives.push((name, word(name, value)?));
         }
     }
-    // To the steps, so to the launchers, which pass it on; not to the batch shell, which it would
-    // end before them.
+    // Sent to the steps, and so to the launchers, which pass it on; not to the batch shell, which it would end before
+    // them.
     let warning = job.shutdown_timeout + SCHEDULERS_SHARE;
     directives.push(("signal", format!("TERM@{}", warning.as_secs())));
 
@@ -42,7 +42,7 @@ pub(super) fn script(job: &JobFile) -> Result<String, EmitError> {
         script.push('\n');
     }
     if job.guard().is_some() {
-        // srun hands it on; ranks do not get it. Not `export A=$(...)`, which hides a failure.
+        // srun passes it on; ranks do not get it. `export A=$(...)` would hide a failure.
         let _ = writeln!(
             script,
             "# Made for each run: the launchers prove to each other that they know it.\n\
@@ -59,7 +59,7 @@ pub(super) fn script(job: &JobFile) -> Result<String, EmitError> {
     script.push_str("# One launcher on each host. They find each other in Slurm's variables.\n");
     script.push_str("srun --ntasks-per-node=1 --kill-on-bad-exit=1");
     if let Some(cpus) = job.cpus {
-        // Since Slurm 22.05 srun does not take it from the job.
+        // Since Slurm 22.05 srun does not inherit it from the job.
         let _ = write!(script, " --cpus-per-task={cpus}");
     }
     for word in job.launch() {
@@ -69,7 +69,7 @@ pub(super) fn script(job: &JobFile) -> Result<String, EmitError> {
     Ok(script)
 }
 
-/// For bash, byte by byte.
+/// Quotes a word for bash, byte by byte.
 fn quoted(word: &OsStr) -> Result<String, EmitError> {
     let unfit = |problem| EmitError::Unfit {
         what: "the word",
@@ -80,7 +80,7 @@ fn quoted(word: &OsStr) -> Result<String, EmitError> {
         .map_err(|_| unfit("has a zero byte, which no argument can have"))?;
     match String::from_utf8(bytes.into_owned()) {
         Ok(text) => Ok(text),
-        // bash's own notation, so that the file stays text.
+        // Notation of bash, so that the file remains valid text.
         Err(_) => Ok(word.as_bytes().iter().fold("$'".to_owned(), |mut text, byte| {
             let _ = write!(text, "\\x{byte:02x}");
             text
@@ -88,7 +88,7 @@ fn quoted(word: &OsStr) -> Result<String, EmitError> {
     }
 }
 
-/// A name in a directive, which Slurm reads up to the first blank.
+/// Checks a name in a directive, which Slurm reads up to the first blank.
 fn word(what: &'static str, text: &str) -> Result<String, EmitError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.,+@".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
@@ -98,7 +98,7 @@ fn word(what: &'static str, text: &str) -> Result<String, EmitError> {
     Err(EmitError::Unfit { what, text: text.to_owned(), problem })
 }
 
-/// `1-02:00:30`
+/// Formats a duration: `1-02:00:30`.
 fn clock(time: Duration) -> String {
     let seconds = time.as_secs();
     let (days, hours) = (seconds / 86_400, seconds / 3600 % 24);
@@ -106,5 +106,5 @@ fn clock(time: Duration) -> String {
     if days > 0 { format!("{days}-{clock}") } else { clock }
 }
 
-/// Slurm is late by up to half a minute, and kills that long after the limit.
+/// Slurm may be late by half a minute, and kills that long after the limit.
 const SCHEDULERS_SHARE: Duration = Duration::from_secs(30);

@@ -1,5 +1,5 @@
-//! Job files as golden files, and as what their readers make of them. After an intended change,
-//! `UPDATE_GOLDEN=1 cargo nextest run -p brigade-cli emit::` writes them anew.
+//! Tests of job files against golden files, and with parsers of their formats. After an intended change,
+//! `UPDATE_GOLDEN=1 cargo nextest run -p brigade-cli emit::` rewrites the golden files.
 
 use std::ffi::OsString;
 use std::fs;
@@ -18,7 +18,7 @@ fn words(text: &str) -> Vec<OsString> {
     text.split_whitespace().map(Into::into).collect()
 }
 
-/// Every option that the target knows.
+/// Returns a job with every option of the target.
 fn full(target: Target) -> JobFile {
     let slurm = target == Target::Slurm;
     JobFile {
@@ -76,7 +76,7 @@ fn files() {
     }
     let elastic = JobFile { nodes: 1..=4, ..small() };
     assert!(elastic.emit(Slurm).unwrap().contains("#SBATCH --nodes=1-4\n"));
-    // One launcher has nothing to prove.
+    // A single launcher needs no authentication.
     for target in [Slurm, PyTorchJob, JobSet] {
         let alone = JobFile { secret: full(target).secret, ..small() };
         assert_eq!(alone.emit(target), small().emit(target));
@@ -97,7 +97,7 @@ fn a_script_starts_the_launchers_of_all_hosts() {
     assert!(script.contains(launch), "{script}");
 }
 
-/// Arguments that a shell, YAML or Kubernetes would take for something else.
+/// Arguments with special characters of a shell, YAML or Kubernetes.
 const HARD: [&str; 20] = [
     "",
     "two words",
@@ -152,7 +152,7 @@ fn the_shell_reads_what_was_meant() {
     assert_eq!(found, expected);
 }
 
-/// The first container of a manifest, wherever it stands.
+/// Returns the first container of a manifest, at any depth.
 fn container(node: &Value) -> Option<&Value> {
     match node {
         Value::Object(table) => match table.get("containers") {
@@ -164,7 +164,7 @@ fn container(node: &Value) -> Option<&Value> {
     }
 }
 
-/// Kubernetes takes `$$` for `$`.
+/// Kubernetes replaces `$$` by `$`.
 fn unescaped(word: &Value) -> String {
     word.as_str().expect("a text").replace("$$", "$")
 }
@@ -257,7 +257,7 @@ fn refusals() {
     }
 }
 
-/// As many ranks as `brigade launch` starts unless told otherwise.
+/// The default number of ranks is that of `brigade launch`.
 #[test]
 fn ranks_for_each_gpu_else_one() {
     let said = |nproc: Option<&str>, gpus| {

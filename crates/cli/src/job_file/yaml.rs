@@ -1,8 +1,8 @@
-//! Texts in YAML, always in double quotes: nothing in them can be taken for anything else.
+//! Texts in YAML, always in double quotes, so that they cannot be parsed as another type.
 
 use std::fmt::Write as _;
 
-/// The text in double quotes.
+/// Returns the text in double quotes.
 pub(super) fn quoted(text: &str) -> String {
     let mut quoted = "\"".to_owned();
     for character in text.chars() {
@@ -10,7 +10,7 @@ pub(super) fn quoted(text: &str) -> String {
             '"' | '\\' => quoted.extend(['\\', character]),
             '\n' => quoted.push_str("\\n"),
             '\t' => quoted.push_str("\\t"),
-            // YAML's own line breaks and what it does not allow as itself
+            // YAML's own line breaks, and characters that it does not allow unescaped.
             '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => {
                 escape(&mut quoted, character);
             }
@@ -27,7 +27,7 @@ fn escape(text: &mut String, character: char) {
     let _ = write!(text, "\\u{:04x}", u32::from(character));
 }
 
-/// A list on one line.
+/// Returns a list on one line.
 pub(super) fn list<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let texts: Vec<String> = texts.into_iter().map(quoted).collect();
     format!("[{}]", texts.join(", "))

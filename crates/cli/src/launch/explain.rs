@@ -1,4 +1,4 @@
-//! `brigade launch --explain`: what would be started, and where each value comes from.
+//! `brigade launch --explain`: shows what would be started, and the source of each value.
 
 use std::io::{self, Write};
 
@@ -17,7 +17,7 @@ use crate::config::show;
 mod here;
 mod on_hosts;
 
-/// What there is to explain.
+/// Data of an explanation.
 pub(super) struct Explanation<'a> {
     pub(super) layers: &'a Layer,
     pub(super) file: Option<&'a SettingsPath>,
@@ -27,7 +27,7 @@ pub(super) struct Explanation<'a> {
 }
 
 impl Explanation<'_> {
-    /// Answers on `out`. A reader that has seen enough ends the answer, without an error.
+    /// Writes the answer to `out`. A reader that closes the pipe ends the answer without an error.
     pub(super) fn write(&self, in_json: bool, out: impl Write) -> io::Result<()> {
         let mut out = io::BufWriter::new(out);
         let written = if in_json { self.json(&mut out) } else { self.text(&mut out) };
@@ -73,7 +73,7 @@ fn built(name: &str) -> String {
     format!("(what cargo makes of {name})")
 }
 
-/// A value with blanks shows where it begins and ends.
+/// Quotes a value with blanks, so that its beginning and end are visible.
 fn quoted(value: &str) -> String {
     let is_words_of_ours = value.starts_with('(') && value.ends_with(')');
     if (value.contains(char::is_whitespace) && !is_words_of_ours) || value.is_empty() {

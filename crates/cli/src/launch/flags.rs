@@ -1,4 +1,4 @@
-//! The flags that are settings, made from the table of settings.
+//! Flags for settings, generated from the table of settings.
 
 use std::ffi::OsStr;
 
@@ -8,7 +8,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
 use super::foreign::COMPATIBILITY;
 
-/// What the flags say.
+/// Settings from the flags.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SettingFlags(pub(super) Layer);
 
@@ -40,7 +40,7 @@ impl FromArgMatches for SettingFlags {
                 None
             };
             if let Some(text) = text {
-                // The parser of the flag has seen it.
+                // The parser of the flag has validated it.
                 let flag = if text == "false" { negated(name) } else { name.to_owned() };
                 let _ = layer.set(name, text, Source::Flag(flag));
             }
@@ -69,14 +69,14 @@ fn flag(setting: &'static Setting) -> Arg {
     if setting.is_switch {
         return arg.action(ArgAction::SetTrue).overrides_with(negated(setting.name));
     }
-    // The help has them in its sentence.
+    // The sentences of the help contain them.
     let arg = arg.hide_possible_values(true);
     arg.value_name(setting.value_name)
         .allow_negative_numbers(true)
         .value_parser(SettingParser(setting))
 }
 
-/// Checks what a flag says, and knows the words that shells offer.
+/// Parser that validates the value of a flag, and returns the words for shell completion.
 #[derive(Clone, Copy)]
 struct SettingParser(&'static Setting);
 
@@ -103,7 +103,7 @@ impl TypedValueParser for SettingParser {
     }
 }
 
-/// A switch that a file or a variable has set must be one that a flag can unset.
+/// Returns the flag that turns a switch off, which a file or a variable may have turned on.
 fn negation(setting: &'static Setting) -> Arg {
     Arg::new(negated(setting.name))
         .long(negated(setting.name))
@@ -124,13 +124,13 @@ fn help(setting: &Setting, words: &str) -> String {
     }
 }
 
-/// All that is known, and what unsets a switch.
+/// Returns the long help of a setting, with the flag that turns a switch off.
 fn long_help(setting: &Setting) -> String {
     let text = help(setting, &setting.meaning());
     if setting.is_switch { format!("{text} [off: --{}]", negated(setting.name)) } else { text }
 }
 
-/// torchrun's and Accelerate's names, and both kinds of dash: command lines are pasted.
+/// Returns the names of torchrun and Accelerate, with dashes and underscores, for existing command lines.
 fn spellings(setting: &Setting) -> Vec<String> {
     let names = [setting.name].into_iter().chain(setting.also.iter().copied());
     names
@@ -146,7 +146,7 @@ fn heading(setting: &Setting) -> &'static str {
     HEADINGS.iter().find(|it| it.0 == setting.table).map_or("Options", |it| it.1)
 }
 
-/// The tables of a settings file under the headings of the help.
+/// Tables of a settings file, with the headings of the help.
 const HEADINGS: &[(&str, &str)] = &[
     ("ranks", "Ranks and devices"),
     ("hosts", "Several hosts"),
@@ -157,7 +157,7 @@ const HEADINGS: &[(&str, &str)] = &[
 ];
 /// Settings that only Python programs with Accelerate read.
 const OF_ACCELERATE: &[&str] = &["dynamo-", "debug-collectives"];
-/// What `-h` shows: of a launch, at most 16 options with those that are not settings.
+/// Options that `-h` shows: at most 16 for a launch, with those that are not settings.
 const COMMON: &[&str] = &[
     "nproc",
     "devices",
@@ -172,6 +172,6 @@ const COMMON: &[&str] = &[
     "quiet",
     "mixed-precision",
 ];
-/// As torchrun, Accelerate and DeepSpeed have them.
+/// Short flags of torchrun, Accelerate and DeepSpeed.
 const SHORT: &[(&str, char)] =
     &[("hostfile", 'H'), ("tee", 't'), ("redirects", 'r'), ("quiet", 'q')];

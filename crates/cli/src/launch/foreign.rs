@@ -1,7 +1,7 @@
-//! Flags of torchrun and Accelerate that have no setting of their own here.
+//! Flags of torchrun and Accelerate that correspond to no single setting.
 //!
-//! Four kinds: those with a meaning of their own, those that become variables for Python programs,
-//! those that change nothing, and those that are refused. Flags of job files are refused, too.
+//! There are four kinds: flags with a meaning of their own, flags that become variables for Python programs, flags
+//! without effect, and refused flags. Flags of job files are refused, too.
 
 use std::ffi::OsString;
 
@@ -10,24 +10,24 @@ use brigade_config::{ConfigError, Layer, Note, Source};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 
-/// The values of those flags.
+/// Values of these flags.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ForeignFlags {
-    /// Accelerate's count of the ranks of all hosts.
+    /// Accelerate's number of ranks on all hosts.
     num_processes: Option<usize>,
-    /// torchrun's switch for a job that is alone on its host.
+    /// torchrun's switch for a standalone job.
     standalone: bool,
-    /// Accelerate's switch for what has modes here.
+    /// Accelerate's switch that maps to a mode of the setting `bind`.
     affinity: bool,
-    /// Which signals reach the ranks.
+    /// Signals that are passed to the ranks.
     signals: Option<String>,
     /// Arguments of Accelerate's plugins.
     plugins: Vec<(&'static PluginArgument, String)>,
-    /// Those that change nothing.
+    /// Flags without effect that were given.
     idle: Vec<&'static Idle>,
 }
 
-/// A flag that changes nothing.
+/// Flag without effect.
 #[derive(Debug)]
 struct Idle {
     name: &'static str,
@@ -36,14 +36,15 @@ struct Idle {
 }
 
 impl ForeignFlags {
-    /// torchrun's word for one host, whatever is around it.
+    /// Returns `true` for torchrun's `--standalone`: one host, whatever the environment.
     pub(super) fn is_standalone(&self) -> bool {
         self.standalone
     }
 
-    /// Adds what they say to the other flags.
+    /// Adds the values to the other flags.
     ///
-    /// Errors where they exclude each other, or a value is not what is expected.
+    /// # Errors
+    /// Fails if flags exclude each other, or a value is not valid.
     pub(super) fn add_to(&self, flags: &mut Layer) -> Result<(), ConfigError> {
         for (argument, text) in &self.plugins {
             let source = Source::Flag(argument.name.to_owned());
@@ -74,7 +75,7 @@ impl ForeignFlags {
         Ok(())
     }
 
-    /// A flag that chooses a plugin, or none of them, goes before what a file chooses.
+    /// Turns off plugins of a file if a flag chooses another plugin, or none.
     fn choose_plugin(&self, flags: &mut Layer) -> Result<(), ConfigError> {
         let is_given = |name: &str| flags.settings.accelerate.contains_key(name);
         let is_multi_gpu = self.idle.iter().any(|it| it.name == MULTI_GPU);
@@ -97,9 +98,10 @@ impl ForeignFlags {
         Ok(())
     }
 
-    /// Shares Accelerate's total out among the hosts, once their number is known.
+    /// Divides Accelerate's total number of ranks among the hosts, once their number is known.
     ///
-    /// Errors where it cannot be shared out evenly.
+    /// # Errors
+    /// Fails if the number of hosts does not divide it.
     pub(super) fn share_out(&self, layers: &mut Layer) -> Result<(), String> {
         let Some(total) = self.num_processes else { return Ok(()) };
         let source = Source::Flag(TOTAL.to_owned());
@@ -137,8 +139,8 @@ impl ForeignFlags {
     }
 }
 
-/// Explains why an unknown flag is refused, if it is one of Accelerate's, or one of job files, which
-/// `brigade emit` prints. `args` are those of this process, its name left out.
+/// Explains why an unknown flag is refused, if it is one of Accelerate, or one of job files, which `brigade emit`
+/// prints. `args` are the arguments of this process, without its name.
 pub(crate) fn refusal(error: &Error, args: impl Iterator<Item = OsString>) -> Option<String> {
     if error.kind() != ErrorKind::UnknownArgument {
         return None;
@@ -182,7 +184,7 @@ fn moved_to_emit(flag: &str, args: &[String]) -> Option<String> {
     ))
 }
 
-/// Answers mpirun's flags for the number of ranks, `-n 4`, `-n4`, `-np 4` and `--np=4`, with ours.
+/// Suggests `--nproc` for mpirun's flags of the number of ranks: `-n 4`, `-n4`, `-np 4` and `--np=4`.
 fn number_of_ranks(flag: &str, args: &[String]) -> Option<String> {
     if !["-n", "--n", "--np"].contains(&flag) {
         return None;
@@ -271,12 +273,12 @@ impl FromArgMatches for ForeignFlags {
     }
 }
 
-/// The heading of flags that torchrun and Accelerate have.
+/// Heading of flags for compatibility with torchrun and Accelerate.
 pub(super) const COMPATIBILITY: &str = "Compatibility";
 const MULTI_GPU: &str = "multi-gpu";
 const TOTAL: &str = "num-processes";
 const STANDALONE: &str = "standalone";
-/// What it does.
+/// Help of `--standalone`.
 pub(super) const ALONE: &str =
     "each attempt has a free port, whatever --master-port or MASTER_PORT says";
 const AFFINITY: &str = "enable-cpu-affinity";
@@ -309,7 +311,7 @@ const EMIT: &str = "emit";
 const JOB_FILE_FLAGS: [&str; 7] =
     ["account", "cpus-per-node", "gpus-per-node", "image", "job-name", "partition", "time-limit"];
 
-/// Flags of Accelerate's by their beginnings, and why they are refused.
+/// Prefixes of Accelerate's flags that are refused, with the reason.
 const REFUSED: &[(&[&str], &str)] = &[
     (
         &["tpu", "tpu-*", "vm", "downcast-bf16"],

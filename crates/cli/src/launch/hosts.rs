@@ -1,4 +1,4 @@
-//! Several hosts with one command: from settings to what the launcher is asked for.
+//! Options for several hosts with one command, from the settings.
 
 use std::ffi::OsStr;
 
@@ -7,9 +7,10 @@ use brigade_launch::hosts::{HostsError, HostsOptions};
 use brigade_launch::{LaunchError, NodeRange};
 use brigade_ssh::{EnvRequest, HostSpec, RemoteError, Selection};
 
-/// The hosts and how they are reached; `None` where there is no list of them.
+/// Returns the hosts and the commands that reach them; `None` without a list of hosts.
 ///
-/// Errors name what is wrong with the list, or with what is to be handed on.
+/// # Errors
+/// Fails if the list of hosts or the variables to pass are not valid.
 pub(super) fn options(layers: &Layer) -> Result<Option<HostsOptions>, LaunchError> {
     let settings = &layers.settings;
     let hosts = match (&settings.hosts, &settings.hostfile) {
@@ -18,14 +19,14 @@ pub(super) fn options(layers: &Layer) -> Result<Option<HostsOptions>, LaunchErro
         (None, None) => return Ok(None),
     };
     let mut hosts = hosts.map_err(HostsError::from)?;
-    // At most one of them is there.
+    // At most one of them is set.
     let include = settings.include.as_deref().map(Selection::Include);
     if let Some(selection) = include.or_else(|| settings.exclude.as_deref().map(Selection::Exclude))
     {
         hosts = selection.of(hosts).map_err(HostsError::from)?;
     }
     if settings.cpu == Some(true) {
-        // Only how many there are counts.
+        // Only their number counts.
         hosts.iter_mut().for_each(|host| host.devices = None);
     }
     let has_nproc = settings.nproc.is_some() || settings.devices.is_some();

@@ -1,4 +1,4 @@
-//! From settings to what the launcher is asked for.
+//! Options of the launcher, from the settings.
 
 use brigade_config::plugin_arguments::Plugin;
 use brigade_config::plugins::{self, Plugins};
@@ -21,15 +21,15 @@ use super::program::ProgramArgs;
 use super::rendezvous::{self, Decided, Route};
 use super::sharding::{self, FromPlugins, Ranks};
 
-/// What the settings come to.
+/// Options that result from the settings.
 pub(super) struct Resolved {
-    /// What the launcher is asked for.
+    /// Options of the launcher.
     pub(super) options: LaunchOptions,
-    /// The list of hosts, where there is one.
+    /// List of hosts, if there is one.
     pub(super) hosts: Option<HostsOptions>,
-    /// The plugins of Accelerate's default file that are not used because the program is not a Python program.
+    /// Plugins of Accelerate's default file that are ignored because the program is not a Python program.
     pub(super) unused: Option<String>,
-    /// What FSDP or DeepSpeed means for a Rust program.
+    /// Meaning of FSDP or DeepSpeed for a Rust program.
     pub(super) sharding: Option<FromPlugins>,
 }
 
@@ -41,7 +41,8 @@ pub(super) struct PluginChoice {
 
 /// Resolves the settings.
 ///
-/// Errors when settings contradict each other, or ask for what there is not.
+/// # Errors
+/// Fails if settings contradict each other, or ask for missing resources.
 pub(super) fn options(
     layers: &mut Layer,
     program: &ProgramArgs,
@@ -68,7 +69,7 @@ pub(super) fn options(
     };
     let nproc = match layers.settings.nproc {
         Some(nproc) => nproc,
-        // The list of hosts says how many there are on each, or the devices do.
+        // The list of hosts has the number for each host, or the devices decide.
         None if is_on_hosts => NprocSpec::Gpu,
         None => count(layers, &placement),
     };
@@ -77,11 +78,11 @@ pub(super) fn options(
     sharding::settle(layers, &program)?;
     sharding::settle_axes(layers, &program)?;
     let (chosen, unused) = plugins(layers, &program, variables)?;
-    // What a setting says goes before what another one implies.
+    // An explicit setting takes precedence over one that another setting implies.
     let training = training(layers);
     let mut env = training.clone();
     if let Some(PluginChoice { for_python: ForPython { variables, .. }, .. }) = &chosen {
-        // They say the same, in Accelerate's own spelling.
+        // They have the same meaning, in Accelerate's own spelling.
         env.retain(|(name, _)| variables.iter().all(|it| it.0 != *name));
     }
     env.retain(|(name, _)| !layers.settings.env.contains_key(name));
@@ -151,8 +152,8 @@ pub(super) fn options(
     Ok(Resolved { options, hosts, unused, sharding: from_plugins })
 }
 
-/// The variables of Accelerate's plugins for Python programs, with the plugins. A file that was not asked for turns
-/// them on for Python programs only: else the names of the plugins, which are not used.
+/// Returns the variables of Accelerate's plugins for Python programs, with the plugins. A file that was not named turns
+/// them on for Python programs only: otherwise the names of the ignored plugins are returned.
 ///
 /// Errors when plugins exclude each other.
 pub(super) fn plugins(
@@ -172,7 +173,7 @@ pub(super) fn plugins(
         }
         return Ok((None, Some(names)));
     }
-    // Where some are for Python alone, those are named.
+    // If some are for Python alone, those are named.
     let what = Some(plugins.only_for_python()).filter(|it| !it.is_empty());
     let what = what.unwrap_or_else(|| plugins.what());
     let others = ForOthers::Refused { what, remedy: plugins.remedy().to_owned() };
@@ -188,8 +189,8 @@ pub(super) fn plugins(
     Ok((Some(PluginChoice { for_python, plugins }), None))
 }
 
-/// The port of the ranks' store, where the user has chosen it: by its own setting, or on one host by
-/// torchrun's. Port 0 is any free one.
+/// Returns the port of the ranks' store if the user has set it: by its own setting, or on one host by torchrun's. Port
+/// 0 is any free one.
 fn store_port(
     layers: &Layer,
     rendezvous: &RendezvousMode,
@@ -205,7 +206,7 @@ fn store_port(
     Some(ChosenPorts { ports, source: source("master-port") })
 }
 
-/// What the launchers of all hosts have to know, where one command is started on each.
+/// Returns the secret that the launchers of all hosts share, if one command is started on each.
 fn secret(
     layers: &mut Layer,
     rendezvous: &RendezvousMode,
@@ -233,7 +234,7 @@ fn secret(
     Ok(guard.map(|guard| guard.secret))
 }
 
-/// The default number of ranks of a host: one for each GPU, and one where there is none.
+/// Returns the default number of ranks of a host: one per GPU, or one without GPUs.
 fn count(layers: &mut Layer, placement: &PlacementOptions) -> NprocSpec {
     if layers.settings.devices.is_some() {
         layers.note(Source::Default, "nproc: one rank for each of the devices");
@@ -254,8 +255,8 @@ fn count(layers: &mut Layer, placement: &PlacementOptions) -> NprocSpec {
     NprocSpec::Count(gpus.max(1))
 }
 
-/// What the ranks read, Brigade programs and Python programs with Accelerate, in the spelling of
-/// `accelerate launch`. Only what was set: the rest is their default, too.
+/// Returns the variables that ranks read (Brigade programs, and Python programs with Accelerate), in the spelling of
+/// `accelerate launch`. Only explicit settings: the defaults are the same there.
 pub(super) fn training(layers: &Layer) -> Vec<(String, String)> {
     let settings = &layers.settings;
     let python = |is_on: Option<bool>| is_on.map(|it| if it { "True" } else { "False" }.to_owned());
@@ -272,7 +273,7 @@ pub(super) fn training(layers: &Layer) -> Vec<(String, String)> {
         ("context-method", BRIGADE_CONTEXT_METHOD, settings.text("context-method")),
         ("expert", BRIGADE_EXPERT, settings.text("expert")),
         ("pipeline", BRIGADE_PIPELINE, settings.text("pipeline")),
-        // Of fp8 the plugin says it, to Python programs alone.
+        // fp8 is set by its plugin, for Python programs alone.
         (
             "mixed-precision",
             ACCELERATE_MIXED_PRECISION,

@@ -1,4 +1,4 @@
-//! The flags that say what to run.
+//! Flags that select the program.
 
 use std::ffi::OsString;
 
@@ -57,7 +57,7 @@ pub(super) struct ProgramArgs {
 }
 
 impl ProgramArgs {
-    /// It has to be built first.
+    /// Returns `true` if the program has to be built first.
     pub(super) fn is_cargo(&self) -> bool {
         self.command.is_empty()
             || self.bin.is_some()
@@ -68,15 +68,15 @@ impl ProgramArgs {
             || !self.features.is_empty()
     }
 
-    /// The program and its arguments as they stand at the end of the command line.
+    /// Returns the program and its arguments as at the end of the command line.
     pub(super) fn words(&self) -> &[OsString] {
         &self.command
     }
 
-    /// What to run.
+    /// Returns the program to run.
     ///
     /// # Errors
-    /// Neither a program nor a target was named, and the Cargo project here has no binary of its own.
+    /// Fails if neither a program nor a target was named, and the Cargo project has no binary of its own.
     pub(super) fn program(&self, variables: &Variables) -> Result<Program, ProgramError> {
         if self.is_cargo() {
             let target = match (&self.bin, &self.example) {
@@ -95,7 +95,7 @@ impl ProgramArgs {
             }));
         }
         let name = self.command.first().cloned().unwrap_or_default();
-        // torchrun's variables for its flags, where the flags were not used.
+        // torchrun's variables for its flags, if the flags are not given.
         let is_on = |name| variables.value(name).is_some_and(|value| value == "1");
         let is_said = self.module || self.no_python;
         Ok(if self.module || (!is_said && is_on("PET_MODULE")) {
@@ -107,7 +107,7 @@ impl ProgramArgs {
         })
     }
 
-    /// What it is given.
+    /// Returns the arguments of the program.
     pub(super) fn arguments(&self) -> &[OsString] {
         self.command.get(usize::from(!self.is_cargo())..).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! How the hosts of a job come together: what the settings say, and what they cannot say together.
+//! Resolution of the rendezvous from the settings, with its contradictions.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,28 +11,29 @@ use brigade_launch::{
 };
 use brigade_rank_env::env;
 
-/// What the settings say of it.
+/// Way in which the hosts are started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
-    /// This command starts the ranks of this host, which meets others or does not.
+    /// This command starts the ranks of this host, which may join others.
     Here(RendezvousMode),
     /// This command starts a list of hosts.
     Hosts,
 }
 
-/// What the settings come to.
+/// Resolved settings of the rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Decided {
     pub(super) way: Route,
-    /// How long hosts wait for each other.
+    /// Time limits of the rendezvous.
     pub(super) waits: RendezvousTimeouts,
-    /// How long a host may be silent.
+    /// Time without a heartbeat after which a host is lost.
     pub(super) heartbeat_timeout: Duration,
 }
 
-/// Decides, and notes which settings change nothing then.
+/// Resolves the settings, and adds notes about settings without effect.
 ///
-/// Errors say which settings contradict each other, or what is missing.
+/// # Errors
+/// Fails if settings contradict each other, or one is missing.
 pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
     let conf = rendezvous_conf(layers)?;
     let Conf { waits, serve, .. } = conf;
@@ -61,7 +62,7 @@ pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
             (&["node-rank", "master-addr", "master-port"], "the rendezvous numbers the hosts")
         }
     };
-    // With c10d, Accelerate's address of machine 0 is where they meet.
+    // With c10d, Accelerate's address of machine 0 is the endpoint.
     let is_endpoint = layers.settings.rdzv_endpoint.is_none();
     let (names, reason) = idle;
     for name in names {
@@ -91,7 +92,7 @@ pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
     Ok(Decided { way, waits, heartbeat_timeout })
 }
 
-/// What is said by our own name goes before torchrun's.
+/// Brigade's own setting takes precedence over torchrun's.
 fn heartbeat_timeout(layers: &mut Layer, conf: &Conf) -> Result<Duration, ConfigError> {
     let by_user =
         layers.settings.heartbeat_timeout.filter(|_| layers.is_given("heartbeat-timeout"));
@@ -232,21 +233,21 @@ fn numbered(layers: &Layer, nodes: NodeRange) -> Result<RendezvousMode, ConfigEr
     Ok(RendezvousMode::Static { node_rank, master_addr: host, master_port: port })
 }
 
-/// What torchrun's keys of `--rdzv-conf` say.
+/// Values of torchrun's keys in `--rdzv-conf`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Conf {
     waits: RendezvousTimeouts,
-    /// This host serves the rendezvous.
+    /// `true` if this host serves the rendezvous.
     serve: Option<bool>,
-    /// How long a host may be silent.
+    /// Time without a heartbeat after which a host is lost.
     heartbeat: Option<Duration>,
 }
 
-/// torchrun's keys. Those that wait for something say how long; the others are its own affair.
+/// Parses torchrun's keys. Keys with time limits have equivalents here; the others concern only torchrun's
+/// implementation.
 ///
-/// There, a host is dropped that has not beaten `keep_alive_max_attempt` times every
-/// `keep_alive_interval` seconds (3 times 5 s); `heartbeat_timeout` is how long one beat may take.
-/// The longer one of both is how long a host may be silent here.
+/// torchrun drops a host after `keep_alive_max_attempt` missed heartbeats of `keep_alive_interval` seconds (3 times 5
+/// s); `heartbeat_timeout` is the limit of a single one. The longer of both is used as the limit here.
 fn rendezvous_conf(layers: &mut Layer) -> Result<Conf, ConfigError> {
     let Some(conf) = layers.settings.rdzv_conf.clone() else {
         return Ok(Conf::default());
@@ -263,7 +264,7 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<Conf, ConfigError> {
     for (key, value) in &conf.0 {
         match key.as_str() {
             "join_timeout" => waits.join = seconds(key, value)?,
-            // The static rendezvous has only this one.
+            // The static rendezvous has only this key.
             "timeout" if !conf.0.contains_key("join_timeout") => waits.join = seconds(key, value)?,
             "timeout" => {}
             "last_call_timeout" => waits.last_call = seconds(key, value)?,
@@ -300,7 +301,7 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<Conf, ConfigError> {
     Ok(Conf { waits, serve, heartbeat: kept_alive.into_iter().chain(beat).max() })
 }
 
-/// `HOST`, `HOST:PORT`, `[IPV6]:PORT`; each rendezvous has a port of its own where none is said.
+/// Parses `HOST`, `HOST:PORT`, `[IPV6]:PORT`; the default port depends on the rendezvous.
 fn endpoint_of(layers: &Layer, text: &str, default: u16) -> Result<Endpoint, ConfigError> {
     let mut endpoint: Endpoint = text
         .parse()
@@ -312,10 +313,11 @@ fn endpoint_of(layers: &Layer, text: &str, default: u16) -> Result<Endpoint, Con
     Ok(endpoint)
 }
 
-/// How etcd is spoken to: torchrun's keys of `--rdzv-conf`, the scheme of the endpoints, and the
-/// password that stands in no command line.
+/// Returns the connection settings of etcd: torchrun's keys of `--rdzv-conf`, the scheme of the endpoints, and the
+/// password, which is never on the command line.
 ///
-/// Errors say which key is wrong, or that the file with the password cannot be used.
+/// # Errors
+/// Names the key that is wrong, or the reason why the password file cannot be used.
 pub(super) fn etcd_access(
     layers: &mut Layer,
     rendezvous: &RendezvousMode,
@@ -376,7 +378,7 @@ fn idle_note(layers: &mut Layer, name: &str, reason: &str) {
         return;
     }
     let text = layers.settings.text(name).unwrap_or_default();
-    // These values are what one host has by default: no note is needed.
+    // These values are the defaults of a single host: no note is needed.
     if matches!((name, text.as_str()), ("node-rank", "0") | ("sync", "false")) {
         return;
     }
@@ -385,7 +387,7 @@ fn idle_note(layers: &mut Layer, name: &str, reason: &str) {
     layers.note(source, text);
 }
 
-/// A setting with its value and where it comes from.
+/// Formats a setting with its value and source.
 fn said(layers: &Layer, name: &str) -> String {
     let text = layers.settings.text(name).unwrap_or_default();
     match layers.source(name) {
@@ -418,7 +420,7 @@ const USED_CONF: &[&str] = &[
     "heartbeat_timeout",
 ];
 const IDLE_CONF: &[&str] = &["close_timeout", "read_timeout", "store_type", "rank", "use_libuv"];
-/// Of etcd; all but the last two are torchrun's names.
+/// Keys of etcd; all but the last two are torchrun's names.
 const ETCD_CONF: &[&str] = &["protocol", "cacert", "cert", "key", "user", "password-file"];
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The settings of a command line as flags of the launchers in a job file.
+//! Settings of a command line as flags of the launchers in a job file.
 
 use std::ffi::OsString;
 
@@ -16,11 +16,11 @@ use super::rendezvous::OF_A_LIST;
 use super::{JobArgs, file_in_use, options, say_lines, say_warnings, sharding};
 
 impl JobArgs {
-    /// The job, with every setting, whichever layer it is from: the launchers in the job have neither
-    /// this environment nor, perhaps, these files. Warnings go to stderr.
+    /// Returns the job with the settings of all layers: the launchers in the job lack this environment and perhaps
+    /// these files. Warnings are written to stderr.
     ///
     /// # Errors
-    /// A setting is wrong, or one that only the scheduler can know; there is no program.
+    /// Fails if a setting is wrong, or is one that only the scheduler can set, or if there is no program.
     pub(crate) fn job_file(&self) -> anyhow::Result<JobFile> {
         let variables = Variables::gather();
         let (mut layers, file) = self.layers(&variables, false)?;
@@ -32,7 +32,7 @@ impl JobArgs {
         Ok(job)
     }
 
-    /// The job, and the plugins that a file names and that are not used.
+    /// Returns the job, and the plugins of a file that are ignored.
     fn described(
         &self,
         layers: &mut Layer,
@@ -69,7 +69,7 @@ impl JobArgs {
         });
         let settings = &layers.settings;
         let nodes = settings.nnodes.unwrap_or_default();
-        // A file that was named is one that the launchers in the job read.
+        // A named file is read by the launchers in the job.
         let secret = match settings.rdzv_secret_file {
             None if nodes.max > 1 => Some(Secret::generate()?),
             _ => None,
@@ -89,8 +89,7 @@ impl JobArgs {
     }
 }
 
-/// Every setting that was made, as the flag that makes it. Those of another kind of job are
-/// left out with a warning.
+/// Returns every explicit setting as its flag. Settings of another kind of job are left out with a warning.
 fn settings_as_flags(layers: &mut Layer) -> Vec<OsString> {
     let (mut flags, mut left_out, mut descriptor) = (Vec::new(), Vec::new(), None);
     for setting in TABLE.iter().filter(|it| layers.is_given(it.name)) {
@@ -125,7 +124,7 @@ fn settings_as_flags(layers: &mut Layer) -> Vec<OsString> {
     flags
 }
 
-/// The same of the arguments of Accelerate's plugins.
+/// Returns the arguments of Accelerate's plugins as flags.
 fn plugins_as_flags(layers: &Layer) -> Vec<OsString> {
     let flag = |(argument, text): (&PluginArgument, String)| {
         let is_switch = argument.kind.is_switch();
@@ -135,18 +134,18 @@ fn plugins_as_flags(layers: &Layer) -> Vec<OsString> {
     plugins::given(layers).into_iter().filter_map(flag).flatten().collect()
 }
 
-/// `--name VALUE` in two words, `--name` or `--no-name` for a switch.
+/// Formats `--name VALUE` as two words, and a switch as `--name` or `--no-name`.
 fn as_flag(name: &str, text: String, is_switch: bool) -> Vec<OsString> {
     match (is_switch, text.as_str()) {
         (true, "true") => vec![format!("--{name}").into()],
         (true, _) => vec![format!("--no-{name}").into()],
-        // It would be taken for a flag.
+        // It would be parsed as a flag.
         (false, text) if text.starts_with('-') => vec![format!("--{name}={text}").into()],
         (false, _) => vec![format!("--{name}").into(), text.into()],
     }
 }
 
-/// Whether an option of `brigade launch` may be given for a job file, with an effect.
+/// Returns `true` if an option of `brigade launch` has an effect in a job file.
 pub(crate) fn can_be_given(option: &str) -> bool {
     let of_cargo = ["bin", "example", "package", "release", "profile", "features"];
     ![&of_cargo[..], &SAID_BY_THE_SCHEDULER, &OF_A_LIST].concat().contains(&option)
@@ -156,7 +155,7 @@ fn is_flag(layers: &Layer, name: &str) -> bool {
     matches!(layers.source(name), Some(Source::Flag(_)))
 }
 
-/// Settings that a job file has no place for.
+/// Settings that a job file cannot contain.
 const SAID_BY_THE_SCHEDULER: [&str; 6] =
     ["node-rank", "master-addr", "master-port", "hosts", "hostfile", "rdzv-endpoint"];
 

@@ -1,4 +1,4 @@
-//! How a Rust program shards its model: by `--sharding`, or by the settings of FSDP and DeepSpeed.
+//! Sharding of a Rust program's model: by `--sharding`, or by the settings of FSDP and DeepSpeed.
 
 use std::num::NonZeroUsize;
 
@@ -11,10 +11,10 @@ use brigade_rank_env::env;
 use brigade_sharding::settings::{Facts, Note, Precision, Settings, describe};
 use brigade_sharding::{Axis, Sharding};
 
-/// Leaves the settings of layers and sequences that ranks divide out for a Python program.
+/// Removes the settings of tensor, context, expert and pipeline parallelism for a Python program.
 ///
 /// # Errors
-/// Their flags for a Python program.
+/// Fails if flags set them for a Python program.
 pub(super) fn settle_axes(layers: &mut Layer, program: &Program) -> Result<(), ConfigError> {
     if !program.is_named_as_python() || program.is_python_here() == Some(false) {
         return Ok(());
@@ -52,11 +52,11 @@ pub(super) fn settle_axes(layers: &mut Layer, program: &Program) -> Result<(), C
     Ok(())
 }
 
-/// Decides between the setting `sharding` and the plugins that shard, of which the upper layer wins, and sets the other
-/// back. `sharding` is not for Python programs.
+/// Decides between the setting `sharding` and the plugins that shard: the upper layer wins, and the other is reset.
+/// `sharding` is not for Python programs.
 ///
 /// # Errors
-/// Both in one layer; `--sharding` for a Python program.
+/// Fails if both are set in one layer, or for `--sharding` with a Python program.
 pub(super) fn settle(layers: &mut Layer, program: &Program) -> Result<(), ConfigError> {
     let Some(source) = layers.source(SHARDING).filter(|it| **it != Source::Default).cloned() else {
         return Ok(());
@@ -98,20 +98,20 @@ pub(super) fn settle(layers: &mut Layer, program: &Program) -> Result<(), Config
     Ok(())
 }
 
-/// The ranks of a job.
+/// Numbers of ranks of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ranks {
-    /// Of the host that has the most.
+    /// Maximum number of ranks per host.
     pub(super) of_host: usize,
     pub(super) all: usize,
 }
 
 impl Ranks {
-    /// Counts them; `None` where only the hosts themselves know. Where the number of hosts may change, it is the
-    /// largest.
+    /// Counts the ranks; `None` if the number is only known on the hosts. For a variable number of hosts it is the
+    /// maximum.
     ///
     /// # Errors
-    /// Devices that are not there.
+    /// Fails if devices do not exist.
     pub(super) fn count(
         options: &LaunchOptions,
         hosts: Option<&HostsOptions>,
@@ -142,7 +142,7 @@ impl Ranks {
 /// Checks that the settings `tensor`, `context`, `expert`, `pipeline` and `sharding` fit the ranks of the job.
 ///
 /// # Errors
-/// Tensor ranks, context ranks, pipeline ranks, expert ranks or a shard size that do not divide them.
+/// Fails if a number of tensor, context, pipeline or expert ranks, or a shard size, does not divide them.
 pub(super) fn check(layers: &Layer, ranks: Option<Ranks>) -> Result<(), ConfigError> {
     let Some(ranks) = ranks.filter(|it| it.all > 0) else { return Ok(()) };
     let mut left = ranks.all;
@@ -207,21 +207,21 @@ pub(super) fn check(layers: &Layer, ranks: Option<Ranks>) -> Result<(), ConfigEr
     }
 }
 
-/// What the settings of FSDP or DeepSpeed mean for a Rust program.
+/// Meaning of FSDP's or DeepSpeed's settings for a Rust program.
 pub(super) struct FromPlugins {
-    /// Where they are from: `FSDP (flag --use-fsdp)`.
+    /// Source of the settings: `FSDP (flag --use-fsdp)`.
     pub(super) what: String,
     settings: Settings,
-    /// A line for each key that is not honoured as it stands.
+    /// One note for each key that is not used as it stands.
     pub(super) notes: Vec<Note>,
 }
 
 impl FromPlugins {
-    /// Reads them.
+    /// Reads the settings of FSDP or DeepSpeed.
     ///
     /// # Errors
-    /// An unknown number of ranks; a file that cannot be read; keys that are refused; a precision or a number of batches
-    /// other than that of the launch.
+    /// Fails for an unknown number of ranks, a file that cannot be read, keys that are refused, and a precision or a
+    /// number of accumulated batches other than that of the launch.
     pub(super) fn read(
         layers: &Layer,
         plugins: &Plugins,
@@ -253,7 +253,7 @@ impl FromPlugins {
         Ok(Self { what, settings, notes })
     }
 
-    /// Returns the variables by which the ranks learn it; settings that the user has made are not among them.
+    /// Returns the environment variables of the ranks for it, except for settings that the user has set.
     pub(super) fn variables(&self, layers: &Layer) -> Vec<(String, String)> {
         let Settings { sharding, precision, gradient_accumulation_steps: steps, .. } =
             &self.settings;
@@ -288,7 +288,7 @@ impl FromPlugins {
         variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
-    /// Returns it in words, a line for each part, and the notes.
+    /// Describes it, with one line for each part, and the notes.
     pub(super) fn text(&self) -> String {
         describe(&self.settings, &self.notes)
     }
@@ -303,7 +303,7 @@ fn setting(sharding: Option<&Sharding>) -> String {
     sharding.map_or_else(|| NONE.to_owned(), Sharding::to_setting)
 }
 
-/// What no variable says to a Rust program.
+/// Returns notes on settings that no variable passes to a Rust program.
 fn of_the_program(settings: &Settings, what: &str) -> Vec<Note> {
     let mut notes = Vec::new();
     let mut note = |key: &str, value: String, text: &str| {

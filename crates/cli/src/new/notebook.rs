@@ -1,9 +1,9 @@
-//! The notebook of `--template notebook`, made of the template's program: the same function in a cell.
+//! Notebook of `--template notebook`, generated from the template's program: the same function in a cell.
 
 use serde_json::{Value, json};
 
-/// The notebook as Jupyter stores it. `brigade` is the dependency as `Cargo.toml` has it, `program` the source of the
-/// template.
+/// Returns the notebook in Jupyter's format. `brigade` is the dependency as in `Cargo.toml`, `program` the source of
+/// the template.
 pub(super) fn of_program(name: &str, brigade: &str, program: &str) -> String {
     let title = format!(
         "# {name}\n\nTraining on two processes, from a cell. The kernel is \"Rust (Brigade)\"; README.md says how to \
@@ -46,7 +46,7 @@ pub(super) fn of_program(name: &str, brigade: &str, program: &str) -> String {
             "kernelspec": {
                 "display_name": "Rust (Brigade)", "language": "rust", "name": "brigade",
             },
-            // As the kernel says of itself: without it, nbconvert knows neither the ending nor the colours.
+            // As the kernel reports it: without it, nbconvert knows neither the file extension nor the highlighting.
             "language_info": {
                 "codemirror_mode": "rust", "file_extension": ".rs", "mimetype": "text/rust", "name": "Rust",
                 "pygments_lexer": "rust", "version": "",
@@ -58,7 +58,7 @@ pub(super) fn of_program(name: &str, brigade: &str, program: &str) -> String {
     format!("{notebook:#}\n")
 }
 
-/// The function of the program, from its documentation to its end.
+/// Returns the function of the program, from its documentation to its end.
 fn train(program: &str) -> String {
     let lines = program.lines().skip_while(|line| !line.starts_with("///"));
     let body = lines.take_while(|line| *line != "#[cfg(test)]").collect::<Vec<_>>().join("\n");

@@ -1,25 +1,25 @@
-//! Which epoch of a run is the best.
+//! Selection of a run's best epoch.
 
 use super::Mode;
 use super::record::Record;
 
-/// The epoch that a monitored value says is best, or the step where there are no epochs.
+/// Best epoch by a monitored value, or the best step if there are no epochs.
 #[derive(Debug, PartialEq)]
 pub(super) struct Best {
     pub(super) monitor: String,
     pub(super) mode: Mode,
     pub(super) value: f64,
-    /// None where it was counted in steps.
+    /// `None` if steps were counted.
     pub(super) epoch: Option<f64>,
     pub(super) step: Option<f64>,
 }
 
 impl Record {
-    /// Finds the best epoch by a value, or the best step where no epoch has it; none where nothing was logged
-    /// that could be monitored.
+    /// Finds the best epoch by a value, or the best step if no epoch has the value. Returns `None` if nothing was
+    /// logged that could be monitored.
     ///
     /// # Errors
-    /// For a value that was not logged: the message names those that were.
+    /// Fails for a value that was not logged: the message names those that were.
     pub(super) fn best(
         &self,
         monitor: Option<&str>,
@@ -59,7 +59,8 @@ impl Record {
         }))
     }
 
-    /// The validation's loss, another loss that is not the training's, the first metric; or the loss of the steps.
+    /// Returns the validation loss, or else another loss except the training loss, the first metric, or the loss of the
+    /// steps.
     fn default_monitor(&self) -> Option<&str> {
         let metrics: Vec<&str> = self.epochs.metrics().collect();
         let is_valid = |name: &&&str| name.contains("loss") && !name.contains("train");

@@ -1,4 +1,4 @@
-//! The curves of a report: which belong into one chart.
+//! Grouping of a report's curves into charts.
 
 use brigade_plot::Chart;
 use indexmap::IndexMap;
@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use super::best::Best;
 use super::record::Record;
 
-/// What an epoch's lines say, by epoch: losses in one chart, each metric in its own.
+/// Returns charts of the values by epoch: losses in one chart, each metric in its own.
 pub(super) fn of_epochs(record: &Record, best: Option<&Best>) -> Vec<Chart> {
     let epochs = &record.epochs;
     if epochs.len() < 2 {
@@ -27,9 +27,9 @@ pub(super) fn of_epochs(record: &Record, best: Option<&Best>) -> Vec<Chart> {
     names.into_iter().map(chart).collect()
 }
 
-/// The numbers of steps: those that tell of the training, and those that tell of the machine.
+/// Returns charts of the values by step: those about training, and those about the machine.
 pub(super) fn of_steps(record: &Record) -> (Vec<Chart>, Vec<Chart>) {
-    // A single number is no curve; the table of values has it.
+    // A single number is not a curve; the table of values contains it.
     let curves = record.series.iter().filter(|(_, series)| series.points.len() > 1);
     let (machine, training): (Vec<&str>, Vec<&str>) =
         curves.map(|(name, _)| name.as_str()).partition(|name| is_of_machine(name));
@@ -47,7 +47,7 @@ fn step_chart(record: &Record, group: &str, names: &[&str]) -> Chart {
     let mut chart = series.fold(chart(group, axis), |chart, (name, series)| {
         chart.line(name, series.points.iter().copied())
     });
-    // Where the run went on; with many starts the labels would hide the curves.
+    // Marks where the run was resumed; with many starts the labels would hide the curves.
     if has_steps && record.starts.len() <= MOST_STARTS {
         for (index, start) in record.starts.iter().enumerate().skip(1) {
             if let Some(step) = start.step {
@@ -62,8 +62,8 @@ fn chart(title: &str, axis: &str) -> Chart {
     Chart::new(title).x(axis).size(560, 320)
 }
 
-/// With a logarithmic axis where the greatest value is far above most: a curve with one outlier is flat else.
-/// A single series under the chart's own title needs no name.
+/// Chooses a logarithmic axis if the greatest value is far above most: otherwise one outlier would flatten the curve. A
+/// single series with the chart's own title needs no name.
 fn with_axis(mut chart: Chart) -> Chart {
     if let [series] = chart.series.as_mut_slice()
         && series.name == chart.title
@@ -82,8 +82,8 @@ fn with_axis(mut chart: Chart) -> Chart {
     chart
 }
 
-/// Names that are compared with each other: `lr` and `lr_0`, `train/loss` and `valid/loss`, `train_loss` and
-/// `valid_loss`, memory by its peak and now. Each group with its title, in the order of the first ones.
+/// Groups names that are comparable: `lr` and `lr_0`, `train/loss` and `valid/loss`, `train_loss` and `valid_loss`,
+/// peak and current memory. Each group has a title, in the order of first occurrence.
 fn groups<'a>(names: impl Iterator<Item = &'a str>) -> Vec<(String, Vec<&'a str>)> {
     let mut groups: IndexMap<String, Vec<&str>> = IndexMap::new();
     for name in names {
@@ -109,7 +109,7 @@ fn group_of(name: &str) -> String {
     }
 }
 
-/// Rates, times and memory.
+/// Returns `true` for rates, times and memory.
 fn is_of_machine(name: &str) -> bool {
     let name = name.rsplit('/').next().unwrap_or(name);
     name.starts_with("gpu_")

@@ -1,19 +1,19 @@
-//! What a run has logged of each epoch.
+//! Values that a run has logged per epoch.
 
 use brigade_track::Value;
 use brigade_track::reader::Logged;
 use indexmap::IndexMap;
 
-/// What was logged in lines with a whole number as `epoch`.
+/// Values of lines with a whole number as `epoch`.
 #[derive(Debug, Default)]
 pub(super) struct Epochs {
-    /// By epoch, in the order of its first line.
+    /// Rows by epoch, in the order of the first line of each.
     rows: Vec<(f64, Row)>,
-    /// Names, in the order in which they came.
+    /// Names, in the order of first occurrence.
     pub(super) columns: Vec<String>,
 }
 
-/// One epoch; of values that were logged again, the last ones.
+/// Values of one epoch. Of repeated values the last one counts.
 #[derive(Debug, Default)]
 pub(super) struct Row {
     pub(super) step: Option<u64>,
@@ -50,7 +50,7 @@ impl Epochs {
         self.rows.len()
     }
 
-    /// The numbers of one name, by epoch.
+    /// Returns the numbers of one name, by epoch.
     pub(super) fn points(&self, name: &str) -> Vec<(f64, f64)> {
         let number = |(epoch, row): (f64, &Row)| Some((epoch, row.values.get(name)?.number()?));
         let mut points: Vec<(f64, f64)> = self.rows().filter_map(number).collect();
@@ -58,14 +58,14 @@ impl Epochs {
         points
     }
 
-    /// The names that have numbers.
+    /// Returns the names that have numbers.
     pub(super) fn metrics(&self) -> impl Iterator<Item = &str> {
         let columns = self.columns.iter().map(String::as_str);
         columns.filter(|name| *name != TIME && !self.points(name).is_empty())
     }
 }
 
-/// Seconds of an epoch, which are no metric.
+/// Name of the duration of an epoch in seconds, which is not a metric.
 pub(super) const TIME: &str = "time";
-/// Columns that a table has room for.
+/// Maximum number of columns of a table.
 const MOST_COLUMNS: usize = 30;

@@ -1,11 +1,11 @@
-//! Pieces of HTML. All foreign text goes through [`escape_markup`].
+//! Parts of HTML pages. All text from outside goes through [`escape_markup`].
 
 use std::time::{Duration, UNIX_EPOCH};
 
 use brigade_plot::escape_markup;
 use brigade_track::Value;
 
-/// A table of texts that are escaped here; a column of numbers is aligned right.
+/// Table of texts, which are escaped here. A column of numbers is aligned right.
 pub(super) struct Table {
     head: String,
     body: String,
@@ -37,7 +37,7 @@ impl Table {
     }
 }
 
-/// What stands in a cell.
+/// Content of a cell.
 pub(super) struct Cell {
     text: String,
     is_number: bool,
@@ -60,7 +60,7 @@ impl Cell {
         }
     }
 
-    /// Seconds as fastai's tables have them.
+    /// Formats seconds as in fastai's tables.
     pub(super) fn seconds(value: f64) -> Self {
         if !(0.0..1e9).contains(&value) {
             return Self::number(value);
@@ -69,7 +69,7 @@ impl Cell {
     }
 }
 
-/// A number with about six digits.
+/// Formats a number with about six significant digits.
 pub(super) fn short(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return Value::Float(value).text();
@@ -88,7 +88,7 @@ pub(super) fn short(value: f64) -> String {
     }
 }
 
-/// `1:02`, `1:02:03`.
+/// Formats a duration: `1:02`, `1:02:03`.
 pub(super) fn clock(seconds: f64) -> String {
     let all = seconds.round().max(0.0) as u64;
     let (hours, minutes, seconds) = (all / 3600, all / 60 % 60, all % 60);
@@ -98,7 +98,7 @@ pub(super) fn clock(seconds: f64) -> String {
     }
 }
 
-/// Seconds since 1970 as a date, UTC.
+/// Formats seconds since 1970 as a date in UTC.
 pub(super) fn date(seconds: f64) -> String {
     // The year 10000 has another form.
     let known = (0.0..253_402_300_800.0).contains(&seconds);
@@ -110,7 +110,7 @@ pub(super) fn date(seconds: f64) -> String {
     }
 }
 
-/// The first letters of a text.
+/// Shortens a text to this many letters.
 pub(super) fn shortened(text: &str, letters: usize) -> String {
     match text.char_indices().nth(letters) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -118,7 +118,7 @@ pub(super) fn shortened(text: &str, letters: usize) -> String {
     }
 }
 
-/// Letters of a text in a table.
+/// Maximum number of letters of a text in a table.
 pub(super) const LONGEST: usize = 2000;
 
 #[cfg(test)]

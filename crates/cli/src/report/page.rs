@@ -1,4 +1,4 @@
-//! The page, section by section.
+//! Sections of the HTML page.
 
 use std::fmt::Write;
 
@@ -16,7 +16,7 @@ use super::html::{Cell, LONGEST, Table, clock, date, short, shortened};
 use super::pictures::Pictures;
 use super::record::{Record, Series};
 
-/// The whole page. It refers to nothing outside, and forbids a browser to load or run anything.
+/// Returns the whole page. It refers to nothing outside, and forbids a browser to load or run anything.
 pub(super) fn page(record: &Record, best: &Option<Best>, pictures: &[Pictures]) -> String {
     let best = best.as_ref();
     let title = escape_markup(&record.project());
@@ -90,7 +90,7 @@ fn header(record: &Record, best: Option<&Best>) -> String {
         let mode = if best.mode == Mode::Min { "least" } else { "greatest" };
         fact(&which, format!("{} = {}, the {mode}", best.monitor, short(best.value)));
     }
-    // What the Learner's `SaveModel` logs.
+    // Logged by the Learner's `SaveModel`.
     if let Some(saved) = record.texts.get("best_checkpoint") {
         fact("best checkpoint", saved.last.clone());
     }
@@ -136,7 +136,7 @@ fn epochs(record: &Record, best: Option<&Best>) -> String {
     html
 }
 
-/// Every number's last, least and greatest value.
+/// Returns the last, least and greatest value of every number.
 fn values(record: &Record) -> String {
     if record.series.is_empty() {
         return String::new();
@@ -167,7 +167,7 @@ fn values(record: &Record) -> String {
     table.html()
 }
 
-/// Without the gaps between starts.
+/// Counts the values without the gaps between starts.
 fn count(series: &Series) -> f64 {
     series.points.iter().filter(|point| !point.0.is_nan()).count() as f64
 }
@@ -231,7 +231,7 @@ fn texts(record: &Record) -> String {
     table.html()
 }
 
-/// The settings of each start: the environment is what is under `brigade`.
+/// Returns the settings of each start. The key `brigade` contains the environment.
 fn settings(record: &Record, environment: bool) -> String {
     let mut html = String::new();
     let mut before = Vec::new();

@@ -1,16 +1,16 @@
-//! The pictures that a run has logged, from the folder beside its file.
+//! Images that a run has logged, from the folder beside its file.
 
 use std::fs;
 use std::path::Path;
 
 use super::record::Record;
 
-/// The pictures of one name.
+/// Images of one name.
 #[derive(Debug)]
 pub(super) struct Pictures {
     pub(super) name: String,
     pub(super) shown: Vec<Picture>,
-    /// Why others are not: sentences.
+    /// Reasons why other images are missing, as sentences.
     pub(super) notes: Vec<String>,
 }
 
@@ -20,7 +20,7 @@ pub(super) struct Picture {
     pub(super) bytes: Vec<u8>,
 }
 
-/// Reads the last pictures of each name.
+/// Reads the last images of each name.
 pub(super) fn of_run(run: &Path, record: &Record) -> Vec<Pictures> {
     let folder = run.with_extension("images");
     let mut left = MOST_BYTES;
@@ -45,9 +45,9 @@ pub(super) fn of_run(run: &Path, record: &Record) -> Vec<Pictures> {
     all
 }
 
-/// The bytes of a PNG file of at most this size.
+/// Reads a PNG file of at most this size.
 fn read(path: &Path, most: u64) -> Result<Vec<u8>, String> {
-    // Not through a link: a run that comes from elsewhere would choose which file is put into the page.
+    // Links are not followed: a run from elsewhere could choose a file that is put into the page.
     let facts = fs::symlink_metadata(path).map_err(|error| error.to_string())?;
     if !facts.is_file() {
         return Err("it is not a plain file".to_owned());
@@ -56,14 +56,14 @@ fn read(path: &Path, most: u64) -> Result<Vec<u8>, String> {
         return Err(format!("a page holds {} MB of pictures", MOST_BYTES >> 20));
     }
     let bytes = fs::read(path).map_err(|error| error.to_string())?;
-    // It may have grown.
+    // The file may have grown.
     if !bytes.starts_with(b"\x89PNG\r\n\x1a\n") || bytes.len() as u64 > most {
         return Err("it is not a PNG file".to_owned());
     }
     Ok(bytes)
 }
 
-/// Of all pictures in one page.
+/// Maximum size of all images in one page, in bytes.
 const MOST_BYTES: u64 = 20 << 20;
-/// The last ones of each name.
+/// Maximum number of images of each name: the last ones.
 const MOST_OF_NAME: usize = 12;

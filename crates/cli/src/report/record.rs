@@ -1,4 +1,4 @@
-//! All that a run has logged.
+//! Content of a run's file.
 
 use std::path::{Path, PathBuf};
 
@@ -8,69 +8,69 @@ use indexmap::IndexMap;
 
 use super::epochs::Epochs;
 
-/// A run's file, sorted by what is shown of it.
+/// Content of a run's file, sorted for the page.
 #[derive(Debug, Default)]
 pub(super) struct Record {
     pub(super) path: PathBuf,
     pub(super) starts: Vec<Start>,
     pub(super) ends: Vec<End>,
-    /// Whether nothing has ended the run since it started last.
+    /// `true` if the run's last start has no end yet.
     pub(super) is_open: bool,
-    /// The time of the first line and of the last one.
+    /// Times of the first and of the last line.
     pub(super) times: Option<(f64, f64)>,
     pub(super) last_step: Option<u64>,
-    /// Lines with values.
+    /// Number of lines with values.
     pub(super) lines: u64,
     /// Numbers by name.
     pub(super) series: IndexMap<String, Series>,
-    /// Those of lines that name an epoch, until it is known whether such lines are one for each epoch.
+    /// Numbers of lines with an epoch, until it is known whether there is one such line per epoch.
     by_epoch: IndexMap<String, Series>,
-    /// How many lines have named an epoch.
+    /// Number of lines with an epoch.
     epoch_lines: usize,
     pub(super) epochs: Epochs,
-    /// The last table of each name, and how many there were.
+    /// Last table of each name, and the number of tables.
     pub(super) tables: IndexMap<String, Repeated<Table>>,
-    /// The last text of each name.
+    /// Last text of each name.
     pub(super) texts: IndexMap<String, Repeated<String>>,
-    /// Names of pictures' files, in the folder beside the run's file.
+    /// File names of images by name, in the folder beside the run's file.
     pub(super) pictures: IndexMap<String, Vec<(Option<u64>, String)>>,
-    /// The first lines that could not be read, and why.
+    /// First lines that could not be read, with the reasons.
     pub(super) broken: Vec<(u64, String)>,
     pub(super) broken_count: u64,
-    /// Whether the last line has no end and cannot be read.
+    /// `true` if the last line is incomplete and cannot be read.
     pub(super) is_cut: bool,
-    /// Values under names beyond those that a page can show.
+    /// Number of values whose names exceed the page's limit.
     pub(super) left_out: u64,
 }
 
-/// A run has begun, or went on.
+/// Start of a run, or of its continuation.
 #[derive(Debug)]
 pub(super) struct Start {
     pub(super) time: Option<f64>,
     pub(super) project: Option<String>,
     pub(super) config: Config,
-    /// The first step after it.
+    /// First step after the start.
     pub(super) step: Option<u64>,
 }
 
-/// A run has ended.
+/// End of a run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct End {
     pub(super) time: Option<f64>,
     pub(super) outcome: Outcome,
 }
 
-/// The numbers under one name.
+/// Numbers of one name.
 #[derive(Debug, Default)]
 pub(super) struct Series {
-    /// Steps and values; where the run has started anew, a point that is not finite.
+    /// Steps and values. A point that is not finite marks a new start of the run.
     pub(super) points: Vec<(f64, f64)>,
-    /// Whether there was a step with each; else they are counted from 1.
+    /// `true` if each value had a step; otherwise they are counted from 1.
     pub(super) has_steps: bool,
     start: usize,
 }
 
-/// What was logged under one name more than once.
+/// Value that was logged under one name more than once.
 #[derive(Debug)]
 pub(super) struct Repeated<T> {
     pub(super) count: u64,
@@ -79,7 +79,7 @@ pub(super) struct Repeated<T> {
 }
 
 impl Record {
-    /// Reads the file as it is now.
+    /// Reads the file's current content.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let mut reader = RunReader::open(path)?;
         loop {
@@ -91,13 +91,13 @@ impl Record {
         }
     }
 
-    /// Gives the bytes behind the last line, or none where the file was replaced in the meantime.
+    /// Returns the bytes after the last line, or `None` if the file was replaced in the meantime.
     fn read_all(&mut self, reader: &mut RunReader) -> Result<Option<Vec<u8>>> {
         let mut first = true;
         loop {
             let update = reader.poll()?;
             if update.replaced && !first {
-                // It begins with what this update has already given.
+                // The new file begins with the lines of this update.
                 *reader = RunReader::open(reader.path().to_owned())?;
                 return Ok(None);
             }
@@ -111,7 +111,7 @@ impl Record {
         }
     }
 
-    /// A last line without an end counts where it is whole: other programs may leave it so.
+    /// A last line without a line break counts if it is complete: other programs may leave it so.
     fn end(&mut self, unfinished: &[u8]) {
         if !unfinished.trim_ascii().is_empty() {
             match Line::parse(unfinished) {
@@ -119,7 +119,7 @@ impl Record {
                 line => self.add(0, &line),
             }
         }
-        // A run that names the epoch at each step: its values are curves over the steps.
+        // If the run logs the epoch at each step, its values are curves over the steps.
         if self.epoch_lines > STEPS_OF_EPOCH * self.epochs.len() {
             for (name, series) in std::mem::take(&mut self.by_epoch) {
                 let place = self.series.entry(name).or_default();
@@ -129,12 +129,12 @@ impl Record {
         }
     }
 
-    /// Whether no line could be read.
+    /// Returns `true` if no line could be read.
     pub(super) fn is_empty(&self) -> bool {
         self.lines == 0 && self.starts.is_empty() && self.ends.is_empty()
     }
 
-    /// The name that the run has, or that of its file.
+    /// Returns the name of the run's project, or that of its file.
     pub(super) fn project(&self) -> String {
         let named = self.starts.iter().rev().find_map(|start| start.project.clone());
         let file = || self.path.file_stem().map(|it| it.to_string_lossy().into_owned());
@@ -164,7 +164,7 @@ impl Record {
                     self.broken.push((number, reason.clone()));
                 }
             }
-            // Kinds of lines that later versions may read.
+            // Kinds of lines of later versions.
             _ => {}
         }
     }
@@ -234,7 +234,7 @@ impl Series {
     }
 }
 
-/// What is under this name, unless there are too many names.
+/// Returns the entry of this name, unless there are too many names.
 fn entry<'a, T: Default>(
     all: &'a mut IndexMap<String, T>,
     name: &str,
@@ -266,15 +266,15 @@ fn keep<T>(
     }
 }
 
-/// The name of a picture's file, where a text is the path of one. Where the path leads does not matter: pictures
-/// are in the folder beside the run's file.
+/// Returns the file name of an image, if a text is the path of one. The folder in the path does not matter: images are
+/// in the folder beside the run's file.
 fn picture(text: &str) -> Option<String> {
     let file = Path::new(text).file_name()?.to_str()?;
     (text.ends_with(".png") && text.len() > ".png".len()).then(|| file.to_owned())
 }
 
-/// Names of one kind that a page shows.
+/// Maximum number of names of one kind on a page.
 const MOST_NAMES: usize = 300;
 const MOST_BROKEN: usize = 10;
-/// Lines of an epoch above which they are steps.
+/// Number of lines per epoch above which they are treated as steps.
 const STEPS_OF_EPOCH: usize = 3;

@@ -1,4 +1,4 @@
-//! Builds the self-test with cargo, once for each libtorch: it links libtorch, which `brigade` does not.
+//! Build of the self-test with cargo, once for each libtorch: it links libtorch, which `brigade` does not.
 
 use std::env;
 use std::ffi::OsString;
@@ -15,12 +15,12 @@ use crate::new::Source;
 use crate::output;
 use crate::setup::SourceArgs;
 
-/// Returns the self-test for the libtorch that is asked for, else for that of the Cargo project in the
-/// working folder, else for the fetched one. It is built where it is not there yet, or was built by
-/// another `brigade` or for a libtorch that was replaced since.
+/// Returns the self-test for the requested libtorch, or else for that of the Cargo project in the working folder, or
+/// else for the fetched one. It is built if it is missing, or was built by another `brigade` or for a libtorch that was
+/// replaced since.
 ///
 /// # Errors
-/// There is no libtorch and none can be fetched, no cargo, no room, or the build fails.
+/// Fails if there is no libtorch and none can be fetched, without cargo or disk space, or if the build fails.
 pub(super) fn built(libtorch: &SourceArgs, source: &Source) -> anyhow::Result<PathBuf> {
     let cache = Cache::of_user()?;
     let libtorch = find_libtorch(libtorch, &cache)?;
@@ -38,7 +38,7 @@ pub(super) fn built(libtorch: &SourceArgs, source: &Source) -> anyhow::Result<Pa
     if program.is_file() && fs::read_to_string(&stamp).is_ok_and(|it| it == identity) {
         return Ok(program);
     }
-    // It has a note in a line of its own for some versions.
+    // For some versions there is a note on a second line.
     libtorch.description().lines().for_each(output::say);
     output::say(&format!(
         "cargo builds the self-test for it, which takes some minutes, once: into {}",
@@ -60,7 +60,7 @@ fn find_libtorch(asked: &SourceArgs, cache: &Cache) -> anyhow::Result<Libtorch> 
     Libtorch::find_or_fetch(&wanted, cache, &Pins::embedded()?)
 }
 
-/// What cargo installs from where, and with which features.
+/// Returns the arguments of `cargo install`: the source and the features.
 fn words(source: &Source, libtorch: &Libtorch) -> Vec<OsString> {
     let mut words: Vec<OsString> = match source {
         Source::Checkout(root) => vec!["--path".into(), root.join("crates/brigade").into()],
@@ -79,8 +79,8 @@ fn words(source: &Source, libtorch: &Libtorch) -> Vec<OsString> {
     words
 }
 
-/// What a self-test is built by and for: when this program was installed anew, or another libtorch is at
-/// that path, the self-test is built again.
+/// Returns the identity of the builder and the target: if this program was reinstalled, or another libtorch is at that
+/// path, the self-test is rebuilt.
 fn identity(words: &[OsString], libtorch: &Path) -> anyhow::Result<String> {
     let this = env::current_exe().context("cannot find this program's own file")?;
     let [this, library] = [this, libtorch.join("lib/libtorch_cpu.so")].map(|path| {
@@ -91,17 +91,17 @@ fn identity(words: &[OsString], libtorch: &Path) -> anyhow::Result<String> {
     Ok(format!("{:?} {:?} {words:?}\n", this?, library?))
 }
 
-/// Runs `cargo install`, whose messages go to the terminal. What was compiled is removed afterwards: it is
-/// ten times as large as the program.
+/// Runs `cargo install`, whose messages go to the terminal. Build files are removed afterwards: they are ten times as
+/// large as the program.
 fn install(words: &[OsString], libtorch: &Libtorch, folder: &Path) -> anyhow::Result<()> {
     let target = folder.join("target");
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["install", "--locked", "--force", "--no-track", "--root"]).arg(folder);
     cargo.arg("--target-dir").arg(&target).args(words);
-    // Optimised only as far as it shortens the build: what takes time in the test is libtorch.
+    // Optimised only as far as it shortens the build: the test's time is spent in libtorch.
     cargo.args(["--config", "profile.release.opt-level=1"]);
     cargo.env("LIBTORCH", libtorch.folder()).env_remove("LIBTORCH_USE_PYTORCH");
-    // Else cargo warns that a shell does not find the program there.
+    // Otherwise cargo warns that the folder is not in the PATH.
     let path = env::var_os("PATH").unwrap_or_default();
     if let Ok(path) = env::join_paths(env::split_paths(&path).chain([folder.join("bin")])) {
         cargo.env("PATH", path);
@@ -128,13 +128,13 @@ fn install(words: &[OsString], libtorch: &Libtorch, folder: &Path) -> anyhow::Re
     Ok(())
 }
 
-/// A folder's name for a libtorch: its path, in letters that a name of a file may have.
+/// Returns the folder's name for a libtorch: its path, in characters that a file name may contain.
 fn name_of(libtorch: &Path) -> String {
     let plain = |letter: char| {
         if letter.is_ascii_alphanumeric() || ".-".contains(letter) { letter } else { '_' }
     };
     let name: String = libtorch.to_string_lossy().chars().map(plain).collect();
-    // A name has 255 bytes at most; the end of a path tells more than its beginning.
+    // A name has at most 255 bytes; the end of a path is more distinctive than its beginning.
     name[name.len().saturating_sub(200)..].to_owned()
 }
 

@@ -1,28 +1,27 @@
-//! One logged value over a run, in bounded memory.
+//! Logged value over a run, in bounded memory.
 
-/// Values of one name. Beyond [`Curve::MOST`] points, neighbours are merged by pairs: a point keeps the
-/// lowest, the highest and the mean of what it stands for, so that a spike stays visible in a run of
-/// millions of lines.
+/// Values of one name. Beyond [`Curve::MOST`] points, neighbours are merged in pairs: a point keeps the lowest, the
+/// highest and the mean of its values, so that a spike stays visible in a run of millions of lines.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Curve {
     points: Vec<Point>,
-    /// How many values a point stands for.
+    /// Number of values per point.
     stride: u32,
     last: Option<f64>,
     count: u64,
     non_finite: u64,
 }
 
-/// Values that follow each other.
+/// Consecutive values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Point {
-    /// The first value's step.
+    /// Step of the first value.
     pub(super) step: f64,
-    /// The first value's time in seconds since 1970; NaN where its line had none.
+    /// Time of the first value in seconds since 1970; NaN if its line had none.
     pub(super) time: f64,
-    /// The lowest finite value, or infinity where none is finite.
+    /// Lowest finite value, or infinity if none is finite.
     pub(super) low: f64,
-    /// The highest finite value, or minus infinity.
+    /// Highest finite value, or minus infinity.
     pub(super) high: f64,
     sum: f64,
     finite: u32,
@@ -30,7 +29,7 @@ pub(super) struct Point {
 }
 
 impl Point {
-    /// The mean of the finite values; `None` where none is finite.
+    /// Returns the mean of the finite values; `None` if none is finite.
     pub(super) fn mean(&self) -> Option<f64> {
         (self.finite > 0).then(|| self.sum / f64::from(self.finite))
     }
@@ -45,7 +44,7 @@ impl Point {
 }
 
 impl Curve {
-    /// Most points kept of one curve: twice the dots of a chart on a very wide terminal.
+    /// Maximum number of points per curve: twice the dots of a chart on a very wide terminal.
     pub(super) const MOST: usize = 2048;
 
     pub(super) fn push(&mut self, step: f64, time: f64, value: f64) {
@@ -81,8 +80,7 @@ impl Curve {
         self.points = merged.collect();
     }
 
-    /// Forgets what was logged at this step and later: a run that goes on from a checkpoint logs its steps
-    /// again.
+    /// Removes the values of this step and later ones: a run that is resumed from a checkpoint logs its steps again.
     pub(super) fn rewind(&mut self, step: f64) {
         while let Some(last) = self.points.pop_if(|last| last.step >= step) {
             self.count -= u64::from(last.values);
@@ -95,24 +93,24 @@ impl Curve {
         &self.points
     }
 
-    /// The value that was logged last.
+    /// Returns the value that was logged last.
     pub(super) fn last(&self) -> Option<f64> {
         self.last
     }
 
-    /// How many values there are.
+    /// Returns the number of values.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
 
-    /// How many of them are NaN or infinite.
+    /// Returns the number of values that are NaN or infinite.
     pub(super) fn non_finite(&self) -> u64 {
         self.non_finite
     }
 
-    /// The exponential moving average at each point, without the bias of its start, as TensorBoard has it.
-    /// `weight` is 0 to 1. A point of several values counts as that many of their mean. `None` where a point
-    /// has no finite value.
+    /// Returns the exponential moving average at each point, with TensorBoard's correction of the initial bias.
+    /// `weight` is 0 to 1. A point of several values counts as that many of their mean. `None` for a point without a
+    /// finite value.
     pub(super) fn smoothed(&self, weight: f64) -> Vec<Option<f64>> {
         let (mut average, mut bias) = (0.0, 1.0);
         let smooth = |point: &Point| {
@@ -159,7 +157,7 @@ mod tests {
 
     #[test]
     fn smoothing_is_that_of_tensorboard() {
-        // TensorBoard's own function in Python, for [1, 2, 3, 10] with a weight of 0.6.
+        // Results of TensorBoard's own Python function, for [1, 2, 3, 10] with a weight of 0.6.
         let expected = [1.0, 1.625, 2.326_530_612_244_898, 5.852_941_176_470_588];
         for (found, expected) in curve([1.0, 2.0, 3.0, 10.0]).smoothed(0.6).iter().zip(expected) {
             assert!((found.unwrap() - expected).abs() < 1e-12, "{found:?} {expected}");

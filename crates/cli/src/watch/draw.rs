@@ -1,4 +1,4 @@
-//! The screen: a function of the run, of what a user chose to see, and of the terminal's size.
+//! Drawing of the screen from the run, the user's choices, and the size of the terminal.
 
 mod chart;
 
@@ -15,16 +15,16 @@ use super::model::{Model, State};
 use super::text;
 use super::view::{Axis, Page, View, shown};
 
-/// What is known of the file besides its lines.
+/// State of the file besides its lines.
 #[derive(Debug, Default)]
 pub(super) struct Status {
-    /// The file's name, or that of the standard input.
+    /// Name of the file, or of the standard input.
     pub(super) name: String,
-    /// The place of the run among those of its folder, from 1, and their number.
+    /// Index of the run among those of its folder, from 1, and their number.
     pub(super) place: Option<(usize, usize)>,
-    /// Since when nothing came.
+    /// Time since the last new line.
     pub(super) silent: Option<Duration>,
-    /// What is going on with the file: it is being read, it is gone.
+    /// Notice about the file: it is being read, or was deleted.
     pub(super) notice: Option<String>,
 }
 
@@ -106,7 +106,7 @@ fn keys(view: &View) -> Line<'static> {
 fn charts_and_tables(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View) {
     let tables = tables(model, view, area.width);
     let rows = tables.iter().map(|(_, rows)| rows.len() + 1).max().unwrap_or(0);
-    // The charts have most of the room.
+    // The charts get most of the height.
     let rows = if area.height < 12 { 0 } else { rows.min(usize::from(area.height) * 2 / 5) as u16 };
     let [above, below] =
         Layout::vertical([Constraint::Min(0), Constraint::Length(rows)]).areas(area);
@@ -129,7 +129,7 @@ fn charts_and_tables(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &Vi
     }
 }
 
-/// The places of charts: as many as fit with a height that shows something, the last ones first.
+/// Returns the areas of charts: as many as fit with a sufficient height, the last ones first.
 fn places(area: Rect, charts: usize) -> Vec<Rect> {
     let across = if area.width >= 100 && charts > 1 { 2 } else { 1 };
     let down = charts.div_ceil(across).min((usize::from(area.height) / CHART).max(1));
@@ -142,13 +142,13 @@ fn places(area: Rect, charts: usize) -> Vec<Rect> {
     places
 }
 
-/// The tables to show, with their titles: epochs and another one next to them where there is room, and one
-/// after the other where not.
+/// Returns the tables to show, with their titles: epochs and another one beside them if the width suffices, otherwise
+/// one after the other.
 fn tables(model: &Model, view: &View, width: u16) -> Vec<(String, Vec<String>)> {
     let epochs = (!model.epochs.rows().is_empty()).then(|| {
         let rows = text::epoch_rows(model, view.scroll, MOST_ROWS);
         let mut lines = text::aligned(&rows);
-        // The last rows are the ones of interest, below the names of the columns.
+        // The last rows matter, below the names of the columns.
         let shown = lines.split_off(1);
         let title = match view.scroll {
             0 => "epochs".to_owned(),
@@ -172,14 +172,14 @@ fn tables(model: &Model, view: &View, width: u16) -> Vec<(String, Vec<String>)> 
     }
 }
 
-/// A third of the screen at most; nothing where that is too little.
+/// Returns a width of at most a third of the screen; `None` if that is not enough.
 fn names_width(model: &Model, screen: u16) -> Option<u16> {
     let longest = shown(model).map(text::width).max()?;
     let most = usize::from(screen) / 3;
     (most >= NUMBER * 2).then(|| (longest + NUMBER + 3).min(most) as u16)
 }
 
-/// The list of the curves with their last values; the chosen one stands out, and pinned ones have a mark.
+/// Draws the list of the curves with their last values; the selected one is highlighted, and pinned ones have a mark.
 fn names(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View) {
     if area.width == 0 {
         return;
@@ -204,7 +204,7 @@ fn names(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View) {
     frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), inside);
 }
 
-/// The end of a name tells more than its beginning.
+/// Cuts off the beginning: the end of a name is more distinctive.
 fn cut(name: &str, room: usize) -> String {
     let count = name.chars().count();
     if count <= room {
@@ -243,11 +243,11 @@ fn page(frame: &mut Frame<'_>, area: Rect, title: &str, lines: Vec<Line<'_>>) {
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
-/// Room for a number: `-1.23457e-12`.
+/// Width of a number: `-1.23457e-12`.
 const NUMBER: usize = 12;
-/// Lines of a small chart.
+/// Height of a small chart in lines.
 const CHART: usize = 7;
-/// Epochs that are drawn: more than any terminal has lines.
+/// Maximum number of epochs that are drawn: more than any terminal has lines.
 const MOST_ROWS: usize = 400;
 const HELP: &str = "\
 q, Esc, Ctrl-C   quit

@@ -1,4 +1,4 @@
-//! Where a run's lines come from: a file that grows, or the standard input. Nothing here waits.
+//! Sources of a run's lines: a file that grows, or the standard input. Nothing here blocks.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -12,33 +12,33 @@ use brigade_track::reader::{Line, RunReader, find_run};
 
 use super::model::Model;
 
-/// The lines of one run.
+/// Lines of one run.
 #[derive(Debug)]
 pub(super) enum Feed {
     File(RunFile),
     Input(Input),
 }
 
-/// What there was to read.
+/// Result of a poll.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct FeedUpdate {
-    /// Whether there was anything new.
+    /// `true` if there was new content.
     pub(super) is_new: bool,
-    /// Whether there may be more at once.
+    /// `true` if more may be available at once.
     pub(super) more: bool,
-    /// Whether the file is another one than before.
+    /// `true` if the file was replaced.
     pub(super) replaced: bool,
-    /// Whether no line will ever follow.
+    /// `true` if no line will follow.
     pub(super) ended: bool,
-    /// What is worth telling about the file.
+    /// Notice about the file.
     pub(super) notice: Option<String>,
 }
 
 impl Feed {
-    /// Adds what is new to the model.
+    /// Adds new lines to the model.
     ///
     /// # Errors
-    /// Where the file cannot be read, though it may be later.
+    /// Fails if the file cannot be read. A later call may succeed.
     pub(super) fn poll(&mut self, model: &mut Model) -> Result<FeedUpdate, TrackError> {
         match self {
             Self::File(file) => file.poll(model),
@@ -46,7 +46,7 @@ impl Feed {
         }
     }
 
-    /// The run's name, fit for a terminal.
+    /// Returns the run's name, escaped for a terminal.
     pub(super) fn name(&self) -> String {
         match self {
             Self::File(file) => {
@@ -57,7 +57,7 @@ impl Feed {
         }
     }
 
-    /// For how long nothing was written.
+    /// Returns the time since the last write.
     pub(super) fn silent(&self) -> Option<Duration> {
         match self {
             Self::File(file) => {
@@ -70,22 +70,22 @@ impl Feed {
     }
 }
 
-/// A file by its path, or the newest one of a folder, or one of it by its name.
+/// File by its path, or the newest one of a folder, or one of the folder by its name.
 #[derive(Debug)]
 pub(super) struct RunFile {
     asked: PathBuf,
     run: Option<String>,
     wait: bool,
     reader: Option<RunReader>,
-    /// A line without its end: whole, where the program that wrote it is done.
+    /// Line without a line break. It is complete if the program that wrote it has ended.
     unfinished: Vec<u8>,
 }
 
 impl RunFile {
-    /// With `wait`, a run that is not there yet is no error.
+    /// Opens the file. With `wait`, a missing run is not an error.
     ///
     /// # Errors
-    /// Where there is no such run, or it cannot be read.
+    /// Fails if the run does not exist, or cannot be read.
     pub(super) fn open(path: &Path, run: Option<&str>, wait: bool) -> Result<Self, TrackError> {
         let mut file = Self {
             asked: path.to_owned(),
@@ -146,7 +146,7 @@ impl RunFile {
         })
     }
 
-    /// Adds a last line whose end is missing, where it is a whole line: for a look at a file as it is.
+    /// Adds a complete last line without a line break, to show the file as it is.
     pub(super) fn finish(&mut self, model: &mut Model) {
         let line = Line::parse(&std::mem::take(&mut self.unfinished));
         if !matches!(line, Line::Broken { .. }) {
@@ -154,7 +154,7 @@ impl RunFile {
         }
     }
 
-    /// The runs of the folder by their names, and the place of this one.
+    /// Returns the runs of the folder by name, and the index of this one.
     pub(super) fn siblings(&self) -> (Vec<PathBuf>, Option<usize>) {
         let folder = if self.asked.is_dir() { Some(&*self.asked) } else { self.asked.parent() };
         // The parent of `a.jsonl` is the empty path.
@@ -172,7 +172,7 @@ impl RunFile {
         (runs, at)
     }
 
-    /// Goes to another run of the folder. False where there is none, or it cannot be read.
+    /// Switches to another run of the folder. Returns `false` if there is none, or it cannot be read.
     pub(super) fn switch(&mut self, forward: bool) -> bool {
         let (runs, at) = self.siblings();
         if runs.len() < 2 && at.is_some() || runs.is_empty() {
@@ -195,7 +195,7 @@ fn is_absent(error: &TrackError) -> bool {
     }
 }
 
-/// The standard input, which a thread reads.
+/// Standard input, which a thread reads.
 #[derive(Debug)]
 pub(super) struct Input {
     lines: Receiver<Vec<Line>>,
@@ -205,9 +205,9 @@ pub(super) struct Input {
 
 impl Input {
     /// # Errors
-    /// Where no thread can be started.
+    /// Fails if no thread can be started.
     pub(super) fn open(input: impl Read + Send + 'static) -> io::Result<Self> {
-        // Bounded: where the screen cannot follow, the writer waits.
+        // Bounded: if the screen is too slow, the writer waits.
         let (send, lines) = sync_channel(4);
         thread::Builder::new().name("input".to_owned()).spawn(move || read_lines(input, &send))?;
         Ok(Self { lines, last: Instant::now(), ended: false })
@@ -232,7 +232,7 @@ impl Input {
     }
 }
 
-/// Sends lines together that came together, until the input or the receiver ends.
+/// Sends lines in batches as they arrive, until the input or the receiver ends.
 fn read_lines(input: impl Read, send: &SyncSender<Vec<Line>>) {
     let mut input = BufReader::with_capacity(64 << 10, input);
     let mut lines = Vec::new();
@@ -258,9 +258,9 @@ fn read_lines(input: impl Read, send: &SyncSender<Vec<Line>>) {
     }
 }
 
-/// Bytes of one line of the standard input.
+/// Maximum length of a line of the standard input, in bytes.
 const LONGEST_LINE: u64 = 16 << 20;
-/// Lines that are handed over at once.
+/// Maximum number of lines in a batch.
 const TOGETHER: usize = 1000;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a run has logged so far, in bounded memory: a fold over its lines.
+//! State of a run in bounded memory: a fold over its lines.
 
 mod epochs;
 
@@ -12,25 +12,25 @@ use indexmap::IndexMap;
 use super::curve::Curve;
 pub(super) use epochs::{Epochs, Row};
 
-/// A run as it is known. All names and texts in it can be shown on a terminal as they are.
+/// State of a run. All names and texts in it are escaped for a terminal.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    /// The project's name, from the run's first line.
+    /// Name of the project, from the run's first line.
     pub(super) project: Option<String>,
     pub(super) config: Vec<(String, String)>,
     pub(super) state: State,
-    /// How often the run was started: more than 1 where it went on.
+    /// Number of starts of the run: more than 1 if it was resumed.
     pub(super) starts: u32,
     pub(super) curves: IndexMap<String, Curve>,
     pub(super) epochs: Epochs,
-    /// The last table of each name.
+    /// Last table of each name.
     pub(super) tables: IndexMap<String, Option<Table>>,
-    /// The last text of each name.
+    /// Last text of each name.
     pub(super) texts: IndexMap<String, String>,
-    /// Lines that could not be read, and the last one's reason.
+    /// Number of lines that could not be read. The reason of the last one is in `broken_reason`.
     pub(super) broken: u64,
     pub(super) broken_reason: String,
-    /// Whether steps were logged; otherwise the lines are counted.
+    /// `true` if steps were logged; otherwise the lines are counted.
     pub(super) has_steps: bool,
     step: f64,
     lines: u64,
@@ -38,12 +38,12 @@ pub(super) struct Model {
     time: Option<f64>,
     /// Steps with their times, for the rate.
     recent: VecDeque<(f64, f64)>,
-    /// Whether the next step decides from where on earlier values no longer count.
+    /// `true` if the next step decides which earlier values are discarded.
     is_going_on: bool,
     goal: Option<Goal>,
-    /// How far the run was at a time soon after it was started last.
+    /// Progress and time soon after the last start.
     pace_from: Option<(f64, f64)>,
-    /// Names beyond [`MOST_NAMES`].
+    /// Number of names beyond [`MOST_NAMES`].
     pub(super) left_out: u64,
 }
 
@@ -57,7 +57,7 @@ pub(super) enum State {
     Failed,
 }
 
-/// What the settings say about the run's end.
+/// End of the run by its settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Goal {
     Epochs(f64),
@@ -119,7 +119,7 @@ impl Model {
         if let Some(time) = time {
             self.time = Some(time);
             self.began.get_or_insert(time);
-            // Several lines of one step are one.
+            // Several lines of one step count as one.
             if self.recent.back().is_none_or(|(last, _)| *last < self.step) {
                 self.recent.push_back((self.step, time));
                 self.recent.drain(..self.recent.len().saturating_sub(RECENT));
@@ -176,25 +176,24 @@ impl Model {
         }
     }
 
-    /// A run that was started again logs from this step on: what an earlier start has logged of it and
-    /// of later steps does not count.
+    /// Discards values from this step on, which an earlier start has logged: the run was resumed there.
     fn rewind(&mut self, step: f64) {
         self.is_going_on = false;
         self.curves.values_mut().for_each(|curve| curve.rewind(step));
         self.epochs.rewind(step);
     }
 
-    /// The step that was logged last, or the number of lines where there are no steps.
+    /// Returns the last step, or the number of lines if there are no steps.
     pub(super) fn step(&self) -> f64 {
         self.step
     }
 
-    /// Seconds from the last start to the last line.
+    /// Returns the seconds from the last start to the last line.
     pub(super) fn elapsed(&self) -> Option<f64> {
         Some((self.time? - self.began?).max(0.0))
     }
 
-    /// Steps a second over the last lines.
+    /// Returns the steps per second over the last lines.
     pub(super) fn steps_per_second(&self) -> Option<f64> {
         let ((from, begin), (to, end)) = (self.recent.front()?, self.recent.back()?);
         (end > begin).then(|| (to - from) / (end - begin))
@@ -204,7 +203,7 @@ impl Model {
         self.goal
     }
 
-    /// How much of the run is done, 0 to 1, where its settings tell its length.
+    /// Returns the progress of the run, 0 to 1, if its settings contain its length.
     pub(super) fn fraction(&self) -> Option<f64> {
         let fraction = match self.goal? {
             Goal::Steps(steps) => self.step / steps,
@@ -213,7 +212,7 @@ impl Model {
         Some(fraction.clamp(0.0, 1.0))
     }
 
-    /// Seconds until the run's end, at the pace since its last start.
+    /// Returns the seconds until the run's end, at the pace since its last start.
     pub(super) fn remaining(&self) -> Option<f64> {
         let (now, (then, from)) = (self.fraction()?, self.pace_from?);
         let pace = (now - then) / (self.time? - from);
@@ -221,7 +220,7 @@ impl Model {
     }
 }
 
-/// The place of a name; `None` where there are too many names.
+/// Returns the entry of a name; `None` if there are too many names.
 fn slot<'a, T: Default>(
     map: &'a mut IndexMap<String, T>,
     name: &str,
@@ -253,16 +252,16 @@ impl Goal {
     }
 }
 
-/// What other programs call the step and the time. `JsonLines` has `_step` and `_time`.
+/// Names of the step and the time in other programs. `JsonLines` has `_step` and `_time`.
 const STEP_NAMES: [&str; 4] = ["step", "global_step", "iteration", "iter"];
 const TIME_NAMES: [&str; 2] = ["_timestamp", "timestamp"];
-/// Most names of curves, and of texts. A curve has 100 kB at most.
+/// Maximum number of curves, and of texts. A curve has at most 100 kB.
 const MOST_NAMES: usize = 256;
-/// Most tables, and most columns and rows of one.
+/// Maximum number of tables, and of columns and rows of one.
 const MOST_TABLES: usize = 16;
 const MOST_COLUMNS: usize = 32;
 const MOST_ROWS: usize = 1024;
-/// Lines over which the rate is taken.
+/// Number of lines over which the rate is computed.
 const RECENT: usize = 128;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A run as plain lines: for files, pipes and scripts.
+//! Run as plain lines, for files, pipes and scripts.
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
@@ -8,8 +8,7 @@ use super::model::{Model, Row, State};
 use super::text;
 use super::view::shown;
 
-/// Prints lines as the run goes on, until it ends or its input does. Gives the exit code: 1 where the run
-/// failed.
+/// Prints lines until the run or the input ends. Returns the exit code, 1 if the run failed.
 pub(super) fn follow(feed: &mut Feed, out: &mut impl Write) -> anyhow::Result<u8> {
     let mut model = Model::default();
     let mut lines = Lines::default();
@@ -28,7 +27,7 @@ pub(super) fn follow(feed: &mut Feed, out: &mut impl Write) -> anyhow::Result<u8
     }
 }
 
-/// Prints the run as it is now. The standard input is read to its end.
+/// Prints the current state of the run. The standard input is read to its end.
 pub(super) fn once(feed: &mut Feed, out: &mut impl Write) -> anyhow::Result<()> {
     let mut model = Model::default();
     loop {
@@ -48,7 +47,7 @@ pub(super) fn once(feed: &mut Feed, out: &mut impl Write) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// The run's state, its last values and its tables.
+/// Returns the run's state, its last values and its tables.
 pub(super) fn snapshot(model: &Model, name: &str) -> String {
     let mut text = headline(model, name);
     let mut line = |line: &str| {
@@ -101,16 +100,16 @@ fn headline(model: &Model, name: &str) -> String {
     format!("{name}: {}", parts.collect::<Vec<_>>().join(", "))
 }
 
-/// What was printed so far.
+/// State of the output.
 #[derive(Debug, Default)]
 struct Lines {
     starts: u32,
     state: State,
     notice: Option<String>,
-    /// The last epoch that was printed, and the start that has logged it.
+    /// Last epoch that was printed, with the start that logged it.
     epoch: Option<(u32, f64)>,
     columns: Vec<String>,
-    /// When values were printed, where there are no epochs.
+    /// Time and step of the last printed values, if there are no epochs.
     values: Option<(Instant, f64)>,
 }
 
@@ -126,7 +125,7 @@ impl Lines {
             writeln!(out, "{name}: the file was replaced")?;
             *self = Self::default();
         }
-        // Before the state: the last epoch comes before the end.
+        // Before the state: the last epoch precedes the end.
         let is_over = matches!(model.state, State::Finished | State::Failed);
         let is_first = self.state == State::Empty && model.state != State::Empty;
         let notice = found.notice.as_ref().filter(|_| found.notice != self.notice && !found.more);
@@ -151,7 +150,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Epochs that are complete: another line follows, or none does. An epoch that is on each of its lines is
+    /// Prints complete epochs: another line follows, or the run has ended. An epoch that is on each of its lines is
     /// complete when the next one begins.
     fn epochs(&mut self, model: &Model, is_quiet: bool, out: &mut impl Write) -> io::Result<()> {
         let rows = model.epochs.rows();
@@ -188,7 +187,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Where there are no epochs: the last values, now and then and at the end.
+    /// Prints the last values at intervals and at the end, if there are no epochs.
     fn values(&mut self, model: &Model, is_end: bool, out: &mut impl Write) -> io::Result<()> {
         let is_due = self
             .values
@@ -206,11 +205,11 @@ impl Lines {
     }
 }
 
-/// How often the file is looked at.
+/// Interval between polls of the file.
 const POLL: Duration = Duration::from_millis(500);
-/// The time between two lines of values.
+/// Interval between two lines of values.
 const SELDOM: Duration = Duration::from_secs(10);
-/// Values in one line.
+/// Maximum number of values in one line.
 const VALUES: usize = 8;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The terminal: takes it, draws when something has changed, and gives it back however this ends.
+//! Control of the terminal: switches its mode, draws when something has changed, and restores it at the end.
 
 use std::io::{self, IsTerminal, Stdout};
 use std::panic;
@@ -23,8 +23,8 @@ use super::model::Model;
 use super::text;
 use super::view::{Ask, View};
 
-/// Shows the run until a user has seen enough. `None` where this terminal cannot be used: it has no keys, or
-/// cannot move its cursor.
+/// Shows the run until the user quits. `None` if this terminal cannot be used: it has no keys, or cannot move its
+/// cursor.
 pub(super) fn show(feed: &mut Feed) -> anyhow::Result<Option<()>> {
     if !io::stdout().is_terminal() || std::env::var_os("TERM").is_none_or(|term| term == "dumb") {
         return Ok(None);
@@ -37,11 +37,11 @@ pub(super) fn show(feed: &mut Feed) -> anyhow::Result<Option<()>> {
     let ended = screen.run(feed, &signal);
     drop(screen);
     match ended {
-        // The terminal is gone, and with it the reason to be here.
+        // The terminal was closed; exit without an error.
         Err(_) => Ok(Some(())),
         Ok(End::ByUser) => Ok(Some(())),
         Ok(End::BySignal(number)) => {
-            // As if it had not been caught: a shell wants to know.
+            // As if it had not been caught, so that a shell gets the signal as the exit status.
             signal_hook::low_level::emulate_default_handler(number)?;
             Ok(Some(()))
         }
@@ -53,7 +53,7 @@ enum End {
     BySignal(i32),
 }
 
-/// The terminal in its raw mode, with its alternate screen. Dropping it gives it back.
+/// Terminal in raw mode, with its alternate screen. Dropping it restores the terminal.
 struct Screen {
     terminal: Terminal<CrosstermBackend<Stdout>>,
     events: Receiver<Event>,
@@ -72,8 +72,8 @@ impl Screen {
         hold.take()?;
         let screen = Terminal::new(CrosstermBackend::new(io::stdout())).and_then(|terminal| {
             let (send, events) = channel();
-            // A thread of its own, which ends with the program: where a terminal is closed, the library
-            // that reads it tries again without end.
+            // A thread of its own, which ends with the program: if a terminal is closed, the library that reads it
+            // retries without end.
             thread::Builder::new().name("keys".to_owned()).spawn(move || {
                 while let Ok(event) = event::read() {
                     if send.send(event).is_err() {
@@ -89,8 +89,8 @@ impl Screen {
         screen
     }
 
-    /// Empties the terminal. `Terminal::clear` would first ask it for its cursor's place, and the answer would
-    /// go to the thread that reads keys.
+    /// Clears the terminal. `Terminal::clear` would first query the cursor's position, and the answer would go to the
+    /// thread that reads keys.
     fn clear(&mut self) -> io::Result<()> {
         let size = self.terminal.size()?;
         self.terminal.resize(size.into())
@@ -153,7 +153,7 @@ impl Screen {
     }
 }
 
-/// Reads what is new, and tells whether there is more at once.
+/// Polls the file. Returns `true` if more may be available at once.
 fn look(
     feed: &mut Feed,
     model: &mut Model,
@@ -194,8 +194,8 @@ impl Drop for Screen {
     }
 }
 
-/// Whether the terminal is in raw mode, with its alternate screen. Shared with the hook of panics: given back
-/// twice, a terminal would move its cursor to where it was before, above a panic's message.
+/// `true` while the terminal is in raw mode, with its alternate screen. Shared with the panic hook: restored twice, a
+/// terminal would move its cursor to its old position, above a panic's message.
 #[derive(Debug, Clone, Default)]
 struct Hold(Arc<AtomicBool>);
 
@@ -210,7 +210,7 @@ impl Hold {
         taken
     }
 
-    /// Errors have no place to be told: the terminal is gone.
+    /// Errors are ignored: the terminal was closed.
     fn give_back(&self) {
         if self.0.swap(false, Ordering::Relaxed) {
             let _ = terminal::disable_raw_mode();
@@ -219,7 +219,7 @@ impl Hold {
     }
 }
 
-/// Whether the terminal was closed. Not every one that closes sends a signal: a program that was started by
+/// Returns `true` if the terminal was closed. Not every one that closes sends a signal: a program that was started by
 /// `nohup`, or in a session of its own, receives none.
 fn is_closed() -> bool {
     let stdout = io::stdout();
@@ -229,11 +229,11 @@ fn is_closed() -> bool {
         && terminal[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
-/// How often the file is looked at.
+/// Interval between polls of the file.
 const POLL: Duration = Duration::from_millis(250);
-/// How often the folder is looked at for other runs.
+/// Interval between listings of the folder.
 const LIST: Duration = Duration::from_secs(5);
-/// The shortest time between two drawings that no key has asked for.
+/// Minimum interval between two redraws that no key has requested.
 const DRAW: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
@@ -244,7 +244,7 @@ mod tests {
 
     use super::*;
 
-    /// The other process of the test below: this executable again.
+    /// Child process of the test below: this executable again.
     #[test]
     #[ignore = "is what the test below starts"]
     fn child() {
@@ -268,7 +268,7 @@ mod tests {
         let (mut output, mut was_alternate) = (pair.master.try_clone_reader().unwrap(), false);
         drop(pair.slave);
         let mut bytes = [0; 4096];
-        // At the end of the program the terminal answers with an error.
+        // At the end of the program the terminal returns an error.
         while let Ok(count @ 1..) = output.read(&mut bytes) {
             for byte in &bytes[..count] {
                 shown.process(&[*byte]);

@@ -1,4 +1,4 @@
-//! Numbers, times and tables as text: what the screen and the plain lines have in common.
+//! Numbers, times and tables as text, for the screen and the plain lines.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use ratatui::text::Span;
 
 use super::model::{Goal, Model, State};
 
-/// A number with six digits that count.
+/// Formats a number with six significant digits.
 pub(super) fn number(value: f64) -> String {
     if value.is_finite() { crate::explain::number(value) } else { Value::from(value).text() }
 }
 
-/// A logged value in a table.
+/// Formats a logged value for a table.
 pub(super) fn value(value: &Value) -> String {
     match value {
         Value::Float(value) => number(*value),
@@ -21,7 +21,7 @@ pub(super) fn value(value: &Value) -> String {
     }
 }
 
-/// "45 s", "12 min 3 s", "3 h 20 min", "2 days 4 h".
+/// Formats a duration: "45 s", "12 min 3 s", "3 h 20 min", "2 days 4 h".
 pub(super) fn duration(seconds: f64) -> String {
     let seconds = if seconds.is_finite() { seconds.max(0.0).round() as u64 } else { 0 };
     let (minutes, hours) = (seconds / 60, seconds / 3600);
@@ -33,12 +33,12 @@ pub(super) fn duration(seconds: f64) -> String {
     }
 }
 
-/// Columns on the terminal.
+/// Returns the width on the terminal in columns.
 pub(super) fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// Rows with columns as wide as their widest cell. Numbers stand at the right, a column of texts at the left.
+/// Formats rows with columns as wide as their widest cell. Numbers are aligned right, a column of texts left.
 pub(super) fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let column = |at: usize| rows.iter().filter_map(move |row| row.get(at));
@@ -65,7 +65,7 @@ pub(super) fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// The names of the columns, then the last `most` epochs before the last `skipped`.
+/// Returns the names of the columns, then the last `most` epochs before the last `skipped`.
 pub(super) fn epoch_rows(model: &Model, skipped: usize, most: usize) -> Vec<Vec<String>> {
     let columns = model.epochs.columns();
     let head = std::iter::once("epoch").chain(columns.iter().map(String::as_str));
@@ -84,7 +84,7 @@ pub(super) fn epoch_rows(model: &Model, skipped: usize, most: usize) -> Vec<Vec<
     std::iter::once(head.map(str::to_owned).collect()).chain(shown).collect()
 }
 
-/// The columns' names and the rows of a logged table.
+/// Returns the names of the columns and the rows of a logged table.
 pub(super) fn table_rows(table: &Table) -> Vec<Vec<String>> {
     let rows = table.rows().iter().map(|row| row.iter().map(value).collect());
     std::iter::once(table.columns().to_vec()).chain(rows).collect()
@@ -99,7 +99,7 @@ pub(super) fn state(model: &Model) -> &'static str {
     }
 }
 
-/// Where the run is: the epoch, the step, how long it has been running, how often it was started.
+/// Describes the progress of the run: epoch, step, elapsed time, number of starts.
 pub(super) fn place(model: &Model) -> Vec<String> {
     let mut parts = Vec::new();
     let of = |all: f64| format!("/{}", number(all));
@@ -129,7 +129,7 @@ pub(super) fn place(model: &Model) -> Vec<String> {
     parts
 }
 
-/// "34 %, 12 min left", where the settings tell how long the run is.
+/// Formats "34 %, 12 min left", if the settings contain the length of the run.
 pub(super) fn progress(model: &Model) -> Option<String> {
     let percent = format!("{:.0} %", model.fraction()? * 100.0);
     let remaining = model.remaining().filter(|_| model.state == State::Running);
@@ -139,7 +139,7 @@ pub(super) fn progress(model: &Model) -> Option<String> {
     })
 }
 
-/// The last rates, times of a step and sizes of memory, by the ends of their names.
+/// Returns the last rates, step times and memory sizes, by the suffixes of their names.
 pub(super) fn rates(model: &Model) -> Vec<String> {
     let ending = |end: &'static str| {
         model.curves.iter().filter_map(move |(name, curve)| {
@@ -162,7 +162,7 @@ pub(super) fn rates(model: &Model) -> Vec<String> {
     parts
 }
 
-/// How long nothing was logged, where that is long, in steps that change seldom.
+/// Describes how long nothing was logged, if that is long. The time is rounded, so that the text changes rarely.
 pub(super) fn silence(model: &Model, silent: Option<Duration>) -> Option<String> {
     let seconds = silent?.as_secs();
     let step = match seconds {
@@ -174,7 +174,7 @@ pub(super) fn silence(model: &Model, silent: Option<Duration>) -> Option<String>
         .then(|| format!("silent for {}", duration((seconds / step * step) as f64)))
 }
 
-/// From then on the screen says that nothing comes.
+/// Time without a new line from which on the screen reports it.
 const SILENT: Duration = Duration::from_secs(30);
 
 #[cfg(test)]

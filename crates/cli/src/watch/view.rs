@@ -1,4 +1,4 @@
-//! What a user has chosen to see: changed by keys, read by the drawing.
+//! Choices of the user: changed by keys, read by the drawing.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
@@ -6,22 +6,22 @@ use super::model::Model;
 
 #[derive(Debug, Default)]
 pub(super) struct View {
-    /// The name of the chosen curve; `None` until a user chooses.
+    /// Name of the selected curve; `None` until the user selects one.
     chosen: Option<String>,
-    /// Curves with charts of their own besides.
+    /// Further curves with charts of their own.
     pub(super) pinned: Vec<String>,
     pub(super) is_log: bool,
     smoothing: usize,
     pub(super) axis: Axis,
     zoom: usize,
     pub(super) page: Page,
-    /// Epochs at the end of their table that are out of sight.
+    /// Number of epochs at the end of their table that are scrolled out of sight.
     pub(super) scroll: usize,
-    /// Which table is shown.
+    /// Index of the table that is shown.
     pub(super) table: usize,
 }
 
-/// What the charts' horizontal axis counts.
+/// Unit of the charts' horizontal axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Axis {
     #[default]
@@ -38,12 +38,12 @@ pub(super) enum Page {
     Help,
 }
 
-/// What a key asks of the program around the view.
+/// Action that a key requests from the program around the view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ask {
     Quit,
     Suspend,
-    /// To draw again, on a cleared terminal.
+    /// Clear the terminal and draw again.
     Clear,
     NextRun,
     PreviousRun,
@@ -99,7 +99,7 @@ impl View {
         Ask::Draw
     }
 
-    /// The chosen curve's name: the loss, where a user has chosen none.
+    /// Returns the name of the selected curve. Defaults to the loss.
     pub(super) fn chosen<'a>(&self, model: &'a Model) -> Option<&'a str> {
         let mut names = shown(model);
         let chosen = self.chosen.as_deref();
@@ -128,7 +128,7 @@ impl View {
         }
     }
 
-    /// The charts: one for each family of curves among the pinned ones and the chosen one.
+    /// Returns the charts: one for each family of curves among the pinned ones and the selected one.
     pub(super) fn charts<'a>(&self, model: &'a Model) -> Vec<Vec<&'a str>> {
         let mut charts: Vec<Vec<&str>> = Vec::new();
         let pinned = self.pinned.iter().filter_map(|name| shown(model).find(|it| it == name));
@@ -146,24 +146,24 @@ impl View {
         charts
     }
 
-    /// The weight of what was before, 0 to 1.
+    /// Returns the weight of earlier values, 0 to 1.
     pub(super) fn smoothing(&self) -> f64 {
         SMOOTHING[self.smoothing]
     }
 
-    /// The part of the run, from its end, that the charts show.
+    /// Returns the part of the run, from its end, that the charts show.
     pub(super) fn zoom(&self) -> f64 {
         ZOOM[self.zoom]
     }
 }
 
-/// The names of curves with values.
+/// Returns the names of curves with values.
 pub(super) fn shown(model: &Model) -> impl Iterator<Item = &str> + Clone {
     model.curves.iter().filter(|(_, curve)| curve.count() > 0).map(|(name, _)| name.as_str())
 }
 
-/// What curves in one chart have in common: `loss`, `train_loss` and `valid/loss` are of one family, as are `lr_0`
-/// and `lr_1`.
+/// Returns the common part of the names of curves in one chart: `loss`, `train_loss` and `valid/loss` belong to one
+/// family, as do `lr_0` and `lr_1`.
 fn family(name: &str) -> &str {
     let mut name = name.trim_end_matches(|it: char| it.is_ascii_digit());
     name = name.strip_suffix(['_', '.', '/']).unwrap_or(name);
@@ -176,9 +176,9 @@ fn family(name: &str) -> &str {
 
 const SMOOTHING: [f64; 4] = [0.0, 0.6, 0.9, 0.99];
 const ZOOM: [f64; 3] = [1.0, 0.5, 0.1];
-/// Most curves in one chart.
+/// Maximum number of curves in one chart.
 const CURVES: usize = 6;
-/// Epochs that a key scrolls by.
+/// Number of epochs that a key scrolls by.
 const PAGE: usize = 5;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What each key of Accelerate's `ClusterConfig` means here.
+//! Outcome of each key of Accelerate's `ClusterConfig`.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::suggest;
 use crate::value::{Backend, DynamoBackend, Precision, Raw, Value};
 use crate::variables::BIND_OF_AFFINITY;
 
-/// The keys of a file, and what must be known of all to judge one.
+/// All keys of a file: the outcome of one may depend on others.
 pub(super) struct Keys<'a> {
     path: &'a Path,
     entries: &'a [Entry],
@@ -24,7 +24,7 @@ impl<'a> Keys<'a> {
         Self { path, entries }
     }
 
-    /// Every known key, with dashes for underscores.
+    /// Returns every known key, with dashes for underscores.
     pub(super) fn dashed() -> impl Iterator<Item = &'static str> {
         KNOWN.split_whitespace()
     }
@@ -37,7 +37,7 @@ impl<'a> Keys<'a> {
         entry.source(self.path)
     }
 
-    /// What becomes of a key; `None` where Accelerate has no such key.
+    /// Returns the outcome of a key; `None` if Accelerate has no such key.
     pub(super) fn outcome(&self, entry: &Entry) -> Result<Option<KeyOutcome>, ConfigError> {
         if let Some(last) = self.entry(&entry.key)
             && last.line > entry.line
@@ -46,7 +46,7 @@ impl<'a> Keys<'a> {
             return Ok(Some(KeyOutcome::Idle(reason)));
         }
         if self.is_sagemaker() && entry.key != ENVIRONMENT {
-            // Its other keys are for Amazon's service: one refusal is enough.
+            // The file's other keys are for Amazon SageMaker: one refusal is enough.
             return Ok(Some(KeyOutcome::Nothing));
         }
         let outcome = match entry.key.as_str() {
@@ -130,7 +130,7 @@ impl<'a> Keys<'a> {
     }
 
     fn precision(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
-        // Without quotation marks, `no` is YAML's word for false.
+        // Without quotation marks, `no` is `false` in YAML.
         let precision = match &entry.value {
             Raw::Null | Raw::Bool(false) => Precision::No,
             Raw::Text(word) => Precision::parse(word)
@@ -140,7 +140,7 @@ impl<'a> Keys<'a> {
         Ok(becomes("mixed-precision", precision.word()))
     }
 
-    /// How it was said before there was `mixed_precision`, which goes before it.
+    /// Older name of `mixed_precision`, which takes precedence.
     fn legacy_fp16(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         Ok(match self.truth(entry)? {
             _ if self.entry("mixed_precision").is_some() => {
@@ -155,10 +155,10 @@ impl<'a> Keys<'a> {
         Ok(becomes(name, &self.truth(entry)?.to_string()))
     }
 
-    /// The number over all machines becomes the number on each.
+    /// Divides the number of ranks on all machines by the number of machines.
     fn processes(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         let total = match &entry.value {
-            // Accelerate's "not said".
+            // Accelerate's value for "not set".
             Raw::Integer(-1) | Raw::Null => return Ok(KeyOutcome::Nothing),
             value => self.count(entry, value)?,
         };
@@ -201,7 +201,7 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// The address and port of the main machine are one endpoint for a rendezvous.
+    /// Joins the address and port of the main machine into the endpoint of a rendezvous.
     fn address(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         if entry.value == Raw::Null {
             return Ok(KeyOutcome::Nothing);
@@ -253,8 +253,8 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// Whether the address is given as `--master_addr` or `--rdzv_endpoint`: to torchrun's static
-    /// rendezvous they mean the same.
+    /// Selects `--master_addr` or `--rdzv_endpoint` for the address in Accelerate; torchrun's static rendezvous treats
+    /// both alike.
     fn same_network(&self, entry: &Entry) -> Result<KeyOutcome, ConfigError> {
         self.truth(entry).map(|_| KeyOutcome::Nothing)
     }
@@ -277,7 +277,7 @@ impl<'a> Keys<'a> {
         };
         let mut settings = Vec::new();
         for (key, value) in table {
-            // The questionnaire writes the prefix; files by hand have been seen without.
+            // Accelerate's questionnaire writes the prefix; files written by hand may lack it.
             let key = key.strip_prefix("dynamo_").unwrap_or(key);
             let nested = Entry { key: format!("dynamo_{key}"), value: value.clone(), ..*entry };
             let outcome = match key {
@@ -335,8 +335,8 @@ impl<'a> Keys<'a> {
         Ok(if settings.is_empty() { KeyOutcome::Nothing } else { KeyOutcome::Becomes(settings) })
     }
 
-    /// The arguments of a plugin, which are kept also where it is off: a flag may turn it on. Accelerate
-    /// takes keys of `fsdp_config` with and without their prefix.
+    /// Reads the arguments of a plugin. They are kept even if the plugin is off, as a flag may turn it on. Accelerate
+    /// accepts keys of `fsdp_config` with and without their prefix.
     fn plugin(
         &self,
         entry: &Entry,
@@ -349,8 +349,8 @@ impl<'a> Keys<'a> {
             other => return Err(self.wrong(entry, &other.shown(), "keys and values")),
         };
         let mut settings = Vec::new();
-        // Any axis turns them on, also where each has one rank only; but Accelerate's launcher for CPUs
-        // and for one process has none.
+        // Any axis turns the plugin on, even one of a single rank; but Accelerate's launcher for CPUs and for one
+        // process has no such plugin.
         if plugin == Plugin::Parallelism
             && !table.is_empty()
             && !self.is_kind("NO")
@@ -471,7 +471,7 @@ impl<'a> Keys<'a> {
     fn word(&self, entry: &Entry) -> Result<String, ConfigError> {
         match &entry.value {
             Raw::Text(word) => Ok(word.clone()),
-            // `distributed_type: NO` without quotation marks.
+            // An unquoted `distributed_type: NO` is `false` in YAML.
             Raw::Bool(false) => Ok("NO".to_owned()),
             other => Err(self.wrong(entry, &other.shown(), "a word")),
         }
@@ -499,7 +499,7 @@ fn turns_on(plugin: Plugin) -> KeyOutcome {
     plugin.switch().map_or(KeyOutcome::Nothing, on)
 }
 
-/// Null, false, nothing in it, or the word for it.
+/// Returns `true` for null, false, an empty value, or the word `no` or `none`.
 fn is_empty(value: &Raw) -> bool {
     match value {
         Raw::Null | Raw::Bool(false) => true,
@@ -522,9 +522,9 @@ const SAGEMAKER: &str = "AMAZON_SAGEMAKER";
 const PROCESSES: &str = "num_processes";
 const MACHINES: &str = "num_machines";
 const MPIRUN: [&str; 2] = ["mpirun_hostfile", "mpirun_ccl"];
-/// What Accelerate makes of `mpirun_ccl`.
+/// Setting that `mpirun_ccl` becomes.
 const CCL: &str = "env.CCL_WORKER_COUNT";
-/// For suggestions. The tests compare it with what has a outcome.
+/// Known keys, for suggestions. The tests compare the list with the keys that have an outcome.
 const KNOWN: &str = "compute-environment distributed-type mixed-precision use-cpu debug \
     num-processes num-machines machine-rank gpu-ids main-process-ip main-process-port rdzv-backend \
     same-network main-training-function enable-cpu-affinity fp8-config deepspeed-config \

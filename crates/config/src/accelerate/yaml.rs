@@ -1,4 +1,4 @@
-//! From the text of a file to its keys, with the lines they stand on.
+//! Parser of a file into its keys with their line numbers.
 
 use std::fmt;
 use std::path::Path;
@@ -12,20 +12,20 @@ use super::Entry;
 use crate::error::ConfigError;
 use crate::value::Raw;
 
-/// The keys of the file, in order.
+/// Returns the keys of the file, in order.
 pub(super) fn read(path: &Path, text: &str) -> Result<Vec<Entry>, ConfigError> {
     let fault =
         |line: usize, format, message: &str| ConfigError::syntax(path, text, line, format, message);
-    // JSON is YAML, but errors in a JSON file speak of JSON.
+    // JSON is a subset of YAML, but errors of a JSON file should mention JSON.
     if path.extension().is_some_and(|it| it.eq_ignore_ascii_case("json"))
         && let Err(error) = serde_json::from_str::<IgnoredAny>(text)
     {
         let message = error.to_string();
-        // The line is said already.
+        // The message already contains the line number.
         let message = message.split(" at line ").next().unwrap_or_default();
         return Err(fault(error.line(), "JSON", message));
     }
-    // As PyYAML: a key may be there twice, and the last one counts.
+    // As in PyYAML, a key may occur twice, and the last one counts.
     let options = serde_saphyr::options! { duplicate_keys: DuplicateKeyPolicy::PassThrough };
     let document = serde_saphyr::from_str_with_options(text, options);
     let document: Document = document.map_err(|error| {

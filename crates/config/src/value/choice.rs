@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// An enum of words. Case does not count: Accelerate writes some of them in capitals.
+/// Defines enums of words. The case is ignored: Accelerate writes some words in capitals.
 macro_rules! choices {
     ($(
         $(#[$doc:meta])*
@@ -18,10 +18,10 @@ macro_rules! choices {
         }
 
         impl $name {
-            /// Every word, in order.
+            /// All words, in order.
             pub const WORDS: &[&str] = &[$($word,)*];
 
-            /// The word for it.
+            /// Returns the word of this variant.
             #[must_use]
             pub fn word(self) -> &'static str {
                 match self {
@@ -54,35 +54,35 @@ macro_rules! choices {
 }
 
 choices! {
-    /// How the hosts of a job find each other.
+    /// Backend of the rendezvous, by which the hosts of a job find each other.
     Backend, "builtin, static or etcd" {
-        /// A rendezvous server built into the launcher; what torchrun's `c10d` is for.
+        /// Rendezvous server built into the launcher, for the purpose of torchrun's `c10d`.
         Builtin = "builtin" | "c10d",
-        /// Ranks of hosts given by hand, the first one's address known to all.
+        /// Hosts with fixed ranks, and an address of the first host that all of them have.
         Static = "static",
-        /// An etcd cluster decides.
+        /// Rendezvous through an etcd cluster.
         Etcd = "etcd" | "etcd-v2",
     }
 
-    /// In which type a model is computed.
+    /// Data type of a model's computations.
     Precision, "no, fp16, bf16 or fp8" {
-        /// In that of its parameters.
+        /// Type of the model's parameters.
         No = "no",
         /// IEEE half precision, with a gradient scaler.
         Fp16 = "fp16",
-        /// The first 16 bits of a float.
+        /// Brain floating point: the upper 16 bits of a 32-bit float.
         Bf16 = "bf16",
-        /// Eight bits: Accelerate has it, Brigade does not.
+        /// 8-bit floating point, in Python programs that use Accelerate. Brigade has no kernels for it.
         Fp8 = "fp8",
     }
 
-    /// Accelerate's names of the compilers behind `torch.compile`.
+    /// Backend of `torch.compile`, by Accelerate's names.
     DynamoBackend, "no, or a backend of torch.compile such as inductor" {
-        /// Do not compile.
+        /// No compilation.
         No = "no",
-        /// Traces, and runs the traces as they are.
+        /// Traced graph, executed without a compiler.
         Eager = "eager",
-        /// The same with autograd.
+        /// Traced graph with AOT autograd, executed without a compiler.
         AotEager = "aot_eager",
         /// PyTorch's own compiler.
         Inductor = "inductor",
@@ -90,35 +90,35 @@ choices! {
         AotTsNvfuser = "aot_ts_nvfuser",
         /// nvFuser by way of PrimTorch.
         NvprimsNvfuser = "nvprims_nvfuser",
-        /// CUDA graphs.
+        /// CUDA graphs with AOT autograd.
         Cudagraphs = "cudagraphs",
         /// TorchScript's `optimize_for_inference`.
         Ofi = "ofi",
         /// TensorRT, by way of FX.
         Fx2trt = "fx2trt",
-        /// ONNX Runtime.
+        /// ONNX Runtime, for inference.
         Onnxrt = "onnxrt",
         /// TensorRT, by way of ONNX.
         Tensorrt = "tensorrt",
-        /// Torch/XLA with AOT autograd. The misspelt word is what Accelerate's questionnaire wrote.
+        /// Torch/XLA with AOT autograd. The misspelled word is the one that Accelerate's questionnaire wrote.
         AotTorchxlaTraceOnce = "aot_torchxla_trace_once",
-        /// Torch/XLA.
+        /// Torch/XLA without AOT autograd.
         TorchxlaTraceOnce = "torchxla_trace_once" | "torhchxla_trace_once",
-        /// Apache TVM.
+        /// Apache TVM, for inference.
         Tvm = "tvm",
-        /// Intel Gaudi.
+        /// Intel Gaudi accelerators.
         HpuBackend = "hpu_backend",
-        /// AWS Neuron.
+        /// AWS Neuron accelerators.
         Neuron = "neuron",
     }
 
-    /// How hard `torch.compile` tries.
+    /// Optimisation mode of `torch.compile`.
     DynamoMode, "default, reduce-overhead or max-autotune" {
-        /// Compiles quickly, without extra memory.
+        /// Short compilation, without additional memory.
         Default = "default",
-        /// CUDA graphs for small batches.
+        /// CUDA graphs, for small batches.
         ReduceOverhead = "reduce-overhead",
-        /// Measures which kernels are fastest.
+        /// Benchmarks of kernels, of which the fastest are used.
         MaxAutotune = "max-autotune",
     }
 }

@@ -1,4 +1,4 @@
-//! Values whose syntax is the launcher's.
+//! Values whose syntax is defined in the launcher.
 
 use brigade_launch::events::EventsTarget;
 use brigade_launch::{
@@ -9,7 +9,7 @@ use brigade_ssh::{HostListError, HostSpec};
 
 use super::{List, Value};
 
-/// A count of ranks, which no job has none of.
+/// Number of ranks, at least 1.
 impl Value for NprocSpec {
     const EXPECTED: &'static str = "a whole number from 1, or auto, gpu or cpu";
 
@@ -34,7 +34,7 @@ impl Value for NodeRange {
     }
 }
 
-/// Hosts as they are written: `node1:4`, `user@node2`.
+/// List of hosts as written: `node1:4`, `user@node2`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostList(pub List);
 

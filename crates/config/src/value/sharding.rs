@@ -1,10 +1,10 @@
-//! How a Rust program shards its model.
+//! Setting of how a Rust program shards its model.
 
 use brigade_sharding::{ContextMethod, Sharding};
 
 use super::{Raw, Value};
 
-/// A strategy of sharding with its options; `None` is `none`.
+/// Sharding strategy with its options. `None` is written `none`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardingSetting(pub Option<Sharding>);
 
@@ -24,7 +24,7 @@ impl Value for ShardingSetting {
         }
     }
 
-    /// A table has the keys of the text's JSON.
+    /// Converts a table to JSON with the same keys, and parses that.
     fn read(raw: &Raw) -> Option<Self> {
         match raw {
             Raw::Text(text) => Self::parse(text),

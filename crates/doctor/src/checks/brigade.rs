@@ -1,4 +1,4 @@
-//! Our own program: the same on every host?
+//! Check that every host has the same build of the brigade program.
 
 use super::{groups, who_has_what};
 use crate::cluster::Cluster;
@@ -19,7 +19,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         ];
     }
     let Some((version, _)) = versions.first() else { return Vec::new() };
-    // Without stamps builds cannot be told apart.
+    // Builds without a build ID cannot be compared.
     let stamps = builds.filter_map(|(host, build)| Some((host, build.build_id.as_deref()?)));
     let stamps = groups(stamps.map(|(host, stamp)| (host, stamp.get(..8).unwrap_or(stamp))));
     if stamps.len() > 1 {

@@ -1,4 +1,4 @@
-//! Clocks: logs of several hosts are compared by time, and files by their dates.
+//! Check of clock offsets: logs of several hosts are compared by time, and files by their dates.
 
 use crate::cluster::{ClockReading, Cluster};
 use crate::finding::{Finding, Subject};
@@ -48,7 +48,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-/// The clock that most agree with is taken for right: the middle one of three or more.
+/// Returns the reference clock: the median one if there are three or more.
 fn reference<'a>(readings: &[(&'a str, ClockReading)]) -> (&'a str, ClockReading) {
     if readings.len() < 3 {
         return readings[0];
@@ -56,7 +56,7 @@ fn reference<'a>(readings: &[(&'a str, ClockReading)]) -> (&'a str, ClockReading
     let mut sorted = readings.to_vec();
     sorted.sort_by(|a, b| a.1.ahead_seconds.total_cmp(&b.1.ahead_seconds));
     let middle = sorted[sorted.len() / 2];
-    // Rather the first host, where it agrees with the middle one: people start there.
+    // The first host is preferred if it agrees with the median: users start jobs there.
     let near = (readings[0].1.ahead_seconds - middle.1.ahead_seconds).abs() <= WARN_SECONDS / 2.0;
     if near { readings[0] } else { middle }
 }
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn of_three_the_odd_one_is_wrong() {
-        // Ours, too, may be the odd one.
+        // This host's clock, too, may be the wrong one.
         let (_, hosts, found) = fixtures::only(&with(&[(0.0, 0.001), (9.0, 0.001), (9.1, 0.001)]));
         assert_eq!(hosts, "node1");
         assert!(found.contains("behind that of node2"), "{found}");

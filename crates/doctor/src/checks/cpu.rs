@@ -1,4 +1,4 @@
-//! Processors: quotas that slow threads down, and hosts that are busy already.
+//! Check of processors: quotas that slow threads down, and hosts under load.
 
 use crate::cluster::Cluster;
 use crate::facts::{Cpu, Facts, Vectors};
@@ -85,7 +85,7 @@ fn of_host(cpu: &Cpu) -> Vec<Finding> {
     findings
 }
 
-/// Whether MKL gives the same product of matrices wherever they lie in memory.
+/// Reports whether MKL's matrix products depend on the alignment of their inputs in memory.
 fn products(facts: &Facts) -> Option<Finding> {
     let finding = |found| {
         Finding::warning(Subject::Cpu, found)
@@ -108,7 +108,7 @@ fn products(facts: &Facts) -> Option<Finding> {
     )
 }
 
-/// So many processes per core, on average over a minute.
+/// Processes per core, averaged over a minute, above which a host is busy.
 const BUSY: f64 = 1.5;
 
 #[cfg(test)]

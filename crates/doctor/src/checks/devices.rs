@@ -1,4 +1,4 @@
-//! GPUs and their driver: taken by it, visible to programs, new enough, and alike on all hosts.
+//! Check of GPUs and their driver: in use by the driver, visible to programs, new enough, and the same on all hosts.
 
 use super::{groups, libtorch, who_has_what};
 use crate::cluster::{Cluster, HostReport};
@@ -56,7 +56,7 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
     let (kind, driver) = (devices.kind(), &devices.driver);
     let words = kind.driver_words();
     let cuda = libtorch::of(facts).and_then(|it| it.cuda.as_deref());
-    // Programs for the CPU do not miss a GPU.
+    // CPU programs need no GPU.
     let bad = if cuda.is_some() { Verdict::Fail } else { Verdict::Warning };
     let finding = |found: String| Finding::new(bad, Subject::Devices, found);
     let mut findings = Vec::new();
@@ -134,7 +134,7 @@ fn too_many_ranks(host: &HostReport, facts: &Facts) -> Option<Finding> {
     )
 }
 
-/// What drivers have told the kernel about broken devices: the last fault that is serious, else the last.
+/// Returns the last serious device fault in the kernel's log, or else the last fault.
 fn faults(facts: &Facts) -> Option<Finding> {
     let messages = facts.kernel_log.faults.iter().rev();
     let mut found =

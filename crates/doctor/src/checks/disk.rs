@@ -1,4 +1,4 @@
-//! Disks: full, out of files, read-only, or not ours to write to.
+//! Check of disks: full, out of inodes, read-only, or not writable for this user.
 
 use crate::cluster::Cluster;
 use crate::facts::{Folder, FolderState, FolderUse, Space};
@@ -35,7 +35,7 @@ fn of_folder(folder: &Folder) -> Option<Finding> {
     };
     let space = match &folder.state {
         FolderState::There(space) => space,
-        // The check of the working folder tells of that one.
+        // The check of the working folder reports that case.
         _ if folder.used_for == FolderUse::Working => return None,
         FolderState::Missing => {
             return Some(
@@ -122,7 +122,7 @@ fn full(folder: &Folder, space: &Space, found: String, fails: bool) -> Finding {
         .command(format!("du -xh --max-depth 2 {} | sort -h | tail", space.looked_at.display()))
 }
 
-/// A program may well write nothing to the folder that it starts in.
+/// Not a failure: a program may write nothing to its working folder.
 fn unwritable(folder: &Folder, found: String) -> Finding {
     match folder.used_for {
         FolderUse::Working => {

@@ -1,4 +1,4 @@
-//! The folder that the job starts in: there on every host, and the same one or not.
+//! Check of the working folder: it exists on every host, and is shared or not.
 
 use super::some;
 use crate::cluster::Cluster;
@@ -59,7 +59,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     }]
 }
 
-/// The mount is likely one of the upper folders.
+/// Returns the upper folders of a path, one of which is probably the mount point.
 fn first_parts(path: &str) -> String {
     path.split('/').take(3).collect::<Vec<_>>().join("/")
 }

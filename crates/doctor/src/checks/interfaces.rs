@@ -1,4 +1,4 @@
-//! Interfaces: those that Gloo and NCCL would take, and whether other hosts reach them.
+//! Check of the network interfaces that Gloo and NCCL would choose, and whether other hosts reach them.
 
 use std::net::IpAddr;
 
@@ -34,7 +34,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
             if let InterfaceChoice::Takes { interface, .. } = &pick {
                 taken.push(format!("{} takes {interface}", library.name));
             }
-            // The check of names has said so, and this line would seem to contradict it.
+            // The check of names has reported it, and this line would seem to contradict it.
             useless |=
                 several && library.matters && pick.address().is_none_or(|it| it.is_loopback());
             findings.extend(library.judge(cluster, place, host, facts, &pick));
@@ -69,7 +69,7 @@ struct Library {
     name: &'static str,
     variable: &'static str,
     way: AddressSource,
-    /// NCCL is used with GPUs only.
+    /// `true` if the library is used: NCCL needs GPUs.
     matters: bool,
 }
 
@@ -119,7 +119,7 @@ impl Library {
         if cluster.hosts.len() < 2 || !self.matters {
             return None;
         }
-        // By its name: that is the check of names to tell, with a better remedy.
+        // A failure by name is reported by the check of names, with a better remedy.
         let by_variable = facts.variables.contains_key(self.variable);
         if address.is_loopback() {
             return (by_variable || self.way == AddressSource::Nccl).then(|| {
@@ -136,7 +136,7 @@ impl Library {
         if rendezvous == Some(address) || Some(interface.as_str()) == wanted {
             let strangers: Vec<&str> =
                 others.iter().map(String::as_str).filter(|it| Some(*it) != wanted).collect();
-            // NCCL uses all of them at once, whichever carries the setting up.
+            // NCCL uses all of them at once, whichever is used for the setup.
             return (!strangers.is_empty() && !by_variable && self.way == AddressSource::Nccl)
                 .then(|| {
                     let found = format!(
@@ -158,7 +158,7 @@ impl Library {
             self.name
         );
         let finding = match (self.reached(cluster, place, address), is_virtual(interface)) {
-            // Often ssh goes over one network and the data over a faster one: as it should be.
+            // Not a fault: ssh often uses one network and the data a faster one.
             (true, false) => Finding::note(Subject::Interfaces, found)
                 .means("they reach that address, too; right if it is the faster network"),
             (true, true) => Finding::warning(Subject::Interfaces, found)
@@ -171,7 +171,7 @@ impl Library {
         Some(finding.command(choose).on(&host.name))
     }
 
-    /// Every host that tried got in at that address.
+    /// Returns `true` if every host that tried could connect to that address.
     fn reached(&self, cluster: &Cluster, place: usize, address: IpAddr) -> bool {
         let routes = cluster.routes.iter().filter(|route| route.to == place);
         let mut attempts =
@@ -180,7 +180,7 @@ impl Library {
     }
 }
 
-/// Made by software for containers and virtual machines of this host.
+/// Returns `true` for an interface that software created for this host's containers and virtual machines.
 fn is_virtual(interface: &str) -> bool {
     VIRTUAL.iter().any(|start| interface.starts_with(start))
 }

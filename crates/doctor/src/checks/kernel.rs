@@ -1,4 +1,4 @@
-//! The kernel: some are known to hang.
+//! Check of the kernel's version: some versions are known to hang.
 
 use super::{groups, who_has_what};
 use crate::cluster::Cluster;

@@ -1,4 +1,4 @@
-//! libtorch: there on every host, a version that fits, and the same everywhere.
+//! Check of libtorch: present on every host, a supported version, and the same everywhere.
 
 use super::{groups, who_has_what};
 use crate::cluster::{Cluster, HostReport};
@@ -115,9 +115,9 @@ fn of_host(host: &HostReport, facts: &Facts) -> Option<Finding> {
     Some(finding.remedy(wanted).command("brigade setup").on(&host.name))
 }
 
-/// A project that cargo cannot build: what it was told of libtorch is not so, or it was told nothing.
+/// Reports a project that cargo cannot build: its path of libtorch is wrong or missing.
 fn of_project(host: &HostReport, facts: &Facts) -> Option<Finding> {
-    // A program that is there finds its own; and then it was built somewhere.
+    // An existing program finds its own libtorch, and was built somewhere.
     let project = facts.project.as_ref().filter(|_| facts.program.is_none())?;
     let found = match (&project.file, &project.libtorch, &facts.libtorch) {
         (Some(file), Some(named), libtorch) => {
@@ -145,7 +145,7 @@ fn of_project(host: &HostReport, facts: &Facts) -> Option<Finding> {
     )
 }
 
-/// The program's own, or what programs find without their own place for it.
+/// Returns the program's libtorch, or else the one that programs without a run path find.
 pub(super) fn of(facts: &Facts) -> Option<&Libtorch> {
     match &facts.program {
         Some(program) => program.libtorch.as_ref(),
@@ -153,7 +153,7 @@ pub(super) fn of(facts: &Facts) -> Option<&Libtorch> {
     }
 }
 
-/// Whether a library belongs to libtorch.
+/// Returns `true` if a library is part of libtorch.
 pub(super) fn is_part(name: &str) -> bool {
     ["libtorch", "libc10"].iter().any(|part| name.starts_with(part))
 }
@@ -164,7 +164,7 @@ fn release(libtorch: &Libtorch) -> String {
 
 fn build(libtorch: &Libtorch) -> String {
     let version = libtorch.version.as_deref().unwrap_or("an unknown version");
-    // `2.13.0+cpu` says it twice.
+    // `2.13.0+cpu` already contains "cpu".
     let version = version.split('+').next().unwrap_or(version);
     match &libtorch.cuda {
         Some(cuda) => format!("{version} for CUDA {cuda}"),

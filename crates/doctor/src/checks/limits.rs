@@ -1,4 +1,4 @@
-//! Limits of a process that training programs run into.
+//! Check of process limits that training programs reach.
 
 use brigade_rank_env::text::counted;
 
@@ -69,7 +69,7 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// No further than this user may go.
+/// Returns the command that raises a limit, no further than this user may.
 fn raise(flag: &str, limit: Option<Limit>, wanted: u64) -> String {
     let hard = limit.and_then(|it| it.hard);
     format!("ulimit {flag} {}", hard.map_or(wanted, |hard| hard.min(wanted)))

@@ -1,4 +1,4 @@
-//! Memory: too little of it free, a tight limit, or processes killed for it a while ago.
+//! Check of memory: little of it free, a tight limit, or recent kills by the out-of-memory killer.
 
 use brigade_hardware::Memory;
 
@@ -79,7 +79,8 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// On a host with containers those of others may have been killed: no fault of the host.
+/// Reports killed processes. On a host with containers they may be another container's, which is not a fault of the
+/// host.
 fn kills(facts: &Facts, of_group: bool) -> Option<Finding> {
     let kills = facts.kernel_log.kills.iter();
     let recent: Vec<&Kill> =
@@ -112,7 +113,7 @@ fn total(memory: &Memory) -> u64 {
 
 const WARN_BYTES: u64 = 1 << 30;
 const FAIL_BYTES: u64 = 256 << 20;
-/// A day, in seconds.
+/// Age up to which a kill is recent, in seconds: a day.
 const RECENT: u64 = 86_400;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Sizes of packets: those that differ between hosts, and those that never arrive.
+//! Check of MTUs: sizes that differ between hosts, and packets that never arrive.
 
 use super::{groups, who_has_what};
 use crate::cluster::Cluster;
@@ -61,7 +61,7 @@ fn interface(cluster: &Cluster, place: usize) -> String {
     found.unwrap_or_else(|| "INTERFACE".to_owned())
 }
 
-/// Of IPv4 and TCP.
+/// Size of the IPv4 and TCP headers in bytes.
 const HEADERS: u32 = 40;
 
 #[cfg(test)]

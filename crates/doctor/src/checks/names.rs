@@ -1,4 +1,4 @@
-//! Names of hosts: what each host's own name means to itself, and those of the others.
+//! Check of name resolution: each host's own name, and those of the others.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     }
     for (place, host, facts) in cluster.examined() {
         let others = cluster.hosts.iter().enumerate().filter(|(other, _)| *other != place);
-        // Of a host that cannot be reached from here either, one line is enough.
+        // One line is enough for a host that cannot be reached from here either.
         for (other, peer) in others.filter(|(_, peer)| peer.lost.is_none()) {
             let known = facts.names.iter().find(|it| it.name == peer.name);
             findings.extend(known.and_then(|it| name_of_peer(cluster, host, other, peer, it)));
@@ -32,7 +32,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-/// Gloo announces the first address of this name that the host has.
+/// Checks a host's own name: Gloo announces the first of its addresses that the host has.
 fn own_name(cluster: &Cluster, place: usize, host: &HostReport, facts: &Facts) -> Option<Finding> {
     let own = facts.names.iter().find(|it| it.name == facts.host.name)?;
     let several = cluster.hosts.len() > 1;
@@ -67,7 +67,7 @@ fn own_name(cluster: &Cluster, place: usize, host: &HostReport, facts: &Facts) -
         },
     };
     if !several {
-        // Ranks of one host meet on the loopback interface as well.
+        // Ranks of a single host can also connect over the loopback interface.
         return Some(Finding::note(Subject::Names, found).on(&host.name).means(
             "on one host that does no harm; with several, ranks could not reach each other by Gloo",
         ));
@@ -104,7 +104,7 @@ fn own_name(cluster: &Cluster, place: usize, host: &HostReport, facts: &Facts) -
     })
 }
 
-/// What a host's name means to another.
+/// Checks the name of a host as another host resolves it.
 fn name_of_peer(
     cluster: &Cluster,
     host: &HostReport,
@@ -125,7 +125,7 @@ fn name_of_peer(
             known.is_none_or(|it| it.addresses.is_empty())
         });
         if unresolved && !peer.here {
-            // ssh has reached it, so its settings know the name.
+            // ssh has reached the host, so its configuration has the name.
             let found = "its name here is known to ssh alone, not to the hosts";
             return Some(
                 Finding::note(Subject::Names, found)
@@ -158,7 +158,7 @@ fn name_of_peer(
     }
     let from = cluster.hosts.iter().position(|it| it.name == host.name)?;
     let address = known.addresses[0];
-    // Behind a translator of addresses a host may have one that it does not know.
+    // Behind network address translation, a host's address may be unknown to the host itself.
     let answers = cluster.route(from, other).is_some_and(|it| it.open_door().is_some());
     let found =
         format!("{name} is {address} there{}, which {name} does not have", where_from(known));

@@ -1,5 +1,5 @@
-//! Variables of NCCL, of PyTorch's use of it and of CUDA: names that mean nothing, values that are not
-//! taken, names that were given up, and settings that slow a job down or let it hang.
+//! Check of the variables of NCCL, PyTorch's NCCL backend and CUDA: unknown names, invalid values, deprecated names,
+//! and settings that slow a job down or let it hang.
 
 mod table;
 
@@ -68,7 +68,7 @@ fn name_or_value(name: &str, value: &str, bad: Verdict) -> Option<Finding> {
     )
 }
 
-/// The command that sets the other name, for a value that needs no quotes.
+/// Returns the command that sets the other name, for a value that needs no quotes.
 fn renamed(name: &str, near: &str, value: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "_.,:=^/-".contains(letter);
     if value.chars().all(is_plain) {
@@ -78,14 +78,14 @@ fn renamed(name: &str, near: &str, value: &str) -> String {
     }
 }
 
-/// The known name that differs in the fewest letters, if these are few.
+/// Returns the known name with the smallest edit distance, if that is small.
 fn nearest(name: &str) -> Option<&'static str> {
     let distance = |known: &&str| strsim::damerau_levenshtein(name, known);
     let near = table::names().min_by_key(distance)?;
     (distance(&near) <= (name.len() / 6).max(2)).then_some(near)
 }
 
-/// Settings that are allowed, and have a price.
+/// Reports settings that are valid and have a cost.
 fn settings(facts: &Facts) -> Vec<Finding> {
     let get =
         |name: &str| facts.variables.get(name).map(|it| it.trim()).filter(|it| !it.is_empty());

@@ -1,6 +1,6 @@
-//! Network cards and GPUs: which card is near which GPU, and whether NCCL was told of others.
+//! Check of network cards and GPUs: the nearest card of each GPU, and whether NCCL's variables exclude it.
 //!
-//! Nothing is set: NCCL looks for the nearest cards by itself. What a user has told it goes before that.
+//! Nothing is set: NCCL looks for the nearest cards by itself, unless the user's variables choose others.
 
 use brigade_hardware::{Distance, NearNic, nearest};
 
@@ -26,7 +26,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         let told = several.iter().filter_map(|(name, rdma)| chosen(facts, &seen, name, *rdma));
         findings.extend(told.map(|finding| finding.on(&host.name)));
     }
-    // Interfaces that are not there are the check of interfaces' to name, adapters this one's.
+    // Missing interfaces are reported by the check of interfaces, missing adapters by this one.
     for (_, host, facts) in cluster.examined().filter(|_| cluster.hosts.len() > 1) {
         findings.extend(absent(facts).map(|finding| finding.on(&host.name)));
     }
@@ -57,7 +57,7 @@ fn pairing(gpus: &[&Gpu]) -> String {
     usable.map(of).collect::<Vec<_>>().join(", ")
 }
 
-/// A variable leaves NCCL only cards that are far from every GPU, though nearer ones are there.
+/// Reports a variable that leaves NCCL only cards that are far from every GPU, although nearer ones exist.
 fn chosen(facts: &Facts, gpus: &[&Gpu], variable: &str, rdma: bool) -> Option<Finding> {
     let value = facts.variables.get(variable).filter(|it| !it.is_empty())?;
     let is_meant = |nic: &NearNic| {
@@ -67,7 +67,7 @@ fn chosen(facts: &Facts, gpus: &[&Gpu], variable: &str, rdma: bool) -> Option<Fi
             nic.interfaces.iter().any(|name| matches(value, name))
         }
     };
-    // Sockets carry the data only where there is no adapter that NCCL would take.
+    // Sockets carry the data only without an adapter that NCCL can use.
     let carries = rdma || facts.network.infiniband.is_empty();
     let best = |wanted: &dyn Fn(&NearNic) -> bool| -> Option<Distance> {
         let nics = gpus.iter().flat_map(|gpu| &gpu.nics);
@@ -97,7 +97,7 @@ fn chosen(facts: &Facts, gpus: &[&Gpu], variable: &str, rdma: bool) -> Option<Fi
     )
 }
 
-/// `NCCL_IB_HCA` names adapters that are not there.
+/// Reports adapters in `NCCL_IB_HCA` that do not exist.
 fn absent(facts: &Facts) -> Option<Finding> {
     let value = facts.variables.get(NCCL_IB_HCA).filter(|it| !it.is_empty())?;
     if !facts.devices.use_nccl() || value.starts_with('^') {

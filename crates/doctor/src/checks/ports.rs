@@ -1,4 +1,4 @@
-//! Ports: whether every host reaches every other on the ports that a job would use.
+//! Check that every host can connect to every other on the ports of a job.
 
 use std::net::IpAddr;
 
@@ -40,7 +40,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-/// Ports that a host itself could not open.
+/// Reports ports that a host itself could not open.
 fn taken(cluster: &Cluster) -> Vec<Finding> {
     let mut findings = Vec::new();
     for host in &cluster.hosts {
@@ -60,17 +60,18 @@ fn taken(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-/// What a host cannot reach of another.
+/// Failure of connections from one host to another.
 #[derive(Debug, PartialEq, Eq)]
 struct Blocked {
-    /// Which kind of failure.
+    /// Kind of failure.
     outcome: Outcome,
-    /// Its ports, where some others are open.
+    /// Ports that failed, if others are open.
     ports: Vec<u16>,
 }
 
 impl Blocked {
-    /// A port counts as open if one of the host's addresses is: programs try all of them.
+    /// Collects the failures of a route. A port counts as open if it is open at one of the host's addresses: programs
+    /// try all of them.
     fn on(route: &Route) -> Option<Self> {
         let by_name = |it: &&Attempt| matches!(it.by, AddressSource::Name | AddressSource::Reached);
         let attempts: Vec<&Attempt> = route.attempts.iter().filter(by_name).collect();

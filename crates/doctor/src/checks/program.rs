@@ -1,4 +1,4 @@
-//! The job's program: there, startable, with its libraries, and the same on every host.
+//! Check of the job's program: it exists, can be started, finds its libraries, and is the same on every host.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         Some((host.name.as_str(), program.sha256.as_deref()?.get(..8)?))
     });
     let builds = groups(builds);
-    // For different processors they cannot be the same.
+    // Programs for different processors cannot be the same.
     if builds.len() > 1 && one_machine {
         findings.push(
             Finding::fail(
@@ -63,7 +63,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-/// What is wrong with the program on one host; `source` is where this host has it.
+/// Checks the program on one host; `source` is its path on this host.
 fn of_host(host: &HostReport, program: &Program, source: Option<&Path>) -> Vec<Finding> {
     let asked = program.asked.display();
     let fail = |found: String| Finding::fail(Subject::Program, found).on(&host.name);
@@ -110,7 +110,7 @@ fn of_host(host: &HostReport, program: &Program, source: Option<&Path>) -> Vec<F
 fn missing(missing: &[Missing]) -> Vec<Finding> {
     let (versions, libraries): (Vec<&Missing>, Vec<&Missing>) =
         missing.iter().partition(|it| it.in_library.is_some());
-    // Without libtorch all of its libraries are missing; that check has the better remedy.
+    // Without libtorch all of its libraries are missing; the check of libtorch has the better remedy.
     let libraries: Vec<&str> = libraries
         .iter()
         .map(|library| library.what.as_str())

@@ -1,4 +1,4 @@
-//! `/dev/shm`: NCCL and loaders with processes hand data over there.
+//! Check of `/dev/shm`, through which NCCL and data loaders with processes pass data.
 
 use crate::cluster::Cluster;
 use crate::facts::{FolderState, FolderUse};
@@ -50,7 +50,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-/// Docker's default for a container.
+/// Docker's default size for a container.
 const SMALL: u64 = 64 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Round trips and bandwidths: ways that are slower than the others, or slow altogether.
+//! Check of round-trip times and bandwidths: routes that are slower than the others, or slow in general.
 
 use crate::cluster::{Cluster, Measured, Route};
 use crate::examine::ALL_PAIRS;
@@ -101,24 +101,24 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-/// `0.05 ms to 0.09 ms`, or one of them where they read the same.
+/// Formats a range as `0.05 ms to 0.09 ms`, or one value if both ends read the same.
 fn span(values: impl Iterator<Item = f64> + Clone, text: impl Fn(f64) -> String) -> String {
     let least = text(values.clone().fold(f64::INFINITY, f64::min));
     let most = text(values.fold(0.0, f64::max));
     if least == most { least } else { format!("{least} to {most}") }
 }
 
-/// How many times the usual is too much.
+/// Factor from the median above which a value is an outlier.
 const OUTLIER: f64 = 5.0;
-/// Below that no round trip hurts, whatever the others have, in seconds.
+/// Round-trip time below which no route is reported, in seconds.
 const NO_MATTER: f64 = 0.001;
-/// Slow altogether: another city.
+/// Slow round-trip time in seconds: that of a distant city.
 const SLOW_TRIP: f64 = 0.010;
-/// Slow altogether: a tenth of the cheapest network card.
+/// Slow bandwidth in bits per second: a tenth of the cheapest network card's.
 const SLOW_RATE: f64 = 100e6;
-/// 100 million numbers of 32 bits.
+/// Size of the example gradient in bits: 100 million 32-bit numbers.
 const GRADIENT_BITS: f64 = 3.2e9;
-/// A transfer of a third of a second loses some where it finds its speed.
+/// Share of lost segments that is reported. A transfer of a third of a second loses some while TCP finds its speed.
 const LOSS_SHARE: f64 = 0.03;
 const LOSS_COUNT: u64 = 5;
 

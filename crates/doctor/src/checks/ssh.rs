@@ -1,4 +1,4 @@
-//! Hosts that could not be examined, in ssh's own words, and what to do about each kind.
+//! Check of hosts that could not be examined: ssh's messages, and a remedy for each kind.
 
 use crate::cluster::{Cluster, HostReport, Lost};
 use crate::finding::{Finding, Subject};
@@ -83,7 +83,7 @@ fn lost(host: &HostReport, lost: &Lost) -> Finding {
     }
 }
 
-/// The last lines: before them ssh only tells of its progress.
+/// Appends the last lines of ssh's output: earlier lines only report its progress.
 fn said(finding: Finding, words: &[String]) -> Finding {
     let words: Vec<&str> = words
         .iter()
@@ -100,11 +100,11 @@ fn this_program() -> String {
     path.display().to_string()
 }
 
-/// A failure that ssh has words for.
+/// Failure that ssh reports with known words.
 struct Known {
-    /// The exit code, where it must be this one.
+    /// Exit code that is required, if any.
     code: Option<i32>,
-    /// One of these is among its words.
+    /// Words of which one must occur in ssh's output.
     words: &'static [&'static str],
     found: &'static str,
     remedy: &'static str,

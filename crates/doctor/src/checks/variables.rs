@@ -1,4 +1,4 @@
-//! The environment: leftovers of another job, devices that are not there, settings of one host only.
+//! Check of environment variables: leftovers of another job, devices that do not exist, settings of one host only.
 
 use brigade_hardware::Vendor;
 use brigade_rank_env::env;
@@ -22,7 +22,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-/// A program that is started by hand would take itself for a rank of that job.
+/// Reports variables of a rank: a program that is started by hand would act as a rank of that job.
 fn stale(facts: &Facts) -> Option<Finding> {
     let set: Vec<&str> = env::TABLE
         .iter()
@@ -63,7 +63,7 @@ fn visible(kind: &'static dyn Vendor, name: &str, value: &str, gpus: usize) -> O
                 .command(format!("unset {name}")),
         );
     }
-    // Programs stop reading at the first entry that is not a device: what follows is hidden, too.
+    // Programs stop reading at the first entry that is not a device, so the entries after it are hidden, too.
     let bad = entries.iter().find(|entry| match entry.parse::<i64>() {
         Ok(number) => usize::try_from(number).map_or(true, |number| number >= gpus),
         Err(_) => !kind.id_prefixes().iter().any(|it| entry.starts_with(it)),
@@ -87,7 +87,7 @@ fn visible(kind: &'static dyn Vendor, name: &str, value: &str, gpus: usize) -> O
     )
 }
 
-/// Settings of the libraries that some hosts have and others lack, or that differ.
+/// Reports settings of libraries that only some hosts have, or that differ.
 fn different(cluster: &Cluster) -> Vec<Finding> {
     let mut names: Vec<&String> = cluster
         .examined()
@@ -125,7 +125,7 @@ const LIBRARIES: &[&str] = &[
     "TORCH_NCCL_",
     "OMP_",
 ];
-/// Interfaces have other names on other hosts.
+/// Variables that may differ: interfaces have other names on other hosts.
 const OWN_PER_HOST: &[&str] = &["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"];
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The sessions with the hosts under examination.
+//! Sessions with the hosts under examination.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
@@ -13,7 +13,7 @@ use crate::protocol::{Answer, Request};
 use crate::serve::OUR_FILE;
 use crate::session::{Broken, Session};
 
-/// The hosts and their sessions; a session that breaks is given up.
+/// Hosts with their sessions. A session that breaks is closed for good.
 pub(super) struct Sessions<'a> {
     pub(super) hosts: Vec<HostReport>,
     pub(super) sessions: Vec<Option<Session>>,
@@ -28,7 +28,7 @@ impl Sessions<'_> {
         self.hosts[place].lost = Some(lost);
     }
 
-    /// Asks some hosts at once and hears all of them; `None` for a host that is lost.
+    /// Sends requests to some hosts at once and waits for all answers; `None` for a host that is lost.
     fn ask(
         &mut self,
         asked: &str,
@@ -67,7 +67,7 @@ impl Sessions<'_> {
         }
     }
 
-    /// Places of the hosts that still answer.
+    /// Returns the indices of the hosts that still answer.
     fn present(&self) -> Vec<usize> {
         (0..self.sessions.len()).filter(|place| self.sessions[*place].is_some()).collect()
     }
@@ -82,8 +82,8 @@ impl Sessions<'_> {
         Ok(())
     }
 
-    /// The answer was written somewhere between question and answer: the shorter that time, the
-    /// surer. One host at a time, so that no question waits behind another.
+    /// Reads the clocks. The answer was written between request and receipt: the shorter that interval, the smaller the
+    /// error. One host at a time, so that no request waits behind another.
     pub(super) fn read_clocks(&mut self) -> Result<(), Interrupted> {
         for place in self.present() {
             let mut best: Option<ClockReading> = None;
@@ -109,7 +109,7 @@ impl Sessions<'_> {
         let ask = |place: usize| {
             let mut question = question.clone();
             if self.hosts[place].here {
-                // It has them already, and perhaps more.
+                // The host has these variables already, and perhaps more.
                 question.variables.clear();
             }
             (place, Request::Examine(question))
@@ -123,7 +123,7 @@ impl Sessions<'_> {
         Ok(())
     }
 
-    /// The first host leaves a file in the working folder, and the others look for it.
+    /// Tests whether the working folder is shared: the first host creates a file in it, and the others look for it.
     pub(super) fn look_for_a_shared_folder(&mut self) -> Result<(), Interrupted> {
         let present = self.present();
         let working = |host: &HostReport| Some(host.facts.as_ref()?.working_folder()?.to_owned());
@@ -144,7 +144,7 @@ impl Sessions<'_> {
         };
         let looks = others.iter().filter_map(look).collect();
         let seen = self.ask("looking for a file", FILES, looks);
-        // Whatever has happened meanwhile, nothing of ours stays.
+        // The file is removed, whatever has failed meanwhile.
         let take = Request::TakeAway { folder, name };
         let taken = self.ask("taking a file away", FILES, vec![(*first, take)]);
         for (place, answer) in seen? {
@@ -155,7 +155,7 @@ impl Sessions<'_> {
         taken.map(drop)
     }
 
-    /// The ports that each host listens on.
+    /// Returns the ports on which each host listens.
     pub(super) fn open_ports(
         &mut self,
         nonce: &str,
@@ -192,7 +192,7 @@ impl Sessions<'_> {
         Ok(addresses)
     }
 
-    /// Every host connects to all addresses of the others.
+    /// Lets every host connect to all addresses of the others.
     pub(super) fn probe_ports(
         &mut self,
         nonce: &str,
@@ -226,7 +226,7 @@ impl Sessions<'_> {
         Ok(())
     }
 
-    /// One route after the other: two at a time would share what both should have.
+    /// Measures one route at a time: two at once would share the bandwidth.
     pub(super) fn measure(
         &mut self,
         nonce: &str,
@@ -235,7 +235,7 @@ impl Sessions<'_> {
     ) -> Result<(), Interrupted> {
         let count = self.hosts.len();
         for route in routes {
-            // Each host to its next is what a ring of many hosts uses, and takes bearable time.
+            // Each host to its next, as in a ring of many hosts, takes an acceptable time.
             if count > ALL_PAIRS && route.to != (route.from + 1) % count {
                 continue;
             }
@@ -258,5 +258,5 @@ const FILES: Duration = Duration::from_secs(8);
 const KNOCKS: Duration = Duration::from_secs(12);
 const MEASURE: Duration = Duration::from_secs(30);
 const CLOCK_READINGS: usize = 5;
-/// Three of the ports that the system gives to programs which ask for any: Gloo and NCCL do.
+/// Number of ports, chosen by the system as for Gloo and NCCL.
 const ANY_PORTS: usize = 3;

@@ -1,4 +1,4 @@
-//! Processors: how many there are, and how many this process may use.
+//! Facts about processors: their number, and how many this process may use.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,41 +9,41 @@ use brigade_hardware::cgroup;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Cpu {
-    /// Its name, as the kernel has it.
+    /// Model name, as the kernel reports it.
     pub model: String,
-    /// Processors that are switched on.
+    /// Number of processors that are online.
     pub online: usize,
-    /// Processors that this process may run on.
+    /// Number of processors that this process may run on.
     pub usable: usize,
-    /// How many processors' worth of time the control group may use.
+    /// CPU quota of the control group, in processors.
     pub quota: Option<f64>,
-    /// NUMA nodes.
+    /// Number of NUMA nodes.
     pub numa_nodes: usize,
-    /// The widest instructions for numbers that it has.
+    /// Widest vector instructions of the processor.
     pub vectors: Vectors,
-    /// Processes that wanted to run, on average over the last minute.
+    /// Load average: processes that were ready to run, averaged over the last minute.
     pub load: f64,
 }
 
-/// Instructions for several numbers at once, which decide the last digits of sums and products.
+/// Vector instructions, which decide the last digits of sums and products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Vectors {
-    /// Not an x86 processor, or one whose flags are not known.
+    /// Unknown: not an x86 processor, or one without readable flags.
     #[default]
     Unknown,
-    /// x86 without AVX2.
+    /// An x86 processor without AVX2.
     Older,
-    /// AVX2 and FMA.
+    /// AVX2 and FMA instructions.
     Avx2,
-    /// AVX-512.
+    /// AVX-512 instructions without AMX.
     Avx512,
     /// AVX-512 and the matrix units of AMX.
     Amx,
 }
 
 impl Vectors {
-    /// From the flags that Linux's `/proc/cpuinfo` lists for x86.
+    /// Determines the instructions from the x86 flags in Linux's `/proc/cpuinfo`.
     fn of(flags: &str) -> Self {
         let has = |name| flags.split_whitespace().any(|flag| flag == name);
         match () {
@@ -54,7 +54,7 @@ impl Vectors {
         }
     }
 
-    /// As a table writes it.
+    /// Returns the word that reports use.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -90,7 +90,7 @@ impl Cpu {
                 .and_then(|line| line.split_once(':'))
                 .map_or(Vectors::Unknown, |(_, flags)| Vectors::of(flags)),
             online,
-            // The list may name processors that are switched off.
+            // The list may contain processors that are offline.
             usable: allowed.map_or(online, |list| count(list.trim()).min(online)),
             quota: quota(sources),
             numa_nodes: nodes
@@ -103,7 +103,7 @@ impl Cpu {
     }
 }
 
-/// Members of a list such as `0-3,8`.
+/// Counts the members of a list such as `0-3,8`.
 fn count(list: &str) -> usize {
     list.split(',')
         .filter_map(|range| {
@@ -114,7 +114,7 @@ fn count(list: &str) -> usize {
         .sum()
 }
 
-/// The tightest quota of the groups around us.
+/// Returns the smallest quota of the control groups that contain this process.
 fn quota(sources: &Sources) -> Option<f64> {
     let groups = cgroup::of(sources, "cpu");
     let quotas = groups.folders.iter().filter_map(|folder| {

@@ -1,32 +1,32 @@
-//! Accelerators and their driver, as the kernel shows them. No library of a maker's is loaded; what the kernel does not
-//! show, a program of the maker's is asked.
+//! Facts about accelerators and their driver, as the kernel shows them. No vendor library is loaded; for the rest a
+//! vendor program is run.
 
 use brigade_hardware::{Device, Driver, NearNic, Vendor};
 use serde::{Deserialize, Serialize};
 
 use brigade_hardware::Sources;
 
-/// Devices of one kind, and their driver.
+/// Devices of one kind, with their driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Devices {
-    /// Whose they are, or would be: the maker's name.
+    /// Name of the vendor.
     pub kind: String,
-    /// The driver that is loaded.
+    /// Driver that is loaded.
     pub driver: Driver,
-    /// The driver's library for programs is installed, where there is one.
+    /// `true` if the driver's user-space library is installed, or the driver has none.
     pub library: bool,
-    /// The devices, by number.
+    /// Devices, by index.
     pub gpus: Vec<Gpu>,
 }
 
-/// A device, and the network cards as it sees them.
+/// Device with the distances to the network cards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gpu {
-    /// The device.
+    /// Properties of the device.
     pub device: Device,
-    /// All network cards, the nearest first; none where its place on the bus is not known.
+    /// All network cards, the nearest first. Empty if the device's position on the bus is unknown.
     pub nics: Vec<NearNic>,
 }
 
@@ -36,7 +36,7 @@ impl Devices {
         let (mut kind, mut found) = brigade_hardware::find(root);
         let mut driver = kind.driver(root, &found);
         if found.is_empty() {
-            // A driver without devices, or devices without one.
+            // Either a driver without devices, or devices without a driver.
             let driven =
                 brigade_hardware::VENDORS.iter().map(|kind| (*kind, kind.driver(root, &[])));
             let known =
@@ -63,19 +63,19 @@ impl Devices {
         }
     }
 
-    /// The kind; the first one where a host has told none that is known here.
+    /// Returns the vendor. Falls back to the first known one if the host reported none that is known.
     #[must_use]
     pub fn kind(&self) -> &'static dyn Vendor {
         brigade_hardware::named(&self.kind).unwrap_or_default()
     }
 
-    /// There are devices between which NCCL carries collectives.
+    /// Returns `true` if the host has devices that use NCCL for collectives.
     #[must_use]
     pub fn use_nccl(&self) -> bool {
         !self.gpus.is_empty() && self.kind().default_backend() == "nccl"
     }
 
-    /// The memory of each device, where it is known and all have the same.
+    /// Returns the memory of each device in bytes, if it is known and equal for all.
     #[must_use]
     pub fn memory_of_each(&self) -> Option<u64> {
         let mut all = self.gpus.iter().map(|gpu| gpu.device.memory_bytes);
@@ -83,7 +83,7 @@ impl Devices {
         all.all(|it| it == Some(first)).then_some(first)
     }
 
-    /// How many devices programs can open.
+    /// Returns the number of devices that programs can open.
     #[must_use]
     pub fn usable(&self) -> usize {
         self.gpus.iter().filter(|gpu| gpu.device.is_usable).count()
@@ -91,7 +91,7 @@ impl Devices {
 }
 
 impl Gpu {
-    /// Its model.
+    /// Returns the model name of the device.
     #[must_use]
     pub fn model(&self) -> &str {
         self.device.model.as_deref().unwrap_or("GPU of an unknown model")

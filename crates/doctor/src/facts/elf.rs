@@ -1,4 +1,4 @@
-//! What a program or library says about itself: which libraries it needs, and where they may lie.
+//! Reader of ELF files: the libraries that a program or library needs, and where they may be.
 
 use std::fs::File;
 use std::io;
@@ -9,38 +9,38 @@ use object::elf::{self, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable};
 use object::read::{ReadCache, ReadRef, StringTable};
 
-/// The dynamic section of a 64-bit ELF file, as texts.
+/// Dynamic section of a 64-bit ELF file, as text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Elf {
-    /// The processor that it is for.
+    /// Processor architecture of the file.
     pub(super) machine: u16,
-    /// The loader that it asks for: programs have one, libraries do not.
+    /// Dynamic loader that a program names. Libraries name none.
     pub(super) interpreter: Option<String>,
     /// Names of the libraries that it needs.
     pub(super) needed: Vec<String>,
-    /// Folders to look in before LD_LIBRARY_PATH: the old way.
+    /// Folders that are searched before LD_LIBRARY_PATH (RPATH, deprecated).
     pub(super) rpath: Option<String>,
-    /// Folders to look in after LD_LIBRARY_PATH.
+    /// Folders that are searched after LD_LIBRARY_PATH (RUNPATH).
     pub(super) runpath: Option<String>,
-    /// Versions of interfaces that it needs, by library.
+    /// Symbol versions that it needs, by library.
     pub(super) needed_versions: Vec<(String, Vec<String>)>,
-    /// Versions of interfaces that it has.
+    /// Symbol versions that it defines.
     pub(super) versions: Vec<String>,
-    /// The linker's stamp, in hexadecimal.
+    /// Build ID of the linker, in hexadecimal.
     pub(super) build_id: Option<String>,
 }
 
 impl Elf {
-    /// Reads only the parts it needs: some libraries have gigabytes.
+    /// Reads an ELF file. Only the parts that are needed are read: some libraries have gigabytes.
     ///
     /// # Errors
-    /// The file cannot be read, is no ELF file, or a broken one.
+    /// Fails if the file cannot be read, or is not a valid ELF file.
     pub(super) fn read(path: &Path) -> io::Result<Self> {
         let cache = ReadCache::new(File::open(path)?);
         parse(&cache).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// Whether this host's processors can run it.
+    /// Returns `true` if this host's processors can run it.
     pub(super) fn fits_this_machine(&self) -> bool {
         THIS_MACHINE.is_none_or(|machine| machine == self.machine)
     }
@@ -85,7 +85,7 @@ fn read_versions<'data, R: ReadRef<'data>>(
             let (need, versions) = need?;
             let file = text(need.file(endian, strings)?);
             let versions = versions
-                // A weak need does not count: the loader only warns.
+                // Missing weak versions do not count: the loader only warns.
                 .filter(|needed| {
                     needed.as_ref().map_or(true, |need| need.vna_flags.get(endian).0 & WEAK == 0)
                 })
@@ -97,7 +97,7 @@ fn read_versions<'data, R: ReadRef<'data>>(
     if let Some((definitions, link)) = sections.gnu_verdef(endian, data)? {
         let strings: StringTable<'data, R> = sections.strings(endian, data, link)?;
         for definition in definitions {
-            // The first name is the version's own, the others are those it includes.
+            // The first name is the version's own; the others are those that it includes.
             if let Some(own) = definition?.1.next()? {
                 found.versions.push(text(own.name(endian, strings)?));
             }

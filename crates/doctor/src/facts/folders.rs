@@ -1,4 +1,4 @@
-//! The folders a job writes to: room, permission, and whether they answer at all.
+//! Facts about the folders that a job writes to: space, permissions, and whether the file system answers.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -12,72 +12,72 @@ use serde::{Deserialize, Serialize};
 use brigade_hardware::mounts;
 use brigade_hardware::{Sources, within};
 
-/// A folder and its state.
+/// Folder with its purpose and state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Folder {
-    /// What the job does there.
+    /// Purpose of the folder in the job.
     pub used_for: FolderUse,
-    /// Where it is.
+    /// Path of the folder.
     pub path: PathBuf,
-    /// How it is.
+    /// State of the folder, with its free space.
     pub state: FolderState,
 }
 
-/// What a job does in a folder.
+/// Purpose of a folder in a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FolderUse {
-    /// It starts there, and mostly writes its checkpoints below it.
+    /// The working folder, which usually also contains the checkpoints.
     Working,
-    /// Temporary files.
+    /// The folder for temporary files.
     Temporary,
-    /// The output of its ranks.
+    /// The folder for the ranks' output.
     Logs,
-    /// `/dev/shm`: memory that processes share.
+    /// Shared memory of processes: `/dev/shm`.
     SharedMemory,
 }
 
-/// How a folder is.
+/// State of a folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FolderState {
-    /// There is nothing of that name.
+    /// The path does not exist.
     Missing,
-    /// It is a file.
+    /// The path is not a folder.
     NotAFolder,
     /// The file system did not answer in time.
     Silent,
-    /// The system refuses to say.
+    /// The operating system returned another error. Contains its message.
     Refused(String),
-    /// It is there.
+    /// The folder exists.
     There(Space),
 }
 
-/// Room in a file system.
+/// Free space and properties of a file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Space {
-    /// The folder that was looked at: the path, or the nearest folder above it that is there.
+    /// Folder that was examined: the path, or its nearest existing parent.
     pub looked_at: PathBuf,
-    /// Kind of the file system, such as `ext4` or `nfs4`.
+    /// Type of the file system, such as `ext4` or `nfs4`.
     pub kind: String,
-    /// Where the file system is: a device, or a server and its folder.
+    /// Source of the file system: a device, or a server with its folder.
     pub source: String,
-    /// Its size.
+    /// Size of the file system in bytes.
     pub total_bytes: u64,
-    /// What this user may still fill.
+    /// Free space for this user in bytes.
     pub free_bytes: u64,
-    /// How many files it can hold; 0 where it does not count them.
+    /// Number of inodes of the file system. 0 if it does not count them.
     pub inodes: u64,
-    /// How many more files this user may make.
+    /// Number of free inodes.
     pub free_inodes: u64,
-    /// The file system is mounted for reading only.
+    /// `true` if the file system is mounted read-only.
     pub read_only: bool,
-    /// This user may make files there.
+    /// `true` if this user may create files in the folder.
     pub writable: bool,
 }
 
-/// Folders that are being looked at.
+/// Folders that are being examined.
 pub(super) struct Pending(Vec<std::thread::JoinHandle<Folder>>);
 
 pub(super) fn start(sources: &Arc<Sources>, working: &Path, logs: Option<&Path>) -> Pending {
@@ -113,7 +113,7 @@ fn state(sources: &Sources, used_for: FolderUse, path: &Path) -> FolderState {
         match std::fs::metadata(sources.path(&looked_at)) {
             Ok(found) if found.is_dir() => break,
             Ok(_) => return FolderState::NotAFolder,
-            // The launcher makes the folder for logs; what matters is where it will lie.
+            // The launcher creates the folder for logs; what matters is its file system.
             Err(error) if error.kind() == ErrorKind::NotFound && used_for == FolderUse::Logs => {
                 if !looked_at.pop() {
                     return FolderState::Missing;
@@ -145,7 +145,7 @@ fn state(sources: &Sources, used_for: FolderUse, path: &Path) -> FolderState {
     })
 }
 
-/// A file server that does not answer by then is a fault of its own.
+/// Time limit of a file server. Not to answer by then is a fault of its own.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
@@ -167,7 +167,7 @@ mod tests {
             if space.writable && space.looked_at == Path::new("/srv")));
         assert_eq!(state(FolderUse::Temporary), FolderState::NotAFolder);
         assert_eq!(state(FolderUse::SharedMemory), FolderState::Missing);
-        // The folder for logs will be made: its place is what counts.
+        // The folder for logs will be created: its file system is what counts.
         assert!(matches!(state(FolderUse::Logs), FolderState::There(space)
             if space.looked_at == Path::new("/srv")));
     }

@@ -1,4 +1,4 @@
-//! The system of a host, and which build of our own program runs there.
+//! Facts about a host's operating system, and about its build of Brigade.
 
 use std::path::PathBuf;
 
@@ -7,31 +7,31 @@ use serde::{Deserialize, Serialize};
 use super::elf::Elf;
 use brigade_hardware::Sources;
 
-/// The system.
+/// Operating system of a host, with its build of Brigade.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Host {
-    /// What the host calls itself.
+    /// Host name, as the host itself reports it.
     pub name: String,
     /// Release of the kernel.
     pub kernel: String,
-    /// The distribution, in its own words.
+    /// Name and version of the distribution.
     pub system: String,
-    /// Architecture of our program, such as `x86_64`.
+    /// Architecture of the brigade program, such as `x86_64`.
     pub machine: String,
-    /// Our own program.
+    /// Build of the brigade program.
     pub brigade: Build,
 }
 
-/// A build of our own program.
+/// Build of the brigade program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Build {
-    /// Its version.
+    /// Version of Brigade.
     pub version: String,
-    /// Its file.
+    /// Path of the executable.
     pub path: PathBuf,
-    /// What the linker has stamped it with: differs between builds of one version.
+    /// Build ID of the linker, which differs between builds of one version.
     pub build_id: Option<String>,
 }
 
@@ -53,13 +53,13 @@ impl Host {
 }
 
 impl Build {
-    /// The program that runs this.
+    /// Returns the build of the running program.
     #[must_use]
     pub fn this() -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             path: std::env::current_exe().unwrap_or_default(),
-            // Not by its path: that may name another file by now.
+            // Read from memory, as the path may name another file by now.
             build_id: Elf::read("/proc/self/exe".as_ref()).ok().and_then(|elf| elf.build_id),
         }
     }

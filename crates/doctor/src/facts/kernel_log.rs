@@ -1,4 +1,4 @@
-//! What the kernel complains about: faults of GPUs, and processes it has killed for memory.
+//! Facts from the kernel's log: faults of GPUs, and processes killed for lack of memory.
 
 use std::time::Duration;
 
@@ -7,37 +7,37 @@ use serde::{Deserialize, Serialize};
 
 use brigade_hardware::Sources;
 
-/// The kernel's messages that matter to a job.
+/// Messages of the kernel's log that matter to a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KernelLog {
-    /// Whether this user may read it.
+    /// `true` if this user may read the log.
     pub readable: bool,
     /// Faults of GPUs, oldest first.
     pub faults: Vec<DeviceMessage>,
-    /// Processes killed because memory had run out, oldest first.
+    /// Processes killed for lack of memory, oldest first.
     pub kills: Vec<Kill>,
 }
 
-/// A fault of a GPU, in the driver's words.
+/// Fault of a GPU, as the driver reported it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DeviceMessage {
-    /// The whole message.
+    /// Text of the message.
     pub text: String,
-    /// How long ago.
+    /// Age of the message in seconds.
     pub seconds_ago: u64,
 }
 
-/// A process killed for memory.
+/// Process killed for lack of memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Kill {
-    /// Its name.
+    /// Name of the killed program.
     pub program: String,
-    /// It was the memory of a control group that had run out, such as a container's.
+    /// `true` if the memory limit of a control group was reached, such as a container's.
     pub of_group: bool,
-    /// How long ago.
+    /// Age of the message in seconds.
     pub seconds_ago: u64,
 }
 
@@ -64,7 +64,7 @@ impl KernelLog {
     }
 }
 
-/// Only the newest: a device that has fallen off the bus repeats itself.
+/// Keeps only the newest messages: a device that has fallen off the bus repeats its own.
 fn keep<T>(list: &mut Vec<T>, newest: T) {
     if list.len() >= MOST {
         list.remove(0);
@@ -72,8 +72,8 @@ fn keep<T>(list: &mut Vec<T>, newest: T) {
     list.push(newest);
 }
 
-/// `Out of memory: Killed process 1234 (python3) total-vm:...`, and the same with the prefix
-/// `Memory cgroup out of memory`.
+/// Parses `Out of memory: Killed process 1234 (python3) total-vm:...`, also with the prefix `Memory cgroup out of
+/// memory`.
 fn killed(message: &str) -> Option<&str> {
     let (_, rest) = message.split_once("ut of memory: Killed process ")?;
     Some(rest.split_once('(')?.1.split_once(')')?.0)

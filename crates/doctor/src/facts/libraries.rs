@@ -1,5 +1,5 @@
-//! Which files the dynamic loader would load for a program. The program is not run: it may take
-//! minutes to start, or be for another machine.
+//! Search for the files that the dynamic loader would load for a program. The program is not run: it may take minutes
+//! to start, or be for another architecture.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -10,38 +10,38 @@ use super::elf::Elf;
 use super::loader_cache;
 use brigade_hardware::Sources;
 
-/// What the loader would not find.
+/// Library or symbol version that the dynamic loader would not find.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missing {
-    /// A library's name, or a version of one.
+    /// Name of the library, or of the symbol version.
     pub what: String,
-    /// The file that asks for it.
+    /// File that needs it.
     pub needed_by: PathBuf,
-    /// For a version: the library, which is there but older.
+    /// Path of the library if it was found but lacks the version.
     pub in_library: Option<PathBuf>,
 }
 
-/// A program's libraries.
+/// Libraries of a program.
 #[derive(Debug, Default)]
 pub(super) struct Libraries {
-    /// Those that were found, in the loader's order.
+    /// Libraries that were found, in the loader's order.
     pub(super) found: Vec<Library>,
-    /// Those that were not.
+    /// Libraries and versions that were not found.
     pub(super) missing: Vec<Missing>,
 }
 
-/// A library that the loader would take.
+/// Library that the loader would load.
 #[derive(Debug)]
 pub(super) struct Library {
     pub(super) name: String,
-    /// On the host.
+    /// Path on the host.
     pub(super) path: PathBuf,
-    /// By what it was found, in words.
+    /// Rule by which it was found, for messages.
     pub(super) found_by: &'static str,
     elf: Elf,
 }
 
-/// Follows the program's needs, the needs of those, and so on: breadth first, as the loader does.
+/// Resolves the libraries of a program and of those libraries, breadth first, as the loader does.
 pub(super) fn of(sources: &Sources, path: &Path, program: &Elf) -> Libraries {
     let finder = Finder {
         sources,
@@ -80,7 +80,8 @@ pub(super) fn of(sources: &Sources, path: &Path, program: &Elf) -> Libraries {
     libraries
 }
 
-/// A program from a newer system needs versions of the C library that an older one lacks.
+/// Finds missing symbol versions: a program built on a newer system needs versions of the C library that an older one
+/// lacks.
 fn missing_versions(all: &[(PathBuf, &Elf)], found: &[Library]) -> Vec<Missing> {
     let mut missing: Vec<Missing> = Vec::new();
     for (path, elf) in all {
@@ -112,8 +113,8 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// The loader's order: RPATH where there is no RUNPATH, LD_LIBRARY_PATH, RUNPATH, the cache,
-    /// the system's folders.
+    /// Searches in the loader's order: RPATH where there is no RUNPATH, LD_LIBRARY_PATH, RUNPATH, the cache, the
+    /// system's folders.
     fn find(&self, name: &str, needed_by: &Path, elf: &Elf) -> Option<Library> {
         if name.contains('/') {
             return self.try_file(name, PathBuf::from(name), "its path");
@@ -147,14 +148,14 @@ impl Finder<'_> {
             .or_else(system)
     }
 
-    /// A file for another machine is passed over, as the loader does.
+    /// Skips a file for another architecture, as the loader does.
     fn try_file(&self, name: &str, path: PathBuf, found_by: &'static str) -> Option<Library> {
         let elf = Elf::read(&self.sources.path(&path)).ok()?;
         elf.fits_this_machine().then(|| Library { name: name.to_owned(), path, found_by, elf })
     }
 }
 
-/// Folders of a list with colons; `$ORIGIN` is the folder of the file that has the list.
+/// Splits a colon-separated list of folders; `$ORIGIN` is the folder of the file that contains the list.
 fn expand(list: &str, file: &Path) -> Vec<PathBuf> {
     let origin = file.parent().unwrap_or_else(|| Path::new("/")).to_string_lossy();
     let folders = list.split([':', ';']).filter(|it| !it.is_empty());

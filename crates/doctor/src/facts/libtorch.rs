@@ -1,4 +1,4 @@
-//! A libtorch: where it lies, which version it is, and for which CUDA.
+//! Facts about an installation of libtorch: its folder, version and CUDA.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,22 +10,22 @@ use serde::{Deserialize, Serialize};
 use super::{Project, libraries, loader_cache, project};
 use brigade_hardware::{Sources, within};
 
-/// An install of libtorch.
+/// Installation of libtorch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Libtorch {
-    /// The folder with its libraries.
+    /// Folder of the libraries.
     pub folder: PathBuf,
-    /// Its version, such as `2.13.0`; unknown where no file beside it says so.
+    /// Version, such as `2.13.0`. `None` if no file beside the libraries contains it.
     pub version: Option<String>,
-    /// The CUDA that it was built for; `None` for a build for CPUs.
+    /// Version of CUDA that it was built for. `None` for a CPU build.
     pub cuda: Option<String>,
-    /// By what it is found, such as RUNPATH or LD_LIBRARY_PATH.
+    /// Rule by which it is found, such as RUNPATH or LD_LIBRARY_PATH.
     pub found_by: String,
 }
 
 impl Libtorch {
-    /// The version as numbers: `2.13.0+cu130` is 2 and 13.
+    /// Returns the major and minor version: 2 and 13 for `2.13.0+cu130`.
     #[must_use]
     pub fn release(&self) -> Option<(u32, u32)> {
         let mut numbers = self.version.as_deref()?.split(['.', '+']);
@@ -33,14 +33,14 @@ impl Libtorch {
     }
 }
 
-/// The libtorch among a program's libraries.
+/// Finds libtorch among a program's libraries.
 pub(super) fn among(sources: &Sources, libraries: &[libraries::Library]) -> Option<Libtorch> {
     let library = NAMES.iter().find_map(|name| libraries.iter().find(|it| it.name == *name))?;
     let folder = library.path.parent()?;
     Some(read(sources, folder, library.found_by))
 }
 
-/// The one in the package of PyTorch that a Python script would import.
+/// Finds the libtorch in the PyTorch package that a Python script would import.
 pub(super) fn of_python(sources: &Sources) -> Option<Libtorch> {
     let environment = |name| sources.variable(name).map(PathBuf::from);
     let path = sources.variable("PATH").unwrap_or_default();
@@ -64,13 +64,13 @@ pub(super) fn of_python(sources: &Sources) -> Option<Libtorch> {
     Some(read(sources, &folder, "Python's packages"))
 }
 
-/// A search that goes on: the folders may be a file server's.
+/// Search in progress: the folders may be on a file server.
 pub(super) struct Pending(JoinHandle<Option<Search>>);
 
-/// The project of the working folder, and the libtorch that was found.
+/// Project of the working folder, and the libtorch that was found.
 type Search = (Option<Project>, Option<Libtorch>);
 
-/// Looks where cargo and programs without a run path look.
+/// Starts a search in the places where cargo and programs without a run path look.
 pub(super) fn start(sources: &Arc<Sources>, working_folder: &Path) -> Pending {
     let sources = Arc::clone(sources);
     let working_folder = working_folder.to_owned();
@@ -99,7 +99,7 @@ impl Pending {
     }
 }
 
-/// The zip file has `build-version` above the libraries, the Python package `version.py`.
+/// Reads the version: the zip file has `build-version` above the libraries, the Python package `version.py`.
 fn read(sources: &Sources, folder: &Path, found_by: &str) -> Libtorch {
     let above = folder.parent().unwrap_or(folder);
     let module = sources.read(above.join("version.py")).unwrap_or_default();
@@ -109,14 +109,14 @@ fn read(sources: &Sources, folder: &Path, found_by: &str) -> Libtorch {
     let cuda = assigned(&module, "cuda").or_else(|| cuda_of(version.as_deref()?));
     Libtorch {
         folder: folder.to_owned(),
-        // A Python package for CUDA, cut down to its CPU libraries, still says CUDA.
+        // A Python package for CUDA that was reduced to its CPU libraries still names CUDA in its version.
         cuda: if has_cuda { Some(cuda.unwrap_or_else(|| "?".to_owned())) } else { None },
         version,
         found_by: found_by.to_owned(),
     }
 }
 
-/// The text of `NAME = 'text'` or `NAME: Type = 'text'`.
+/// Returns the text of `NAME = 'text'` or `NAME: Type = 'text'`.
 fn assigned(module: &str, name: &str) -> Option<String> {
     module.lines().find_map(|line| {
         let rest = line.strip_prefix(name)?;
@@ -130,14 +130,14 @@ fn assigned(module: &str, name: &str) -> Option<String> {
     })
 }
 
-/// `2.12.0+cu128` is for CUDA 12.8.
+/// Returns the version of CUDA: 12.8 for `2.12.0+cu128`.
 fn cuda_of(version: &str) -> Option<String> {
     let digits = version.split_once("+cu")?.1;
     let (major, minor) = digits.split_at_checked(digits.len().checked_sub(1)?)?;
     Some(format!("{major}.{minor}"))
 }
 
-/// Its libraries, the most telling first: `libtorch.so` may be missing or a file for the linker.
+/// Libraries of libtorch, the most reliable first: `libtorch.so` may be missing or a linker script.
 const NAMES: &[&str] = &["libtorch_cpu.so", "libtorch.so", "libc10.so"];
 const TIMEOUT: Duration = Duration::from_secs(5);
 

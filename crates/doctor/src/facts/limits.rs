@@ -1,28 +1,28 @@
-//! Limits of a process, as `ulimit` shows them.
+//! Facts about the limits of a process, as `ulimit` shows them.
 
 use serde::{Deserialize, Serialize};
 
 use brigade_hardware::Sources;
 
-/// The limits that training programs run into.
+/// Process limits that training programs reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
-    /// Files and sockets open at a time.
+    /// Maximum number of open files and sockets.
     pub open_files: Option<Limit>,
-    /// Bytes of memory that may not be swapped: what InfiniBand registers.
+    /// Maximum locked memory in bytes, which InfiniBand needs for registration.
     pub locked_bytes: Option<Limit>,
-    /// Processes and threads of this user.
+    /// Maximum number of processes and threads of this user.
     pub processes: Option<Limit>,
 }
 
-/// One limit; `None` where there is none.
+/// Soft and hard value of one limit. `None` means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limit {
-    /// What holds now.
+    /// Current limit of the process.
     pub soft: Option<u64>,
-    /// What a process may raise it to.
+    /// Maximum to which a process may raise the limit.
     pub hard: Option<u64>,
 }
 

@@ -1,18 +1,18 @@
-//! `/etc/ld.so.cache`: where the dynamic loader looks for libraries without a folder of their own.
+//! Reader of `/etc/ld.so.cache`, the dynamic loader's index of libraries.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
 use brigade_hardware::Sources;
 
-/// Files by the name of the library, in the loader's order. Empty where there is no such cache.
+/// Returns paths by the name of the library, in the loader's order. Empty without a valid cache.
 pub(super) fn read(sources: &Sources) -> HashMap<String, Vec<PathBuf>> {
     let bytes = std::fs::read(sources.path("/etc/ld.so.cache")).unwrap_or_default();
     parse(&bytes).unwrap_or_default()
 }
 
-/// A header, entries of fixed size, and the texts that they point to, counted from the header. Some
-/// systems put a list in an older format before it.
+/// Parses the cache: a header, entries of fixed size, and the strings that they point to, with offsets from the header.
+/// Some systems put a list in an older format before it.
 fn parse(bytes: &[u8]) -> Option<HashMap<String, Vec<PathBuf>>> {
     let start = bytes.windows(MAGIC.len()).position(|window| window == MAGIC)?;
     let table = &bytes[start..];

@@ -1,4 +1,4 @@
-//! What names of hosts mean on this host.
+//! Facts about the resolution of host names.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -9,21 +9,21 @@ use serde::{Deserialize, Serialize};
 
 use brigade_hardware::{Sources, within};
 
-/// A name and its addresses.
+/// Host name with its addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Resolution {
-    /// The name.
+    /// Host name that was resolved.
     pub name: String,
-    /// Its addresses, in the order in which programs try them.
+    /// Addresses, in the order in which programs try them.
     pub addresses: Vec<IpAddr>,
-    /// Why there are none.
+    /// Reason why the name has no address.
     pub error: Option<String>,
-    /// The first line of `/etc/hosts` that has the name, with its number.
+    /// First line of `/etc/hosts` that contains the name, with its line number.
     pub hosts_line: Option<String>,
 }
 
-/// Asks the system for a name's addresses; a name server that is silent counts as an error.
+/// Resolves a name through the operating system. A name server that does not answer counts as an error.
 #[must_use]
 pub fn resolve(name: &str) -> Resolution {
     let asked = (name.to_owned(), 0);
@@ -44,10 +44,10 @@ pub fn resolve(name: &str) -> Resolution {
     Resolution { name: name.to_owned(), addresses, error, hosts_line: None }
 }
 
-/// Names that are being asked for.
+/// Names that are being resolved.
 pub(super) struct Pending(Vec<JoinHandle<Resolution>>);
 
-/// The host's own name first.
+/// Starts to resolve the names, the host's own first.
 pub(super) fn start(sources: &Arc<Sources>, own: &str, others: &[String]) -> Pending {
     let mut names = vec![own.to_owned()];
     names.extend(others.iter().filter(|name| *name != own).cloned());
@@ -74,7 +74,7 @@ fn line_of(file: &str, name: &str) -> Option<String> {
     })
 }
 
-/// Without the words that the standard library puts around the system's.
+/// Removes the text that the standard library puts around the operating system's message.
 fn plain(error: &str) -> String {
     error.strip_prefix("failed to lookup address information: ").unwrap_or(error).to_owned()
 }

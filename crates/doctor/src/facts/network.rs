@@ -1,4 +1,4 @@
-//! Network interfaces, in the order in which libraries see them.
+//! Facts about network interfaces, in the order in which libraries see them.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -8,46 +8,46 @@ use serde::{Deserialize, Serialize};
 
 use brigade_hardware::Sources;
 
-/// What connects this host to others.
+/// Network interfaces and addresses of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Network {
     /// All interfaces, in the kernel's order.
     pub interfaces: Vec<Interface>,
-    /// Ports of InfiniBand adapters that are active, such as `mlx5_0/1`.
+    /// Active ports of InfiniBand adapters, such as `mlx5_0/1`.
     pub infiniband: Vec<String>,
-    /// First and last of the ports that the system gives to programs that ask for any.
+    /// First and last port of the ephemeral range, from which the system takes ports.
     pub any_port_range: Option<(u16, u16)>,
-    /// The interface of the default route.
+    /// Interface of the default route.
     pub default_interface: Option<String>,
-    /// Under which address the ssh client that started us has reached this host.
+    /// Address at which the ssh client reached this host.
     pub reached_at: Option<IpAddr>,
 }
 
-/// A network interface.
+/// Network interface with its addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// It is switched on.
+    /// `true` if the interface is enabled.
     pub up: bool,
-    /// Its cable is plugged in, or what stands for that.
+    /// `true` if the interface has a carrier, such as a connected cable.
     pub running: bool,
-    /// It leads to this host itself.
+    /// `true` for a loopback interface.
     pub loopback: bool,
-    /// Largest packet in bytes, where known.
+    /// MTU: the largest packet in bytes, if known.
     pub mtu: Option<u32>,
-    /// Its addresses.
+    /// Addresses of the interface.
     pub addresses: Vec<InterfaceAddress>,
 }
 
-/// An address of an interface.
+/// Address of a network interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceAddress {
-    /// The address.
+    /// IPv4 or IPv6 address.
     pub address: IpAddr,
-    /// How many of its bits are the network's.
+    /// Length of the network prefix in bits.
     pub prefix: u8,
 }
 
@@ -73,7 +73,7 @@ impl Network {
         }
     }
 
-    /// The interface that has this address.
+    /// Returns the interface that has this address.
     #[must_use]
     pub fn interface_of(&self, address: IpAddr) -> Option<&Interface> {
         self.interfaces.iter().find(|it| it.addresses.iter().any(|have| have.address == address))
@@ -81,7 +81,7 @@ impl Network {
 }
 
 impl InterfaceAddress {
-    /// Whether another address is in the same network.
+    /// Returns `true` if another address is in the same network.
     ///
     /// ```
     /// use brigade_doctor::InterfaceAddress;
@@ -138,9 +138,9 @@ fn interfaces(sources: &Sources) -> Vec<Interface> {
     interfaces
 }
 
-/// `/sys` may belong to another network namespace than ours, where a name means another interface.
-/// So its answer counts if the interface has our number and hardware address. The setting for IPv6
-/// always is of our namespace, but may be lower than the interface's own value.
+/// Returns the MTU from `/sys`, which may belong to another network namespace, where the name is another interface's.
+/// So its value counts only if index and hardware address match. The IPv6 setting always belongs to this namespace, but
+/// may be lower than the interface's own value.
 fn mtu(sources: &Sources, name: &str, index: usize, hardware: Option<[u8; 6]>) -> Option<u32> {
     let read = |file: &str| sources.value(format!("/sys/class/net/{name}/{file}"));
     let written = hardware.map(|bytes| bytes.map(|byte| format!("{byte:02x}")).join(":"));

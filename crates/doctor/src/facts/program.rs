@@ -1,4 +1,4 @@
-//! The program of the job on one host.
+//! Facts about the job's program on one host.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,57 +15,57 @@ use super::elf::{Elf, hexadecimal};
 use super::{Libtorch, Missing, libraries, libtorch};
 use brigade_hardware::{Sources, within};
 
-/// A program and what it needs.
+/// Program of a job with its libraries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
-    /// As it was asked for.
+    /// Path or name as requested.
     pub asked: PathBuf,
-    /// Where it is, if it is.
+    /// Absolute path, if the program was found.
     pub path: Option<PathBuf>,
-    /// How it is.
+    /// State of the program's file.
     pub state: ProgramState,
-    /// Its size.
+    /// Size of the file in bytes.
     #[serde(default)]
     pub bytes: u64,
-    /// Its SHA-256, in hexadecimal.
+    /// SHA-256 digest in hexadecimal.
     #[serde(default)]
     pub sha256: Option<String>,
-    /// The linker's stamp.
+    /// Build ID of the linker.
     #[serde(default)]
     pub build_id: Option<String>,
-    /// What the loader would not find.
+    /// Libraries and symbol versions that the loader would not find.
     #[serde(default)]
     pub missing: Vec<Missing>,
-    /// The libtorch that it loads.
+    /// Installation of libtorch that the program loads.
     #[serde(default)]
     pub libtorch: Option<Libtorch>,
 }
 
-/// How a program is.
+/// State of a program's file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProgramState {
-    /// There is no such file.
+    /// The file does not exist.
     Missing,
-    /// It is a folder, or something else that is not a regular file.
+    /// The path is a folder, or something else that is not a regular file.
     NotAFile,
-    /// This user may not run it.
+    /// The user may not execute the file.
     NotExecutable,
     /// The file system did not answer in time.
     Silent,
-    /// It cannot be read.
+    /// The file cannot be read. Contains the message of the operating system.
     Unreadable(String),
-    /// It is for another processor.
+    /// The program is for another processor architecture.
     OtherMachine,
-    /// A text that names its interpreter in the first line.
+    /// A script. Contains the interpreter that its first line names.
     Script(String),
-    /// Neither a script nor a program of this system.
+    /// A file that is neither a script nor a program of this system.
     Strange,
     /// A program of this system.
     Binary,
 }
 
-/// A program that is being looked at.
+/// Program that is being examined.
 pub(super) struct Pending {
     asked: PathBuf,
     thread: JoinHandle<Option<Program>>,
@@ -127,7 +127,7 @@ fn look(sources: &Sources, asked: &Path, folder: &Path) -> Program {
     } else if let Ok(elf) = Elf::read(&place) {
         program.build_id.clone_from(&elf.build_id);
         program.state = if elf.fits_this_machine() {
-            // `$ORIGIN` is the folder of the file that a link leads to.
+            // `$ORIGIN` is the folder of the file that a symbolic link leads to.
             let real = std::fs::canonicalize(&place).unwrap_or_else(|_| place.clone());
             let libraries = libraries::of(sources, &sources.on_host(&real), &elf);
             program.libtorch = libtorch::among(sources, &libraries.found);
@@ -141,7 +141,7 @@ fn look(sources: &Sources, asked: &Path, folder: &Path) -> Program {
     if access(&place, AccessFlags::X_OK).is_err() && !python {
         program.state = ProgramState::NotExecutable;
     } else if python && program.state == ProgramState::Strange {
-        // The launcher starts such a file with Python, whatever stands in it.
+        // The launcher starts such a file with Python, whatever its content.
         program.state = ProgramState::Script("python3".to_owned());
     }
     if matches!(&program.state, ProgramState::Script(by) if by.contains("python")) {
@@ -150,7 +150,7 @@ fn look(sources: &Sources, asked: &Path, folder: &Path) -> Program {
     program
 }
 
-/// As a shell does it: a name without a slash is looked up in PATH.
+/// Finds the file as a shell does: a name without a slash is looked up in PATH.
 fn find(sources: &Sources, asked: &Path, folder: &Path) -> Option<PathBuf> {
     if asked.as_os_str().to_string_lossy().contains('/') {
         let path = folder.join(asked);
@@ -174,7 +174,7 @@ fn digest(path: &Path) -> io::Result<String> {
 }
 
 const FIRST_LINE: u64 = 256;
-/// Long enough for a program of some hundred megabytes on a file server.
+/// Time limit: long enough for a program of some hundred megabytes on a file server.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 #[cfg(test)]

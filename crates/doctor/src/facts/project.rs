@@ -1,4 +1,4 @@
-//! A Cargo project: where cargo is told to look for libtorch.
+//! Facts about a Cargo project: where cargo looks for libtorch.
 
 use std::path::{Path, PathBuf};
 
@@ -6,22 +6,21 @@ use serde::{Deserialize, Serialize};
 
 use brigade_hardware::Sources;
 
-/// The Cargo project that a folder belongs to, as far as libtorch is concerned.
+/// Cargo project of a folder, with its settings for libtorch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Project {
-    /// The folder of its `Cargo.toml`.
+    /// Folder of the project's `Cargo.toml`.
     pub root: PathBuf,
-    /// Whether the manifest names Brigade as a dependency.
+    /// `true` if the manifest names Brigade as a dependency.
     pub uses_brigade: bool,
-    /// The file by which `brigade setup` has told cargo where libtorch lies, of this folder or one above
-    /// it.
+    /// File in which `brigade setup` has written the location of libtorch, in this folder or a parent.
     pub file: Option<PathBuf>,
-    /// The folder with `lib/` and `include/` that the file names.
+    /// Folder with `lib/` and `include/` that the file names.
     pub libtorch: Option<PathBuf>,
 }
 
-/// Looks at the folder and those above it, as cargo does.
+/// Searches the folder and its parents, as cargo does.
 pub(super) fn gather(sources: &Sources, folder: &Path) -> Option<Project> {
     let manifest = |folder: &&Path| sources.path(folder.join("Cargo.toml")).is_file();
     let root = folder.ancestors().find(manifest)?;
@@ -36,8 +35,8 @@ pub(super) fn gather(sources: &Sources, folder: &Path) -> Option<Project> {
     })
 }
 
-/// Whether a manifest has a line such as `brigade = "0.1"` or `brigade = { path = "..." }`, or a table
-/// of that name, in whichever of its lists of dependencies.
+/// Returns `true` if a manifest has a line such as `brigade = "0.1"` or `brigade = { path = "..." }`, or a table of
+/// that name, in any of its lists of dependencies.
 fn names_brigade(manifest: &str) -> bool {
     manifest.lines().any(|line| {
         let line = line.trim();

@@ -1,4 +1,4 @@
-//! The variables of the environment that steer libraries and launchers.
+//! Facts about the environment variables that control libraries and launchers.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use brigade_rank_env::env;
 
 use brigade_hardware::Sources;
 
-/// Only names from a list, since others may hold passwords.
+/// Returns only variables of a fixed list, since others may contain passwords.
 pub(super) fn gather(sources: &Sources) -> BTreeMap<String, String> {
     let matters = |name: &str| {
         env::TABLE.iter().any(|it| it.name == name)

@@ -1,4 +1,4 @@
-//! A connection with a time limit, and if need be with small packets.
+//! Connections with a time limit and, if needed, with small packets.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -11,8 +11,8 @@ use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, connect, setsockopt, socket, sockopt,
 };
 
-/// Connects. With `segment`, no packet in either direction carries more than that many bytes of
-/// data: the limit must be set before the connection, which the standard library does not do.
+/// Connects. With `segment`, no packet in either direction carries more than that many bytes of data: the limit must be
+/// set before the connection, which the standard library does not support.
 pub(super) fn connect_within(
     address: SocketAddr,
     timeout: Duration,

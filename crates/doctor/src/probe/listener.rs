@@ -1,4 +1,4 @@
-//! A port that this host listens on while it is examined.
+//! Ports on which this host listens during an examination.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
@@ -12,7 +12,7 @@ use nix::sys::socket::{Shutdown, shutdown};
 
 use super::{BULK_BYTES, BULK_TIME, NONCE_LEN, ProbeRequest, STALLED, WELCOME};
 
-/// Ports that answer until this is dropped.
+/// Listening ports, which answer until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Listeners {
     closed: Arc<AtomicBool>,
@@ -20,7 +20,7 @@ pub(crate) struct Listeners {
 }
 
 impl Listeners {
-    /// Listens on all addresses; gives the port of each, or why it cannot be.
+    /// Listens on all addresses. Returns the port of each, or the reason why it cannot be opened.
     pub(crate) fn open(nonce: &str, ports: &[u16]) -> (Self, Vec<Result<u16, String>>) {
         let mut addresses = Self { closed: Arc::default(), listeners: Vec::new() };
         let peers = Arc::new(AtomicUsize::new(0));
@@ -42,14 +42,13 @@ impl Drop for Listeners {
     fn drop(&mut self) {
         self.closed.store(true, Ordering::Release);
         for listener in &self.listeners {
-            // Linux then ends the waiting for peers. To wake it with a connection would leave the
-            // port busy for a minute.
+            // On Linux this ends `accept`. A connection to wake it up would leave the port busy for a minute.
             let _ = shutdown(listener.as_raw_fd(), Shutdown::Both);
         }
     }
 }
 
-/// On IPv6 and IPv4 together, where the host has both.
+/// Listens on IPv6 and IPv4 together, if the host has both.
 fn listen(port: u16) -> io::Result<TcpListener> {
     let both = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
     match both {
@@ -66,7 +65,7 @@ fn accept(listener: &TcpListener, nonce: &str, closed: &AtomicBool, peers: &Arc<
             return;
         }
         let Ok(stream) = stream else {
-            // Out of descriptors, say: do not spin.
+            // Out of file descriptors, for example: must not spin.
             thread::sleep(Duration::from_millis(10));
             continue;
         };
@@ -76,7 +75,7 @@ fn accept(listener: &TcpListener, nonce: &str, closed: &AtomicBool, peers: &Arc<
         }
         let (nonce, leaving) = (nonce.to_owned(), Arc::clone(peers));
         let served = thread::Builder::new().spawn(move || {
-            // A peer that breaks off is the peer's affair.
+            // Errors of a single peer are ignored.
             let _ = serve(stream, &nonce);
             leaving.fetch_sub(1, Ordering::AcqRel);
         });
@@ -98,8 +97,8 @@ fn serve(mut stream: TcpStream, nonce: &str) -> io::Result<()> {
     let Some(request) = ProbeRequest::of(said[NONCE_LEN]) else { return Ok(()) };
     stream.write_all(&[WELCOME])?;
     match request {
-        // The peer closes first: the side that does keeps the port busy for a minute, and this one may be the
-        // port that a job wants next.
+        // The peer closes first: the side that does keeps the port busy for a minute, and this one may be the port that
+        // a job uses next.
         ProbeRequest::Greet => stream.read(&mut [0]).map(drop),
         ProbeRequest::Echo => echo(&mut stream),
         ProbeRequest::Bulk => bulk(&mut stream),
@@ -117,7 +116,7 @@ fn echo(stream: &mut TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// The receiver holds the watch: what the sender has written may still lie in its own buffers.
+/// The receiver measures the time: bytes that the sender has written may still be in its own buffers.
 fn bulk(stream: &mut TcpStream) -> io::Result<()> {
     let mut buffer = vec![0; 256 << 10];
     stream.set_read_timeout(Some(STALLED))?;
@@ -144,7 +143,7 @@ fn bulk(stream: &mut TcpStream) -> io::Result<()> {
     let micros = start.elapsed().as_micros() as u64;
     stream.write_all(&bytes.to_be_bytes())?;
     stream.write_all(&micros.to_be_bytes())?;
-    // The sender ends the connection: if we did, with its bytes unread, our answer could be lost.
+    // The sender closes the connection: if this side did, with bytes unread, the answer could be lost.
     let end = Instant::now() + TIMEOUT;
     stream.set_read_timeout(Some(BULK_TIME))?;
     while Instant::now() < end {
@@ -161,7 +160,7 @@ pub(super) fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// Without the number that the standard library adds.
+/// Removes the number that the standard library adds.
 fn plain(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! How long a byte takes to another host and back, and how many arrive in a third of a second.
+//! Measurements of round-trip times, and of the bytes that arrive in a third of a second.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ use super::ports::{TIMEOUT, enter};
 use super::{BULK_TIME, ProbeRequest, STALLED};
 use crate::cluster::Measured;
 
-/// Measures the way to a address. Takes about half a second, and up to ten where packets are lost.
+/// Measures the route to an address. Takes about half a second, and up to ten seconds if packets are lost.
 pub(crate) fn measure(nonce: &str, address: SocketAddr) -> Measured {
     let mut measured = Measured::default();
     let before = segments();
@@ -37,7 +37,7 @@ fn into(measured: &mut Measured, nonce: &str, address: SocketAddr) -> io::Result
     measured.seconds = arrived.seconds;
     measured.stalled = arrived.bytes == 0;
     if measured.stalled {
-        // Single bytes went through. If packets of a smaller size do, too, it is the size.
+        // Single bytes arrived. If packets of a smaller size also arrive, the size is the reason.
         measured.passes = SMALLER
             .into_iter()
             .find(|size| bulk(nonce, address, Some(*size)).is_ok_and(|arrived| arrived.bytes > 0));
@@ -45,7 +45,7 @@ fn into(measured: &mut Measured, nonce: &str, address: SocketAddr) -> io::Result
     Ok(())
 }
 
-/// Sorted; at least one.
+/// Returns the round-trip times, sorted; at least one.
 fn round_trips(nonce: &str, address: SocketAddr) -> io::Result<Vec<Duration>> {
     let mut stream = open(nonce, address, ProbeRequest::Echo, None)?;
     let end = Instant::now() + ECHO_TIME;
@@ -66,10 +66,10 @@ struct Arrived {
     seconds: f64,
 }
 
-/// Sends until the other side has seen enough and says so.
+/// Sends until the other side has measured enough and answers.
 fn bulk(nonce: &str, address: SocketAddr, segment: Option<u32>) -> io::Result<Arrived> {
     let mut stream = open(nonce, address, ProbeRequest::Bulk, segment)?;
-    // What then is left in our buffers is dropped, not sent.
+    // Bytes that are then left in the buffers are dropped, not sent.
     let at_once = nix::libc::linger { l_onoff: 1, l_linger: 0 };
     setsockopt(&stream, sockopt::Linger, &at_once)?;
     stream.set_nonblocking(true)?;
@@ -80,7 +80,7 @@ fn bulk(nonce: &str, address: SocketAddr, segment: Option<u32>) -> io::Result<Ar
         let timeout = PollTimeout::try_from(rest).unwrap_or(PollTimeout::MAX);
         let mut wanted = [PollFd::new(stream.as_fd(), PollFlags::POLLIN | PollFlags::POLLOUT)];
         match poll(&mut wanted, timeout) {
-            // The answer is small, but the acknowledgements of it are not ours to hope for.
+            // The answer is small, but its acknowledgements may be lost like the data.
             Ok(0) => return Ok(Arrived { bytes: 0, seconds: 0.0 }),
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
@@ -118,13 +118,13 @@ fn open(
     }
 }
 
-/// What TCP has sent since this host's network began.
+/// Number of TCP segments sent since this host's network stack was started.
 struct Segments {
     sent: u64,
     again: u64,
 }
 
-/// Counted for all connections together: the counters of one connection would take unsafe code.
+/// Counts all connections together: the counters of one connection would need unsafe code.
 fn segments() -> Option<Segments> {
     let text = std::fs::read_to_string("/proc/self/net/snmp").ok()?;
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
@@ -136,5 +136,5 @@ fn segments() -> Option<Segments> {
 
 const MAX_TRIPS: usize = 40;
 const ECHO_TIME: Duration = Duration::from_millis(200);
-/// Bytes of data in packets of 1240 and 576: what tunnels and the oldest links let through.
+/// Data per packet for packets of 1240 and 576 bytes, which pass through tunnels and the oldest links.
 const SMALLER: [u32; 2] = [1200, 536];

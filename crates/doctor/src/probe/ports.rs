@@ -1,4 +1,4 @@
-//! Whether addresses of other hosts can be reached from here.
+//! Tests of connections to other hosts.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -35,14 +35,14 @@ fn at_one(nonce: &str, address: SocketAddr) -> Outcome {
             ErrorKind::ConnectionRefused => Outcome::Refused,
             ErrorKind::TimedOut | ErrorKind::WouldBlock => Outcome::Silent,
             ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => Outcome::NoRoute,
-            // It accepts and hangs up: a proxy whose other end is closed.
+            // Accepted and closed at once: a proxy whose other end is closed.
             ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => Outcome::Stranger,
             _ => Outcome::Failed(error.to_string()),
         },
     }
 }
 
-/// Says the nonce and the request; whether the address knows it.
+/// Sends the nonce and the request. Returns `true` if the other side accepts the nonce.
 pub(super) fn enter(
     stream: &mut TcpStream,
     nonce: &str,
@@ -62,6 +62,6 @@ pub(super) fn enter(
     }
 }
 
-/// The kernel sends a second and a third packet after 1 s and 3 s.
+/// Time limit of a connection. The kernel sends a second and a third packet after 1 s and 3 s.
 pub(super) const TIMEOUT: Duration = Duration::from_millis(3500);
 const AT_ONCE: usize = 64;

@@ -1,4 +1,4 @@
-//! How fast each host reaches each other: rows are senders.
+//! Matrix of speeds between hosts: rows are senders.
 
 use std::io::{self, Write};
 

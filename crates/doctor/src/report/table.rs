@@ -1,4 +1,4 @@
-//! The table: a verdict, a subject, hosts, and what there is to say, wrapped.
+//! Table of findings: verdict, subject, hosts and texts, wrapped.
 
 use std::io::{self, Write};
 
@@ -42,7 +42,7 @@ pub(super) fn write(
         let mut lines = wrapped(&finding.found, room, "");
         lines.extend(wrapped(&finding.means, room, ""));
         lines.extend(wrapped(&finding.remedy, room, "do: "));
-        // Whole, so that it can be copied.
+        // Not wrapped, so that it can be copied.
         lines.extend(
             (!finding.command.is_empty()).then(|| format!("$ {}", escaped(&finding.command))),
         );
@@ -112,8 +112,8 @@ impl Style {
 }
 
 const GAP: &str = "  ";
-/// Texts have at least this room, even where they then run over the edge.
+/// Minimum width of texts, even where they then exceed the terminal's.
 const NARROWEST: usize = 30;
-/// Longer lists of hosts are cut: the column has the width of the longest.
+/// Width from which lists of hosts are shortened: the column is as wide as its longest entry.
 const LONG_PLACE: usize = 20;
 const MAX_NAMES: usize = 8;

@@ -1,4 +1,4 @@
-//! Projects are configured, again, and set back.
+//! Tests that configure projects, configure them again, and revert the configuration.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::cache::Cache;
 use crate::libtorch::Wanted;
 use crate::pins::Pins;
 
-/// A project in a folder with a comma, beside a libtorch of this version.
+/// Project in a folder with a comma in its name, beside a libtorch of this version.
 struct Fixture {
     folder: TempDir,
     libtorch: Libtorch,
@@ -64,7 +64,7 @@ impl Fixture {
         assert!(git.status().unwrap().success());
     }
 
-    /// What cargo itself makes of the configuration: the flags that it gives to rustc.
+    /// Returns the flags that cargo gives to rustc by the configuration.
     fn flags_of_cargo(&self) -> String {
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.args(["rustc", "--offline", "--lib", "--", "--print", "link-args"]);
@@ -161,7 +161,7 @@ fn a_malformed_configuration_is_named_and_left_alone() {
     let error = Project::at(&root).configure(&fixture.libtorch, RunPath::All).unwrap_err();
     assert!(error.to_string().ends_with(".cargo/config.toml is malformed"), "{error:#}");
     assert_eq!(fs::read_to_string(root.join(".cargo/config.toml")).unwrap(), "[alias\n");
-    // cargo itself does not get as far.
+    // cargo itself fails earlier.
     let error = Project::find(&root).unwrap_err().to_string();
     assert!(error.contains("config.toml"), "{error}");
 }

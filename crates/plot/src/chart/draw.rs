@@ -47,7 +47,7 @@ pub(super) fn scene(chart: &Chart) -> Scene {
     scene
 }
 
-/// As many ticks as have room beside each other, and where the plot ends so that the last label is whole.
+/// Returns as many ticks as fit beside each other, and the right edge of the plot that leaves the last label whole.
 fn x_ticks(across: &Span, left: f64, edge: f64) -> (Vec<Tick>, f64) {
     let mut most = ((edge - left) / 50.0) as usize;
     loop {
@@ -72,7 +72,7 @@ fn x_ticks(across: &Span, left: f64, edge: f64) -> (Vec<Tick>, f64) {
     }
 }
 
-/// The plot without what surrounds it.
+/// Plot area without its surroundings.
 struct Frame {
     plot: Area,
     across: Span,
@@ -80,7 +80,7 @@ struct Frame {
 }
 
 impl Frame {
-    /// The pixel of a point, which may lie outside.
+    /// Returns the pixel of a point, which may lie outside of the plot area.
     fn pixel(&self, (x, y): (f64, f64)) -> Option<(f64, f64)> {
         let (x, y) = (self.across.place(x)?, self.upwards.place(y)?);
         // Far beyond a given range; finite numbers are enough to cut a line off.
@@ -151,10 +151,10 @@ impl Frame {
         }
     }
 
-    /// Draws the markers above what the series have drawn: `series` of the shapes.
+    /// Draws the markers above the series, whose shapes are the range `series`.
     fn draw_markers(&self, scene: &mut Scene, chart: &Chart, series: Range<usize>) {
         let mut taken: Vec<Area> = Vec::new();
-        // Dots first: they are no place for labels.
+        // Dots first: labels may not cover them.
         for marker in &chart.markers {
             match *marker {
                 Marker::Vertical { x, .. } => {
@@ -187,7 +187,7 @@ impl Frame {
         }
     }
 
-    /// Beside its place, in the first row where no label stands yet, and no line runs if there is one.
+    /// Draws a label beside its position, in the first row without another label and, if possible, without a line.
     fn draw_label(
         &self,
         scene: &mut Scene,
@@ -235,7 +235,7 @@ impl Frame {
         }
     }
 
-    /// The place across of a value within the plot.
+    /// Returns the horizontal pixel of a value inside of the plot area.
     fn column(&self, x: f64) -> Option<f64> {
         let place = self.across.place(x).filter(|place| (0.0..=1.0).contains(place))?;
         Some(self.plot.x + place * self.plot.width)
@@ -247,7 +247,7 @@ fn contains(area: &Area, (x, y): (f64, f64)) -> bool {
         && (area.y - 0.01..=area.bottom() + 0.01).contains(&y)
 }
 
-/// The parts of a line within an area.
+/// Returns the parts of a line inside of an area.
 fn cut(line: &[(f64, f64)], area: &Area) -> Vec<Vec<(f64, f64)>> {
     let mut parts: Vec<Vec<(f64, f64)>> = Vec::new();
     for pair in line.windows(2) {
@@ -260,7 +260,7 @@ fn cut(line: &[(f64, f64)], area: &Area) -> Vec<Vec<(f64, f64)>> {
     parts
 }
 
-/// The part of a segment within an area, after Liang and Barsky.
+/// Clips a segment to an area, by the algorithm of Liang and Barsky.
 pub(super) fn cut_segment(
     from: (f64, f64),
     to: (f64, f64),

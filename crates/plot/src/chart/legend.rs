@@ -1,11 +1,11 @@
-//! The names of the series, in rows above the plot, where they hide nothing.
+//! Legend of a chart: the names of the series, in rows above the plot area, where they cover no data.
 
 use super::{Chart, Style};
 use crate::color::Color;
 use crate::font;
 use crate::scene::{Place, Scene, printable};
 
-/// What a legend says, row by row.
+/// Rows of the legend.
 pub(super) struct Legend {
     rows: Vec<Vec<Entry>>,
 }
@@ -13,12 +13,13 @@ pub(super) struct Legend {
 struct Entry {
     text: String,
     width: f64,
-    /// The series; none for the words that say how many names are left out.
+    /// Index of the series; `None` for the text with the number of names that are left out.
     series: Option<usize>,
 }
 
 impl Legend {
-    /// Sets names in rows of a width. There are none where the axis says the same.
+    /// Arranges names in rows of this width. The legend is empty where the axis already has the series' name as its
+    /// label.
     pub(super) fn new(chart: &Chart, width: f64) -> Self {
         let mut rows = vec![Vec::new()];
         let says_axis = chart.series.len() == 1 && chart.series[0].name == chart.y.label;
@@ -64,7 +65,7 @@ impl Legend {
         ROW * self.rows.len() as f64
     }
 
-    /// Draws it from this corner.
+    /// Draws the legend with its upper left corner at this position.
     pub(super) fn draw(&self, chart: &Chart, scene: &mut Scene, x: f64, y: f64) {
         for (row, top) in self.rows.iter().zip(0..) {
             let middle = y + ROW * f64::from(top) + ROW / 2.0;

@@ -1,4 +1,4 @@
-//! A chart in a terminal: lines as braille letters, which have 2 x 4 dots.
+//! Chart as text: lines are drawn with braille characters, which have 2 x 4 dots.
 
 use unicode_width::UnicodeWidthStr;
 
@@ -50,7 +50,7 @@ pub(super) fn render(chart: &Chart, options: &TextOptions) -> String {
     letters.render(options.color)
 }
 
-/// The names of the series, with the letter that marks each where there are no colours.
+/// Returns the names of the series, with the character that marks each where there are no colours.
 fn legend(chart: &Chart, options: &TextOptions) -> Vec<(String, usize)> {
     if chart.series.len() == 1 && chart.series[0].name == chart.y.label {
         return Vec::new();
@@ -81,7 +81,7 @@ impl Plot {
         Area::new(0.0, 0.0, (2 * self.columns - 1) as f64, (4 * self.rows - 1) as f64)
     }
 
-    /// The dot of a point, from the top left of the plot.
+    /// Returns the dot of a point, counted from the top left of the plot.
     fn dot(&self, (x, y): (f64, f64)) -> Option<(f64, f64)> {
         let (x, y) = (self.across.place(x)?, self.upwards.place(y)?);
         let area = self.area();
@@ -238,7 +238,7 @@ impl Plot {
     }
 }
 
-/// Dots, 2 x 4 a letter, and the last series that has set one in each letter.
+/// Dots, 2 x 4 per character, and for each character the last series that has set one.
 struct Dots {
     columns: usize,
     cells: Vec<(u8, usize)>,

@@ -1,7 +1,7 @@
-//! Fewer points for the same picture.
+//! Reduction of a line's points that leaves the image the same.
 
-/// Keeps of each run of points in one column of pixels the first, the least, the greatest and the last, in
-/// their order: a line through them covers the same pixels.
+/// Keeps the first, the least, the greatest and the last of the points in each column of pixels, in their order: a line
+/// through them covers the same pixels.
 pub(super) fn thin(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     if points.len() <= FEW {
         return points.to_vec();
@@ -26,7 +26,7 @@ pub(super) fn thin(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     kept
 }
 
-/// Points that are always drawn.
+/// Number of points up to which nothing is reduced.
 const FEW: usize = 1000;
 
 #[cfg(test)]

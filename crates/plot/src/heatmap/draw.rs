@@ -28,7 +28,7 @@ struct Layout {
     size: Size,
     cells: Area,
     numbers: bool,
-    /// Whether the columns' labels run upwards.
+    /// `true` if the labels of the columns run upwards.
     upright: bool,
     widest_row_label: f64,
 }
@@ -156,7 +156,7 @@ fn draw_numbers(map: &Heatmap, scene: &mut Scene, cells: Area) {
     }
 }
 
-/// As an image with a pixel for each cell, and no more than there are pixels.
+/// Draws the cells as an image with one pixel per cell, and at most as many as there are pixels on screen.
 fn draw_dense(map: &Heatmap, scene: &mut Scene, cells: Area) {
     let (rows, columns, values) = map.reduced(cells.height as usize, cells.width as usize);
     let limits = map.limits();
@@ -168,7 +168,7 @@ fn draw_dense(map: &Heatmap, scene: &mut Scene, cells: Area) {
     scene.image(cells, Arc::new(pixels));
 }
 
-/// The scale of colours, right of the cells.
+/// Draws the colour scale to the right of the cells.
 fn draw_bar(map: &Heatmap, scene: &mut Scene, cells: Area) {
     let bar = Area::new(cells.right() + 14.0, cells.y, 14.0, cells.height);
     let bytes = (0..=255).rev().flat_map(|part| {
@@ -195,9 +195,9 @@ fn color(map: &Heatmap, value: f64, (low, high): (f64, f64)) -> Color {
 
 const EDGE: f64 = 10.0;
 const SIZE: f64 = 11.0;
-/// Pixels of a label.
+/// Maximum width of a label in pixels.
 const LONGEST: f64 = 150.0;
-/// Pixels right of the cells for the scale of colours.
+/// Width of the colour scale in pixels.
 const BAR: f64 = 84.0;
-/// Cells above which numbers are too many to be read, and a file would be large.
+/// Number of cells above which numbers are unreadable, and would make the file large.
 const MOST_NUMBERS: f64 = 2500.0;

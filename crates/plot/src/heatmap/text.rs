@@ -1,4 +1,4 @@
-//! A heatmap in a terminal: a table, or shades where it is too wide for one.
+//! Heatmap as text: a table, or shades where it is too wide for one.
 
 use unicode_width::UnicodeWidthStr;
 
@@ -28,7 +28,7 @@ fn axes(map: &Heatmap) -> String {
     }
 }
 
-/// The labels and the numbers of the rows, from the top.
+/// Returns the labels and the numbers of the rows, from the top.
 fn rows(map: &Heatmap, numbered: bool) -> Vec<(String, Vec<String>)> {
     let label = |index: usize| {
         let label = map.row_labels.get(index).map_or("", String::as_str);
@@ -43,7 +43,8 @@ fn rows(map: &Heatmap, numbered: bool) -> Vec<(String, Vec<String>)> {
     rows
 }
 
-/// None where the width is not enough. Numbered, the columns have numbers instead of labels, and the rows both.
+/// Renders a table; `None` where the width does not suffice. If `numbered`, the columns have numbers instead of labels,
+/// and the rows have both.
 fn table(map: &Heatmap, options: &TextOptions, numbered: bool) -> Option<String> {
     if map.columns > options.width {
         return None;
@@ -85,7 +86,7 @@ fn table(map: &Heatmap, options: &TextOptions, numbered: bool) -> Option<String>
     Some(text)
 }
 
-/// A letter for each cell, or for several.
+/// Renders one shaded character per cell, or per group of cells.
 fn shades(map: &Heatmap, options: &TextOptions) -> String {
     let lines = options.height.saturating_sub(4).max(4);
     let (_, columns, values) = map.reduced(lines, options.width.saturating_sub(2).max(8));

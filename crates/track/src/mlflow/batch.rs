@@ -1,4 +1,4 @@
-//! What is sent, in pieces that MLflow takes.
+//! Requests to MLflow, in batches within its limits.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use crate::run::since_1970;
 use crate::value::float_as_json;
 use crate::{Stamp, Value};
 
-/// One thing to send.
+/// One value or file to send.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Entity {
     Metric(Json),
@@ -17,7 +17,7 @@ pub(super) enum Entity {
     Artifact { path: String, bytes: Vec<u8> },
 }
 
-/// The body of a request `log-batch`, without the run.
+/// Body of a `log-batch` request, without the run's ID.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Batch {
     pub(super) metrics: Vec<Json>,
@@ -45,13 +45,13 @@ impl Entity {
         Self::Tag(json!({ "key": key(name), "value": shortened(value, MAX_TAG_LEN) }))
     }
 
-    /// Bytes that it takes in memory and in a request, about.
+    /// Approximate number of bytes in memory and in a request.
     pub(super) fn weight(&self) -> usize {
         match self {
             Self::Artifact { path, bytes } => path.len() + bytes.len(),
             Self::Metric(it) | Self::Parameter(it) | Self::Tag(it) => {
                 let text = |name| it[name].as_str().map_or(24, str::len);
-                // Every character may need six in JSON; most need one.
+                // A character may need up to six bytes in JSON; most need one.
                 80 + text("key") + 2 * text("value")
             }
         }
@@ -64,8 +64,8 @@ impl Batch {
     }
 }
 
-/// Takes the first batch of what waits: up to an artifact, or to one of MLflow's limits. Empty when there is
-/// an artifact first, or nothing. Also gives the weight of what was taken.
+/// Takes the first batch of the queue: up to an artifact, or to one of MLflow's limits. The batch is empty when an
+/// artifact is first, or the queue is empty. Also returns the weight of the batch.
 pub(super) fn next(waiting: &mut VecDeque<Entity>) -> (Batch, usize) {
     let mut batch = Batch::default();
     let mut taken = 0;
@@ -88,16 +88,16 @@ pub(super) fn next(waiting: &mut VecDeque<Entity>) -> (Batch, usize) {
     (batch, taken)
 }
 
-/// All batches of a list without artifacts.
+/// Splits a list without artifacts into batches.
 pub(super) fn cut(waiting: &mut VecDeque<Entity>) -> Vec<Batch> {
     std::iter::from_fn(|| Some(next(waiting).0).filter(|batch| batch.len() > 0)).collect()
 }
 
-/// A name that MLflow takes.
+/// Turns a name into a key that MLflow accepts.
 pub(super) fn key(name: &str) -> String {
     let allowed = |it: char| it.is_alphanumeric() || "_-. :/".contains(it);
     let name: String = name.chars().map(|it| if allowed(it) { it } else { '_' }).collect();
-    // It is a path to MLflow, and must not lead elsewhere.
+    // MLflow uses the key as a path, which must not lead outside of the run.
     let parts = name.split('/').filter(|part| !matches!(*part, "" | "." | ".."));
     let name = shortened(&parts.collect::<Vec<_>>().join("/"), MAX_KEY_LEN).to_owned();
     if name.is_empty() { "_".to_owned() } else { name }
@@ -111,7 +111,7 @@ fn shortened(text: &str, characters: usize) -> &str {
     text.char_indices().nth(characters).map_or(text, |(end, _)| &text[..end])
 }
 
-/// MLflow's limits: entities, parameters or tags, and bytes of a request, here with room to spare.
+/// MLflow's limits per request: entities, parameters or tags, and bytes (with a margin).
 const MOST: usize = 1000;
 const MAX_TEXTS: usize = 100;
 const LARGEST: usize = 800_000;

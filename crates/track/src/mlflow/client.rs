@@ -1,4 +1,4 @@
-//! The few calls of MLflow's interface.
+//! Requests to MLflow's REST interface.
 
 #[cfg(feature = "https")]
 use std::fs;
@@ -23,16 +23,16 @@ use super::Credentials;
 use super::batch::{Batch, milliseconds};
 use crate::{Outcome, Result, Stamp, TrackError};
 
-/// A server.
+/// Connection settings of a server.
 #[derive(Clone)]
 pub(super) struct Client {
     http: Agent,
-    /// Like `http://host:5000`.
+    /// Address like `http://host:5000`.
     url: String,
     authorization: Option<String>,
 }
 
-/// A run on it.
+/// Identifiers of a run on the server.
 #[derive(Debug, Clone)]
 pub(super) struct RunInfo {
     pub(super) run_id: String,
@@ -40,11 +40,11 @@ pub(super) struct RunInfo {
 }
 
 impl RunInfo {
-    /// Where the server itself takes files, if it does.
+    /// Returns the path under which the server itself stores artifacts; `None` without an artifact proxy.
     pub(super) fn artifacts(&self) -> Option<&str> {
         let path = self.artifact_uri.strip_prefix("mlflow-artifacts:")?;
         match path.strip_prefix("//") {
-            // A host stands between.
+            // The URI has a host part.
             Some(rest) => Some(rest.split_once('/')?.1),
             None => Some(path.trim_start_matches('/')),
         }
@@ -52,8 +52,8 @@ impl RunInfo {
 }
 
 impl Client {
-    /// A user's name and password in the address (`http://user:password@host`) become credentials, and are
-    /// in no error.
+    /// Creates a client. A user name and password in the address (`http://user:password@host`) become the credentials,
+    /// and do not appear in errors.
     pub(super) fn new(url: &str) -> Result<Self> {
         let (plain, user_info) = without_user_info(url.trim().trim_end_matches('/'));
         let wrong =
@@ -77,7 +77,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Trusts these certificates and no others.
+    /// Trusts the certificates in this file and no others.
     #[cfg(feature = "https")]
     pub(super) fn trust(&mut self, path: &Path) -> Result<()> {
         use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
@@ -118,12 +118,12 @@ impl Client {
         &self.url
     }
 
-    /// The number of the experiment of that name, which is made if it is not there.
+    /// Returns the ID of the experiment of that name, which is created if it does not exist.
     pub(super) fn experiment(&self, name: &str) -> Result<String> {
         let what = "the experiment";
         let query = format!("experiments/get-by-name?experiment_name={}", escaped(name));
         let answer = match self.with_retries(Method::GET, &query, what, None, None) {
-            // Another process may make it between the two calls; then it is there when we ask again.
+            // Another process may create it between the two calls; then the second query finds it.
             Err(TrackError::Refused { status: 404, .. }) => {
                 let made = self.with_retries(
                     Method::POST,
@@ -159,7 +159,7 @@ impl Client {
         self.run_info(&answer, what)
     }
 
-    /// A run that is there, running again.
+    /// Sets the status of an existing run to running and returns its identifiers.
     pub(super) fn resume_run(&self, run_id: &str) -> Result<RunInfo> {
         let what = "the run to continue";
         let query = format!("runs/get?run_id={}", escaped(run_id));
@@ -169,7 +169,7 @@ impl Client {
         self.run_info(&answer, what)
     }
 
-    /// Tries once: the sender of batches decides what to do when it fails.
+    /// Sends a batch once: the sender thread decides about retries.
     pub(super) fn log_batch(
         &self,
         run_id: &str,
@@ -185,7 +185,7 @@ impl Client {
         self.ask(Method::POST, "runs/log-batch", "values", Some(&request), until).map(drop)
     }
 
-    /// A file, once.
+    /// Uploads a file, without retries.
     pub(super) fn put(&self, path: &str, bytes: &[u8], until: Option<Instant>) -> Result<()> {
         let url = format!("{}/api/2.0/mlflow-artifacts/artifacts/{path}", self.url);
         let limit = Some(time_left(until));
@@ -212,7 +212,7 @@ impl Client {
         self.with_retries(Method::POST, "runs/update", what, Some(&request), Some(until)).map(drop)
     }
 
-    /// Asks with a few attempts, the last of which begins before `until`: a server may be starting, or be
+    /// Sends a request with a few attempts, the last of which begins before `until`: a server may be starting, or be
     /// temporarily unavailable.
     fn with_retries(
         &self,
@@ -238,7 +238,7 @@ impl Client {
         self.ask(method, path, what, body, until)
     }
 
-    /// Asks once. The answer must be there by `until`.
+    /// Sends a request once. The answer must arrive by `until`.
     fn ask(
         &self,
         method: Method,
@@ -326,7 +326,7 @@ impl Client {
     }
 }
 
-/// Whether another attempt may have another outcome.
+/// Returns `true` if another attempt may succeed.
 pub(super) fn passes(error: &TrackError) -> bool {
     match error {
         TrackError::Unreachable { .. } => true,
@@ -335,31 +335,31 @@ pub(super) fn passes(error: &TrackError) -> bool {
     }
 }
 
-/// Whether the two could not agree on an encrypted connection: a certificate that is not trusted, a server
-/// that speaks no TLS. Another attempt has no other outcome.
+/// Returns `true` if no encrypted connection was possible: a certificate that is not trusted, or a server without TLS.
+/// Another attempt would fail in the same way.
 fn is_about_tls(error: &ureq::Error) -> bool {
     match error {
         ureq::Error::Tls(_) => true,
         #[cfg(feature = "https")]
         ureq::Error::Rustls(_) => true,
-        // rustls tells the socket's reader so.
+        // rustls reports its errors through the socket's reader in this form.
         ureq::Error::Io(error) => error.kind() == io::ErrorKind::InvalidData,
         _ => false,
     }
 }
 
-/// How long an answer may take.
+/// Time that is left for an answer.
 fn time_left(until: Option<Instant>) -> Duration {
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-    // A limit of zero is none to some, and all of them take a moment to say so.
+    // A limit of zero would mean no limit to some of ureq's timeouts.
     left.map_or(ANSWER, |left| left.min(ANSWER)).max(Duration::from_millis(1))
 }
 
-/// An address without a user's name and password, and these.
+/// Splits an address into the address without user name and password, and these two.
 fn without_user_info(url: &str) -> (String, Option<(String, String)>) {
     let begin = url.find("://").map_or(0, |at| at + 3);
     let end = url[begin..].find(['/', '?', '#']).map_or(url.len(), |at| begin + at);
-    // A password may hold an `@` that was not escaped; a host has none.
+    // A password may contain an unescaped `@`; a host name cannot.
     let Some(at) = url[begin..end].rfind('@') else { return (url.to_owned(), None) };
     let (user_info, rest) = (&url[begin..begin + at], &url[begin + at + 1..]);
     let (user, password) = user_info.split_once(':').unwrap_or((user_info, ""));
@@ -379,17 +379,17 @@ fn no_certificate(path: &Path, reason: &str) -> TrackError {
     TrackError::Certificate { path: path.to_owned(), reason: reason.to_owned() }
 }
 
-/// Text as a value in the query of an address.
+/// Escapes text as a value in the query of an address.
 fn escaped(text: &str) -> PercentEncode<'_> {
     utf8_percent_encode(text, UNRESERVED)
 }
 
-/// All but the unreserved characters of RFC 3986.
+/// All characters except the unreserved ones of RFC 3986.
 const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(30);
 const ATTEMPTS: u32 = 4;
-/// Before the second attempt; doubled before each of the next.
+/// Pause before the second attempt; doubled before each further one.
 const PAUSE: Duration = Duration::from_millis(200);
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 

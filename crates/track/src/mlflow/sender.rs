@@ -1,4 +1,4 @@
-//! The thread that sends.
+//! Thread that sends values to the server.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::batch::{self, Batch, Entity};
 use super::client::{Client, passes};
 use crate::{Result, TrackError};
 
-/// What waits to be sent, and the thread that sends it.
+/// Queue of unsent values, and the thread that sends them.
 #[derive(Debug)]
 pub(super) struct Sender {
     shared: Arc<Shared>,
@@ -28,19 +28,19 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Queue {
     waiting: VecDeque<Entity>,
-    /// Of all that waits.
+    /// Sum of the weights of `waiting`.
     weight: usize,
-    /// Values that are being sent.
+    /// Number of values in the current request.
     under_way: u64,
-    /// When the thread is to give up, once the run has ended.
+    /// Time at which the thread gives up, set when the run has ended.
     closed: Option<Instant>,
-    /// Whether the thread has ended.
+    /// `true` if the thread has ended.
     done: bool,
     lost: u64,
     reason: String,
 }
 
-/// What the thread took out.
+/// Request that the thread has taken from the queue.
 enum Request {
     Values(Batch),
     File { path: String, bytes: Vec<u8> },
@@ -74,7 +74,7 @@ impl Sender {
         self.shared.changed.notify_one();
     }
 
-    /// The loss so far, if there is one.
+    /// Returns the loss so far, if any.
     pub(super) fn failure(&self) -> Option<TrackError> {
         let queue = self.shared.queue.lock();
         (queue.lost > 0).then(|| TrackError::Lost {
@@ -84,8 +84,8 @@ impl Sender {
         })
     }
 
-    /// Sends what waits, until then at the latest, and gives the loss. A request that is under way and has no
-    /// answer is left to its own time limit, in a thread that nothing waits for.
+    /// Sends the remaining values until `until` at the latest, and returns the loss. A request without an answer by
+    /// then is left to its own time limit, in a thread that is not joined.
     pub(super) fn close(&mut self, until: Instant) -> Option<TrackError> {
         let mut queue = self.shared.queue.lock();
         queue.closed = Some(until);
@@ -93,7 +93,7 @@ impl Sender {
         while !queue.done {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                // Taken, so that the thread does not count it again.
+                // Set to zero, so that the thread does not count these values again.
                 queue.lost += std::mem::take(&mut queue.under_way) + queue.waiting.len() as u64;
                 queue.waiting.clear();
                 if queue.lost > 0 && queue.reason.is_empty() {
@@ -106,7 +106,7 @@ impl Sender {
         }
         drop(queue);
         if let Some(thread) = self.thread.take() {
-            // It has ended, or is about to: it holds no request.
+            // Does not block: the thread has set `done`, so it has no request left.
             let _ = thread.join();
         }
         self.failure()
@@ -147,8 +147,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Keeps why values could not be sent. What the server answered before says more than a request that was
-    /// cut off at the end of the run.
+    /// Keeps the reason why values could not be sent. An earlier answer of the server is more useful than the error of
+    /// a request that was cut off at the end of the run.
     fn explain(&self, error: &TrackError, until: Option<Instant>) {
         let mut queue = self.queue.lock();
         let cut_off = until.is_some_and(|until| Instant::now() >= until);
@@ -157,8 +157,8 @@ impl Shared {
         }
     }
 
-    /// Takes the next request, and the time limit when the run has ended; `None` when it has ended and all is
-    /// sent, or the time is over.
+    /// Takes the next request, and the time limit once the run has ended. Returns `None` when the run has ended and the
+    /// queue is empty, or the time limit has passed.
     fn take(&self) -> Option<(Request, Option<Instant>)> {
         let mut queue = self.queue.lock();
         loop {
@@ -179,7 +179,7 @@ impl Shared {
         }
     }
 
-    /// Waits before another attempt, and gives its time limit; `None` when there is no time for one.
+    /// Waits before another attempt and returns its time limit; `None` when the time limit has passed.
     fn wait(&self, pause: Duration) -> Option<Option<Instant>> {
         let over = |queue: &Queue| queue.closed.is_some_and(|until| Instant::now() >= until);
         let until = Instant::now() + pause;
@@ -219,7 +219,7 @@ impl Queue {
     }
 }
 
-/// What may wait, in bytes.
+/// Maximum size of the queue in bytes.
 const ROOM: usize = 64 << 20;
 const PAUSE: Duration = Duration::from_millis(200);
 const MAX_PAUSE: Duration = Duration::from_secs(30);

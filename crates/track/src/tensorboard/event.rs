@@ -1,11 +1,11 @@
-//! What TensorBoard's `event.proto`, `summary.proto` and the plugin "hparams" define.
+//! Messages of TensorBoard's `event.proto`, `summary.proto` and the plugin "hparams".
 //!
-//! The numbers of the fields are written where they are used: each is used once.
+//! Field numbers are written where they are used: each is used once.
 
 use super::proto::Message;
 use crate::{Image, Stamp, Value};
 
-/// One record of an event file.
+/// Record of an event file.
 #[derive(Debug)]
 pub(super) struct Event(Vec<u8>);
 
@@ -14,7 +14,7 @@ impl Event {
         &self.0
     }
 
-    /// The first record of a file.
+    /// Returns the first record of a file.
     pub(super) fn version(at: Stamp) -> Self {
         // file_version
         Self(stamp(at).bytes(3, "brain.Event:2").into_bytes())
@@ -42,8 +42,8 @@ impl Event {
         Self::summary(&Message::new().bytes(1, tag).message(4, &image), at)
     }
 
-    /// The values of the hyperparameters in this run. TensorBoard finds out from those which there are,
-    /// and takes all scalars as their metrics, as long as no record lists them.
+    /// Returns the record with the hyperparameters' values. As long as no record lists the hyperparameters, TensorBoard
+    /// derives the list from these values, and takes all scalars as metrics.
     pub(super) fn session_start(config: &[(String, Value)], at: Stamp) -> Self {
         let mut start = Message::new();
         for (name, value) in config {
@@ -66,7 +66,7 @@ impl Event {
         Self::hparams("_hparams_/session_end_info", 4, &end, at)
     }
 
-    /// HParamsPluginData with one of its parts.
+    /// Returns a record with one part of an HParamsPluginData message.
     fn hparams(tag: &str, field: u32, part: &Message, at: Stamp) -> Self {
         let data = Message::new().message(field, part).into_bytes();
         let value = Message::new().bytes(1, tag).message(9, &metadata("hparams", &data));
@@ -78,14 +78,14 @@ impl Event {
     }
 }
 
-/// SummaryMetadata { plugin_data { plugin_name, content } }
+/// Returns `SummaryMetadata { plugin_data { plugin_name, content } }`.
 fn metadata(plugin: &str, content: &[u8]) -> Message {
     Message::new().message(1, &Message::new().bytes(1, plugin).bytes(2, content))
 }
 
-/// wall_time and step.
+/// Returns a message with the fields wall_time and step.
 fn stamp(at: Stamp) -> Message {
-    // A step is an int64 there.
+    // The step's field is an int64.
     let step = at.step.unwrap_or(0).min(i64::MAX as u64);
     Message::new().double(1, at.seconds()).varint(2, step)
 }

@@ -1,6 +1,6 @@
-//! The wire format of protocol buffers, as far as events need it.
+//! Wire format of protocol buffers, as far as events need it.
 
-/// A message that is being written, field by field.
+/// Message that is written field by field.
 #[derive(Debug, Default)]
 pub(super) struct Message(Vec<u8>);
 
@@ -9,7 +9,7 @@ impl Message {
         Self::default()
     }
 
-    /// An `int32`, `int64`, `bool` or enum.
+    /// Appends an `int32`, `int64`, `bool` or enum.
     pub(super) fn varint(mut self, field: u32, value: u64) -> Self {
         self.key(field, 0);
         self.raw(value);
@@ -28,7 +28,7 @@ impl Message {
         self
     }
 
-    /// A `string` or `bytes`.
+    /// Appends a `string` or `bytes`.
     pub(super) fn bytes(mut self, field: u32, value: impl AsRef<[u8]>) -> Self {
         let value = value.as_ref();
         self.key(field, 2);
@@ -49,7 +49,7 @@ impl Message {
         self.raw(u64::from(field) << 3 | wire);
     }
 
-    /// Seven bits a byte, the lowest first.
+    /// Appends a base-128 varint: seven bits per byte, the lowest first.
     fn raw(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);

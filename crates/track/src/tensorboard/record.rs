@@ -1,4 +1,4 @@
-//! TFRecord: how events lie in a file.
+//! TFRecord: the framing of events in a file.
 
 /// Appends `data` with its length before it and masked checksums (CRC-32C) after both:
 /// `u64 length, u32 crc(length), data, u32 crc(data)`, little-endian.
@@ -10,7 +10,7 @@ pub(super) fn frame(data: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&masked(data).to_le_bytes());
 }
 
-/// TensorFlow's mask: a checksum of data that hold checksums is weak.
+/// TensorFlow's mask: a CRC of data that contain CRCs is weak.
 fn masked(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }

@@ -5,20 +5,20 @@ mod training;
 
 use brigade::prelude::Accelerator;
 
-/// One thing that must work.
+/// Named check of one function.
 pub(crate) struct Check {
     pub(crate) name: &'static str,
     pub(crate) run: fn(&Accelerator) -> anyhow::Result<Verdict>,
 }
 
-/// How a check ended, where it did not fail.
+/// Outcome of a check that did not fail.
 pub(crate) enum Verdict {
     Passed,
-    /// It needs something that this run does not have.
+    /// The check needs something that this run does not have.
     Skipped(&'static str),
 }
 
-/// In this order: what later ones build on comes first.
+/// All checks. A check comes after those whose functions it uses.
 pub(crate) const CHECKS: &[Check] = &[
     Check { name: "places in the world", run: collectives::places },
     Check {

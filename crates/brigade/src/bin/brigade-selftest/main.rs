@@ -1,5 +1,5 @@
-//! The program of `brigade test`, on the configured processes: every collective, a training step,
-//! metrics and weights, each compared with what must come out. Rank 0 says what passed.
+//! Program of `brigade test`, run by the configured processes: every collective, a training step, metrics and weights,
+//! each compared with the expected result. Rank 0 prints the results.
 //!
 //! It also runs alone and under torchrun, like every program built with Brigade.
 
@@ -16,7 +16,7 @@ use brigade::prelude::*;
 use brigade_rank_env::text::counted;
 use checks::{CHECKS, Check, Verdict};
 
-/// Long enough for a loaded machine, short enough that a firewall is noticed while one watches.
+/// Time limit: long enough for a loaded machine, short enough that a user notices a firewall.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -34,7 +34,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// What this program was built for and which GPUs it can use, as one line of JSON: for the runner of tests on GPUs.
+/// Returns the device type that this program was built for and the GPUs that it can use, as one line of JSON, for the
+/// runner of GPU tests.
 fn facts() -> serde_json::Value {
     let (gpus, reason) = match brigade_torch::cuda_devices() {
         Ok(gpus) => (gpus, None),
@@ -48,7 +49,7 @@ fn facts() -> serde_json::Value {
     })
 }
 
-/// True when all checks passed on all ranks.
+/// Returns `true` when all checks passed on all ranks.
 fn run() -> anyhow::Result<bool> {
     let accelerator =
         Accelerator::builder().timeout(LIMIT).build().context("the ranks cannot meet")?;
@@ -73,7 +74,7 @@ fn run() -> anyhow::Result<bool> {
     Ok(failed == 0)
 }
 
-/// Runs one check on all ranks and says on rank 0 how it went.
+/// Runs one check on all ranks. Rank 0 prints the result.
 fn passes(accelerator: &Accelerator, check: &Check) -> anyhow::Result<bool> {
     let verdict = (check.run)(accelerator);
     let mine = match &verdict {

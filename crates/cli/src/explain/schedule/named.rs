@@ -1,4 +1,4 @@
-//! The schedules by name, with their options: those of the library's table, and those that are more than numbers.
+//! Schedules by name with their options: those of the library's table, and those with options other than numbers.
 
 use anyhow::Result;
 use brigade_schedule::{
@@ -11,10 +11,10 @@ use clap::{
 
 use super::{Part, ScheduleModifiers};
 
-/// One schedule.
+/// Schedule with its options.
 #[derive(Debug, Clone)]
 pub(super) enum Named {
-    /// A row of the library's table, with its options.
+    /// Row of the library's table, with its options.
     Row(&'static NamedSchedule, ArgMatches),
     Other(Other),
 }
@@ -71,7 +71,7 @@ fn row_of(name: &str) -> Option<&'static NamedSchedule> {
     NamedSchedule::all().iter().find(|row| row.name == name)
 }
 
-/// The command of a row, with an option for each parameter.
+/// Builds the command of a row, with an option for each parameter.
 fn row(row: &'static NamedSchedule) -> Command {
     let total = Arg::new(STEPS).long(STEPS).value_name("N").help("Number of optimizer steps");
     Command::new(row.name)
@@ -102,7 +102,7 @@ fn option(parameter: &'static Parameter) -> Arg {
 
 const STEPS: &str = "steps";
 
-/// The options of a row, and the warm-up around it.
+/// Options of a row, with the warm-up before it.
 struct Given<'m>(&'m ArgMatches, Option<u64>);
 
 impl Arguments for Given<'_> {
@@ -127,7 +127,7 @@ impl Arguments for Given<'_> {
     }
 }
 
-/// What a name and its options make.
+/// Schedule that was built from a name and its options.
 #[derive(Debug)]
 pub(super) enum BuiltSchedule {
     Steps { schedule: Schedule, steps: u64 },
@@ -240,7 +240,7 @@ pub(super) struct OnPlateau {
 }
 
 impl Named {
-    /// What was asked for, with what is around it.
+    /// Builds the schedule with its modifiers.
     pub(super) fn make(&self, modifiers: &ScheduleModifiers) -> Result<BuiltSchedule> {
         let (schedule, steps) = match self {
             Self::Row(row, given) => {
@@ -255,7 +255,7 @@ impl Named {
         modifiers.put(schedule, steps)
     }
 
-    /// The name that the command line has for it.
+    /// Returns the name on the command line.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Row(row, _) => row.name,
@@ -316,7 +316,7 @@ impl OneCycleArgs {
 impl FitOneCycleArgs {
     fn cycle(&self) -> FitOneCycle {
         let mut moms = [0.0; 3];
-        // clap takes three of them or none.
+        // clap accepts three values or none.
         moms.iter_mut().zip(&self.moms).for_each(|(place, momentum)| *place = *momentum);
         FitOneCycle {
             max_lr: self.max_lr,
@@ -370,7 +370,7 @@ impl OnPlateau {
     }
 }
 
-/// A number of steps: every one of them is looked at, so a mistyped one would only take time.
+/// Parses a number of steps. It is limited: every step is computed, so a mistyped number would only take time.
 pub(super) fn steps(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(0) => Err("it must be at least 1".to_owned()),

@@ -1,13 +1,12 @@
-//! The curves as an SVG: one panel for each, below each other.
+//! Curves as SVG, with one panel each, one below the other.
 //!
-//! Written by hand: a plotting library would be a large part of this binary, for two lines and their
-//! axes.
+//! Written without a plotting library, which would be a large part of this binary, for two lines and their axes.
 
 use std::fmt::Write;
 
 use super::series::{Column, Series, number};
 
-/// The text of the file.
+/// Returns the text of the SVG file.
 pub(super) fn draw(series: &Series) -> String {
     let panels = series.columns.len();
     let height = TOP + panels as f64 * (PANEL + GAP) + BOTTOM;
@@ -87,7 +86,7 @@ fn panel(svg: &mut String, column: &Column, colour: &str, top: f64, last: bool) 
     let _ = svg.write_str("\"/>\n");
 }
 
-/// As many points as there are pixels, with the lowest and the highest of those between: a spike stays.
+/// Reduces the points to the number of pixels, with the lowest and the highest of each group: a spike stays visible.
 fn thinned(values: &[f64]) -> Vec<(usize, f64)> {
     let stride = values.len().div_ceil(POINTS).max(1);
     let mut points = Vec::with_capacity(2 * values.len() / stride + 2);
@@ -105,7 +104,7 @@ fn thinned(values: &[f64]) -> Vec<(usize, f64)> {
     points
 }
 
-/// The values that the panel's height stands for, with some air; from 0 where that is near.
+/// Returns the range of a panel with a margin; from 0 if that is near.
 fn range(low: f64, high: f64) -> (f64, f64) {
     if !(low.is_finite() && high.is_finite()) {
         return (0.0, 1.0);
@@ -115,7 +114,7 @@ fn range(low: f64, high: f64) -> (f64, f64) {
     (if low == 0.0 { 0.0 } else { low - air }, high + air)
 }
 
-/// Round numbers in a range: 1, 2 or 5 times a power of ten apart.
+/// Returns round numbers in a range: multiples of 1, 2 or 5 times a power of ten.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     let rough = (high - low) / 5.0;
     let power = 10f64.powf(rough.log10().floor());
@@ -133,7 +132,7 @@ const LEFT: f64 = 90.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 60.0;
 const PANEL: f64 = 200.0;
-/// Between panels, for the name of the next one.
+/// Gap between panels, for the name of the next one.
 const GAP: f64 = 36.0;
 const BOTTOM: f64 = 20.0;
 const POINTS: usize = 1200;

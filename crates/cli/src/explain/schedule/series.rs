@@ -1,4 +1,4 @@
-//! What is shown: a few columns of numbers, one row per step.
+//! Columns of numbers to show, with one row per step.
 
 use std::io::{self, Write};
 
@@ -8,16 +8,16 @@ use brigade_rank_env::text::counted;
 use super::ScheduleArgs;
 use super::named::BuiltSchedule;
 
-/// The rows, and what the columns are called.
+/// Rows and names of the columns.
 #[derive(Debug)]
 pub(super) struct Series {
     name: &'static str,
-    /// What a row stands for.
+    /// Meaning of a row, such as a step.
     pub(super) row: &'static str,
     pub(super) columns: Vec<Column>,
 }
 
-/// One curve.
+/// Values of one curve.
 #[derive(Debug)]
 pub(super) struct Column {
     pub(super) name: &'static str,
@@ -35,7 +35,7 @@ impl Series {
                 let lr = steps().map(|step| schedule.lr(step)).collect();
                 let mut columns = vec![Column { name: "lr", values: lr }];
                 if steps().any(|step| schedule.momentum(step).is_some()) {
-                    // Parts of a sequence that set none leave it as it is: no value to show.
+                    // Parts of a sequence may set no momentum: there is no value to show.
                     let value = |step| schedule.momentum(step).unwrap_or(f64::NAN);
                     columns.push(Column { name: "momentum", values: steps().map(value).collect() });
                 }
@@ -62,7 +62,7 @@ impl Series {
         }
     }
 
-    /// The name and the number of rows.
+    /// Returns the name and the number of rows.
     pub(super) fn title(&self) -> String {
         format!("{}, {}", self.name, counted(self.rows(), self.row))
     }
@@ -71,7 +71,7 @@ impl Series {
         self.columns.first().map_or(0, |column| column.values.len())
     }
 
-    /// With every digit.
+    /// Writes JSON, with every digit.
     pub(super) fn json(&self, out: &mut impl Write) -> io::Result<()> {
         write!(out, "{{\"schedule\": \"{}\"", self.name)?;
         for column in &self.columns {
@@ -81,7 +81,7 @@ impl Series {
         out.write_all(b"}\n")
     }
 
-    /// As a table. A long one is thinned out to a page, evenly, unless `all` of it was asked for.
+    /// Writes a table. A long one is thinned out evenly to one page, unless `all` is set.
     pub(super) fn text(&self, all: bool, out: &mut impl Write) -> io::Result<()> {
         let rows = self.rows();
         let stride = if all { 1 } else { rows.div_ceil(PAGE).max(1) };
@@ -109,7 +109,7 @@ impl Series {
         writeln!(out, "{}: {}", self.title(), self.extremes())
     }
 
-    /// The last column has no blanks after it.
+    /// Pads a cell, except in the last column.
     fn cell(&self, place: usize, text: &str, out: &mut impl Write) -> io::Result<()> {
         let width = if place + 1 == self.columns.len() { 0 } else { NUMBER };
         write!(out, "  {text:width$}")
@@ -134,7 +134,7 @@ impl Series {
     }
 }
 
-/// With six digits that count, as short as possible.
+/// Formats a number with six significant digits, as short as possible.
 pub(crate) fn number(value: f64) -> String {
     if value.is_nan() {
         return "-".to_owned();
@@ -157,9 +157,9 @@ fn trimmed(digits: &str) -> &str {
     if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { digits }
 }
 
-/// Rows of a table that fits a page.
+/// Maximum number of rows of a page.
 const PAGE: usize = 50;
-/// Room for a number: `-1.23456e-12`.
+/// Width of a number: `-1.23456e-12`.
 const NUMBER: usize = 12;
 
 #[cfg(test)]

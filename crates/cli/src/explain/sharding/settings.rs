@@ -1,4 +1,4 @@
-//! Settings of Accelerate's and DeepSpeed's as the source of a strategy: what a file means for a Rust program.
+//! Sharding strategy for a Rust program from settings of Accelerate and DeepSpeed.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ pub(super) struct SettingsFiles {
     deepspeed_config_file: Option<PathBuf>,
 }
 
-/// What the files say instead.
+/// Options that the settings files replace.
 const STRATEGY: [&str; 7] =
     ["strategy", "units", "at_least", "reshard", "mixed", "micro_batches", "reduce_once"];
 
@@ -36,7 +36,7 @@ impl SettingsFiles {
         self.config.is_some() || self.deepspeed_config_file.is_some()
     }
 
-    /// Resolves the files for a job of `ranks`, or of as many as the settings file says, and a model of `parameters`.
+    /// Resolves the files for a job of `ranks`, or of as many as the settings file has, and a model of `parameters`.
     pub(super) fn resolve(
         &self,
         ranks: Option<usize>,
@@ -65,7 +65,7 @@ impl SettingsFiles {
     }
 }
 
-/// Settings, and what they mean in words.
+/// Settings with their description.
 pub(super) struct Described {
     pub(super) settings: Settings,
     pub(super) text: String,
@@ -73,7 +73,7 @@ pub(super) struct Described {
 
 fn facts(layer: &Layer, ranks: Option<usize>, parameters: Option<u64>) -> Result<Facts> {
     let hosts = layer.settings.nnodes.unwrap_or_default().max.max(1);
-    // `gpu` and its kin are known on the hosts alone.
+    // `gpu` and similar values are resolved on the hosts.
     let of_host: Option<usize> = layer.settings.text("nproc").and_then(|text| text.parse().ok());
     let world_size = ranks.or_else(|| of_host.map(|ranks| ranks.saturating_mul(hosts)));
     let world_size = world_size.context("the number of ranks is not known: give --nproc")?;

@@ -1,4 +1,4 @@
-//! The ranks of this host: their commands and variables.
+//! Ranks of this host, with their commands and variables.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -84,7 +84,7 @@ impl Here<'_> {
         (0..self.plan.ranks.len()).filter_map(&mut rank).collect()
     }
 
-    /// What one rank of this host is given. Its environment is this process's besides.
+    /// Returns the variables of one rank of this host, in addition to this process's environment.
     fn rank(&self, local_rank: usize) -> Option<Rank> {
         let plan = self.plan;
         let part = self.part();
@@ -152,8 +152,7 @@ impl Here<'_> {
         })
     }
 
-    /// A value that depends on the other hosts. Where they are numbered, most of them have as many
-    /// ranks as this one.
+    /// Marks a value that depends on the other hosts. With fixed node ranks, most hosts have as many ranks as this one.
     fn open(&self, value: &str) -> String {
         match self.plan.options.rendezvous {
             RendezvousMode::Static { .. } => {
@@ -167,7 +166,7 @@ impl Here<'_> {
         }
     }
 
-    /// This host's part, as far as it is known before the hosts have met.
+    /// Returns the assignment of this host, as far as it is known before the rendezvous.
     fn part(&self) -> Assignment {
         let plan = self.plan;
         let nproc = plan.ranks.len();
@@ -192,13 +191,13 @@ impl Here<'_> {
         }
     }
 
-    /// Where the hosts meet, in words.
+    /// Describes the rendezvous.
     fn rendezvous(&self) -> String {
         let NodeRange { min, max } = self.plan.options.nodes;
         let nodes = if min == max { min.to_string() } else { format!("{min} to {max}") };
         match &self.plan.options.rendezvous {
             RendezvousMode::OneHost => "one host".to_owned(),
-            // No command line asks for it: a launcher elsewhere does.
+            // Cannot be requested on the command line: a launcher on another host does.
             RendezvousMode::Launcher { node_rank } => {
                 format!("{nodes} hosts, of which this is {node_rank}")
             }
@@ -226,9 +225,9 @@ impl Here<'_> {
     }
 }
 
-/// One process that would be started.
+/// Process that would be started.
 struct Rank {
-    /// Open where it depends on the other hosts.
+    /// `None` if it depends on the other hosts.
     rank: Option<usize>,
     local_rank: usize,
     command: Vec<String>,
@@ -237,14 +236,14 @@ struct Rank {
     gpu: Option<RankGpu>,
 }
 
-/// The GPU of a rank, and the network cards as it sees them.
+/// GPU of a rank, with its distances to the network cards.
 struct RankGpu {
     device: Device,
     nics: Vec<NearNic>,
 }
 
 impl RankGpu {
-    /// `on GPU 0 (NVIDIA H100, PCI 0000:3b:00.0), near mlx5_0 (same PCI switch)`
+    /// Describes the GPU: `on GPU 0 (NVIDIA H100, PCI 0000:3b:00.0), near mlx5_0 (same PCI switch)`.
     fn text(&self) -> String {
         let Device { id, model, pci, .. } = &self.device;
         let place = pci.as_ref().map(|it| format!("PCI {it}"));
@@ -266,7 +265,7 @@ impl RankGpu {
     }
 }
 
-/// The variables that all ranks have with the same value.
+/// Returns the variables that have the same value on all ranks.
 fn shared(ranks: &[Rank]) -> Vec<(String, String)> {
     let [first, _, ..] = ranks else { return Vec::new() };
     first.env.iter().filter(|pair| ranks.iter().all(|it| it.env.contains(pair))).cloned().collect()
@@ -276,7 +275,7 @@ fn same<T: PartialEq>(ranks: &[Rank], of: impl Fn(&Rank) -> &T) -> bool {
     ranks.windows(2).all(|pair| of(&pair[0]) == of(&pair[1]))
 }
 
-/// How many ranks the other hosts have is for them to say.
+/// Variables that depend on the numbers of ranks on other hosts.
 const OPEN_WITH_OTHERS: &[&str] = &[env::WORLD_SIZE, env::ROLE_WORLD_SIZE];
 const OPEN_AFTER_OTHERS: &[&str] =
     &[env::RANK, env::ROLE_RANK, env::WORLD_SIZE, env::ROLE_WORLD_SIZE];

@@ -1,4 +1,4 @@
-//! A list of hosts: how each would be reached, and what it would be told.
+//! List of hosts: the command that reaches each host, and what is passed to it.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::{built, quoted};
 use crate::secrets::shown;
 
-/// Agents on a list of hosts. What they find there is for them to say.
+/// Agents on a list of hosts. The facts about a host are only known there.
 pub(super) struct OnHosts<'a> {
     pub(super) plan: &'a HostsPlan,
     pub(super) options: &'a LaunchOptions,
@@ -80,7 +80,7 @@ impl OnHosts<'_> {
         answer.insert("sync".to_owned(), self.plan.sync.into());
     }
 
-    /// The command but for its last word, the line for the shell there.
+    /// Returns the command without its last word, the line for the remote shell.
     fn way(&self, host: &PlannedHost) -> Vec<String> {
         let mut words = self.plan.command(host);
         words.pop();
@@ -99,13 +99,13 @@ impl OnHosts<'_> {
         [program].into_iter().chain(self.options.args.iter().map(words)).collect()
     }
 
-    /// Names only: a value may be a secret.
+    /// Returns names only: a value may be a secret.
     fn passed(&self) -> Vec<String> {
         self.plan.variables.iter().map(|it| it.0.to_string_lossy().into_owned()).collect()
     }
 }
 
-/// `4 ranks, numbers 2 to 5`
+/// Describes the ranks of a host: `4 ranks, numbers 2 to 5`.
 fn ranks(host: &PlannedHost) -> String {
     let count = match host.nproc {
         NprocSpec::Count(count) => count,

@@ -1,4 +1,4 @@
-//! What settings mean for the hosts of a job, and what they cannot mean.
+//! Tests of the rendezvous' settings and of their contradictions.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn how_hosts_come_together() {
     let table: [(&[(&str, &str)], Route); 17] = [
         (&[], alone()),
         (&[("nnodes", "1"), ("node-rank", "0"), ("master-port", "29501")], alone()),
-        // What torchrun's documentation says for one host.
+        // Command line of torchrun's documentation for one host.
         (&[("nnodes", "1"), ("rdzv-backend", "c10d"), ("rdzv-endpoint", "localhost:0")], alone()),
         (&[("hosts", "a,b")], Route::Hosts),
         (&[("hostfile", "f")], Route::Hosts),
@@ -251,7 +251,7 @@ fn how_long_a_host_may_be_silent() {
     assert!(timeout(&[("rdzv-conf", "keep_alive_interval=0")]).is_err());
 }
 
-/// How etcd is spoken to with these keys of rdzv-conf and these variables.
+/// Returns the connection settings of etcd for these keys of rdzv-conf and these variables.
 fn access(
     endpoint: &str,
     conf: &str,
@@ -306,7 +306,7 @@ fn how_etcd_is_spoken_to() {
     assert!(wrong("a", "cacart=x").contains("did you mean cacert?"));
     let no_user = access("a", "", &[("BRIGADE_ETCD_PASSWORD", "x")]).unwrap_err();
     assert!(no_user.contains("add user=NAME to --rdzv-conf"), "{no_user}");
-    // Of a rendezvous without etcd it is said that it changes nothing.
+    // Without etcd there is a note that the key has no effect.
     let flags = [("nnodes", "2"), ("rdzv-endpoint", "a:1"), ("rdzv-conf", "cacert=x")];
     let mut layers = layers(&flags);
     let Route::Here(rendezvous) = decide(&mut layers).unwrap().way else { panic!() };

@@ -1,4 +1,4 @@
-//! A chart of the curves of one family, drawn in dots of Braille characters.
+//! Chart of the curves of one family, in dots of Braille characters.
 
 use brigade_rank_env::text::counted;
 use ratatui::Frame;
@@ -13,7 +13,7 @@ use super::super::model::Model;
 use super::super::text;
 use super::super::view::{Axis, View};
 
-/// Points without a gap between them.
+/// Points without a gap.
 type Piece = Vec<(f64, f64)>;
 
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View, names: &[&str]) {
@@ -22,7 +22,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View
         names.iter().filter_map(|name| Some((*name, model.curves.get(*name)?))).collect();
     let all = curves.iter().flat_map(|(_, curve)| curve.points().iter().filter_map(&x));
     let whole = bounds(all).unwrap_or((0.0, 1.0));
-    // One point stands in the middle.
+    // A single point is centred.
     let whole = if whole.0 < whole.1 { whole } else { (whole.0 - 0.5, whole.1 + 0.5) };
     let span = (whole.1 - view.zoom() * (whole.1 - whole.0), whole.1);
     let is_seen = |at: f64| at >= span.0;
@@ -41,7 +41,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View
             // A point of many values is a stroke from the lowest to the highest one.
             Some([(x?, y(point.low)?), (x?, y(point.high)?)])
         }));
-        // Few points, one for each epoch for example, are what they are.
+        // Few points, for example one per epoch, are not smoothed.
         if view.smoothing() > 0.0 && curve.points().len() >= FEW {
             raw.push((Style::new().fg(Color::DarkGray), pieces));
             let smoothed = curve.smoothed(view.smoothing());
@@ -98,7 +98,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View
     }
 }
 
-/// The name in its colour with the last value, and how many values could not be drawn.
+/// Returns the name in its colour with the last value, and the number of values that could not be drawn.
 fn legend(name: &str, curve: &Curve, style: Style, is_next: bool) -> Vec<Span<'static>> {
     let last = curve.last().map(text::number).unwrap_or_default();
     let mut spans = vec![
@@ -113,7 +113,7 @@ fn legend(name: &str, curve: &Curve, style: Style, is_next: bool) -> Vec<Span<'s
     spans
 }
 
-/// Where a point stands along the axis; `None` where that is not known.
+/// Returns the position of a point along the axis; `None` if it is unknown.
 fn positions(model: &Model, axis: Axis) -> impl Fn(&Point) -> Option<f64> {
     let clock = (axis == Axis::Epoch).then(|| model.epochs.clock());
     let began = model.curves.values().filter_map(|curve| curve.points().first());
@@ -149,7 +149,7 @@ fn position(axis: Axis, at: f64, span: f64) -> String {
     }
 }
 
-/// Splits points where some are missing.
+/// Splits points at gaps.
 fn pieces<const N: usize>(points: impl Iterator<Item = Option<[(f64, f64); N]>>) -> Vec<Piece> {
     let mut pieces = vec![Vec::new()];
     for point in points {
@@ -172,8 +172,7 @@ fn bounds(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     })
 }
 
-/// A range with some air around it, but none below 0 where no value is. Values that are all the same stand in
-/// its middle.
+/// Adds a margin to a range, but not below 0 if no value is. Equal values are centred.
 fn margin((low, high): (f64, f64), is_log: bool) -> (f64, f64) {
     let air = (high - low) * 0.05;
     if air > 0.0 {
@@ -193,12 +192,12 @@ fn spread(low: f64, high: f64, labels: usize) -> impl Iterator<Item = f64> {
     })
 }
 
-/// With three digits that count: the scale's ends are no round numbers.
+/// Rounds to three significant digits: the ends of the scale are not round numbers.
 fn round(value: f64) -> f64 {
     format!("{value:.2e}").parse().unwrap_or(value)
 }
 
 const COLOURS: [Color; 6] =
     [Color::Cyan, Color::Yellow, Color::Magenta, Color::Green, Color::Red, Color::Blue];
-/// Curves with fewer points are not smoothed.
+/// Number of points below which curves are not smoothed.
 const FEW: usize = 20;

@@ -1,4 +1,4 @@
-//! What is on the screen, as text.
+//! Tests of the screen's content, as text.
 
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -83,7 +83,7 @@ fn keys_choose_what_is_drawn() {
     let both = screen(&model, &view, 99, 30);
     assert!(both.contains("━ lr 0.01 ─") && both.contains("━ loss 0.008"), "{both}");
     assert!(both.contains("•lr"), "{both}");
-    // The last chart is the chosen one, and stays where there is room for one only.
+    // The last chart is the selected one, and remains if only one fits.
     let small = screen(&model, &view, 40, 12);
     assert!(small.contains("━ loss") && !small.contains("━ lr"), "{small}");
 

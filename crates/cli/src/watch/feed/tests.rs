@@ -1,4 +1,4 @@
-//! Files that grow, vanish and come back, and an input in pieces.
+//! Tests with files that grow, are deleted and created again, and with input in pieces.
 
 use std::fs;
 use std::io::Write;
@@ -71,7 +71,7 @@ fn runs_of_a_folder_by_name_and_in_turn() {
     }
 }
 
-/// Gives its pieces one by one.
+/// Reader that returns its pieces one by one.
 struct Pieces(std::vec::IntoIter<&'static str>);
 
 impl Read for Pieces {

@@ -1,35 +1,35 @@
-//! The lines that name an epoch, as a table, and the epoch at each step.
+//! Table of the lines with an epoch, and the epoch at each step.
 
 use brigade_rank_env::text::printable;
 use brigade_track::Value;
 use brigade_track::reader::Logged;
 use indexmap::IndexMap;
 
-/// The last values of each epoch, and where epochs begin and end.
+/// Last values of each epoch, and the steps at which epochs begin and end.
 #[derive(Debug, Clone, Default)]
 pub(in crate::watch) struct Epochs {
     rows: Vec<Row>,
     columns: Vec<String>,
-    /// Steps with the epoch there, where epochs are logged as fractions.
+    /// Steps with their epochs, if epochs are logged as fractions.
     fractions: Vec<(f64, f64)>,
-    /// Every how many fractions one is kept.
+    /// Interval of the fractions that are kept.
     stride: u64,
     seen: u64,
-    /// Whether the last line was one of the last epoch.
+    /// `true` if the last line belongs to the last epoch.
     pub(in crate::watch) is_open: bool,
 }
 
-/// One epoch.
+/// Values of one epoch.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::watch) struct Row {
     pub(in crate::watch) epoch: f64,
-    /// Which start of the run has logged it first.
+    /// Number of the run's start that logged it first.
     pub(in crate::watch) start: u32,
-    /// Its values by the column's name; a later line of the same epoch wins.
+    /// Values by the column's name; a later line of the same epoch takes precedence.
     pub(in crate::watch) values: IndexMap<String, Value>,
     first_step: f64,
     last_step: f64,
-    /// How many lines have named it.
+    /// Number of lines of the epoch.
     pub(in crate::watch) lines: u64,
 }
 
@@ -98,21 +98,21 @@ impl Epochs {
         self.fractions.retain(|(at, _)| *at < step);
     }
 
-    /// The epochs in the order in which they were logged.
+    /// Returns the epochs in the order in which they were logged.
     pub(in crate::watch) fn rows(&self) -> &[Row] {
         &self.rows
     }
 
-    /// The names of their values, in the order in which they came.
+    /// Returns the names of the values, in the order of first occurrence.
     pub(in crate::watch) fn columns(&self) -> &[String] {
         &self.columns
     }
 
-    /// What tells the epoch at each step, as far as it is known now.
+    /// Returns the mapping from steps to epochs, as far as it is known.
     pub(in crate::watch) fn clock(&self) -> Clock {
         let mut knots = self.fractions.clone();
         if knots.is_empty() {
-            // One line at the end of each epoch, or the epoch on each line of it.
+            // Either one line at the end of each epoch, or the epoch on each line.
             let is_summary = self.rows.iter().all(|row| row.lines <= 2);
             let from_0 = self.rows.first().is_some_and(|row| row.epoch == 0.0);
             knots.push((0.0, 0.0));
@@ -134,13 +134,13 @@ impl Epochs {
     }
 }
 
-/// Steps with the number of epochs done there, each later than the one before it.
+/// Steps with the number of epochs done, in increasing order.
 #[derive(Debug, Clone)]
 pub(in crate::watch) struct Clock(Vec<(f64, f64)>);
 
 impl Clock {
-    /// How many epochs were done at a step, with a part of the one that runs: between and beyond the steps
-    /// whose epochs are known, epochs have the same length. `None` where fewer than two steps are known.
+    /// Returns the number of epochs done at a step, with a fraction for the current one. Between and beyond the known
+    /// steps, epochs have equal lengths. `None` if fewer than two steps are known.
     pub(in crate::watch) fn at(&self, step: f64) -> Option<f64> {
         let last = self.0.len().checked_sub(1).filter(|last| *last > 0)?;
         let after = self.0.partition_point(|(at, _)| *at < step).clamp(1, last);
@@ -149,7 +149,7 @@ impl Clock {
     }
 }
 
-/// Most epochs, and most fractions, that are kept.
+/// Maximum number of epochs, and of fractions, that are kept.
 const MOST: usize = 2048;
-/// Most names of values in the table of epochs.
+/// Maximum number of names of values in the table of epochs.
 const MOST_COLUMNS: usize = 64;

@@ -1,4 +1,4 @@
-//! A run's lines as they are written, and what the model makes of them.
+//! Tests of the model with the lines of runs.
 
 use super::*;
 
@@ -8,7 +8,7 @@ pub(in crate::watch) fn model(lines: &str) -> Model {
     model
 }
 
-/// What a Learner writes: `steps` steps in each of the `epochs` that were done of 4.
+/// Returns the lines of a Learner: `steps` steps in each of the `epochs` that were done of 4.
 pub(in crate::watch) fn learner(epochs: u32, steps: u32) -> String {
     let mut text = String::from(
         "{\"_event\":\"start\",\"_time\":1000,\"_project\":\"digits\",\"_config\":{\"epochs\":4,\"opt\":{\"lr\":0.01}}}\n",

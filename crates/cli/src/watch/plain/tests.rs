@@ -1,4 +1,4 @@
-//! What is printed where there is no terminal.
+//! Tests of the output without a terminal.
 
 use super::super::feed::Input;
 use super::super::model::tests::{learner, model};
@@ -11,7 +11,7 @@ fn followed(text: &str) -> (u8, String) {
     (code, String::from_utf8(out).unwrap())
 }
 
-/// What is printed when the model is looked at after each of these texts.
+/// Returns the output when the model is polled after each of these texts.
 fn printed(texts: &[&str]) -> String {
     let (mut lines, mut out, mut all) = (Lines::default(), Vec::new(), String::new());
     for text in texts {
@@ -49,7 +49,7 @@ fn lines_as_a_run_goes_on() {
         // Another line follows the epoch's.
         &step(11),
         &(step(12) + &row(2)),
-        // None does.
+        // No line follows.
         "",
         "",
         start,

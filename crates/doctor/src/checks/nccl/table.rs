@@ -1,30 +1,30 @@
-//! The variables of NCCL and of PyTorch's use of it, as one table.
+//! Table of the variables of NCCL and of PyTorch's NCCL backend.
 //!
 //! Names: NCCL's documentation of its variables and what its source reads, both of version 2.30.7, with
 //! those that the library of version 2.29.7 has besides; PyTorch 2.13, `ProcessGroupNCCL.hpp` and the
 //! names in its libraries. Values: the same documentation, where it gives a closed list or a range.
 
-/// What a variable may be set to.
+/// Valid values of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Values {
-    /// The documentation gives no list.
+    /// The documentation has no list of values.
     Any,
     /// 0 or 1.
     Flag,
-    /// What PyTorch takes for yes or no.
+    /// A Boolean in one of the forms that PyTorch accepts.
     Switch,
     /// A whole number within these bounds.
     Range(i64, i64),
     /// One of these words, in any case.
     Words(&'static [&'static str]),
-    /// A list of these words with commas, in any case, after `^` where they are left out.
+    /// A comma-separated list of these words, in any case. A leading `^` excludes them instead.
     List(&'static [&'static str]),
 }
 
 use Values::{Any, Flag, List, Range, Switch, Words};
 
 impl Values {
-    /// Says what would be right, where the value is not.
+    /// Returns a description of valid values if `value` is not valid.
     pub(super) fn expected(self, value: &str) -> Option<String> {
         let is_one = |word: &str, of: &[&str]| of.iter().any(|it| it.eq_ignore_ascii_case(word));
         let value = value.trim();
@@ -52,26 +52,26 @@ impl Values {
     }
 }
 
-/// A name that means something, and what it may be set to.
+/// Returns the valid values of a variable; `None` for an unknown name.
 pub(super) fn values_of(name: &str) -> Option<Values> {
     let checked = CHECKED.iter().find(|it| it.0 == name).map(|it| it.1);
     checked.or_else(|| OTHERS.contains(&name).then_some(Any))
 }
 
-/// All names that mean something.
+/// Returns all known names.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     CHECKED.iter().map(|it| it.0).chain(OTHERS.iter().copied())
 }
 
-/// A name that was given up.
+/// Deprecated or removed name of a variable.
 #[derive(Debug)]
 pub(super) struct Old {
     pub(super) name: &'static str,
-    /// What stands for it now, if anything does.
+    /// Current name, if the variable still exists.
     pub(super) new: Option<&'static str>,
-    /// It has no effect any more.
+    /// `true` if the name has no effect any more.
     pub(super) is_removed: bool,
-    /// Since when.
+    /// Version since which the name is deprecated.
     pub(super) since: &'static str,
 }
 
@@ -106,7 +106,7 @@ pub(super) const OLD: &[Old] = &[
     ),
 ];
 
-/// Beginnings of names that other programs read: plugins, and builds against NCCL.
+/// Prefixes of names that other programs read: plugins, and builds against NCCL.
 pub(super) const OF_OTHERS: &[&str] = &[
     "NCCL_DIR",
     "NCCL_FASTRAK_",
@@ -122,15 +122,15 @@ pub(super) const OF_OTHERS: &[&str] = &[
     "NCCL_VERSION",
 ];
 
-/// What PyTorch takes for yes or no (`getCvarBool`).
+/// Booleans that PyTorch accepts (`getCvarBool`).
 const SWITCH: &[&str] = &["y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"];
-/// How far apart devices may be; the numbers are older.
+/// Maximum distance of devices. The numbers are the older form.
 const PATHS: &[&str] = &[
     "LOC", "NVL", "PIX", "PXB", "PHB", "PXN", "P2C", "NODE", "SYS", "0", "1", "2", "3", "4", "5",
     "6", "7", "8", "9",
 ];
 
-/// Names of which values are checked.
+/// Names whose values are checked.
 const CHECKED: &[(&str, Values)] = &[
     ("NCCL_BUFFSIZE", Range(1, i64::MAX)),
     ("NCCL_CHECK_MODE", Words(&["DEFAULT", "DEBUG_LOCAL", "DEBUG_GLOBAL"])),
@@ -199,7 +199,7 @@ const CHECKED: &[(&str, Values)] = &[
     ("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", Range(0, i64::MAX)),
 ];
 
-/// Names of which any value is taken.
+/// Names that accept any value.
 #[rustfmt::skip]
 const OTHERS: &[&str] = &[
     "NCCL_ALGO", "NCCL_ALLGATHERV_ENABLE", "NCCL_ALLOC_P2P_NET_LL_BUFFERS", "NCCL_CGA_CLUSTER_SIZE",

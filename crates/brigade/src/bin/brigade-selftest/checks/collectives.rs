@@ -1,4 +1,4 @@
-//! Every collective, with values that tell a wrong rank, order or operation apart.
+//! Checks of every collective, with values by which a wrong rank, order or operation is detected.
 
 use anyhow::{Context, Result, ensure};
 use brigade::prelude::*;
@@ -8,7 +8,7 @@ use super::Verdict;
 
 const ALONE: &str = "one process has no group";
 
-/// The group, or why there is nothing to check.
+/// Returns the group, or skips the check in a single process.
 macro_rules! group_of {
     ($accelerator:expr) => {
         match $accelerator.processes().group() {
@@ -18,7 +18,7 @@ macro_rules! group_of {
     };
 }
 
-/// On the rank's device: over NCCL on a GPU.
+/// Creates a tensor on the rank's device: NCCL is used on a GPU.
 fn tensor(accelerator: &Accelerator, values: &[i64]) -> Result<Tensor> {
     Ok(Tensor::f_from_slice(values)?.f_to_device(accelerator.device())?)
 }
@@ -156,7 +156,7 @@ pub(super) fn all_to_all(accelerator: &Accelerator) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// Round the ring: each rank sends to the next and receives from the one before.
+/// Sends around the ring: each rank sends to the next and receives from the previous one.
 pub(super) fn send_and_recv(accelerator: &Accelerator) -> Result<Verdict> {
     let group = group_of!(accelerator);
     let (rank, size) = (group.rank(), group.size());
@@ -204,7 +204,7 @@ pub(super) fn subgroup(accelerator: &Accelerator) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// Many packets: a wrong MTU or a firewall that counts shows here first.
+/// Sends many packets: a wrong MTU or a firewall that limits connections is noticed here first.
 pub(super) fn large(accelerator: &Accelerator) -> Result<Verdict> {
     let group = group_of!(accelerator);
     let mut values = Tensor::f_ones([8 << 20], (Kind::Float, accelerator.device()))?;

@@ -1,4 +1,4 @@
-//! A training step, metrics and weights through the Accelerator.
+//! Checks of a training step, metrics and weights through the Accelerator.
 
 use anyhow::{Context, Result, ensure};
 use brigade::data::TensorDataset;
@@ -14,7 +14,7 @@ fn net(path: &ParamPath<'_>) -> Sequential {
     Sequential::new().add(Linear::new(path / "hidden", 6, 5)).add(Linear::new(path / "head", 5, 3))
 }
 
-/// Weights by a formula, the same on every rank and in every version.
+/// Creates weights by a formula, the same on every rank and in every version.
 fn model() -> Result<Model<Sequential>> {
     let model = Model::builder().kind(Kind::Double).build(net)?;
     for parameter in model.parameters() {
@@ -33,7 +33,7 @@ fn samples(count: usize, device: Device) -> Result<(Tensor, Tensor)> {
     Ok((inputs.f_reshape([count, 6])?, targets.f_reshape([count, 3])?))
 }
 
-/// Two steps of all ranks with a part each against two steps of one process with everything.
+/// Compares two steps of all ranks, with a part of the batch each, with two steps of one process with the whole batch.
 pub(super) fn step(accelerator: &Accelerator) -> Result<Verdict> {
     let (rank, size) =
         (accelerator.processes().process_index(), accelerator.processes().num_processes());
@@ -74,7 +74,7 @@ pub(super) fn step(accelerator: &Accelerator) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// A length that does not divide by anything near it.
+/// Number of samples, which the usual world sizes do not divide.
 const SAMPLES: usize = 53;
 
 pub(super) fn metrics(accelerator: &Accelerator) -> Result<Verdict> {
@@ -93,7 +93,7 @@ pub(super) fn metrics(accelerator: &Accelerator) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// Through a file in a temporary folder of rank 0, read there and sent to the others.
+/// Passes weights through a file in a temporary folder of rank 0, which rank 0 reads and sends to the others.
 pub(super) fn weights(accelerator: &Accelerator) -> Result<Verdict> {
     let folder = accelerator.processes().on_main_process(|| {
         tempfile::tempdir().map_err(|source| TrainError::File {
@@ -115,7 +115,8 @@ pub(super) fn weights(accelerator: &Accelerator) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// Two steps, a checkpoint, two steps; and from the checkpoint the last two again with another model.
+/// Runs two steps, saves a checkpoint and runs two more steps; then repeats the last two from the checkpoint with
+/// another model.
 pub(super) fn checkpoint(accelerator: &Accelerator) -> Result<Verdict> {
     let folder = accelerator.processes().on_main_process(|| {
         tempfile::tempdir().map_err(|source| TrainError::File {
