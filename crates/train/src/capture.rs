@@ -17,7 +17,8 @@ use crate::processes::Processes;
 use crate::recorder::{Recorded, RecordingGuard};
 use crate::sharding::ShardedModels;
 
-/// A training step that is recorded and replayed where the device can; made by [`crate::Accelerator::capture`].
+/// A training step that is recorded as a CUDA graph and replayed where the device supports it. Made by
+/// [`crate::Accelerator::capture`].
 #[must_use = "a step does nothing until `run` is called"]
 pub struct CapturedStep<'a, B, R> {
     processes: Processes,
@@ -84,7 +85,7 @@ where
         }
     }
 
-    /// Makes the step with this batch. Does not wait for the device.
+    /// Runs the step with this batch. Does not wait for the device.
     ///
     /// # Errors
     /// Those of the body, and of [`crate::PreparedOptimizer::step`]: a non-finite loss of an earlier step among them.
@@ -117,7 +118,7 @@ where
         }
     }
 
-    /// Whether steps are recorded here, and if not, why.
+    /// Returns `Ok` if steps are recorded, otherwise the reason why not.
     ///
     /// # Errors
     /// The reason, such as `the device records no graphs`.
@@ -125,8 +126,8 @@ where
         self.plain.as_deref().map_or(Ok(()), Err)
     }
 
-    /// Drops what was recorded: the next batches are recorded again. After something changed that the body reads on the
-    /// host, such as a model's training mode.
+    /// Discards the recordings: the next batches are recorded again. Needed after a change of something that the body
+    /// reads on the host, such as a model's training mode.
     pub fn forget(&mut self) {
         self.recordings.clear();
     }

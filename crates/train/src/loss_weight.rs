@@ -3,8 +3,8 @@
 use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
-/// What a loss weighs among others, mostly the number of its tokens, for [`crate::Accelerator::backward_weighted`]: a
-/// number, or a tensor of one element, which the host does not read where it is on a GPU.
+/// The weight of a loss among others, usually its number of tokens, for [`crate::Accelerator::backward_weighted`]: a
+/// number, or a tensor of one element, whose value the host does not read if it is on a GPU.
 #[derive(Debug)]
 pub struct LossWeight(Tensor);
 

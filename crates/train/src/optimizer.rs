@@ -28,7 +28,7 @@ use crate::sharding::{Part, ShardedModels};
 use crate::stateful::{Stateful, stateful_handle};
 use crate::tensor_parallel::TensorModels;
 
-/// An [`Optimizer`] after [`crate::Accelerator::prepare`].
+/// An [`Optimizer`] prepared by [`crate::Accelerator::prepare`].
 ///
 /// Its [`step`](PreparedOptimizer::step) and [`zero_grad`](PreparedOptimizer::zero_grad) do nothing while
 /// gradients are still being accumulated; a step whose gradients come from a loss that was not finite is an
@@ -269,8 +269,8 @@ impl PreparedOptimizer {
         self.inner.sharded.as_ref()?.group_of(&self.inner.optimizer)
     }
 
-    /// Changes every parameter that has a gradient, once the window of accumulation ends. With fp16 a step
-    /// whose gradients overflowed is skipped.
+    /// Updates every parameter that has a gradient, at the end of the accumulation window. With fp16 a step whose
+    /// gradients overflowed is skipped.
     ///
     /// # Errors
     /// As [`Optimizer::step`]; [`crate::TrainError::LossNotFinite`], on every rank, with the weights as they
@@ -280,8 +280,8 @@ impl PreparedOptimizer {
         self.inner.step()
     }
 
-    /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`, once the window of
-    /// accumulation ends.
+    /// Sets all gradients to undefined, as PyTorch's `zero_grad(set_to_none=True)` does, at the end of the accumulation
+    /// window.
     ///
     /// # Errors
     /// As [`Optimizer::zero_grad`].
@@ -289,8 +289,8 @@ impl PreparedOptimizer {
         self.inner.zero_grad()
     }
 
-    /// Returns a handle of the optimizer itself, for what this type has no method for, once nothing of its last step
-    /// is in flight: a device has said whether the step was made, and schedules have moved.
+    /// Returns a handle of the optimizer itself, for operations that this type has no method for. Waits until the last
+    /// step is complete: the device has reported whether the step was made, and schedules have been updated.
     ///
     /// ```
     /// use brigade_optim::Adam;
@@ -310,7 +310,7 @@ impl PreparedOptimizer {
         self.inner.settled().cloned()
     }
 
-    /// Returns the learning rate of the next step, as [`Optimizer::lr`].
+    /// Returns the learning rate of the next step, as [`Optimizer::lr`] does.
     ///
     /// # Errors
     /// As [`PreparedOptimizer::settled`].
@@ -318,7 +318,7 @@ impl PreparedOptimizer {
         Ok(self.inner.settled()?.lr())
     }
 
-    /// Sets the learning rate, as [`Optimizer::set_lr`].
+    /// Sets the learning rate, as [`Optimizer::set_lr`] does.
     ///
     /// # Errors
     /// As [`PreparedOptimizer::settled`] and [`Optimizer::set_lr`].
@@ -326,7 +326,7 @@ impl PreparedOptimizer {
         self.settled()?.set_lr(lr)
     }
 
-    /// Returns the parameter groups as they are now.
+    /// Returns the current parameter groups.
     ///
     /// # Errors
     /// As [`PreparedOptimizer::settled`].
@@ -334,7 +334,7 @@ impl PreparedOptimizer {
         Ok(self.inner.settled()?.groups())
     }
 
-    /// Returns the steps made so far: those that were skipped do not count.
+    /// Returns the number of steps made so far, without skipped ones.
     ///
     /// # Errors
     /// As [`PreparedOptimizer::settled`].

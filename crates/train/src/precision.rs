@@ -15,16 +15,16 @@ use tch::{Device, Kind};
 use crate::job::Job;
 use crate::precision::scaler::{GradScaler, GradScalerOptions};
 
-/// The type in which autocast computes. Weights, gradients and the optimizer stay in 32 bits.
+/// The floating-point type in which autocast computes. Weights, gradients and the optimizer stay in 32 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Precision {
-    /// That of the model: no autocast.
+    /// The model's own type: no autocast.
     #[default]
     No,
-    /// 16 bits with 5 for the exponent. Small gradients would vanish, so the loss is scaled; see
-    /// [`GradScaler`].
+    /// Half precision (fp16): 16 bits with 5 for the exponent. Small gradients would underflow, so [`GradScaler`]
+    /// scales the loss.
     Fp16,
-    /// 16 bits with the exponent of 32: needs no scaling.
+    /// bfloat16: 16 bits with the exponent range of float32. Needs no loss scaling.
     Bf16,
 }
 
@@ -73,12 +73,12 @@ impl FromStr for Precision {
     }
 }
 
-/// A scope of autocast, for [`crate::AutocastOptions::run`] or alone.
+/// Options of a scope of autocast, for [`crate::AutocastOptions::run`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AutocastOptions {
-    /// The type; [`Precision::No`] turns autocast off inside.
+    /// Floating-point type of the scope. [`Precision::No`] turns autocast off inside of it.
     pub precision: Precision,
-    /// Cast a weight once where several operations of the scope use it. Turn it off where weights
+    /// `true` if a weight is cast only once where several operations of the scope use it. Turn it off where weights
     /// change inside.
     pub cache: bool,
 }

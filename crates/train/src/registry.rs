@@ -73,8 +73,8 @@ pub(crate) trait Checkpointed: Stateful + Send + Sync {
     }
 }
 
-/// An object that checkpoints keep: what [`Checkpoints::register`](crate::Checkpoints::register) takes. It is made
-/// from a reference to a [`brigade_nn::Model`], an [`Optimizer`], a [`Scheduler`], a [`GradScaler`], a
+/// An object whose state checkpoints hold: the argument of [`Checkpoints::register`](crate::Checkpoints::register). It
+/// is made from a reference to a [`brigade_nn::Model`], an [`Optimizer`], a [`Scheduler`], a [`GradScaler`], a
 /// [`PreparedLoader`](crate::PreparedLoader), or an [`Arc`] of a [`Stateful`] object of the program's own.
 pub struct CheckpointObject(pub(crate) Arc<dyn Checkpointed>);
 

@@ -7,9 +7,9 @@ use crate::batch_size;
 use crate::precision::scaler::GradScaler;
 
 impl Accelerator {
-    /// Runs the body with a batch size, and again with half of it as long as memory runs out. The body
-    /// makes everything whose size depends on it: loaders, usually model and optimizer too, since a try
-    /// that failed may have changed them.
+    /// Runs the body with a batch size, and again with half of it whenever memory runs out. The body makes everything
+    /// whose size depends on it: loaders, usually model and optimizer too, since a try that failed may have changed
+    /// them.
     ///
     /// All ranks go on with the same size: when memory ran out on one of them, all try again. Where one
     /// rank alone runs out, the others' collectives end at once with an error that the body hands back,
@@ -40,8 +40,8 @@ impl Accelerator {
         self.find_executable_batch_size_by(start, |size| size / 2, body)
     }
 
-    /// As [`Accelerator::find_executable_batch_size`], with the next size to try after one that did not
-    /// fit.
+    /// Searches for a batch size as [`Accelerator::find_executable_batch_size`] does, with a function that returns the
+    /// next size to try after one that did not fit.
     ///
     /// # Errors
     /// As there; [`brigade_torch::ErrorKind::InvalidArgument`] when the next size is not smaller.

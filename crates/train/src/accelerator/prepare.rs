@@ -14,13 +14,13 @@ use crate::model::{ModelContext, PreparedModel};
 use crate::optimizer::PreparedOptimizer;
 use crate::scheduler::PreparedScheduler;
 
-/// Something that works on one process and can be made to work on all ranks: a model, an optimizer, a
-/// loader, a scheduler, or a tuple of up to eight of them.
+/// An object that can be prepared for distributed training: a model, an optimizer, a loader, a scheduler, or a tuple of
+/// up to eight of them.
 pub trait Prepare {
-    /// The same thing, prepared.
+    /// Type of the prepared object.
     type Prepared;
 
-    /// Called by [`Accelerator::prepare`].
+    /// Prepares the object for the ranks of an Accelerator. Called by [`Accelerator::prepare`].
     ///
     /// # Errors
     /// When the ranks disagree or one is gone.

@@ -13,16 +13,16 @@ use crate::gradients::models::{NoSyncGuard, PreparedModels, scale_gradients};
 use crate::loss_weight::WeightedWindow;
 use crate::precision::scaler::GradScaler;
 
-/// How gradients of several batches become one optimizer step.
+/// Options of gradient accumulation, which adds up the gradients of several batches for one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GradientAccumulationOptions {
-    /// Batches of a full window; 1.
+    /// Number of batches in a full window. Defaults to 1.
     pub steps: usize,
-    /// The last batch of the data ends the window, however short it is; true. Else the window goes on
-    /// with the next epoch's first batches.
+    /// `true` if the last batch of the data ends the window, however short it is; otherwise the window continues with
+    /// the next epoch's first batches. Defaults to `true`.
     pub sync_with_dataloader: bool,
-    /// Average over the ranks after every batch, not only after the last of a window: more messages,
-    /// for models whose gradients must not differ between ranks; false.
+    /// `true` if gradients are averaged over the ranks after every batch, not only after the last of a window: more
+    /// messages, for models whose gradients must not differ between ranks. Defaults to `false`.
     pub sync_each_batch: bool,
 }
 
@@ -48,8 +48,8 @@ impl GradientAccumulationOptions {
     }
 }
 
-/// Adds gradients up over the batches of a window, and says when the window ends. An Accelerator has one; a
-/// program that trains without one uses this value alone.
+/// Adds gradients up over the batches of a window, and determines when the window ends. An Accelerator contains one; a
+/// program without an Accelerator can use it on its own.
 ///
 /// A handle: clones are in the same window.
 ///
@@ -111,7 +111,7 @@ impl Default for GradientAccumulator {
 }
 
 impl GradientAccumulator {
-    /// Begins the first window.
+    /// Makes an accumulator at the beginning of its first window.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for windows of 0 batches.
@@ -137,26 +137,26 @@ impl GradientAccumulator {
         Self { window: Arc::new(window) }
     }
 
-    /// Returns how windows are made.
+    /// Returns the options of the accumulation.
     #[must_use]
     pub fn settings(&self) -> GradientAccumulationOptions {
         self.window.settings
     }
 
-    /// Returns the number of batches that this window has added up: 0 between windows.
+    /// Returns the number of batches whose gradients the current window has added up: 0 between windows.
     #[must_use]
     pub fn position(&self) -> usize {
         self.window.position.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the current batch ends its window: then gradients are averaged over the ranks, and
-    /// optimizers and schedulers step.
+    /// Returns `true` if the current batch ends its window: then gradients are averaged over the ranks, and optimizers
+    /// and schedulers step.
     #[must_use]
     pub fn sync_gradients(&self) -> bool {
         self.window.sync.load(Ordering::Relaxed)
     }
 
-    /// Returns the loss divided by the number of batches in the window, the real number where the data end
+    /// Returns the loss divided by the number of batches in the window, or by the actual number where the data end
     /// before the window does: its backward then adds the batch's share of the gradient of the mean.
     ///
     /// # Errors
@@ -173,9 +173,9 @@ impl GradientAccumulator {
         1.0 / self.window.divisor.load(Ordering::Relaxed) as f64
     }
 
-    /// Runs the body for one batch of a window: forward and backward of `models`, and the step where
-    /// [`GradientAccumulator::sync_gradients`] says so. Prepared models average their gradients over the ranks
-    /// in the last backward of the window alone, unless [`GradientAccumulationOptions::sync_each_batch`] is set.
+    /// Runs the body for one batch of a window: forward and backward of `models`, and the step if
+    /// [`GradientAccumulator::sync_gradients`] is `true`. Prepared models average their gradients over the ranks only
+    /// in the last backward of the window, unless [`GradientAccumulationOptions::sync_each_batch`] is set.
     ///
     /// The last batch of the data ends the window, however short it is.
     ///
@@ -213,8 +213,7 @@ impl GradientAccumulator {
         body()
     }
 
-    /// Discards a window that was interrupted. The gradients stay: clear them with the optimizer's
-    /// `zero_grad`.
+    /// Discards an interrupted window. The gradients stay: clear them with the optimizer's `zero_grad`.
     pub fn reset(&self) {
         let window = &*self.window;
         window.position.store(0, Ordering::Relaxed);

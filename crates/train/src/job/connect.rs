@@ -18,23 +18,23 @@ use crate::job::attempt::Attempt;
 use crate::job::groups::Groups;
 use crate::recorder::Recorder;
 
-/// How a rank joins its job with [`crate::Processes::join`]; what is not set is found in the environment.
+/// Options for joining a job with [`crate::Processes::join`]. Options that are not set are taken from the environment.
 /// [`crate::AcceleratorBuilder`] has an option of the same name for each field.
 #[derive(Debug, Default)]
 pub struct ConnectOptions {
-    /// Whether to stay on the CPU where there is a GPU.
+    /// `true` if the CPU is used even where there is a GPU.
     pub cpu: bool,
-    /// Rank and world size.
+    /// Rank, world size and hosts.
     pub world: Option<World>,
     /// The store where the ranks rendezvous.
     pub store: Option<Store>,
     /// The device of this rank.
     pub device: Option<Device>,
-    /// The library of the collectives: NCCL for GPUs, Gloo for CPUs unless set.
+    /// Backend of the collectives. Defaults to NCCL for GPUs and Gloo for CPUs.
     pub backend: Option<Backend>,
-    /// The time limit of joining and of every collective; 30 minutes unless set.
+    /// Time limit of joining and of every collective. Defaults to 30 minutes.
     pub timeout: Option<Duration>,
-    /// The interface or address that Gloo listens on.
+    /// Network interface or address that Gloo listens on.
     pub gloo: Option<GlooDevice>,
 }
 

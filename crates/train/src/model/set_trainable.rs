@@ -20,8 +20,8 @@ struct Request {
 }
 
 impl<M> PreparedModel<M> {
-    /// Freezes (`false`) or thaws (`true`) the parameters whose whole name matches: `*` stands for any
-    /// characters, dots included, `?` for one. Returns how many match.
+    /// Freezes (`false`) or unfreezes (`true`) the parameters whose whole name matches a pattern: `*` stands for any
+    /// characters, dots included, `?` for one. Returns the number of matching parameters.
     ///
     /// Every rank calls it with the same arguments, between an optimizer's step and the next forward. What
     /// depends on the set of trained parameters is made anew: the reducer with its communication hook
@@ -69,7 +69,7 @@ impl<M> PreparedModel<M> {
         Ok(count)
     }
 
-    /// Trains the parameters of these names, and freezes all others, as [`PreparedModel::set_trainable`] does.
+    /// Unfreezes the parameters of these names and freezes all others, as [`PreparedModel::set_trainable`] does.
     ///
     /// # Errors
     /// As there, also for a name that the model lacks.

@@ -78,8 +78,8 @@ impl<M> PreparedModel<M> {
         Ok(())
     }
 
-    /// Runs `read` with the whole parameters of a sharded model, on every rank; without sharding the model is passed as
-    /// it is. Within the scope a rank needs memory for the whole model.
+    /// Runs `read` with the whole parameters of a sharded model, on every rank; without sharding the model is passed
+    /// unchanged. Within the scope a rank needs memory for the whole model.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -107,8 +107,8 @@ impl<M> PreparedModel<M> {
         }
     }
 
-    /// Runs `write` with the whole parameters of a sharded model, on every rank, and takes this rank's rows of what it
-    /// has written over into the shards. Every rank writes the same values.
+    /// Runs `write` with the whole parameters of a sharded model, on every rank, and copies this rank's rows of the
+    /// result into the shards. Every rank writes the same values.
     ///
     /// # Errors
     /// As [`PreparedModel::gathered`]; after an error of `write` the shards are as before.

@@ -7,8 +7,8 @@ use brigade_torch::{Result, Split};
 use crate::processes::Processes;
 
 impl Processes {
-    /// This rank's part of the input: contiguous, in order, the first ranks one element longer when it
-    /// does not divide evenly.
+    /// Returns this rank's part of the input: contiguous and in order; the first ranks get one element more if it does
+    /// not divide evenly.
     ///
     /// ```
     /// # use brigade_train::{ConnectOptions, Processes};
@@ -26,8 +26,8 @@ impl Processes {
         input.part(range, 0)
     }
 
-    /// As [`Processes::split_between_processes`], with the last element of the whole input repeated so
-    /// that all parts are equally long and can be gathered.
+    /// Returns this rank's part of the input as [`Processes::split_between_processes`] does, with the last element of
+    /// the whole input repeated so that all parts are equally long and can be gathered.
     ///
     /// # Errors
     /// Those of [`Split`].

@@ -14,26 +14,27 @@ use tch::Tensor;
 
 use factors::{normal, orthogonal};
 
-/// [PowerSGD](https://arxiv.org/abs/1905.13727): a matrix of n by m values goes over the wire as one of n
-/// by r and one of m by r. What that loses is added to the next step's gradients.
+/// [PowerSGD](https://arxiv.org/abs/1905.13727) gradient compression: a matrix of n by m values is sent as one of n by
+/// r and one of m by r. The error of this approximation is added to the next step's gradients.
 ///
 /// The names are those of PyTorch's `PowerSGDState`. Vectors and small matrices go whole.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PowerSgd {
-    /// r; 1.
+    /// Rank r of the low-rank factors. Defaults to 1.
     pub matrix_approximation_rank: i64,
-    /// Steps that are reduced whole first (`start_powerSGD_iter`); 1000. At least 2 with error feedback
-    /// or warm start, as in PyTorch: the first gradients of all are the least like the next.
+    /// Number of first steps whose gradients are sent uncompressed (`start_powerSGD_iter`). Defaults to 1000. At least
+    /// 2 with error feedback or warm start, as in PyTorch: the very first gradients differ most from the next.
     pub start_iteration: u64,
-    /// A matrix is compressed when that makes it more than this many times smaller; 2.
+    /// Minimum compression rate: a matrix is compressed if that makes it more than this many times smaller. Defaults to
+    /// 2.
     pub min_compression_rate: f64,
-    /// Adds what compression lost to the next gradients; true.
+    /// `true` if the compression error is added to the next gradients. Defaults to `true`.
     pub use_error_feedback: bool,
-    /// Begins with the last step's factor instead of random numbers; true.
+    /// `true` if each step starts from the factor of the step before instead of random numbers. Defaults to `true`.
     pub warm_start: bool,
-    /// Added to lengths that are divided by; 0.
+    /// Value added to divisors in the orthogonalisation. Defaults to 0.
     pub orthogonalization_epsilon: f64,
-    /// Of the random first factors, the same on all ranks; 0.
+    /// Seed of the random first factors, the same on all ranks. Defaults to 0.
     pub random_seed: u64,
 }
 
