@@ -9,8 +9,8 @@ use tch::{Kind, Tensor};
 
 use crate::learner::{Learner, Part, Predictions};
 
-/// Predictions with the loss of each sample, in the order of the data (fastai's `Interpretation`). The same on every
-/// rank.
+/// Predictions with the loss of each sample, in the order of the data (fastai's `Interpretation`), equal on every rank.
+/// The same on every rank.
 #[derive(Debug)]
 pub struct Interpretation {
     predictions: Predictions,
@@ -19,7 +19,7 @@ pub struct Interpretation {
     part: Part,
 }
 
-/// Predictions of classes: their confusion and a report (fastai's `ClassificationInterpretation`).
+/// Predictions of classes, with their confusion matrix and a report (fastai's `ClassificationInterpretation`).
 #[derive(Debug)]
 pub struct ClassInterpretation {
     base: Interpretation,
@@ -28,34 +28,34 @@ pub struct ClassInterpretation {
     names: Vec<String>,
 }
 
-/// How often samples of one class were taken for another.
+/// A pair of classes that were confused, with the number of samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Confusion {
-    /// The class that it is.
+    /// Actual class of the samples.
     pub actual: String,
-    /// The class that was predicted.
+    /// Predicted class of the samples.
     pub predicted: String,
-    /// How many samples.
+    /// Number of confused samples.
     pub count: u64,
 }
 
 /// Precision, recall and F1 of a class.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassReport {
-    /// The class, or the name of an average.
+    /// Name of the class or of an average.
     pub name: String,
-    /// Right among the predicted.
+    /// Precision: share of the samples predicted as the class that belong to it.
     pub precision: f64,
-    /// Predicted among those there are.
+    /// Recall: share of the samples of the class that were predicted as it.
     pub recall: f64,
-    /// The harmonic mean of the two.
+    /// F1 score: the harmonic mean of precision and recall.
     pub f1: f64,
-    /// Samples of the class.
+    /// Number of samples of the class.
     pub support: u64,
 }
 
 impl Interpretation {
-    /// Predicts the validation data. Every rank calls it.
+    /// Predicts the validation data and computes each sample's loss. Every rank calls it.
     ///
     /// # Errors
     /// As [`Learner::predictions`]; [`brigade_torch::ErrorKind::InvalidArgument`] for data without targets.
@@ -63,7 +63,7 @@ impl Interpretation {
         Self::on(learner, Part::Valid)
     }
 
-    /// Predicts a part of the data. Every rank calls it.
+    /// Predicts a part of the data and computes each sample's loss. Every rank calls it.
     ///
     /// # Errors
     /// As [`Interpretation::from_learner`].
@@ -78,7 +78,7 @@ impl Interpretation {
         Ok(Self { predictions, losses, classes: learner.classes.clone(), part })
     }
 
-    /// Returns the predictions.
+    /// Returns the predictions of all samples.
     #[must_use]
     pub fn predictions(&self) -> &Predictions {
         &self.predictions
@@ -90,13 +90,13 @@ impl Interpretation {
         &self.losses
     }
 
-    /// Returns which part of the data it is about.
+    /// Returns the part of the data that was predicted.
     #[must_use]
     pub fn part(&self) -> Part {
         self.part
     }
 
-    /// Returns the `k` samples with the largest losses, the largest first, with their place in the data. A NaN counts
+    /// Returns the `k` samples with the largest losses, the largest first, with their index in the data. A NaN counts
     /// as larger than all.
     #[must_use]
     pub fn top_losses(&self, k: usize) -> Vec<(usize, f64)> {
@@ -166,7 +166,7 @@ impl ClassInterpretation {
         Ok(Self { base, targets, decoded, names })
     }
 
-    /// Returns losses and predictions.
+    /// Returns the predictions and losses of all samples.
     #[must_use]
     pub fn interpretation(&self) -> &Interpretation {
         &self.base
@@ -210,7 +210,8 @@ impl ClassInterpretation {
         pairs
     }
 
-    /// Computes precision, recall and F1 of each class that is there or was predicted; 0 where one is not defined.
+    /// Computes precision, recall and F1 of each class that occurs in the targets or in the predictions. An undefined
+    /// value is 0.
     #[must_use]
     pub fn class_reports(&self) -> Vec<ClassReport> {
         let counts = self.confusion_matrix();
@@ -234,7 +235,7 @@ impl ClassInterpretation {
     }
 
     /// Writes the classes' precision, recall and F1 with their averages as a table, as scikit-learn's
-    /// `classification_report`. What a terminal would obey in a class's name is escaped.
+    /// `classification_report` does. Control characters in the names of classes are escaped.
     #[must_use]
     pub fn classification_report(&self) -> String {
         let mut reports = self.class_reports();

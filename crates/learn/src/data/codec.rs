@@ -45,7 +45,7 @@ struct Settings {
     target: TargetKind,
 }
 
-/// Makes the codec of a kind again, from its settings as [`ItemCodec::describe`] has written them.
+/// Makes a codec from its kind and its settings, as [`ItemCodec::describe`] returned them.
 ///
 /// ```
 /// use brigade_learn::data::{DataBlock, Normalize, Resize, categories, codec_from, images, parent_name};

@@ -18,16 +18,16 @@ use crate::loaders::{Parts, PreparedSource};
 use crate::recording::Recording;
 use crate::state::{CurrentBatch, LearnerState, Position};
 
-/// What a fit can be told besides its epochs.
+/// Options of a fit besides its number of epochs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FitOptions {
-    /// The learning rates; the Learner's unless set.
+    /// Learning rates of the parameter groups. Defaults to the Learner's.
     pub rates: Option<Rates>,
-    /// The weight decay; what it was before unless set.
+    /// Weight decay. Defaults to its current value.
     pub weight_decay: Option<f64>,
-    /// Begins with a new optimizer.
+    /// `true` if the fit begins with a new optimizer.
     pub reset_optimizer: bool,
-    /// Epochs before this one are left out, and schedules begin at their place.
+    /// Number of the first epoch: those before it are left out, and schedules begin at its position.
     pub start_epoch: usize,
 }
 
@@ -57,7 +57,7 @@ impl Learner {
         )
     }
 
-    /// [`Learner::fit`] with all that can be chosen.
+    /// Trains for a number of epochs as [`Learner::fit`] does, with options.
     ///
     /// # Errors
     /// As there.

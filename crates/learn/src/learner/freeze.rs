@@ -7,7 +7,7 @@ use super::Learner;
 use crate::state::LearnerState;
 
 impl LearnerState {
-    /// Freezes parameter groups, also in the middle of a fit: see [`Learner::freeze_to`]. Every rank calls it.
+    /// Freezes parameter groups, also during a fit; see [`Learner::freeze_to`]. Every rank calls it.
     ///
     /// # Errors
     /// As there.
@@ -73,9 +73,9 @@ impl LearnerState {
 }
 
 impl Learner {
-    /// Freezes all parameter groups before the one with this number, and trains the others. Negative numbers count
-    /// from the end: -1 trains the last group alone. Normalisations stay trained unless
-    /// [`Learner::train_norms`] is off. The optimizer's state begins anew; its hyperparameters stay.
+    /// Freezes all parameter groups before the one with this number, and unfreezes the others. Negative numbers count
+    /// from the end: -1 trains only the last group. Normalisations stay trained unless [`Learner::train_norms`] is off.
+    /// The optimizer's state is reset; its hyperparameters are kept.
     ///
     /// # Errors
     /// When there is no such group, or libtorch refuses.
@@ -91,7 +91,7 @@ impl Learner {
         self.freeze_to(-1)
     }
 
-    /// Trains all parameter groups.
+    /// Unfreezes all parameter groups.
     ///
     /// # Errors
     /// As [`Learner::freeze_to`].
