@@ -31,7 +31,7 @@ impl ProcessGroup {
         self.begin_send(tensor, to, tag)?.wait().map(drop)
     }
 
-    /// Starts [`ProcessGroup::send`].
+    /// Starts [`ProcessGroup::send`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
     /// As there.
@@ -47,7 +47,7 @@ impl ProcessGroup {
         Ok(pending.giving(tensor))
     }
 
-    /// Fills a tensor with what rank `from` sends under the same tag.
+    /// Receives a tensor that rank `from` sends with the same tag.
     ///
     /// # Errors
     /// As [`ProcessGroup::send`].
@@ -55,7 +55,7 @@ impl ProcessGroup {
         self.begin_recv(tensor.shallow_clone(), from, tag)?.wait().map(drop)
     }
 
-    /// Starts [`ProcessGroup::recv`].
+    /// Starts [`ProcessGroup::recv`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
     /// As there.
@@ -71,7 +71,7 @@ impl ProcessGroup {
         Ok(fill(pending, tensor, target))
     }
 
-    /// Fills a tensor with what any rank sends under the tag, and tells which rank it was. Gloo only.
+    /// Receives a tensor that any rank sends with the tag, and returns the sender's rank. Gloo only.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`].
@@ -82,7 +82,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Starts [`ProcessGroup::recv_any`]; [`Work::wait_source`] tells the sender.
+    /// Starts [`ProcessGroup::recv_any`] and returns without waiting. [`Work::wait_source`] returns the sender.
     ///
     /// # Errors
     /// As there.
