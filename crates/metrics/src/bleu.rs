@@ -8,9 +8,9 @@ use tch::{Device, Kind, Tensor};
 use crate::read::{self, IGNORED};
 use crate::{Fold, Folded, Metric};
 
-/// The BLEU score of a corpus (Papineni et al., 2002), fastai's `CorpusBLEUMetric`: the geometric mean of the shares
-/// of runs of one to four tokens that predictions have in common with their targets, times
-/// `exp(1 - targets / predictions)` where predictions have fewer tokens in all.
+/// BLEU score of a corpus (Papineni et al., 2002; fastai's `CorpusBLEUMetric`): the geometric mean of the precisions of
+/// n-grams of one to four tokens, times the brevity penalty `exp(1 - targets / predictions)` if predictions have fewer
+/// tokens in total.
 ///
 /// Predictions `[n, tokens, tokens predicted]`, of which the largest score of dimension 1 is the token, and targets
 /// `[n, tokens]` of as many tokens or of another number; a language model's `[n, tokens predicted, tokens]`, which are

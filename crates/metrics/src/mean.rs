@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 
 use crate::{Fold, Folded, Metric, MetricState, read};
 
-/// The weighted mean of values, of losses by their rows or tokens, for example.
+/// Weighted mean of values, such as losses weighted by their rows or tokens.
 ///
 /// Takes values for predictions and their weights for targets, of one shape.
 ///

@@ -33,8 +33,8 @@ pub trait Trainable {
     /// Returns every parameter that is not frozen, once, in the same order on every rank.
     fn trainable_parameters(&self) -> Vec<NamedTensor>;
 
-    /// Returns an error with the reason if nothing can be trained, such as for a model that is for inference only;
-    /// optimizers call it. Defaults to `Ok`.
+    /// Returns an error with the reason if nothing can be trained, such as for a model that is for inference only.
+    /// Optimizers call it. Defaults to `Ok`.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`].
