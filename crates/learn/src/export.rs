@@ -126,7 +126,7 @@ impl Predictor {
     /// [`ItemCodec::describe`] returns them: for codecs outside of this crate.
     ///
     /// # Errors
-    /// As there; those of the function.
+    /// Returns the same errors as [`Predictor::load`], and the error of `codec`.
     pub fn load_with<X, C>(
         accelerator: &Accelerator,
         path: impl AsRef<Path>,

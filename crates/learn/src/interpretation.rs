@@ -58,7 +58,8 @@ impl Interpretation {
     /// Predicts the validation data and computes each sample's loss. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Learner::predictions`]; [`brigade_torch::ErrorKind::InvalidArgument`] for data without targets.
+    /// Returns the same errors as [`Learner::predictions`], and [`brigade_torch::ErrorKind::InvalidArgument`] for data
+    /// without targets.
     pub fn from_learner(learner: &mut Learner) -> Result<Self> {
         Self::on(learner, Part::Valid)
     }
@@ -66,7 +67,7 @@ impl Interpretation {
     /// Predicts a part of the data and computes each sample's loss. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Interpretation::from_learner`].
+    /// Returns the same errors as [`Interpretation::from_learner`].
     pub fn on(learner: &mut Learner, part: Part) -> Result<Self> {
         let predictions = learner.predictions_on(part)?;
         let Some(losses) = &predictions.losses else {
@@ -120,8 +121,8 @@ impl ClassInterpretation {
     /// Predicts the validation data. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Interpretation::from_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] for targets that are no
-    /// classes.
+    /// Returns the same errors as [`Interpretation::from_learner`], and [`brigade_torch::ErrorKind::InvalidArgument`]
+    /// for targets that are not classes.
     pub fn from_learner(learner: &mut Learner) -> Result<Self> {
         Self::on(learner, Part::Valid)
     }
@@ -129,7 +130,7 @@ impl ClassInterpretation {
     /// Predicts a part of the data. Every rank calls it.
     ///
     /// # Errors
-    /// As [`ClassInterpretation::from_learner`].
+    /// Returns the same errors as [`ClassInterpretation::from_learner`].
     pub fn on(learner: &mut Learner, part: Part) -> Result<Self> {
         if !learner.loss.targets_are_classes() {
             return Err(Error::invalid_argument(format!(

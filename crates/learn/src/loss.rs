@@ -55,7 +55,7 @@ pub trait Loss: fmt::Debug + Send + Sync {
     /// pixel or token; for labels and numbers one value for each of them, in the order of the targets.
     ///
     /// # Errors
-    /// As [`Loss::forward`].
+    /// Returns the same errors as [`Loss::forward`].
     fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor>;
 
     /// Converts the model's outputs to probabilities or numbers: by softmax, sigmoid, or the identity.

@@ -414,7 +414,7 @@ impl LearnerState {
     /// shards. Every rank calls it, and writes the same values.
     ///
     /// # Errors
-    /// As [`LearnerState::gathered`]; after an error of `write` the parameters are as before.
+    /// Returns the same errors as [`LearnerState::gathered`]; after an error of `write` the parameters are as before.
     pub fn gathered_mut<R>(&mut self, write: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         match self.model.sharder() {
             Some(sharder) => sharder.gathered_mut(|| write(self)),
@@ -510,7 +510,7 @@ impl LearnerState {
     /// step was made, this waits for it.
     ///
     /// # Errors
-    /// As [`brigade_train::PreparedOptimizer::settled`].
+    /// Returns the same errors as [`brigade_train::PreparedOptimizer::settled`].
     pub fn optimizer(&self) -> Result<Option<Optimizer>> {
         self.grouped.optimizer()
     }

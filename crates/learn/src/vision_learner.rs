@@ -74,7 +74,7 @@ pub fn vision_learner(
 /// the encoder's classifier, the encoder is frozen.
 ///
 /// # Errors
-/// As [`vision_learner`].
+/// Returns the same errors as [`vision_learner`].
 pub fn unet_learner(
     accelerator: &Accelerator,
     data: Loaders,

@@ -25,7 +25,7 @@ use crate::{NotebookError, call, program};
 /// settings, for several hosts among others.
 ///
 /// # Errors
-/// Those of [`NotebookLauncher::launch`].
+/// Returns the errors of [`NotebookLauncher::launch`].
 pub fn notebook_launcher<F, A, R, E>(
     function: F,
     arguments: A,
@@ -60,8 +60,8 @@ where
 /// ```
 ///
 /// # Errors
-/// Those of [`NotebookLauncher::launch`]. In a test or program, [`NotebookError::Failed`] also when a rank has not
-/// ended after 60 s; it says where each rank hangs.
+/// Returns the errors of [`NotebookLauncher::launch`]. In a test or program, [`NotebookError::Failed`] also when a rank
+/// has not ended after 60 s; it says where each rank hangs.
 #[track_caller]
 pub fn debug_launcher<F, A, R, E>(
     function: F,

@@ -62,7 +62,7 @@ pub fn backward(loss: &Tensor) -> Result<(), Error> {
 /// ([torch.Tensor.backward](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html)).
 ///
 /// # Errors
-/// As [`backward`].
+/// Returns the same errors as [`backward`].
 pub fn backward_with(loss: &Tensor, options: BackwardOptions) -> Result<(), Error> {
     if loss.defined() && !loss.requires_grad() {
         return Err(Error::invalid_argument(

@@ -141,7 +141,7 @@ impl ProcessGroup {
     /// `sound` (infinite, or NaN), the other ranks' errors name this rank.
     ///
     /// # Errors
-    /// As [`ProcessGroup::check`].
+    /// Returns the same errors as [`ProcessGroup::check`].
     #[track_caller]
     pub fn check_backward(&self, sound: bool) -> Result<(), Error> {
         if self.inner().reduces.swap(false, Ordering::Relaxed) {

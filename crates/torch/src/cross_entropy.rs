@@ -111,7 +111,7 @@ pub fn cross_entropy(
 /// are computed in float32, several times faster and more exactly.
 ///
 /// # Errors
-/// As [`cross_entropy`].
+/// Returns the same errors as [`cross_entropy`].
 ///
 /// ```
 /// use brigade_torch::{CrossEntropyOptions, linear_cross_entropy};

@@ -317,7 +317,7 @@ pub fn lamb(
 /// in double precision. [`lamb_update`] makes the second pass with the sums of all parts.
 ///
 /// # Errors
-/// As [`lamb`].
+/// Returns the same errors as [`lamb`].
 pub fn lamb_squares(
     parameters: &[&Tensor],
     gradients: &[&Tensor],
@@ -335,7 +335,7 @@ pub fn lamb_squares(
 /// Makes the second pass of [`lamb`], with the sums of squares of whole parameters.
 ///
 /// # Errors
-/// As [`lamb`].
+/// Returns the same errors as [`lamb`].
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};
@@ -457,7 +457,7 @@ pub fn larc(
 /// may change.
 ///
 /// # Errors
-/// As [`larc`].
+/// Returns the same errors as [`larc`].
 pub fn larc_squares(
     parameters: &[&Tensor],
     gradients: &[&Tensor],
@@ -474,7 +474,7 @@ pub fn larc_squares(
 /// Makes the second pass of [`larc`], with the sums of squares of whole parameters.
 ///
 /// # Errors
-/// As [`larc`].
+/// Returns the same errors as [`larc`].
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};

@@ -40,7 +40,7 @@ pub fn unscale(gradients: &[&Tensor], inverse_scale: f64) -> Result<Tensor, Erro
 /// ```
 ///
 /// # Errors
-/// As there.
+/// Returns the same errors as [`unscale`].
 pub fn unscale_by(gradients: &[&Tensor], scale: &Tensor) -> Result<Tensor, Error> {
     // As PyTorch's scaler does, whose scales need not be powers of two.
     let inverse = scale.f_to_kind(Kind::Double)?.f_reciprocal()?.f_to_kind(Kind::Float)?;

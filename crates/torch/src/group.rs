@@ -498,7 +498,7 @@ impl ProcessGroup {
     /// join with unequal inputs it is an error.
     ///
     /// # Errors
-    /// As [`ProcessGroup::backward`].
+    /// Returns the same errors as [`ProcessGroup::backward`].
     pub fn backward_with(&self, loss: &Tensor, options: BackwardOptions) -> Result<(), Error> {
         let begun = Instant::now();
         self.take_hook_error();

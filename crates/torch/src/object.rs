@@ -90,7 +90,7 @@ impl ProcessGroup {
     /// Gathers the objects of all ranks on rank `root`, in the order of ranks. `None` on other ranks.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_gather_object`].
+    /// Returns the same errors as [`ProcessGroup::all_gather_object`].
     #[track_caller]
     pub fn gather_object<T>(&self, object: &T, root: usize) -> Result<Option<Vec<T>>, Error>
     where

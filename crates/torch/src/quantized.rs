@@ -188,7 +188,7 @@ impl QuantizedWeight {
     /// Copies the weight to another device.
     ///
     /// # Errors
-    /// Those of [`QuantizedWeight::from_packed`].
+    /// Returns the errors of [`QuantizedWeight::from_packed`].
     pub fn to_device(&self, device: Device) -> Result<Self, Error> {
         Self::from_packed(&self.to_packed()?, device)
     }

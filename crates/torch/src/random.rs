@@ -28,7 +28,7 @@ pub fn rng_state(device: Device) -> Result<Vec<u8>, Error> {
 /// Restores a state that [`rng_state`] returned, in this or in another process.
 ///
 /// # Errors
-/// As [`rng_state`], and when the bytes are not a state of such a generator.
+/// Returns the same errors as [`rng_state`], and when the bytes are not a state of such a generator.
 pub fn set_rng_state(device: Device, state: &[u8]) -> Result<(), Error> {
     ffi::set_rng_state(number(device)?, state)
         .map_err(|error| Error::libtorch("set_rng_state", &error))

@@ -74,7 +74,7 @@ impl<'r> TensorRead<'r> {
     /// Autograd does not notice: for leaves and buffers, outside of a forward pass.
     ///
     /// # Errors
-    /// Those of [`TensorRead::check`], with nothing changed; those of [`TensorReader::read`], and
+    /// Returns the errors of [`TensorRead::check`], with nothing changed; those of [`TensorReader::read`], and
     /// [`crate::TorchError::Tensor`] when libtorch cannot copy: what is in the tensor is undefined then.
     pub fn read(mut self) -> Result<(), Error> {
         self.check()?;

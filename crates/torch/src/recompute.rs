@@ -65,7 +65,7 @@ pub fn recomputed<R>(
 /// ```
 ///
 /// # Errors
-/// Those of [`recomputed`]; the part's own is in the inner result.
+/// Returns the errors of [`recomputed`]; the part's own is in the inner result.
 ///
 /// # Panics
 /// With the part's panics the first time.

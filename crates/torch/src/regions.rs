@@ -86,7 +86,7 @@ pub fn gather_from_region(group: &ProcessGroup, input: &Tensor, dim: i64) -> Res
 /// whole are summed over the ranks.
 ///
 /// # Errors
-/// As [`gather_from_region`].
+/// Returns the same errors as [`gather_from_region`].
 pub fn gather_from_sequence_region(
     group: &ProcessGroup,
     input: &Tensor,
@@ -99,7 +99,7 @@ pub fn gather_from_sequence_region(
 /// Returns this rank's part, along `dim`, of the sum of all ranks' inputs.
 ///
 /// # Errors
-/// As [`scatter_to_region`]; [`crate::ErrorKind::Communication`] when a peer is gone.
+/// Returns the same errors as [`scatter_to_region`], and [`crate::ErrorKind::Communication`] when a peer is gone.
 pub fn reduce_scatter_to_sequence_region(
     group: &ProcessGroup,
     input: &Tensor,
@@ -129,7 +129,7 @@ pub fn reduce_scatter_to_sequence_region(
 /// ```
 ///
 /// # Errors
-/// As [`reduce_scatter_to_sequence_region`].
+/// Returns the same errors as [`reduce_scatter_to_sequence_region`].
 pub fn all_to_all(
     group: &ProcessGroup,
     input: &Tensor,

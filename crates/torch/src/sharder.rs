@@ -156,7 +156,7 @@ impl Sharder {
     /// Runs the whole forward, with the root's parameters whole. Units run inside of it.
     ///
     /// # Errors
-    /// As [`Sharder::run`].
+    /// Returns the same errors as [`Sharder::run`].
     pub fn run_root<T, E>(&self, forward: impl FnOnce() -> Result<T, E>) -> Result<T, E>
     where
         T: TensorTree,
@@ -261,7 +261,7 @@ impl Sharder {
     /// Runs `write` with all parameters whole, on every rank, and copies this rank's rows into its shards.
     ///
     /// # Errors
-    /// As [`Sharder::gathered`]; after an error of `write` the shards are as before.
+    /// Returns the same errors as [`Sharder::gathered`]; after an error of `write` the shards are as before.
     pub fn gathered_mut<T, E: From<Error>>(
         &self,
         write: impl FnOnce() -> Result<T, E>,

@@ -96,7 +96,7 @@ impl TensorFile {
     /// Fills a tensor as [`TensorFile::read_into`] does, from values of another kind in the file.
     ///
     /// # Errors
-    /// Those of [`TensorFile::read_into`].
+    /// Returns the errors of [`TensorFile::read_into`].
     pub fn convert_into(&self, offset: u64, kind: Kind, tensor: &mut Tensor) -> Result<(), Error> {
         self.holds(offset, bytes_of(tensor, kind))?;
         let size = tensor.size().into_iter().map(i64::unsigned_abs).collect::<Vec<_>>();

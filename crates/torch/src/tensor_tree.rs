@@ -187,7 +187,7 @@ pub trait TensorTree {
     /// Stacks trees of one structure: each tensor gets a new first dimension, one row for each tree.
     ///
     /// # Errors
-    /// As [`concat_rows`](TensorTree::concat_rows).
+    /// Returns the same errors as [`concat_rows`](TensorTree::concat_rows).
     fn stack_rows(trees: &[&Self]) -> Result<Self::Owned, Error> {
         join(trees, "stack_rows", |tensors| Tensor::f_stack(tensors, 0))
     }

@@ -130,9 +130,10 @@ fn checked(vocabulary: i64, rank: usize, ranks: usize) -> Result<(i64, i64), Err
 /// backward sends nothing. A group of one rank computes what [`crate::cross_entropy`] does, to the bit.
 ///
 /// # Errors
-/// Those of [`crate::cross_entropy`], on every rank: a target outside of the vocabulary is refused before a message is
-/// sent. [`crate::ErrorKind::InvalidArgument`] for a part without rows. [`crate::ErrorKind::Communication`] when a
-/// peer is gone, or does not come in time because its arguments were refused.
+/// Returns the errors of [`crate::cross_entropy`], on every rank: a target outside of the vocabulary is refused before
+/// a message is sent. [`crate::ErrorKind::InvalidArgument`] for a part without rows.
+/// [`crate::ErrorKind::Communication`] when a peer is gone, or does not come in time because its arguments were
+/// refused.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};

@@ -56,7 +56,7 @@ impl<T> Work<T> {
     /// Waits as [`Work::wait`] does, and also returns the rank that sent the data, for a receive from any rank.
     ///
     /// # Errors
-    /// As [`Work::wait`].
+    /// Returns the same errors as [`Work::wait`].
     pub fn wait_source(self) -> Result<(T, Option<usize>), Error> {
         let Self { pending, mut value, inputs, finish } = self;
         let source = pending.finish()?;

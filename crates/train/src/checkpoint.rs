@@ -197,7 +197,8 @@ impl Checkpoints {
     /// checkpoint is complete, the oldest beyond [`ProjectConfiguration::total_limit`] are removed.
     ///
     /// # Errors
-    /// As there; [`brigade_torch::ErrorKind::InvalidArgument`] without a project folder.
+    /// Returns the same errors as [`Checkpoints::save`], and [`brigade_torch::ErrorKind::InvalidArgument`] without a
+    /// project folder.
     pub fn save_numbered(&self) -> Result<PathBuf> {
         save::begin(&self.inner, &save::Target::Numbered)
     }
@@ -244,7 +245,7 @@ impl Checkpoints {
     /// Loads a checkpoint as [`Checkpoints::load`] does, with options.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Checkpoints::load`].
     pub fn load_with(&self, path: impl AsRef<Path>, options: LoadOptions) -> Result<Loaded> {
         self.load_from(Some(path.as_ref()), options)
     }
@@ -252,7 +253,8 @@ impl Checkpoints {
     /// Loads the newest `checkpoint_N` of the project's folder, as [`Checkpoints::load`] does.
     ///
     /// # Errors
-    /// As there; [`brigade_torch::ErrorKind::Checkpoint`] when there is none.
+    /// Returns the same errors as [`Checkpoints::load`], and [`brigade_torch::ErrorKind::Checkpoint`] when there is
+    /// none.
     pub fn load_latest(&self) -> Result<Loaded> {
         self.load_from(None, LoadOptions::default())
     }

@@ -113,7 +113,7 @@ impl PreparedOptimizer {
     /// ```
     ///
     /// # Errors
-    /// As [`PreparedModel::full_state_dict`].
+    /// Returns the same errors as [`PreparedModel::full_state_dict`].
     pub fn full_state_dict(&self) -> Result<Option<OptimizerState>> {
         let main = self.everyone().is_main_process();
         let parts = self.parts();
@@ -172,8 +172,8 @@ impl PreparedOptimizer {
     /// Loads rank 0's optimizer state, with whole tensors; the other ranks pass `None`. Every rank calls it.
     ///
     /// # Errors
-    /// As [`brigade_optim::Optimizer::load_state_dict`] and [`PreparedOptimizer::scatter_state_dict`], on every rank and
-    /// with nothing changed.
+    /// Returns the same errors as [`brigade_optim::Optimizer::load_state_dict`] and
+    /// [`PreparedOptimizer::scatter_state_dict`], on every rank and with nothing changed.
     pub fn load_full_state_dict(&mut self, state: Option<OptimizerState>) -> Result<()> {
         let own = self.scatter_state_dict(state)?;
         let mut optimizer = self.settled()?;

@@ -273,9 +273,10 @@ impl PreparedOptimizer {
     /// gradients overflowed is skipped.
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`crate::TrainError::LossNotFinite`], on every rank, with the weights as they
-    /// were, when the gradients are those of a loss that was not finite and [`crate::Accelerator::backward`] has
-    /// not returned that error, or the program has ignored it (see [`crate::AcceleratorBuilder::check_loss`]).
+    /// Returns the same errors as [`Optimizer::step`], and [`crate::TrainError::LossNotFinite`], on every rank, with
+    /// the weights as they were, when the gradients are those of a loss that was not finite and
+    /// [`crate::Accelerator::backward`] has not returned that error, or the program has ignored it (see
+    /// [`crate::AcceleratorBuilder::check_loss`]).
     pub fn step(&mut self) -> Result<()> {
         self.inner.step()
     }
@@ -284,7 +285,7 @@ impl PreparedOptimizer {
     /// window.
     ///
     /// # Errors
-    /// As [`Optimizer::zero_grad`].
+    /// Returns the same errors as [`Optimizer::zero_grad`].
     pub fn zero_grad(&mut self) -> Result<()> {
         self.inner.zero_grad()
     }
@@ -313,7 +314,7 @@ impl PreparedOptimizer {
     /// Returns the learning rate of the next step, as [`Optimizer::lr`] does.
     ///
     /// # Errors
-    /// As [`PreparedOptimizer::settled`].
+    /// Returns the same errors as [`PreparedOptimizer::settled`].
     pub fn lr(&self) -> Result<f64> {
         Ok(self.inner.settled()?.lr())
     }
@@ -321,7 +322,7 @@ impl PreparedOptimizer {
     /// Sets the learning rate, as [`Optimizer::set_lr`] does.
     ///
     /// # Errors
-    /// As [`PreparedOptimizer::settled`] and [`Optimizer::set_lr`].
+    /// Returns the same errors as [`PreparedOptimizer::settled`] and [`Optimizer::set_lr`].
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
         self.settled()?.set_lr(lr)
     }
@@ -329,7 +330,7 @@ impl PreparedOptimizer {
     /// Returns the current parameter groups.
     ///
     /// # Errors
-    /// As [`PreparedOptimizer::settled`].
+    /// Returns the same errors as [`PreparedOptimizer::settled`].
     pub fn groups(&self) -> Result<Vec<ParameterGroup>> {
         Ok(self.inner.settled()?.groups())
     }
@@ -337,7 +338,7 @@ impl PreparedOptimizer {
     /// Returns the number of steps made so far, without skipped ones.
     ///
     /// # Errors
-    /// As [`PreparedOptimizer::settled`].
+    /// Returns the same errors as [`PreparedOptimizer::settled`].
     pub fn steps(&self) -> Result<u64> {
         Ok(self.inner.settled()?.steps())
     }

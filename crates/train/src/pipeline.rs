@@ -214,7 +214,7 @@ impl Pipeline {
     /// micro-batches. Every rank of the pipeline calls this with the same batch.
     ///
     /// # Errors
-    /// As [`Pipeline::forward_backward`]; a batch without rows.
+    /// Returns the same errors as [`Pipeline::forward_backward`], also for a batch without rows.
     #[track_caller]
     pub fn forward<M, B, T>(
         &self,

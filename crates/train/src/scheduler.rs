@@ -91,7 +91,7 @@ impl PreparedScheduler {
     /// Moves to the next step of the schedule: call it after the optimizer's step.
     ///
     /// # Errors
-    /// As [`Scheduler::step`].
+    /// Returns the same errors as [`Scheduler::step`].
     pub fn step(&mut self) -> Result<()> {
         let SchedulerInner { scheduler, accumulator, job } = &*self.inner;
         if job.recorder.is_recording() {
@@ -120,7 +120,8 @@ impl PreparedScheduler {
     /// their mean is used, so that the learning rate stays the same on all of them.
     ///
     /// # Errors
-    /// As [`Scheduler::step_with`]; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    /// Returns the same errors as [`Scheduler::step_with`], and [`brigade_torch::ErrorKind::Communication`] when a peer
+    /// is gone.
     pub fn step_with(&mut self, metric: f64) -> Result<()> {
         let mut scheduler = self.inner.scheduler.clone();
         let metric = if scheduler.watches_metric() { self.inner.agreed(metric)? } else { metric };
@@ -131,7 +132,7 @@ impl PreparedScheduler {
     /// device has reported whether the optimizer's last step was made.
     ///
     /// # Errors
-    /// As [`PreparedOptimizer::settled`](crate::PreparedOptimizer::settled).
+    /// Returns the same errors as [`PreparedOptimizer::settled`](crate::PreparedOptimizer::settled).
     pub fn settled(&self) -> Result<Scheduler> {
         self.inner.settled().cloned()
     }
@@ -139,7 +140,7 @@ impl PreparedScheduler {
     /// Returns the learning rate that the scheduler set last, as [`Scheduler::lr`] does.
     ///
     /// # Errors
-    /// As [`PreparedScheduler::settled`].
+    /// Returns the same errors as [`PreparedScheduler::settled`].
     pub fn lr(&self) -> Result<f64> {
         Ok(self.inner.settled()?.lr())
     }
@@ -147,7 +148,7 @@ impl PreparedScheduler {
     /// Returns the number of steps that the scheduler has made, as [`Scheduler::position`] does.
     ///
     /// # Errors
-    /// As [`PreparedScheduler::settled`].
+    /// Returns the same errors as [`PreparedScheduler::settled`].
     pub fn position(&self) -> Result<u64> {
         Ok(self.inner.settled()?.position())
     }
@@ -155,7 +156,7 @@ impl PreparedScheduler {
     /// Returns the state of the scheduler for a checkpoint, as [`Scheduler::state`] does.
     ///
     /// # Errors
-    /// As [`PreparedScheduler::settled`].
+    /// Returns the same errors as [`PreparedScheduler::settled`].
     pub fn state(&self) -> Result<SchedulerState> {
         Ok(self.inner.settled()?.state())
     }
@@ -163,7 +164,7 @@ impl PreparedScheduler {
     /// Loads the state of another scheduler of the same kind, and sets the learning rate of that step.
     ///
     /// # Errors
-    /// As [`PreparedScheduler::settled`] and [`Scheduler::load_state`].
+    /// Returns the same errors as [`PreparedScheduler::settled`] and [`Scheduler::load_state`].
     pub fn load_state(&mut self, state: &SchedulerState) -> Result<()> {
         self.settled()?.load_state(state)
     }

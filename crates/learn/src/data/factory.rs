@@ -131,7 +131,7 @@ impl ImageLoaders {
     /// Makes the loaders, as [`DataBlock::loaders`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`DataBlock::loaders`].
     pub fn loaders(&self, accelerator: &Accelerator, batch_size: usize) -> Result<Loaders<Tensor>> {
         self.block.loaders(accelerator, &self.path, batch_size)
     }

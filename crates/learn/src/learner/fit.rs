@@ -60,7 +60,7 @@ impl Learner {
     /// Trains for a number of epochs as [`Learner::fit`] does, with options.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Learner::fit`].
     #[track_caller]
     pub fn fit_with(
         &mut self,

@@ -10,7 +10,7 @@ impl LearnerState {
     /// Freezes parameter groups, also during a fit; see [`Learner::freeze_to`]. Every rank calls it.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Learner::freeze_to`].
     pub fn freeze_to(&mut self, group: isize) -> Result<()> {
         let groups = self.grouped.len();
         let first = match usize::try_from(group) {
@@ -86,7 +86,7 @@ impl Learner {
     /// Freezes all parameter groups but the last.
     ///
     /// # Errors
-    /// As [`Learner::freeze_to`].
+    /// Returns the same errors as [`Learner::freeze_to`].
     pub fn freeze(&mut self) -> Result<()> {
         self.freeze_to(-1)
     }
@@ -94,7 +94,7 @@ impl Learner {
     /// Unfreezes all parameter groups.
     ///
     /// # Errors
-    /// As [`Learner::freeze_to`].
+    /// Returns the same errors as [`Learner::freeze_to`].
     pub fn unfreeze(&mut self) -> Result<()> {
         self.freeze_to(0)
     }

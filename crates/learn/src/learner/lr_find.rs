@@ -130,7 +130,7 @@ impl LrFinding {
     /// Suggests a learning rate by fastai's default rule, [`Suggestion::Valley`].
     ///
     /// # Errors
-    /// As [`LrFinding::suggest`].
+    /// Returns the same errors as [`LrFinding::suggest`].
     pub fn valley(&self) -> Result<f64> {
         self.suggest(Suggestion::Valley)
     }
@@ -253,7 +253,7 @@ impl Learner {
     /// ```
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn lr_find(&mut self) -> Result<LrFinding> {
         self.lr_find_with(LrFindOptions::default())
     }
@@ -261,7 +261,8 @@ impl Learner {
     /// Runs the learning-rate finder as [`Learner::lr_find`] does, with options.
     ///
     /// # Errors
-    /// As there; [`brigade_torch::ErrorKind::InvalidArgument`] for rates that do not rise from above 0.
+    /// Returns the same errors as [`Learner::lr_find`], and [`brigade_torch::ErrorKind::InvalidArgument`] for rates
+    /// that do not rise from above 0.
     pub fn lr_find_with(&mut self, options: LrFindOptions) -> Result<LrFinding> {
         let options = LrFindOptions { steps: options.steps.max(6), ..options };
         let LrFindOptions { start_lr, end_lr, steps, .. } = options;

@@ -90,7 +90,7 @@ impl Learner {
     /// ```
     ///
     /// # Errors
-    /// As [`Learner::split_parameters`].
+    /// Returns the same errors as [`Learner::split_parameters`].
     pub fn split_by_prefix(self, groups: &[&[&str]]) -> Result<Self> {
         let parameters = self.state.model.parameters();
         let below = |prefix: &str, name: &str| {

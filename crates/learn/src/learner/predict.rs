@@ -168,7 +168,7 @@ impl Learner {
     /// Computes loss and metrics on a part of the data, as [`Learner::validate`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Learner::validate`].
     pub fn validate_on(&mut self, part: Part) -> Result<Validation> {
         unique(&self.state.metrics.iter().map(|metric| metric.name()).collect::<Vec<_>>())?;
         let found = Rc::new(RefCell::new(Vec::new()));
@@ -191,7 +191,7 @@ impl Learner {
     /// Predicts a part of the data, as [`Learner::predictions`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Learner::predictions`].
     pub fn predictions_on(&mut self, part: Part) -> Result<Predictions> {
         let gathered = Rc::new(RefCell::new(Gathered::default()));
         let places = match (part, &self.valid) {
@@ -206,7 +206,7 @@ impl Learner {
     /// Predicts other data, in batches `(X, target)`, or `(X, None::<Tensor>)` without targets.
     ///
     /// # Errors
-    /// As [`Learner::predictions`].
+    /// Returns the same errors as [`Learner::predictions`].
     pub fn predictions_of<D, X, Y>(&mut self, loader: DataLoader<D>) -> Result<Predictions>
     where
         D: BatchedDataset<Batch = (X, Y)> + 'static,

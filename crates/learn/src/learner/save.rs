@@ -137,7 +137,7 @@ impl Learner {
     /// rank calls it.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`LearnerState::save`].
     pub fn save(&self, path: impl AsRef<Path>, with_optimizer: bool) -> Result<PathBuf> {
         self.state.save(&path, with_optimizer)?;
         Ok(path.as_ref().to_owned())
@@ -147,7 +147,7 @@ impl Learner {
     /// optimizer if `with_optimizer` is set. Every rank calls it, and only rank 0 needs the file.
     ///
     /// # Errors
-    /// As [`LearnerState::load`].
+    /// Returns the same errors as [`LearnerState::load`].
     pub fn load(&mut self, path: impl AsRef<Path>, with_optimizer: bool) -> Result<()> {
         self.place_model()?;
         if with_optimizer {

@@ -234,7 +234,7 @@ impl Learner {
     /// Trains by the one-cycle policy with these maximum rates. [`Learner::fit_cycle`] takes further options.
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn fit_one_cycle(
         &mut self,
         epochs: usize,
@@ -254,7 +254,7 @@ impl Learner {
     /// ```
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn fit_cycle(
         &mut self,
         cycle: OneCycleOptions,
@@ -274,7 +274,7 @@ impl Learner {
     /// Trains at these rates, which fall along a cosine in the last quarter.
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn fit_flat_cos(
         &mut self,
         epochs: usize,
@@ -287,7 +287,7 @@ impl Learner {
     /// Trains at constant rates that end with a cosine, with options.
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn fit_flat(&mut self, flat: FlatCosOptions, callbacks: impl IntoCallbacks) -> Result<()> {
         let FlatCosOptions { epochs, rates, div_final, pct_start, options } = flat;
         let rates = self.rates(rates)?;
@@ -301,7 +301,7 @@ impl Learner {
     /// Trains by cosine annealing with warm restarts.
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn fit_sgdr(&mut self, sgdr: SgdrOptions, callbacks: impl IntoCallbacks) -> Result<()> {
         let SgdrOptions { cycles, cycle_len, cycle_mult, rates, options } = sgdr;
         let rates = self.rates(rates)?;
@@ -337,7 +337,7 @@ impl Learner {
     /// rates. The callbacks are called in both fits.
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn fine_tune(&mut self, epochs: usize, callbacks: impl IntoCallbacks) -> Result<()> {
         self.fine_tune_with(FineTuneOptions::new(epochs), callbacks)
     }
@@ -345,7 +345,7 @@ impl Learner {
     /// Fine-tunes the model as [`Learner::fine_tune`] does, with options.
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn fine_tune_with(
         &mut self,
         tune: FineTuneOptions,

@@ -22,7 +22,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::barrier`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::barrier`].
     #[track_caller]
     pub fn start_barrier(&self) -> Result<Work<()>, Error> {
         let device = gpu(self.device())?.map_or(-1, i64::from);

@@ -40,7 +40,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::all_to_all`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::all_to_all`].
     #[track_caller]
     pub fn start_all_to_all(
         &self,
@@ -106,7 +106,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::all_to_all_flat`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::all_to_all_flat`].
     #[track_caller]
     pub fn start_all_to_all_flat(
         &self,

@@ -35,7 +35,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::broadcast`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::broadcast`].
     #[track_caller]
     pub fn start_broadcast(&self, tensor: Tensor, root: usize) -> Result<Work<Tensor>, Error> {
         self.begin_broadcast(unshared(tensor)?, root)
@@ -94,7 +94,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::all_gather`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::all_gather`].
     #[track_caller]
     pub fn start_all_gather(&self, tensor: &Tensor) -> Result<Work<Vec<Tensor>>, Error> {
         self.begin_all_gather(&copy(tensor)?)
@@ -125,7 +125,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::all_gather_flat`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::all_gather_flat`].
     #[track_caller]
     pub fn start_all_gather_flat(&self, tensor: &Tensor) -> Result<Work<Tensor>, Error> {
         self.begin_all_gather_flat(&copy(tensor)?)
@@ -153,7 +153,8 @@ impl ProcessGroup {
     /// with Gloo and ranks that are not Brigade's.
     ///
     /// # Errors
-    /// As there; [`crate::Fault::Invalid`] when the tensors are not on one device.
+    /// Returns the same errors as [`ProcessGroup::all_gather_flat`], and [`crate::Fault::Invalid`] when the tensors are
+    /// not on one device.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -173,7 +174,7 @@ impl ProcessGroup {
     /// operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::all_gather_flat_coalesced`].
     #[track_caller]
     pub fn start_all_gather_flat_coalesced(
         &self,
@@ -250,7 +251,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::gather`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::gather`].
     #[track_caller]
     pub fn start_gather(
         &self,
@@ -295,7 +296,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::scatter`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::scatter`].
     #[track_caller]
     pub fn start_scatter(
         &self,

@@ -34,7 +34,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::send`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::send`].
     pub fn start_send(&self, tensor: &Tensor, to: usize, tag: u16) -> Result<Work<Tensor>, Error> {
         self.begin_send(&copy(tensor)?, to, tag)
     }
@@ -50,7 +50,7 @@ impl ProcessGroup {
     /// Receives a tensor that rank `from` sends with the same tag.
     ///
     /// # Errors
-    /// As [`ProcessGroup::send`].
+    /// Returns the same errors as [`ProcessGroup::send`].
     pub fn recv(&self, tensor: &mut Tensor, from: usize, tag: u16) -> Result<(), Error> {
         self.begin_recv(tensor.shallow_clone(), from, tag)?.wait().map(drop)
     }
@@ -58,7 +58,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::recv`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::recv`].
     pub fn start_recv(&self, tensor: Tensor, from: usize, tag: u16) -> Result<Work<Tensor>, Error> {
         self.begin_recv(unshared(tensor)?, from, tag)
     }
@@ -85,7 +85,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::recv_any`] and returns without waiting. [`Work::wait_source`] returns the sender.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::recv_any`].
     pub fn start_recv_any(&self, tensor: Tensor, tag: u16) -> Result<Work<Tensor>, Error> {
         self.begin_recv_any(unshared(tensor)?, tag)
     }

@@ -57,7 +57,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::all_reduce`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::all_reduce`].
     #[track_caller]
     pub fn start_all_reduce(&self, tensor: Tensor, op: ReduceOp) -> Result<Work<Tensor>, Error> {
         self.begin_all_reduce(unshared(tensor)?, op)
@@ -76,7 +76,8 @@ impl ProcessGroup {
     /// type, which is faster than one after another. The results are those of [`ProcessGroup::all_reduce`].
     ///
     /// # Errors
-    /// As there; [`crate::Fault::Invalid`] also when the tensors are not on one device.
+    /// Returns the same errors as [`ProcessGroup::all_reduce`], and [`crate::Fault::Invalid`] when the tensors are not
+    /// on one device.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -98,7 +99,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::all_reduce_coalesced`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::all_reduce_coalesced`].
     #[track_caller]
     pub fn start_all_reduce_coalesced(
         &self,
@@ -129,7 +130,8 @@ impl ProcessGroup {
     /// undefined afterwards.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when there is no such rank.
+    /// Returns the same errors as [`ProcessGroup::all_reduce`], and [`crate::Fault::Invalid`] when there is no such
+    /// rank.
     #[track_caller]
     pub fn reduce(&self, tensor: &mut Tensor, op: ReduceOp, root: usize) -> Result<(), Error> {
         self.begin_reduce(tensor.shallow_clone(), op, root)?.wait().map(drop)
@@ -138,7 +140,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::reduce`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::reduce`].
     #[track_caller]
     pub fn start_reduce(
         &self,
@@ -167,8 +169,8 @@ impl ProcessGroup {
     /// Reduces tensor `i` of every rank's list onto rank `i`.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when the list is not one tensor
-    /// per rank, all of one shape and type.
+    /// Returns the same errors as [`ProcessGroup::all_reduce`], and [`crate::Fault::Invalid`] when the list is not one
+    /// tensor per rank, all of one shape and type.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -189,7 +191,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::reduce_scatter`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::reduce_scatter`].
     #[track_caller]
     pub fn start_reduce_scatter(
         &self,
@@ -217,8 +219,8 @@ impl ProcessGroup {
     /// Reduces `[size * n, …]` over all ranks and returns rows `rank * n .. (rank + 1) * n`.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when the rows do not divide by the
-    /// number of ranks.
+    /// Returns the same errors as [`ProcessGroup::all_reduce`], and [`crate::Fault::Invalid`] when the rows do not
+    /// divide by the number of ranks.
     #[track_caller]
     pub fn reduce_scatter_flat(&self, input: &Tensor, op: ReduceOp) -> Result<Tensor, Error> {
         self.begin_reduce_scatter_flat(input, op)?.wait()
@@ -227,7 +229,7 @@ impl ProcessGroup {
     /// Starts [`ProcessGroup::reduce_scatter_flat`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::reduce_scatter_flat`].
     #[track_caller]
     pub fn start_reduce_scatter_flat(
         &self,
@@ -259,7 +261,8 @@ impl ProcessGroup {
     /// ones with Gloo and ranks that are not Brigade's, or for types and operations that only Gloo has.
     ///
     /// # Errors
-    /// As there; [`crate::Fault::Invalid`] also when the tensors are not on one device.
+    /// Returns the same errors as [`ProcessGroup::reduce_scatter_flat`], and [`crate::Fault::Invalid`] when the tensors
+    /// are not on one device.
     #[track_caller]
     pub fn reduce_scatter_flat_coalesced(
         &self,
@@ -273,7 +276,7 @@ impl ProcessGroup {
     /// operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::reduce_scatter_flat_coalesced`].
     #[track_caller]
     pub fn start_reduce_scatter_flat_coalesced(
         &self,
@@ -305,8 +308,8 @@ impl ProcessGroup {
     /// output may be the rows of its input that stay on this rank; other tensors must not share memory.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when an input is not `size` times its output's
-    /// shape, or the tensors are not on one device.
+    /// Returns the same errors as [`ProcessGroup::all_reduce`], and [`crate::Fault::Invalid`] when an input is not
+    /// `size` times its output's shape, or the tensors are not on one device.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};

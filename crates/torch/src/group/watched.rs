@@ -63,7 +63,7 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// As [`ProcessGroup::watched`].
+    /// Returns the same errors as [`ProcessGroup::watched`].
     pub fn watch(
         &self,
         operation: &'static str,

@@ -44,7 +44,8 @@ impl Accelerator {
     /// next size to try after one that did not fit.
     ///
     /// # Errors
-    /// As there; [`brigade_torch::ErrorKind::InvalidArgument`] when the next size is not smaller.
+    /// Returns the same errors as [`Accelerator::find_executable_batch_size`], and
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when the next size is not smaller.
     pub fn find_executable_batch_size_by<R, E: Into<Error>>(
         &self,
         start: usize,

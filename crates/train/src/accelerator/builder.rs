@@ -554,8 +554,8 @@ impl AcceleratorBuilder {
     /// Builds the Accelerator: joins the other ranks.
     ///
     /// # Errors
-    /// As [`Accelerator::new`]; [`brigade_torch::ErrorKind::InvalidArgument`] for zero accumulation steps, and for
-    /// options that contradict each other or [`AcceleratorBuilder::sharing`].
+    /// Returns the same errors as [`Accelerator::new`], and [`brigade_torch::ErrorKind::InvalidArgument`] for zero
+    /// accumulation steps, and for options that contradict each other or [`AcceleratorBuilder::sharing`].
     pub fn build(self) -> Result<Accelerator> {
         self.models.comm_hook.check()?;
         let settings = self.accumulation.map_or_else(GradientAccumulationOptions::from_env, Ok)?;

@@ -33,7 +33,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// As [`Checkpoints::save`].
+    /// Returns the same errors as [`Checkpoints::save`].
     pub fn save_state(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
         self.checkpoints.save(path)
     }
@@ -44,7 +44,7 @@ impl Accelerator {
     /// Everything is validated before anything is changed; see [`Checkpoints::load`].
     ///
     /// # Errors
-    /// As [`Checkpoints::load`].
+    /// Returns the same errors as [`Checkpoints::load`].
     pub fn load_state(&self, path: impl AsRef<Path>) -> Result<Loaded> {
         self.checkpoints.load(path)
     }

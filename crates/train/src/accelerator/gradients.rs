@@ -69,7 +69,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// As [`Accelerator::backward`].
+    /// Returns the same errors as [`Accelerator::backward`].
     #[track_caller]
     pub fn backward_with(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
         self.gradients.backward(loss, options)
@@ -166,9 +166,9 @@ impl Accelerator {
     /// A window without a token has gradients of 0.
     ///
     /// # Errors
-    /// As [`Accelerator::backward`]; [`brigade_torch::ErrorKind::InvalidArgument`], on every rank at the end of the
-    /// window, when a weight is negative, NaN, or a tensor of several elements. One that is a tensor on a GPU makes
-    /// the loss NaN then.
+    /// Returns the same errors as [`Accelerator::backward`], and [`brigade_torch::ErrorKind::InvalidArgument`], on
+    /// every rank at the end of the window, when a weight is negative, NaN, or a tensor of several elements. One that
+    /// is a tensor on a GPU makes the loss NaN then.
     pub fn backward_weighted(
         &self,
         models: &(impl PreparedModels + ?Sized),

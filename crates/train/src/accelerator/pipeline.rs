@@ -58,8 +58,8 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// As [`crate::Pipeline::forward_backward`] and [`Accelerator::backward`]; [`TrainError::LossNotFinite`] on every rank when
-    /// the loss of one is infinite or NaN.
+    /// Returns the same errors as [`crate::Pipeline::forward_backward`] and [`Accelerator::backward`], and
+    /// [`TrainError::LossNotFinite`] on every rank when the loss of one is infinite or NaN.
     #[track_caller]
     pub fn forward_backward<M, B, L>(
         &self,
@@ -166,7 +166,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// As [`crate::Pipeline::forward`].
+    /// Returns the same errors as [`crate::Pipeline::forward`].
     #[track_caller]
     pub fn forward_stages<M, B, T>(
         &self,

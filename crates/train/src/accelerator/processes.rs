@@ -35,7 +35,7 @@ impl Accelerator {
     /// batches: over an epoch, every sample counts exactly once.
     ///
     /// # Errors
-    /// As [`Processes::gather_for_metrics`].
+    /// Returns the same errors as [`Processes::gather_for_metrics`].
     #[track_caller]
     pub fn gather_for_metrics<B, T: TensorTree>(
         &self,

@@ -54,7 +54,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// As [`AcceleratorBuilder::build`](crate::AcceleratorBuilder::build) with
+    /// Returns the same errors as [`AcceleratorBuilder::build`](crate::AcceleratorBuilder::build) with
     /// [`sharding`](crate::AcceleratorBuilder::sharding).
     pub fn with_sharding(&self, sharding: impl Into<Option<Sharding>>) -> Result<Self> {
         let job = &self.gradients.processes.job;
@@ -131,7 +131,8 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// Those of [`brigade_nn::ModelBuilder::build`], among them heads and sizes that the ranks do not divide.
+    /// Returns the errors of [`brigade_nn::ModelBuilder::build`], among them heads and sizes that the ranks do not
+    /// divide.
     pub fn parallel_model<M: TensorParallelPlan>(
         &self,
         constructor: impl FnOnce(&ParamPath<'_>) -> M,
@@ -208,7 +209,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// Those of [`brigade_optim::Optimizer::state_dict`].
+    /// Returns the errors of [`brigade_optim::Optimizer::state_dict`].
     pub fn memory_report(&self) -> Result<Option<MemoryReport>> {
         let Some(sharded) = &self.gradients.sharded else { return Ok(None) };
         let models = sharded.models();

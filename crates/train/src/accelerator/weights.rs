@@ -71,7 +71,7 @@ impl Accelerator {
     /// of a file of `torch.save` ([`brigade_nn::weights::load_entry`]).
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Accelerator::load_model`].
     pub fn load_model_entry<M>(
         &self,
         model: &mut PreparedModel<M>,

@@ -77,7 +77,7 @@ pub trait StatefulHook: GradientHook + Stateful {
     /// ([`crate::PreparedModel::set_trainable`]). By default it calls [`Stateful::load_state_dict`].
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Stateful::load_state_dict`].
     fn carry_over(&self, state: &Value<Tensor>) -> Result<()> {
         self.load_state_dict(state)
     }

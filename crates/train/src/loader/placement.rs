@@ -44,7 +44,8 @@ impl Processes {
     /// memory, 0 to 1.
     ///
     /// # Errors
-    /// As there; [`brigade_torch::ErrorKind::InvalidArgument`] for another share.
+    /// Returns the same errors as [`Processes::place_dataset`], and [`brigade_torch::ErrorKind::InvalidArgument`] for
+    /// another share.
     pub fn place_dataset_within<T>(
         &self,
         dataset: TensorDataset<T>,

@@ -72,7 +72,7 @@ impl<M> PreparedModel<M> {
     /// Unfreezes the parameters of these names and freezes all others, as [`PreparedModel::set_trainable`] does.
     ///
     /// # Errors
-    /// As there, also for a name that the model lacks.
+    /// Returns the same errors as [`PreparedModel::set_trainable`], also for a name that the model lacks.
     #[track_caller]
     pub fn train_only(&mut self, names: &HashSet<String>) -> Result<()> {
         let parameters = self.local_parameters();

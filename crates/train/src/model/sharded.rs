@@ -111,7 +111,7 @@ impl<M> PreparedModel<M> {
     /// result into the shards. Every rank writes the same values.
     ///
     /// # Errors
-    /// As [`PreparedModel::gathered`]; after an error of `write` the shards are as before.
+    /// Returns the same errors as [`PreparedModel::gathered`]; after an error of `write` the shards are as before.
     pub fn gathered_mut<T>(&mut self, write: impl FnOnce(&mut Model<M>) -> Result<T>) -> Result<T> {
         let Self { model, sharded, .. } = self;
         match sharded {

@@ -233,7 +233,8 @@ impl GradScaler {
     /// gradients has overflowed. Returns `true` if the step was made.
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    /// Returns the same errors as [`Optimizer::step`], and [`brigade_torch::ErrorKind::Communication`] when a peer is
+    /// gone.
     pub fn step(&self, optimizer: &mut Optimizer) -> Result<bool> {
         if self.inner.lock().device.is_some() {
             let found = optimizer.with_parameters(|parameters| self.found_on_device(parameters))?;

@@ -58,7 +58,7 @@ impl Processes {
     /// between hosts. Hosts do not wait for each other.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Processes::main_process_first`].
     #[track_caller]
     pub fn local_main_process_first<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<R>
     where
@@ -86,7 +86,7 @@ impl Processes {
     /// Runs the body on the first rank of each host; the host's other ranks wait until it has ended.
     ///
     /// # Errors
-    /// As [`Processes::on_main_process`].
+    /// Returns the same errors as [`Processes::on_main_process`].
     #[track_caller]
     pub fn on_local_main_process<R, E>(
         &self,
@@ -104,7 +104,7 @@ impl Processes {
     /// Runs the body only on the last rank; the others wait until it has ended.
     ///
     /// # Errors
-    /// As [`Processes::on_main_process`].
+    /// Returns the same errors as [`Processes::on_main_process`].
     #[track_caller]
     pub fn on_last_process<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<Option<R>>
     where
@@ -116,7 +116,8 @@ impl Processes {
     /// Runs the body only on rank `rank`; the others wait until it has ended.
     ///
     /// # Errors
-    /// As [`Processes::on_main_process`]; [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such rank.
+    /// Returns the same errors as [`Processes::on_main_process`], and [`brigade_torch::ErrorKind::InvalidArgument`]
+    /// when there is no such rank.
     #[track_caller]
     pub fn on_process<R, E>(
         &self,

@@ -20,7 +20,7 @@ impl Processes {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Split`].
+    /// Returns the errors of [`Split`].
     pub fn split_between_processes<S: Split + ?Sized>(&self, input: &S) -> Result<S::Part> {
         let (range, _) = share(input.length()?, self.process_index(), self.num_processes());
         input.part(range, 0)
@@ -30,7 +30,7 @@ impl Processes {
     /// the whole input repeated so that all parts are equally long and can be gathered.
     ///
     /// # Errors
-    /// Those of [`Split`].
+    /// Returns the errors of [`Split`].
     pub fn split_between_processes_padded<S: Split + ?Sized>(&self, input: &S) -> Result<S::Part> {
         let (range, repeats) = share(input.length()?, self.process_index(), self.num_processes());
         input.part(range, repeats)

@@ -161,7 +161,7 @@ impl Profiler {
     /// Marks the end of a step of the loop, and begins the next.
     ///
     /// # Errors
-    /// As [`crate::Accelerator::profile`].
+    /// Returns the same errors as [`crate::Accelerator::profile`].
     pub fn step(&mut self) -> Result<()> {
         self.scope = None;
         if self.phase() == Phase::RecordAndSave {
