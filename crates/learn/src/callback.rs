@@ -56,7 +56,7 @@ impl Level {
     /// Returns the cancellation of this part of the fit: `return Level::Epoch.cancel();`
     ///
     /// # Errors
-    /// Always: that is the cancellation.
+    /// Always returns an error, which is the cancellation.
     pub fn cancel(self) -> Step {
         Err(Interrupt::Cancel(self))
     }
@@ -155,7 +155,7 @@ macro_rules! events {
             /// before a checkpoint is saved; rank 0's state is kept.
             ///
             /// # Errors
-            /// What stops the save.
+            /// Any error stops the save.
             fn state(&mut self, _learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
                 Ok(None)
             }
@@ -176,7 +176,7 @@ macro_rules! events {
             $($(#[$doc])*
             ///
             /// # Errors
-            /// The cancellation of a part of the fit, or what went wrong.
+            /// Returns the cancellation of a part of the fit, or an error that ends it.
             fn $method(&mut self, _learner: &mut LearnerState) -> Step {
                 Ok(())
             })+

@@ -89,7 +89,7 @@ impl ClassInterpretation {
     /// are divided by the sum of their row.
     ///
     /// # Errors
-    /// For data without a class.
+    /// Fails for data without classes.
     pub fn plot_confusion_matrix(&self, normalize: bool) -> Result<Heatmap> {
         let counts = self.confusion_matrix().into_iter().flatten().collect();
         let matrix = Heatmap::confusion(self.class_names(), counts).map_err(LearnError::from)?;

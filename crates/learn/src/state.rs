@@ -401,7 +401,7 @@ impl LearnerState {
     /// calls it. Another model is passed as it is.
     ///
     /// # Errors
-    /// Those of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error inside of another
+    /// Returns the errors of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error inside of another
     /// `gathered`.
     pub fn gathered<R>(&self, read: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         match self.model.sharder() {
@@ -536,7 +536,7 @@ impl LearnerState {
     /// Sets a hyperparameter of each parameter group for the following steps.
     ///
     /// # Errors
-    /// For another number of values, and for values that are negative or not finite.
+    /// Fails for another number of values, and for values that are negative or not finite.
     pub fn set_hyper(&mut self, hyper: Hyper, values: &[f64]) -> Result<()> {
         self.grouped.set(hyper, values)
     }

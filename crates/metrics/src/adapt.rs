@@ -242,7 +242,7 @@ impl<T> ClassesLast<T> {
     /// Moves the classes of outputs to dimension 1, where metrics and losses expect them.
     ///
     /// # Errors
-    /// libtorch's.
+    /// Returns an error of libtorch.
     pub fn first(predictions: &Tensor) -> Result<Tensor> {
         if predictions.dim() < 2 {
             return Ok(predictions.shallow_clone());

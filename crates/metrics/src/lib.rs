@@ -94,7 +94,7 @@ impl Fold {
     /// Makes [`Fold::Sums`] from tensors of one or more numbers each, on the device of the first.
     ///
     /// # Errors
-    /// libtorch's.
+    /// Returns an error of libtorch.
     pub fn sums(parts: &[Tensor]) -> Result<Self> {
         let flat = |part: &Tensor| -> Result<Tensor> {
             Ok(part.f_to_device(parts[0].device())?.f_to_kind(Kind::Double)?.f_reshape([-1])?)

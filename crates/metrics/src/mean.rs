@@ -44,7 +44,7 @@ impl MetricState<Mean> {
     /// Adds one value with its weight.
     ///
     /// # Errors
-    /// libtorch's.
+    /// Returns an error of libtorch.
     pub fn add(&mut self, value: f64, weight: f64) -> Result<()> {
         self.update(&Tensor::from(value), &Tensor::from(weight))
     }

@@ -23,7 +23,7 @@ pub trait DeviceKind: Sync {
     /// Returns the number of devices that this process can use, which is never 0.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Returns the reason why there is none.
     fn devices(&self) -> Result<usize, CudaUnavailable>;
 
     /// Returns the device of this index.

@@ -20,7 +20,7 @@ pub fn kind_of(dtype: Dtype) -> Option<Kind> {
 /// about it.
 ///
 /// # Errors
-/// The sentence, for the types of which [`kind_of`] is `None`.
+/// Returns the message for types of which [`kind_of`] is `None`.
 pub fn loaded_kind(name: &str, dtype: Dtype) -> Result<Kind, String> {
     kind_of(dtype).ok_or_else(|| {
         let remedy = match dtype {
@@ -45,7 +45,7 @@ pub fn loaded_kind(name: &str, dtype: Dtype) -> Result<Kind, String> {
 /// byte would be undefined behaviour there.
 ///
 /// # Errors
-/// libtorch's, for a shape that it does not take, and for a type of which [`kind_of`] is `None`.
+/// Returns libtorch's error for an invalid shape, and for a type of which [`kind_of`] is `None`.
 pub fn tensor_from_bytes(
     bytes: &mut [u8],
     shape: &[i64],

@@ -25,13 +25,13 @@ pub trait GraphRecorder: Send + Sync {
     /// Starts to record this thread's operations on the device.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// Returns the reason why that is impossible.
     fn begin(&self, device: usize) -> Result<(), String>;
 
     /// Ends the recording and returns it.
     ///
     /// # Errors
-    /// What spoiled it.
+    /// Returns the reason why the recording is invalid.
     fn end(&self) -> Result<Box<dyn RecordedGraph>, String>;
 }
 
@@ -41,7 +41,7 @@ pub trait RecordedGraph: Send {
     /// Runs the recorded operations again.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// Returns the reason why that is impossible.
     fn replay(&mut self) -> Result<(), String>;
 }
 
@@ -67,7 +67,7 @@ impl Graph {
     /// time, and what one has left there is lost when the other is replayed.
     ///
     /// # Errors
-    /// Those of `body`; [`crate::TorchError::Libtorch`] when the device does not record graphs
+    /// Returns the errors of `body`; [`crate::TorchError::Libtorch`] when the device does not record graphs
     /// ([`Fault::Unsupported`]), or when an operation cannot be recorded.
     pub fn record<R, E: From<Error>>(
         device: Device,

@@ -54,7 +54,7 @@ pub trait GradientHook: Send + Sync {
     /// A call for bucket 0 with operations left means that the last backward did not come to its end.
     ///
     /// # Errors
-    /// Any; it ends the backward, which gives it as it is ([`ProcessGroup::backward`]).
+    /// Any error ends the backward, which returns it unchanged ([`ProcessGroup::backward`]).
     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<(), Error>;
 }
 

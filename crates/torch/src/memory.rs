@@ -177,7 +177,7 @@ impl<T: Element> Elements<'_, T> {
     /// tensor through another handle, it ends at the tensor's new end.
     ///
     /// # Errors
-    /// Those of `use_chunk`, which ends it.
+    /// Returns the first error of `use_chunk`.
     pub fn try_chunks<E>(
         &self,
         most: usize,

@@ -247,7 +247,7 @@ impl QuantizedWeight {
     /// so that each product dequantises the weight first.
     ///
     /// # Errors
-    /// The reason.
+    /// Returns the reason as a text.
     pub fn kernel(&self) -> Result<&'static str, String> {
         if self.device() != Device::Cpu {
             return Err(format!("no kernel for packed weights is used on {:?}", self.device()));

@@ -169,7 +169,7 @@ impl Sharder {
     /// [`Sharder::gathered`].
     ///
     /// # Errors
-    /// Those of `forward`; [`crate::TorchError::Libtorch`] with the unit's name when a gather fails: a peer is gone, or
+    /// Returns the errors of `forward`; [`crate::TorchError::Libtorch`] with the unit's name when a gather fails: a peer is gone, or
     /// memory runs out. After an error, and after a panic, the next forward begins anew.
     pub fn run<T, E>(&self, unit: usize, forward: impl FnOnce() -> Result<T, E>) -> Result<T, E>
     where
@@ -252,7 +252,7 @@ impl Sharder {
     /// Runs `read` with all parameters whole, on every rank.
     ///
     /// # Errors
-    /// Those of `read`; [`crate::ErrorKind::InvalidArgument`] inside of another scope; [`crate::TorchError::Libtorch`]
+    /// Returns the errors of `read`; [`crate::ErrorKind::InvalidArgument`] inside of another scope; [`crate::TorchError::Libtorch`]
     /// when a gather fails.
     pub fn gathered<T, E: From<Error>>(&self, read: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         self.with_whole(false, read)

@@ -91,7 +91,7 @@ pub trait TensorTree {
     /// Builds the same container from the results of `f` for each tensor, in the order of [`visit`](TensorTree::visit).
     ///
     /// # Errors
-    /// The first error of `f`.
+    /// Returns the first error of `f`.
     fn try_map<E>(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor, E>)
     -> Result<Self::Owned, E>;
 

@@ -198,7 +198,7 @@ impl WeightRing {
     /// work comes behind the copies. Parts that are in use already are not loaded again.
     ///
     /// # Errors
-    /// Those of a part's sources, with its name; the next use tries anew.
+    /// Returns the errors of a part's sources, with its name; the next use tries again.
     pub fn hold(&self, parts: &[usize]) -> Result<HeldWeights<'_>, Error> {
         let mut held = HeldWeights { shared: &self.shared, parts: Vec::with_capacity(parts.len()) };
         for &part in parts {

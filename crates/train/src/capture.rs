@@ -88,7 +88,7 @@ where
     /// Runs the step with this batch. Does not wait for the device.
     ///
     /// # Errors
-    /// Those of the body, and of [`crate::PreparedOptimizer::step`]: a non-finite loss of an earlier step among them.
+    /// Returns the errors of the body, and of [`crate::PreparedOptimizer::step`]: a non-finite loss of an earlier step among them.
     /// [`brigade_torch::ErrorKind::Communication`] where an earlier replay was not done within the job's time limit,
     /// with the ranks that did not come. [`brigade_torch::ErrorKind::InvalidArgument`] where the parameters are sharded
     /// between steps: nothing has run then.
@@ -121,7 +121,7 @@ where
     /// Returns `Ok` if steps are recorded, otherwise the reason why not.
     ///
     /// # Errors
-    /// The reason, such as `the device records no graphs`.
+    /// Returns the reason, such as `the device records no graphs`.
     pub fn records(&self) -> Result<(), &str> {
         self.plain.as_deref().map_or(Ok(()), Err)
     }

@@ -206,7 +206,7 @@ impl Checkpoints {
     /// Waits until the last save is on the disk, and the checkpoint that it replaced is removed. Every rank calls it.
     ///
     /// # Errors
-    /// The save's, on every rank; it is reported once.
+    /// Returns the error of the save, on every rank, and only once.
     pub fn wait(&self) -> Result<()> {
         self.inner.wait()
     }

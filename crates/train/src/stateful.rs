@@ -66,7 +66,7 @@ pub trait Stateful {
     /// Returns the state: plain values, and tensors that may share memory with the object's.
     ///
     /// # Errors
-    /// What stops the save, on all ranks.
+    /// Any error stops the save, on all ranks.
     fn state_dict(&self) -> Result<Value<Tensor>>;
 
     /// Checks shapes, types and names of a state without its tensors' values, and changes nothing. A load checks all
@@ -74,7 +74,7 @@ pub trait Stateful {
     /// refuse a state that does not fit.
     ///
     /// # Errors
-    /// The reason why the state does not fit.
+    /// Returns the reason why the state does not fit.
     fn check_state_dict(&self, _state: &Value<TensorInfo>) -> Result<(), String> {
         Ok(())
     }

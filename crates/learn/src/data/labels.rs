@@ -30,7 +30,7 @@ pub trait IntoLabel {
     /// Converts the value to a label, or returns the reason why that is impossible.
     ///
     /// # Errors
-    /// The reason.
+    /// Returns the reason as a text.
     fn into_label(self) -> Result<Label, String>;
 }
 

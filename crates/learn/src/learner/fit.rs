@@ -42,7 +42,7 @@ impl Learner {
     /// ```
     ///
     /// # Errors
-    /// The first error of data, model, optimizer, metric or callback; when a rank is gone.
+    /// Returns the first error of data, model, optimizer, metric or callback, and fails when a rank is lost.
     #[track_caller]
     pub fn fit(
         &mut self,

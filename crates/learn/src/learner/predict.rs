@@ -281,7 +281,7 @@ impl Learner {
     /// every rank calls it. The next fit switches back to training.
     ///
     /// # Errors
-    /// Those of `body`, and of [`LearnerState::gathered`].
+    /// Returns the errors of `body`, and of [`LearnerState::gathered`].
     pub fn evaluated<R>(&mut self, body: impl FnOnce(&LearnerState) -> Result<R>) -> Result<R> {
         self.state.model.set_training(false);
         let _without_autograd = tch::no_grad_guard();

@@ -103,7 +103,7 @@ pub enum CudaUnavailable {
 /// driver, but makes no context on a GPU.
 ///
 /// # Errors
-/// Why there is none.
+/// Returns the reason why there is none.
 ///
 /// ```
 /// match brigade_torch::cuda_devices() {

@@ -29,7 +29,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// The body's, when it is not about memory; [`crate::TrainError::Leader`] when it was another rank's;
+    /// Returns the body's error, if memory has not run out; [`crate::TrainError::Leader`] when it was another rank's;
     /// [`crate::TrainError::NoBatchSize`] when a single sample does not fit;
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a start at 0.
     pub fn find_executable_batch_size<R, E: Into<Error>>(

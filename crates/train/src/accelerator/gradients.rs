@@ -112,7 +112,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// The body's.
+    /// Returns the error of the body.
     pub fn accumulate<B, R>(
         &self,
         models: &(impl PreparedModels + ?Sized),
@@ -126,7 +126,7 @@ impl Accelerator {
     /// inside. Gradients add up on each rank until a backward outside.
     ///
     /// # Errors
-    /// The body's.
+    /// Returns the error of the body.
     pub fn no_sync<R>(
         &self,
         models: &(impl PreparedModels + ?Sized),
@@ -268,7 +268,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// The body's; [`brigade_torch::ErrorKind::Communication`] when a peer is gone, or, with
+    /// Returns the error of the body; [`brigade_torch::ErrorKind::Communication`] when a peer is gone, or, with
     /// `throw_on_early_termination`, when a rank has no more data.
     pub fn join_uneven_inputs<R>(
         &self,

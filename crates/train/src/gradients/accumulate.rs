@@ -180,7 +180,7 @@ impl GradientAccumulator {
     /// The last batch of the data ends the window, however short it is.
     ///
     /// # Errors
-    /// The body's.
+    /// Returns the error of the body.
     pub fn accumulate<B, R>(
         &self,
         models: &(impl PreparedModels + ?Sized),

@@ -98,7 +98,7 @@ impl<M> PreparedModel<M> {
     /// ```
     ///
     /// # Errors
-    /// Those of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error inside of another
+    /// Returns the errors of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error inside of another
     /// `gathered`.
     pub fn gathered<T>(&self, read: impl FnOnce(&Model<M>) -> Result<T>) -> Result<T> {
         match &self.sharded {

@@ -44,7 +44,7 @@ impl Processes {
     /// ```
     ///
     /// # Errors
-    /// The body's own; [`crate::TrainError::Leader`] on the others when rank 0 failed;
+    /// Returns the body's own error; [`crate::TrainError::Leader`] on the others when rank 0 failed;
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn main_process_first<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<R>
@@ -73,7 +73,7 @@ impl Processes {
     /// Runs the body only on rank 0; the others wait until it has ended.
     ///
     /// # Errors
-    /// The body's own; [`crate::TrainError::Leader`] on the others when rank 0 failed;
+    /// Returns the body's own error; [`crate::TrainError::Leader`] on the others when rank 0 failed;
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn on_main_process<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<Option<R>>
