@@ -401,8 +401,8 @@ impl LearnerState {
     /// calls it. Another model is passed as it is.
     ///
     /// # Errors
-    /// Returns the errors of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error inside of another
-    /// `gathered`.
+    /// Returns the errors of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error inside
+    /// of another `gathered`.
     pub fn gathered<R>(&self, read: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         match self.model.sharder() {
             Some(sharder) => sharder.gathered(|| read(self)),

@@ -169,8 +169,8 @@ impl Sharder {
     /// [`Sharder::gathered`].
     ///
     /// # Errors
-    /// Returns the errors of `forward`; [`crate::TorchError::Libtorch`] with the unit's name when a gather fails: a peer is gone, or
-    /// memory runs out. After an error, and after a panic, the next forward begins anew.
+    /// Returns the errors of `forward`; [`crate::TorchError::Libtorch`] with the unit's name when a gather fails: a
+    /// peer is gone, or memory runs out. After an error, and after a panic, the next forward begins anew.
     pub fn run<T, E>(&self, unit: usize, forward: impl FnOnce() -> Result<T, E>) -> Result<T, E>
     where
         T: TensorTree,
@@ -252,8 +252,8 @@ impl Sharder {
     /// Runs `read` with all parameters whole, on every rank.
     ///
     /// # Errors
-    /// Returns the errors of `read`; [`crate::ErrorKind::InvalidArgument`] inside of another scope; [`crate::TorchError::Libtorch`]
-    /// when a gather fails.
+    /// Returns the errors of `read`; [`crate::ErrorKind::InvalidArgument`] inside of another scope;
+    /// [`crate::TorchError::Libtorch`] when a gather fails.
     pub fn gathered<T, E: From<Error>>(&self, read: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         self.with_whole(false, read)
     }

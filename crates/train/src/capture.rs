@@ -88,10 +88,10 @@ where
     /// Runs the step with this batch. Does not wait for the device.
     ///
     /// # Errors
-    /// Returns the errors of the body, and of [`crate::PreparedOptimizer::step`]: a non-finite loss of an earlier step among them.
-    /// [`brigade_torch::ErrorKind::Communication`] where an earlier replay was not done within the job's time limit,
-    /// with the ranks that did not come. [`brigade_torch::ErrorKind::InvalidArgument`] where the parameters are sharded
-    /// between steps: nothing has run then.
+    /// Returns the errors of the body, and of [`crate::PreparedOptimizer::step`]: a non-finite loss of an earlier step
+    /// among them. [`brigade_torch::ErrorKind::Communication`] where an earlier replay was not done within the job's
+    /// time limit, with the ranks that did not come. [`brigade_torch::ErrorKind::InvalidArgument`] where the parameters
+    /// are sharded between steps: nothing has run then.
     pub fn run(&mut self, batch: &B) -> Result<R> {
         if let Some(error) = &self.refused {
             return Err(Error::invalid_argument(error.to_string()));

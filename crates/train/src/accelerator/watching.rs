@@ -79,9 +79,9 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// Returns the error of the body; [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule without active steps;
-    /// [`crate::TrainError::File`] when a trace cannot be written; [`brigade_torch::ErrorKind::Tensor`] when this
-    /// thread is being recorded already.
+    /// Returns the error of the body; [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule without active
+    /// steps; [`crate::TrainError::File`] when a trace cannot be written; [`brigade_torch::ErrorKind::Tensor`] when
+    /// this thread is being recorded already.
     pub fn profile<R>(
         &self,
         options: ProfileOptions,
