@@ -112,7 +112,8 @@ impl Predictor {
     /// ```
     ///
     /// # Errors
-    /// [`crate::LearnError::Format`] for a file that is no such export, of a later version, or of another architecture.
+    /// [`crate::LearnError::Format`] for a file that is not such an export, of a later version, or of another
+    /// architecture.
     pub fn load<X, C>(accelerator: &Accelerator, path: impl AsRef<Path>, model: C) -> Result<Self>
     where
         X: ModelInput,

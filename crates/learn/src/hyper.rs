@@ -67,7 +67,8 @@ impl Rates {
     /// Returns the rate of each group.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a list of another length, and for numbers that are no rates.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a list of another length, and for numbers that are not valid
+    /// rates.
     pub fn of_groups(&self, groups: usize) -> Result<Vec<f64>> {
         let rates = match *self {
             Self::Same(rate) => vec![rate; groups],

@@ -165,7 +165,7 @@ impl ActivationStats {
     /// logarithm of the counts (fastai's `color_dim`).
     ///
     /// # Errors
-    /// When there is no such layer, or nothing was measured of it.
+    /// When no layer has this name, or it has no measurements.
     pub fn plot_histogram(&self, layer: &str) -> Result<Heatmap> {
         let stats = self.stats().iter().find(|it| it.layer == layer).ok_or_else(|| {
             let known: Vec<&str> = self.stats().iter().map(|it| it.layer.as_str()).collect();

@@ -501,7 +501,7 @@ impl LearnerState {
     /// number of such layers.
     ///
     /// # Errors
-    /// When there is no such layer.
+    /// When no layer has this name.
     pub fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize> {
         self.model.hold_in_eval(prefix, on)
     }

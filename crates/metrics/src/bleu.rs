@@ -18,7 +18,7 @@ use crate::{Fold, Folded, Metric};
 /// run of some length counts half a run, the next such length a quarter, and so on (Chen and Cherry, 2014, method 3).
 /// It is NaN where no prediction has four tokens, for which fastai's divides by zero.
 ///
-/// Runs are counted as they are, so there is no need for fastai's `vocab_sz`, the base of its hash. A place whose
+/// N-grams are counted exactly, so there is no need for fastai's `vocab_sz`, the base of its hash. A place whose
 /// target is [`IGNORED`] is left out of both. Each batch waits for the device, to count on the CPU.
 ///
 /// ```

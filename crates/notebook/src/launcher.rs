@@ -61,7 +61,7 @@ where
 ///
 /// # Errors
 /// Returns the errors of [`NotebookLauncher::launch`]. In a test or program, [`NotebookError::Failed`] also when a rank
-/// has not ended after 60 s; it says where each rank hangs.
+/// has not ended after 60 s; its message shows where each rank hangs.
 #[track_caller]
 pub fn debug_launcher<F, A, R, E>(
     function: F,

@@ -28,7 +28,7 @@ pub struct AttentionOptions {
 /// `[batch, heads, queries, keys]`. Here at most 128 queries' weights exist at a time in each thread; the
 /// backward computes them again, with the same places dropped, which are drawn as [`crate::dropout`]'s. Also
 /// without dropout products in 16 bits are computed in float32 on processors that cannot multiply in 16 bits,
-/// as in [`crate::linear`]. The result lies in memory as `[batch, queries, heads, width]`, so that
+/// as in [`crate::linear`]. The result is stored in memory as `[batch, queries, heads, width]`, so that
 /// `transpose(1, 2)` and a view join the heads without a copy. A query that sees no key gets 0. There are no
 /// gradients of gradients, and none of the mask. All else is libtorch's.
 ///

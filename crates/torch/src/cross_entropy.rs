@@ -71,7 +71,7 @@ impl From<ffi::CrossEntropyLoss> for CrossEntropyLoss {
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] for another reduction; [`crate::TorchError::Libtorch`] with
-/// [`crate::Fault::Invalid`] for a target that is no class, and for shapes, kinds and options that do not fit. On a
+/// [`crate::Fault::Invalid`] for a target that is not a class, and for shapes, kinds and options that do not fit. On a
 /// GPU such a target is found by the kernel: the error is that of a later call, and CUDA can do nothing more in this
 /// process.
 ///
@@ -101,7 +101,7 @@ pub fn cross_entropy(
 ///
 /// `hidden` is `[…, width]`, `weight` `[classes, width]`, `bias` `[classes]`, `targets` `[…]` of int64. It goes
 /// through chunks of rows with 128 MiB of logits at most (128 rows at least), and makes in the forward the
-/// gradients of those of `hidden`, `weight` and `bias` that want one. Rows whose target is `ignore_index` are
+/// gradients of those of `hidden`, `weight` and `bias` that require one. Rows whose target is `ignore_index` are
 /// left out of the products on a CPU: with 15 % of the tokens masked, the head costs 15 %. On a GPU they are computed
 /// and masked, since the host would have to wait for their number.
 ///

@@ -41,7 +41,7 @@ pub fn loaded_kind(name: &str, dtype: Dtype) -> Result<Kind, String> {
 
 /// Makes a tensor from a copy of a file's bytes, whose number must fit shape and type.
 ///
-/// Bytes of truth values other than 0 and 1 become 1, also in `bytes`: C++ knows only two, and any other
+/// Bytes of truth values other than 0 and 1 become 1, also in `bytes`: C++ has only these two, and any other
 /// byte would be undefined behaviour there.
 ///
 /// # Errors

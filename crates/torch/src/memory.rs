@@ -268,14 +268,14 @@ fn memory_of(doing: &'static str, tensor: &Tensor) -> Result<(usize, usize), Err
 /// Makes the process keep the CPU memory that tensors free, for the next tensors.
 ///
 /// A training step allocates and frees the same large tensors again and again. By default glibc gives
-/// such memory back to the system each time, and the system clears every page of it anew: on the CNN of
+/// such memory back to the system each time, and the system clears every page of it again: on the CNN of
 /// the examples that took a quarter of the step. The price is that a process stays as large as it once
-/// was; [`release_memory`] gives back what is free.
+/// was; [`release_memory`] frees unused memory.
 ///
-/// It is a setting of the whole process, which the Accelerator makes unless told not to. On Linux,
+/// It is a setting of the whole process, which the Accelerator makes by default. On Linux,
 /// libtorch's allocator of CPU tensors is replaced: tensors of 1 MB and more lie in one stretch of
 /// addresses of the machine's size, in huge pages where the kernel has them (not under `ulimit -v`, nor
-/// where the kernel counts promised memory). glibc's `malloc` is told not to return freed memory to the
+/// where the kernel counts promised memory). glibc's `malloc` is configured not to return freed memory to the
 /// system (`M_TRIM_THRESHOLD`, `M_MMAP_THRESHOLD`), and 64 MB of its heap are asked to be huge pages.
 /// `BRIGADE_KEEP_MEMORY=0` leaves everything as it is, and so does a setting of the C library in the
 /// environment (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`).

@@ -95,7 +95,7 @@ impl QuantizedWeight {
     /// Copies a quantised weight to a device.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] where a part has another size than format and shape ask for, and for a device
+    /// [`crate::ErrorKind::InvalidArgument`] where the size of a part does not fit format and shape, and for a device
     /// that does not have the format's numbers; libtorch's, when memory runs out.
     pub fn from_packed(weight: &PackedWeight, device: Device) -> Result<Self, Error> {
         weight.check()?;

@@ -20,7 +20,7 @@ use crate::error::Error;
 /// drops the same, and all gradients are those of a plain forward, bit for bit. Parts nest; reducers,
 /// [`crate::grad`] and `create_graph` work as ever. Without gradients (`no_grad`) it is a plain call.
 ///
-/// What the part does besides its output it does twice. [`is_recomputing`] tells the second time;
+/// Side effects of the part happen twice. [`is_recomputing`] is `true` the second time;
 /// the batch normalisations of `brigade_nn` leave their running statistics alone then.
 ///
 /// ```

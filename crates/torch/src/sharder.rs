@@ -41,8 +41,8 @@ pub struct ShardingGroups {
 /// fewer rows or none. The model's own tensors stay and lose their memory between uses, where a read is an error that
 /// names the unit. The optimizer has the shards, into whose gradients each backward adds the mean over the ranks.
 ///
-/// With [`Offload::Cpu`] the shards and their gradients lie in the host's memory. A unit's rows are copied to the device
-/// while the unit before computes, and its gradients back while the next one does.
+/// With [`Offload::Cpu`] the shards and their gradients are in the host's memory. A unit's rows are copied to the
+/// device while the unit before computes, and its gradients back while the next one does.
 ///
 /// Every rank runs the same units in the same order, inside of [`Sharder::run_root`].
 ///
@@ -170,7 +170,7 @@ impl Sharder {
     ///
     /// # Errors
     /// Returns the errors of `forward`; [`crate::TorchError::Libtorch`] with the unit's name when a gather fails: a
-    /// peer is gone, or memory runs out. After an error, and after a panic, the next forward begins anew.
+    /// peer is gone, or memory runs out. After an error, and after a panic, the next forward starts again.
     pub fn run<T, E>(&self, unit: usize, forward: impl FnOnce() -> Result<T, E>) -> Result<T, E>
     where
         T: TensorTree,
@@ -190,7 +190,7 @@ impl Sharder {
     /// Sets whether the next backwards reduce gradients. Otherwise whole gradients add up on each rank, and the next
     /// backward that reduces includes their sum (PyTorch's `set_requires_gradient_sync`). Defaults to `true`.
     ///
-    /// Where parameters are replicated between groups, `window_ends` tells whether the next backward also sums over them
+    /// Where parameters are replicated between groups, `window_ends` sets whether the next backward also sums over them
     /// (PyTorch's `set_is_last_backward`); before, a group's sums add up on its ranks. Defaults to true.
     ///
     /// # Errors

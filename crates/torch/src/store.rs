@@ -74,7 +74,7 @@ impl TcpStore {
     /// other process can take the port in between.
     ///
     /// # Errors
-    /// When the socket cannot tell its own port.
+    /// When the port of the socket cannot be read.
     pub fn server_on(listener: TcpListener) -> Result<Self, Error> {
         let address = listener.local_addr().map_err(|e| {
             Error::invalid_argument(format!("the store's socket has no address: {e}"))
@@ -394,7 +394,7 @@ impl Store {
     /// Returns the default time limit of operations that wait.
     ///
     /// # Errors
-    /// [`crate::TorchError::Store`] when libtorch cannot tell.
+    /// [`crate::TorchError::Store`] when libtorch fails.
     pub fn timeout(&self) -> Result<Duration, Error> {
         let limit = ffi::store_timeout(&self.handle.0)
             .map_err(|error| store_error("timeout", String::new(), &error))?;

@@ -17,7 +17,7 @@ use crate::read_tensor::fill_converted;
 /// A file whose bytes are read into tensors.
 ///
 /// A plain tensor of the CPU is read into. For a tensor on a device, of another order in memory or of another
-/// kind a piece of the file is read at a time, 16 MB unless [`TensorFile::piece`] says otherwise.
+/// kind a piece of the file is read at a time, 16 MB unless [`TensorFile::piece`] sets another size.
 ///
 /// ```
 /// use brigade_torch::TensorFile;
@@ -54,7 +54,7 @@ impl TensorFile {
     /// Wraps a file that is open for reading. The path is used in errors.
     ///
     /// # Errors
-    /// [`crate::TorchError::Read`] when its size cannot be asked for.
+    /// [`crate::TorchError::Read`] when its size cannot be read.
     pub fn from_file(path: impl Into<PathBuf>, file: File) -> Result<Self, Error> {
         let mut opened = Self { path: path.into(), file, bytes: 0, piece: PIECE_BYTES };
         opened.bytes = opened.bytes_now()?;

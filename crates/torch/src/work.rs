@@ -17,7 +17,7 @@ use crate::work_handle::WorkHandle;
 /// that was passed by reference, or whose memory other tensors share, is copied first. So pass tensors by value where
 /// possible, and continue with the result, not with another handle of the tensor.
 ///
-/// Dropping it without waiting is safe: the operation goes on as long as the group lives, and libtorch
+/// Dropping it without waiting is safe: the operation continues as long as the group exists, and libtorch
 /// keeps the memory until it has ended. Its result and its error are lost.
 ///
 /// ```
@@ -71,7 +71,7 @@ impl<T> Work<T> {
     /// report their end in [`Work::wait`].
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when libtorch cannot tell.
+    /// [`crate::TorchError::Libtorch`] when libtorch fails.
     pub fn is_completed(&self) -> Result<bool, Error> {
         match &self.pending.handle {
             Some(handle) => ffi::work_is_completed(&handle.0)

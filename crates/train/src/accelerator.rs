@@ -117,7 +117,7 @@ impl Accelerator {
     }
 
     /// Prepares models, optimizers, loaders and schedulers for distributed training. Takes one of them or a tuple in
-    /// any order and gives back the same shape.
+    /// any order and returns the same shape.
     ///
     /// Every rank calls it with the same things: models are compared and take rank 0's weights, loaders
     /// take rank 0's seed.

@@ -231,7 +231,7 @@ impl Checkpoints {
     /// Everything is validated before anything is changed: names, shapes and types, sizes and checksums.
     /// Tensors are read straight into their places, so it takes no memory beside them.
     ///
-    /// On another number of ranks the loaders go on at the same sample of the same order; each rank's
+    /// On another number of ranks the loaders continue at the same sample of the same order; each rank's
     /// random numbers are then its own, not those of the other run.
     ///
     /// # Errors

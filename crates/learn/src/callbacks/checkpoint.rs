@@ -15,12 +15,12 @@ use crate::state::LearnerState;
 /// The state is the Accelerator's checkpoint (model, optimizer, loss scale, random states of all ranks, position in
 /// the data) with the recorder and what the callbacks keep. The folder is there whole or not at all, and training
 /// waits for a copy alone. A fit that was finished is not begun again, and one that a callback has cancelled is
-/// finished: remove the folder to begin anew.
+/// finished: remove the folder to start from the beginning.
 ///
-/// Metrics of training batches (`Learner::train_metrics`) of an epoch that goes on are those of the batches that were
+/// Metrics of training batches (`Learner::train_metrics`) of a resumed epoch are those of the batches that were
 /// left.
 ///
-/// A program of several fits, as `fine_tune` is one, goes on in the fit that was interrupted, and passes over those
+/// A program of several fits, as `fine_tune` is one, resumes in the fit that was interrupted, and skips those
 /// before it. The program must make the same fits with the same callbacks again; a Learner has one of these at a
 /// time.
 ///

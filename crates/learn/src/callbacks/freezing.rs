@@ -7,7 +7,7 @@ use crate::state::LearnerState;
 
 /// Freezes and unfreezes parameter groups at the beginning of epochs: gradual unfreezing in one fit.
 ///
-/// The optimizer's state begins anew at each change, as after [`Learner::freeze_to`](crate::Learner::freeze_to).
+/// The optimizer's state is reset at each change, as after [`Learner::freeze_to`](crate::Learner::freeze_to).
 ///
 /// ```
 /// use brigade_learn::callbacks::FreezeSchedule;

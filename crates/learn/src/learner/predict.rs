@@ -234,7 +234,8 @@ impl Learner {
     /// 0.25 in fastai.
     ///
     /// # Errors
-    /// When the data cannot be transformed anew: data blocks of images can. As [`Learner::predictions`].
+    /// When the data cannot be transformed again, which data blocks of images can. Otherwise the same errors as
+    /// [`Learner::predictions`].
     pub fn tta(&mut self, passes: usize, beta: f64) -> Result<Predictions> {
         let augmented = self.augmented_valid.take().ok_or_else(|| {
             Error::invalid_argument(

@@ -43,7 +43,7 @@ impl LearnerState {
     /// file.
     ///
     /// # Errors
-    /// On every rank when rank 0 cannot read the file, it does not fit, or it lacks an optimizer that is asked for:
+    /// On every rank when rank 0 cannot read the file, it does not fit, or it lacks the requested optimizer:
     /// nothing was changed then.
     pub fn load(&mut self, path: impl AsRef<Path>, with_optimizer: bool) -> Result<()> {
         let path = path.as_ref();

@@ -14,7 +14,7 @@ type Compute = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync;
 /// Makes a loss from a function of predictions and targets, which returns the mean over the batch with its autograd
 /// graph.
 ///
-/// Predictions are taken for numbers, until [`LossFn::read_as`] tells how they are to be read.
+/// Predictions are decoded as numbers, unless [`LossFn::read_as`] sets another loss to decode them.
 ///
 /// ```
 /// use brigade_learn::loss::{BceWithLogits, Loss, loss_from};

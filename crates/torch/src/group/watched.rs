@@ -43,11 +43,11 @@ impl ProcessGroup {
     /// Applies the group's time limit to a device's work in which all ranks meet and that c10d does not watch, such as
     /// a replayed graph with collectives. Does not wait.
     ///
-    /// A thread asks `is_done` ([`StreamEvent::is_done`](crate::StreamEvent::is_done), say) every 50 ms. Work that is
-    /// not done within the limit, counted from this call or from the end of the work before it, fails: the thread
+    /// A thread calls `is_done` (such as [`StreamEvent::is_done`](crate::StreamEvent::is_done)) every 50 ms. Work that
+    /// is not done within the limit, counted from this call or from the end of the work before it, fails: the thread
     /// aborts the group, which ends NCCL's kernels, and the next `watch` or [`ProcessGroup::watched`] returns the
-    /// error. It is numbered as a collective, so that the error names ranks that had not come; all ranks call it in
-    /// the same order.
+    /// error. It is numbered as a collective, so that the error names ranks that had not come; all ranks call it in the
+    /// same order.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store, StreamEvent};

@@ -11,9 +11,9 @@ impl Accelerator {
     /// whose size depends on it: loaders, usually model and optimizer too, since a try that failed may have changed
     /// them.
     ///
-    /// All ranks go on with the same size: when memory ran out on one of them, all try again. Where one
+    /// All ranks continue with the same size: when memory ran out on one of them, all try again. Where one
     /// rank alone runs out, the others' collectives end at once with an error that the body hands back,
-    /// and the ranks meet anew: a model that was prepared outside of the body cannot be used any more
+    /// and the ranks connect again: a model that was prepared outside of the body cannot be used any more
     /// then.
     ///
     /// ```

@@ -89,7 +89,7 @@ impl AcceleratorBuilder {
     ///
     /// It is a setting of the whole process: libtorch's allocator of the CPU is replaced by one that keeps
     /// tensors of 1 MB and more in huge pages, and the C library keeps freed memory.
-    /// A program that does more than train, or has an allocator of its own, may want to turn it off; a
+    /// A program that does more than train, or has an allocator of its own, should consider turning it off; a
     /// step of a small network then takes up to a third longer.
     pub fn keep_memory(mut self, keep: bool) -> Self {
         self.keep_memory = Some(keep);
@@ -494,7 +494,7 @@ impl AcceleratorBuilder {
     /// rank of another program, such as PyTorch's DistributedDataParallel, can take part.
     ///
     /// A program can leave such a batch out: all ranks get the error in the same backward, so it calls
-    /// [`crate::PreparedOptimizer::zero_grad`] and goes on. With accumulation the window's other batches are
+    /// [`crate::PreparedOptimizer::zero_grad`] and continues. With accumulation the window's other batches are
     /// left out, too, where there are several processes.
     ///
     /// ```

@@ -202,7 +202,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a limit that is negative or NaN;
-    /// [`crate::TrainError::GradientNorm`], on every rank, as [`ClipNorm::error_if_nonfinite`] says.
+    /// [`crate::TrainError::GradientNorm`], on every rank, if [`ClipNorm::error_if_nonfinite`] is set.
     pub fn clip_grad_norm(
         &self,
         parameters: &(impl Parameters + ?Sized),

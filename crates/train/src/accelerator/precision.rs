@@ -18,7 +18,7 @@ impl Accelerator {
     }
 
     /// Returns the same Accelerator with another precision for the models that it prepares from now on. Ranks,
-    /// trackers, checkpoints and all other options are shared. A loss scale of fp16 begins anew.
+    /// trackers, checkpoints and all other options are shared. The loss scale of fp16 is reset.
     ///
     /// ```
     /// use brigade_train::{Accelerator, Precision};

@@ -30,7 +30,7 @@ impl Accelerator {
     /// below those of the enclosing loops; elsewhere a plain line at intervals (10 s after the one before, later a
     /// tenth of the run so far, at most 5 minutes), and none for a short loop.
     ///
-    /// Under `brigade launch` all ranks tell the launcher instead, at most five times a second and
+    /// Under `brigade launch` all ranks report to the launcher instead, at most five times a second and
     /// without waiting for it. It shows one line for all of them, of the innermost loop, with the slowest
     /// rank and the throughput of all.
     ///

@@ -61,7 +61,7 @@ impl ClipNorm {
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a negative or NaN option;
-    /// [`crate::TrainError::GradientNorm`] as [`ClipNorm::error_if_nonfinite`] says.
+    /// [`crate::TrainError::GradientNorm`] if [`ClipNorm::error_if_nonfinite`] is set.
     pub fn clip(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
         self.check()?;
         let gradients = gradients_of(parameters)?;

@@ -32,7 +32,7 @@ impl Processes {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when the device does not say what is free or has failed.
+    /// [`brigade_torch::ErrorKind::Tensor`] when the device cannot report its free memory or has failed.
     pub fn place_dataset<T>(&self, dataset: TensorDataset<T>) -> Result<TensorDataset<T>>
     where
         T: TensorTree<Owned = T> + Send + 'static,

@@ -24,7 +24,7 @@ impl<M> PreparedModel<M> {
     /// characters, dots included, `?` for one. Returns the number of matching parameters.
     ///
     /// Every rank calls it with the same arguments, between an optimizer's step and the next forward. What
-    /// depends on the set of trained parameters is made anew: the reducer with its communication hook
+    /// depends on the set of trained parameters is rebuilt: the reducer with its communication hook
     /// (whose state is carried over), the groups of every optimizer that this Accelerator has prepared and
     /// that steps this model, and what checkpoints hold. A thawed parameter joins the optimizer's group that
     /// matches its name; a frozen one leaves it, and its state (momentum and the like) is dropped. Gradients are
