@@ -78,13 +78,13 @@ pub struct Accelerator {
     /// The ranks that read other samples.
     data: Processes,
     gradients: Gradients,
-    /// With a pipeline, whether ranks agree on losses that are not finite.
+    /// `true` if the ranks of a pipeline agree on losses that are not finite.
     checks_step_losses: bool,
     options: Arc<Options>,
     numerics: Arc<Numerics>,
-    /// Whether the banner has been printed.
+    /// `true` if the banner has been printed.
     banner_printed: Arc<AtomicBool>,
-    /// Whether the line about sharding has been printed.
+    /// `true` if the line about sharding has been printed.
     plan_printed: Arc<AtomicBool>,
     /// A join's rule for prepared loaders.
     even_batches: Arc<EvenBatches>,
@@ -92,7 +92,7 @@ pub struct Accelerator {
     checkpoints: Checkpoints,
 }
 
-/// What the builder was told.
+/// Options set by the builder.
 #[derive(Debug)]
 struct Options {
     models: Arc<ModelOptions>,
@@ -128,7 +128,7 @@ impl Accelerator {
         objects.prepare(self)
     }
 
-    /// Prints a warning on the first process of each host, unless the program wants none.
+    /// Prints a warning on the first process of each host, unless the Accelerator is quiet.
     fn warn(&self, what: &str) {
         if !self.options.quiet {
             self.processes.warn(what);

@@ -23,16 +23,16 @@ use crate::sharding::ShardedModels;
 pub struct CapturedStep<'a, B, R> {
     processes: Processes,
     accumulator: GradientAccumulator,
-    /// Whether a step that cannot be recorded is not worth a line.
+    /// `true` if no line is printed about a step that cannot be recorded.
     quiet: bool,
     body: Body<'a, B, R>,
-    /// By the shapes of the batch.
+    /// Recordings by the shapes of the batch.
     recordings: HashMap<Vec<Form>, Recording<B, R>>,
     /// Batches that ran as they are.
     runs: usize,
     /// Why nothing is recorded.
     plain: Option<String>,
-    /// What the first run returns, where nothing may run.
+    /// Error of a setting that was refused, which the first run returns.
     refused: Option<Error>,
 }
 
@@ -42,11 +42,11 @@ pub(crate) type Body<'a, B, R> = Box<dyn FnMut(&B) -> Result<R> + 'a>;
 type Form = (Vec<i64>, Kind, Device);
 
 struct Recording<B, R> {
-    /// Where the step has its batch from.
+    /// Batch whose tensors the recorded step reads.
     batch: B,
-    /// Where it leaves its results.
+    /// Results whose tensors the recorded step writes.
     results: R,
-    /// `None` where the step ran once, so that its memory and kernels are there.
+    /// The recording. `None` after a first run that only initialises memory and kernels.
     recorded: Option<Recorded>,
 }
 

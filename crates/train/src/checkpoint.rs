@@ -76,14 +76,14 @@ pub struct HookHandle {
     number: u64,
 }
 
-/// What ranks do together with what is saved.
+/// State that ranks save together with the registered objects.
 #[derive(Default)]
 pub(crate) struct Together {
     pub(crate) loss_check: Option<Arc<LossCheck>>,
     pub(crate) sharded: Option<Arc<ShardedModels>>,
     pub(crate) tensor: Option<Arc<TensorModels>>,
     pub(crate) pipeline: Option<Arc<PipelineRanks>>,
-    /// How many ranks read other samples; all of them unless set.
+    /// Number of data-parallel ranks. Defaults to all ranks.
     pub(crate) data_ranks: Option<usize>,
 }
 

@@ -223,13 +223,13 @@ impl From<TrainError> for Error {
     }
 }
 
-/// Whether a loss was infinite or NaN.
+/// Returns `true` if a loss was infinite or NaN.
 pub(crate) fn loss_is_not_finite<T>(outcome: &Result<T>) -> bool {
     let found = outcome.as_ref().err().and_then(|error| error.downcast_ref());
     matches!(found, Some(TrainError::LossNotFinite { .. }))
 }
 
-/// What [`TrainError::LossNotFinite`] begins with.
+/// Returns the beginning of the message of [`TrainError::LossNotFinite`].
 fn not_finite(rank: Option<usize>, step: Option<u64>) -> String {
     let step = step.map(|step| format!(" of optimizer step {step}")).unwrap_or_default();
     match rank {

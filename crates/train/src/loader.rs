@@ -32,7 +32,7 @@ pub struct PreparedLoader<L> {
     inner: Arc<LoaderInner<L>>,
 }
 
-/// What the handle of the program shares with checkpoints.
+/// State of a prepared loader that the program's handle and checkpoints share.
 struct LoaderInner<L> {
     loader: L,
     position: Position,
@@ -71,7 +71,8 @@ impl<L: Loader + 'static> PreparedLoader<L> {
         Self::joined(loader, processes, configuration, Arc::default())
     }
 
-    /// As [`PreparedLoader::new`], under the rule of an Accelerator's joins, and registered for its checkpoints.
+    /// Prepares a loader as [`PreparedLoader::new`] does, with the Accelerator's override of even batches, and
+    /// registers it for its checkpoints.
     pub(crate) fn registered(
         loader: L,
         processes: &Processes,

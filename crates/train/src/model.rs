@@ -41,39 +41,39 @@ use crate::tensor_parallel::{TensorModel, TensorModels};
 ///
 /// With one rank, or without a parameter that is trained, it is the model itself.
 pub struct PreparedModel<M> {
-    /// Its own, since layers need not be shared by threads.
+    /// Model of this handle. It is not shared, since layers need not be `Sync`.
     model: Model<M>,
     reduction: Reduction,
-    /// With sharding, in the place of a reducer.
+    /// Sharded parameters, in place of a reducer.
     sharded: Option<Arc<ShardedModel>>,
     inner: Arc<ModelInner>,
-    /// What another reduction is made with.
+    /// Settings with which another reduction is made.
     context: ModelContext,
-    /// Of a pipeline: what the ranks' pipelines know as long as the model lives.
+    /// Stage of a pipeline, kept registered as long as the model exists.
     _stage: Option<Arc<StageModel>>,
 }
 
 /// A model but for its layers: the handle through which checkpoints reach it.
 pub(crate) struct ModelInner {
     state: Mutex<ModelState>,
-    /// Whether the next backward averages gradients over the ranks.
+    /// `true` if the next backward averages gradients over the ranks.
     sync: AtomicBool,
-    /// Whether this rank's buffers may be others than rank 0's: after a forward in training.
+    /// `true` if this rank's buffers may differ from rank 0's: after a forward in training.
     buffers_differ: AtomicBool,
 }
 
-/// What a checkpoint holds of a model.
+/// State of a model in checkpoints.
 struct ModelState {
     /// Handles of the parameters and saved buffers, under their names in order.
     tensors: Vec<ModelTensor>,
     hook: Option<Arc<dyn StatefulHook>>,
-    /// Whose shards are among the tensors.
+    /// Sharded model whose shards are among the tensors.
     sharded: Option<Arc<ShardedModel>>,
-    /// Whose parts of divided layers are among the tensors.
+    /// Model whose parts of divided layers are among the tensors.
     tensor: Option<Arc<TensorModel>>,
 }
 
-/// How prepared models are reduced.
+/// Options of the gradient reduction of prepared models.
 #[derive(Debug)]
 pub(crate) struct ModelOptions {
     pub(crate) reducer: ReducerOptions,
@@ -95,13 +95,13 @@ pub(crate) struct ModelContext {
     pub(crate) pipeline: Option<Arc<PipelineRanks>>,
 }
 
-/// What averages the gradients of the parameters that were trained when it was made.
+/// Reduction of the gradients of those parameters that were trained when it was made.
 #[derive(Default)]
 struct Reduction {
     reducer: Option<Reducer>,
-    /// Of experts that other ranks have, too, where ranks have experts between them.
+    /// Reducer of experts that other ranks hold, too, with expert parallelism.
     experts: Option<Reducer>,
-    /// Of a communication hook that has a state.
+    /// Communication hook with a state.
     hook: Option<Arc<dyn StatefulHook>>,
     checked: Option<Arc<CheckedModel>>,
     /// The parameters that the reducer does not know: they were frozen when it was made.

@@ -44,11 +44,11 @@ pub struct PreparedOptimizer {
     inner: Arc<OptimizerInner>,
 }
 
-/// What the handle of the program shares with checkpoints, and with recorded steps.
+/// State of a prepared optimizer that the program's handle, checkpoints and recorded steps share.
 pub(crate) struct OptimizerInner {
     optimizer: Optimizer,
     accumulator: GradientAccumulator,
-    /// With fp16.
+    /// Loss scaler, with fp16.
     scaler: Option<GradScaler>,
     loss_check: Option<(Arc<LossCheck>, Arc<CheckedOptimizer>)>,
     /// The groups' learning rates on a GPU.
@@ -67,10 +67,10 @@ struct DeviceRates {
     /// Parameters of float64 are stepped with rates of the host: libtorch's fused kernels read a rate in float32 from
     /// memory, which costs such training 8 of its digits.
     by_value: bool,
-    /// Whether a momentum or a weight decay has changed since a step was recorded with it by value.
+    /// `true` if a momentum or a weight decay has changed since a step was recorded with its value.
     others_change: AtomicBool,
     tensor: Mutex<Option<Tensor>>,
-    /// What the tensor holds.
+    /// Learning rates in the tensor.
     uploaded: Mutex<Vec<f64>>,
 }
 
@@ -107,7 +107,8 @@ impl DeviceRates {
         })
     }
 
-    /// Whether what a step launches depends on the learning rates and overflows on the device alone.
+    /// Returns `true` if the launched operations of a step depend on learning rates and overflows only through tensors
+    /// on the device.
     fn suffice(&self) -> bool {
         !self.by_value && !self.others_change.load(Ordering::Relaxed)
     }
@@ -159,7 +160,7 @@ struct StepBetween {
     inner: Arc<OptimizerInner>,
     /// The parameters and their gradients in the recording: those of the parameters may be of another one.
     gradients: Vec<(Tensor, Tensor)>,
-    /// Where the recording says whether a gradient has overflowed.
+    /// Overflow flag of the gradients, written by the recording.
     found: Option<Tensor>,
 }
 
@@ -356,7 +357,7 @@ impl OptimizerInner {
         Ok(&self.optimizer)
     }
 
-    /// A device will say whether the step was made.
+    /// Marks that the device decides whether the step is made.
     fn decide_later(&self) {
         if let Some(scaler) = &self.scaler {
             self.accumulator.set_skipped_later(scaler);

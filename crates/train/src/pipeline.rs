@@ -88,7 +88,7 @@ pub struct Pipeline {
     group: ProcessGroup,
     options: PipelineOptions,
     table: PipelineTable,
-    /// What is known of the activations that go from stage to stage.
+    /// Known shapes and types of the activations sent from stage to stage.
     forms: Forms,
 }
 
@@ -166,8 +166,8 @@ impl Pipeline {
         self.scaled_forward_backward(model, &stepped, batch, (1.0, &alone), loss)
     }
 
-    /// As [`Pipeline::forward_backward`], with gradients times a factor, and those of sums times what a function makes of their
-    /// weight. A sharded model has whole parameters for the whole step, and its gradients are reduced once.
+    /// Runs [`Pipeline::forward_backward`] with gradients multiplied by a factor, and those of sums by a function of
+    /// their weight. A sharded model has whole parameters for the whole step, and its gradients are reduced once.
     pub(crate) fn scaled_forward_backward<M, B, L>(
         &self,
         model: &Model<M>,

@@ -51,7 +51,7 @@ impl fmt::Display for Precision {
 impl FromStr for Precision {
     type Err = Error;
 
-    /// Parses Accelerate's values.
+    /// Parses the values of Accelerate's `mixed_precision`.
     ///
     /// ```
     /// use brigade_train::Precision;
@@ -110,13 +110,13 @@ pub(crate) struct Numerics {
     pub(crate) float32_outputs: bool,
     /// The type of outputs, where sharding names one.
     pub(crate) output: Option<Kind>,
-    /// Whether convolutional models are put into channels last; `None` where that is faster.
+    /// `true` if convolutional models are converted to channels last. `None` chooses the faster format.
     pub(crate) channels_last: Option<bool>,
-    /// Whether GPUs compute products of float32 tensors in TF32.
+    /// `true` if GPUs compute products of float32 tensors in TF32.
     pub(crate) tf32: bool,
 }
 
-/// What the builder collects for [`Numerics`].
+/// Options of [`Numerics`] set by the builder.
 #[derive(Debug, Clone)]
 pub(crate) struct NumericsOptions {
     pub(crate) precision: Option<Precision>,
@@ -287,7 +287,8 @@ pub(crate) fn caveat(precision: Precision, device: Device) -> Option<String> {
     })
 }
 
-/// From the text of Linux's `/proc/cpuinfo`. `None` for a CPU whose flags it does not list.
+/// Returns a warning about a CPU without native instructions for the precision, from the text of Linux's
+/// `/proc/cpuinfo`. `None` if they exist, or if the file lists no flags.
 fn cpu_caveat(precision: Precision, cpuinfo: &str) -> Option<&'static str> {
     let flags = cpuinfo
         .lines()

@@ -40,11 +40,11 @@ pub struct PreparedScheduler {
     with_optimizer: bool,
     /// Steps that one call makes.
     stride: u64,
-    /// What [`PreparedScheduler::step_per_process`] makes of that.
+    /// Number of steps per call, as set by [`PreparedScheduler::step_per_process`].
     processes: u64,
 }
 
-/// What the handle of the program shares with checkpoints.
+/// State of a prepared scheduler that the program's handle and checkpoints share.
 #[derive(Debug)]
 pub(crate) struct SchedulerInner {
     scheduler: Scheduler,

@@ -33,9 +33,9 @@ use crate::watch::{Watch, WatchOptions};
 #[must_use]
 pub struct AcceleratorBuilder {
     connection: ConnectOptions,
-    /// `None`: yes.
+    /// `true` if freed CPU memory is kept. `None` means `true`.
     keep_memory: Option<bool>,
-    /// `None`: as the environment says.
+    /// Options of gradient accumulation. `None` takes those of the environment.
     accumulation: Option<GradientAccumulationOptions>,
     numerics: NumericsOptions,
     loss_check: LossCheckOptions,
@@ -47,7 +47,7 @@ pub struct AcceleratorBuilder {
     quiet: bool,
     watch: WatchOptions,
     project: ProjectConfiguration,
-    /// `None`: as the environment says.
+    /// Sharding of models. `None` takes that of the environment.
     sharding: Option<Option<Sharding>>,
     arrangement: ArrangementOptions,
 }

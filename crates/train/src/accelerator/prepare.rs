@@ -27,8 +27,8 @@ pub trait Prepare {
     fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared>;
 }
 
-/// In the order of the tuple, on every rank: preparing sends messages. No order is wrong: optimizers
-/// share their model's tensors, and schedulers their optimizer's learning rate.
+/// Prepares the elements of a tuple in order, on every rank, since preparing sends messages. Any order is valid:
+/// optimizers share their model's tensors, and schedulers their optimizer's learning rate.
 macro_rules! tuples {
     ($($name:ident $index:tt),+) => {
         impl<$($name: Prepare),+> Prepare for ($($name,)+) {

@@ -341,7 +341,7 @@ struct Wanted {
     stored: StoredTensor,
     /// Boxes of the stored tensor, each with its place in what this rank has.
     pieces: Vec<(Region, Region)>,
-    /// Of what this rank has.
+    /// Shape of this rank's part.
     shape: Vec<u64>,
 }
 
@@ -382,7 +382,7 @@ impl Wanted {
     }
 }
 
-/// An object's tree with its stored tensors, of which `parts` says what this rank has.
+/// Returns an object's tree with its stored tensors, with this rank's parts of them from `parts`.
 fn placed(
     checkpoint: &Checkpoint,
     object: &Object,
@@ -403,7 +403,7 @@ fn placed(
     })
 }
 
-/// How many objects of each kind a checkpoint has, for messages.
+/// Returns the number of objects of a kind in a checkpoint, for messages.
 fn count_kinds(checkpoint: &Checkpoint, kind: &str) -> usize {
     checkpoint.manifest().of_kind(kind).count()
 }

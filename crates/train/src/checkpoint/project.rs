@@ -110,5 +110,5 @@ impl ProjectConfiguration {
     }
 }
 
-/// As Hugging Face's.
+/// Default maximum size of a weights file, as Hugging Face's.
 const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;

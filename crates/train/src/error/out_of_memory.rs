@@ -69,7 +69,7 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-/// What [`OutOfMemory::during`] says where no batch is in memory yet.
+/// Value of [`OutOfMemory::during`] before any batch is in memory.
 pub(crate) const MOVE_OF_MODEL: &str = "the move of the model to the GPU";
 
 fn gibibytes(bytes: u64) -> String {

@@ -33,7 +33,8 @@ impl Default for GradientAccumulationOptions {
 }
 
 impl GradientAccumulationOptions {
-    /// Unless the builder sets it: what `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` says.
+    /// Returns the options with the number of batches in `ACCELERATE_GRADIENT_ACCUMULATION_STEPS`, for a builder that
+    /// does not set it.
     pub(crate) fn from_env() -> Result<Self> {
         use brigade_rank_env::env::ACCELERATE_GRADIENT_ACCUMULATION_STEPS as NAME;
         let Some(text) = std::env::var(NAME).ok().filter(|text| !text.is_empty()) else {
@@ -86,19 +87,19 @@ pub struct GradientAccumulator {
     window: Arc<Window>,
 }
 
-/// Where the loop stands in its window of batches.
+/// Position of the loop in its window of batches.
 #[derive(Debug)]
 struct Window {
     settings: GradientAccumulationOptions,
     /// Batches of this window so far.
     position: AtomicUsize,
-    /// What the current batch's loss is divided by: the batches of its window.
+    /// Divisor of the current batch's loss: the number of batches in its window.
     divisor: AtomicUsize,
-    /// Whether the current batch ends its window: gradients are reduced and optimizers step.
+    /// `true` if the current batch ends its window: gradients are reduced and optimizers step.
     sync: AtomicBool,
-    /// Whether an optimizer's last step was left out, so that schedules stay.
+    /// `true` if an optimizer's last step was skipped, so that schedules do not advance.
     skipped: AtomicBool,
-    /// What is not known yet of the last step.
+    /// Last step, if its result is not known yet.
     late: Mutex<LateStep>,
     weighted: Mutex<Option<WeightedWindow>>,
 }
@@ -233,19 +234,19 @@ impl GradientAccumulator {
         self.window.settings.steps
     }
 
-    /// Returns whether the batch's step was left out for an overflow. Waits for a device that has to say it.
+    /// Returns `true` if the batch's step was skipped because of an overflow. Waits for the device if it decides.
     pub(crate) fn skipped(&self) -> bool {
         // A device that has failed says so in the next operation.
         let _ = self.settle();
         self.window.skipped.load(Ordering::Relaxed)
     }
 
-    /// A device will say whether the last step was left out.
+    /// Marks that the device decides whether the last step was skipped.
     pub(crate) fn set_skipped_later(&self, scaler: &GradScaler) {
         self.window.late.lock().scaler = Some(scaler.clone());
     }
 
-    /// Whether a device has still to say it.
+    /// Returns `true` if the device's decision is not known yet.
     pub(crate) fn is_late(&self) -> bool {
         self.window.late.lock().scaler.is_some()
     }
@@ -277,7 +278,7 @@ impl GradientAccumulator {
     }
 }
 
-/// A step of which a device has to say whether it was made.
+/// A step whose execution the device decides.
 #[derive(Debug, Default)]
 struct LateStep {
     scaler: Option<GradScaler>,

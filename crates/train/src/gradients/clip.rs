@@ -164,7 +164,7 @@ impl Gradients {
         clip_grad_value(parameters, limit)
     }
 
-    /// With fp16, divides the gradients by the scale; returns whether they overflowed.
+    /// Divides the gradients by the scale with fp16. Returns `true` if they overflowed.
     pub(crate) fn unscale(&self, parameters: &(impl Parameters + ?Sized)) -> Result<bool> {
         let Some(scaler) = self.scaler.as_ref().filter(|_| self.accumulator.sync_gradients())
         else {

@@ -144,7 +144,7 @@ impl CommHook {
         matches!(self, Self::None)
     }
 
-    /// Checks the options.
+    /// Checks the options of the hook.
     pub(crate) fn check(&self) -> Result<()> {
         match self {
             Self::PowerSgd(options) => options.check(),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::PreparedModel;
 
-/// What a rank was asked for, and what stands against it.
+/// A rank's request to freeze or unfreeze, with the reason why it cannot be granted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Request {
     /// The method with its arguments.

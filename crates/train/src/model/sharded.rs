@@ -121,7 +121,7 @@ impl<M> PreparedModel<M> {
     }
 }
 
-/// Returns what a plan says of memory, and the smallest change that needs less of the device.
+/// Returns the planned memory of a model, and the smallest change that needs less of the device.
 fn memory_plan<M>(model: &Model<M>, plan: &ShardingPlan) -> Result<MemoryPlan> {
     let workload = Workload { states: 2, ..Workload::default() };
     let (sharding, bytes) = (plan.sharding(), plan.memory(workload).total());

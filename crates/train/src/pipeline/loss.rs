@@ -62,7 +62,7 @@ impl StepLoss {
 pub(super) struct Losses {
     /// Sums, each with its weight.
     sums: Vec<(Tensor, Tensor)>,
-    /// Of losses that are sums: what they are divided by until the weight of all is known.
+    /// Divisor of losses that are sums, until the total weight is known.
     divisor: Option<f64>,
 }
 

@@ -99,7 +99,7 @@ struct ScalerInner {
     /// Parameters whose gradients have been divided since the last backward pass, and
     /// whether a value among those divided with them was not finite.
     unscaled: HashMap<TensorId, FoundInf>,
-    /// Whether an optimizer step since the last backward pass was left out; `None` before the first.
+    /// `true` if an optimizer step since the last backward pass was skipped. `None` before the first.
     stepped: Option<bool>,
     skipped: bool,
     /// The scale on a GPU.
@@ -256,7 +256,7 @@ impl GradScaler {
         Ok(admits)
     }
 
-    /// What the loss of this backward pass is multiplied by.
+    /// Returns the factor of the loss of this backward pass.
     fn before_backward(&self) -> Result<f64> {
         let mut inner = self.inner.lock();
         if let Some(found) = inner.stepped.take() {
@@ -272,8 +272,8 @@ impl GradScaler {
         Ok(inner.state.scale)
     }
 
-    /// Divides the gradients of those parameters that have not been divided yet. Returns whether any
-    /// value of theirs, on any rank, was not finite.
+    /// Divides the gradients of those parameters that have not been divided yet. Returns `true` if one of their values,
+    /// on any rank, was not finite.
     fn unscale_tensors(&self, parameters: &[&Tensor]) -> Result<bool> {
         if self.inner.lock().device.is_some() {
             return Ok(self.unscale_on_device(parameters)?.f_double_value(&[0])? != 0.0);
@@ -371,7 +371,7 @@ impl GradScaler {
     }
 }
 
-/// Whether a gradient was not finite when it was divided.
+/// Result of the check for non-finite gradients at their division.
 #[derive(Debug)]
 enum FoundInf {
     Known(bool),

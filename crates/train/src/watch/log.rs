@@ -227,7 +227,7 @@ impl<S: Subscriber> Layer<S> for LogLayer {
     }
 }
 
-/// One line before it is formatted.
+/// A log line before it is formatted.
 struct Line<'a> {
     time: SystemTime,
     level: Level,
@@ -271,7 +271,7 @@ impl Line<'_> {
     }
 }
 
-/// An event's fields.
+/// Fields of an event.
 #[derive(Default)]
 struct Fields {
     message: String,

@@ -53,7 +53,7 @@ impl Default for ProfileSchedule {
     }
 }
 
-/// What happens in a step.
+/// Phase of a step in the schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Idle,

@@ -17,7 +17,7 @@ pub struct Progress<I> {
     label: String,
     began: Instant,
     watch: Arc<Watch>,
-    /// Whether plain lines are due: on the main process, when standard error is not a terminal.
+    /// `true` if plain lines are printed: on the main process, if standard error is not a terminal.
     lines: bool,
     values: ProgressValues,
     /// When the launcher last got a report.
@@ -142,7 +142,7 @@ impl ProgressValues {
         values.throughput = Some((per_second, unit.to_owned()));
     }
 
-    /// As they stand behind a bar.
+    /// Returns the values as they are shown behind a bar.
     fn message(&self) -> String {
         let values = self.0.lock();
         let rate = values.throughput.iter().map(|(rate, unit)| format!(", {rate:.1} {unit}/s"));

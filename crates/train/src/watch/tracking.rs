@@ -32,7 +32,7 @@ use crate::processes::Processes;
 pub struct Trackers {
     processes: Processes,
     state: Mutex<State>,
-    /// The step that was logged last, plus one; 0 before the first.
+    /// Step that was logged last, plus one. 0 before the first.
     step: AtomicU64,
 }
 
@@ -258,7 +258,7 @@ fn at(step: impl Into<Option<u64>>) -> Stamp {
     Stamp { step: step.into(), time: SystemTime::now() }
 }
 
-/// Asks all of them, whatever one says, and gives the first error.
+/// Calls all of them, even if one fails, and returns the first error.
 fn each(
     trackers: &mut [Box<dyn Tracker>],
     mut call: impl FnMut(&mut dyn Tracker) -> brigade_track::Result<()>,

@@ -93,7 +93,7 @@ impl PowerSgd {
 /// that runs whenever the message has ended, so ranks could send in different orders.
 pub(super) struct PowerSgdHook {
     options: PowerSgd,
-    /// In the reducer's order.
+    /// Parameters in the reducer's order.
     parameters: Vec<Parameter>,
     state: Mutex<State>,
 }
@@ -105,12 +105,12 @@ struct Parameter {
     m: i64,
 }
 
-/// What is kept belongs to parameters, not to places in buckets: buckets are put together anew after the
-/// first backward, also the first one after a resume.
+/// State by parameter, not by place in buckets: buckets are rebuilt after the first backward, also after the first one
+/// of a resumed run.
 #[derive(Default)]
 struct State {
     iteration: u64,
-    /// What was lost, `[n, m]`.
+    /// Compression errors, `[n, m]`.
     errors: BTreeMap<usize, Tensor>,
     /// The m by r factor.
     factors: BTreeMap<usize, Tensor>,
@@ -126,7 +126,7 @@ struct Underway {
     stage: Stage,
 }
 
-/// Which factors are on their way, all of a bucket in one message.
+/// Stage of a bucket: the factors that are being sent, all of a bucket in one message.
 enum Stage {
     Whole,
     Left(Work<Tensor>),
@@ -138,9 +138,9 @@ struct Matrix {
     parameter: usize,
     /// The gradient as `[n, m]`: a view.
     values: Tensor,
-    /// What should have been sent, with error feedback.
+    /// Uncompressed gradient with the added error, with error feedback.
     wanted: Option<Tensor>,
-    /// `[m, r]`.
+    /// Factor `[m, r]` of the matrix.
     factor: Tensor,
 }
 
@@ -309,7 +309,7 @@ fn start_mean(group: &ProcessGroup, values: &Tensor) -> Result<Work<Tensor>> {
     group.start_all_reduce(values.f_div_scalar(group.size() as f64)?, ReduceOp::Sum)
 }
 
-/// In one piece of memory: one message instead of many.
+/// Concatenates tensors in contiguous memory: one message instead of many.
 fn join(tensors: &[Tensor]) -> Result<Tensor> {
     let flat = tensors.iter().map(|t| t.f_reshape([-1])).collect::<Result<Vec<_>, _>>()?;
     Ok(Tensor::f_cat(&flat, 0)?)

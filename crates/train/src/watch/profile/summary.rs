@@ -24,7 +24,7 @@ pub struct OperationSummary {
     pub flops: u64,
 }
 
-/// What libtorch calls an allocation.
+/// Name of an allocation in libtorch's events.
 const MEMORY: &str = "[memory]";
 
 /// Adds up events by name. An event lies in another of its thread when that one spans it.
@@ -75,7 +75,7 @@ pub(super) fn summarize(events: &[ProfiledEvent]) -> Vec<OperationSummary> {
 #[derive(Debug, Clone)]
 pub struct Table {
     rows: Vec<OperationSummary>,
-    /// Of all rows, also those that are not shown; CPU and GPU.
+    /// Total time of all rows, including those that are not shown, for CPU and GPU.
     self_ns: [u64; 2],
     memory: bool,
     flops: bool,
