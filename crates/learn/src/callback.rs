@@ -11,19 +11,19 @@ use crate::state::LearnerState;
 /// A part of a fit that a callback can cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Level {
-    /// The rest of the batch: backward and step, as far as they have not been made. Gradients stay.
+    /// Cancels the rest of the batch: backward and step, as far as they have not been made. Gradients are kept.
     Batch,
-    /// The backward pass; the step is made.
+    /// Cancels the backward pass. The step is still made.
     Backward,
-    /// The optimizer's step; gradients are cleared.
+    /// Cancels the optimizer's step. Gradients are cleared.
     Step,
-    /// The rest of the epoch's training; validation follows.
+    /// Cancels the rest of the epoch's training. Validation follows.
     Train,
-    /// The rest of the validation.
+    /// Cancels the rest of the validation.
     Validate,
-    /// The rest of the epoch.
+    /// Cancels the rest of the epoch.
     Epoch,
-    /// The rest of the fit.
+    /// Cancels the rest of the fit.
     Fit,
 }
 
@@ -41,22 +41,22 @@ impl fmt::Display for Level {
     }
 }
 
-/// Why a callback does not let the fit go on: it cancels a part of it, or it failed.
+/// Reason why a callback interrupts the fit: it cancels a part of it, or it failed.
 ///
 /// `?` makes one of an error, and `Level::Fit.cancel()` cancels.
 #[derive(Debug)]
 pub enum Interrupt {
-    /// A part of the fit ends here, with its `after_cancel_…` and `after_…` events.
+    /// Cancels a part of the fit, with its `after_cancel_…` and `after_…` events.
     Cancel(Level),
-    /// The fit ends with this error; no further event is sent.
+    /// Ends the fit with this error. No further event is sent.
     Failed(Error),
 }
 
 impl Level {
-    /// Cancels this part of the fit: `return Level::Epoch.cancel();`
+    /// Returns the cancellation of this part of the fit: `return Level::Epoch.cancel();`
     ///
     /// # Errors
-    /// Always: that is the cancellation.
+    /// Always returns an error, which is the cancellation.
     pub fn cancel(self) -> Step {
         Err(Interrupt::Cancel(self))
     }
@@ -68,37 +68,37 @@ impl<E: Into<Error>> From<E> for Interrupt {
     }
 }
 
-/// What a callback returns at an event: go on, or not.
+/// Result of a callback at an event: continue, or interrupt the fit.
 pub type Step = std::result::Result<(), Interrupt>;
 
-/// On which ranks a callback is called, and how ranks agree on what it cancels.
+/// Ranks on which a callback is called, and how they agree on a cancellation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ranks {
-    /// On every rank. What it cancels, it must cancel on each: it decides by what is equal on all ranks, such
-    /// as metrics, the epoch or the learning rate.
+    /// Calls it on every rank. A cancellation must happen on all ranks: the callback decides by values that are equal
+    /// on all of them, such as metrics, the epoch or the learning rate.
     All,
-    /// On rank 0 alone: it writes files or lines. A cancellation is an error.
+    /// Calls it only on rank 0, to write files or lines. A cancellation is an error.
     Main,
-    /// On every rank, each of which decides by its own values at these events; a cancellation of one rank is one
-    /// of all. Costs a small all-gather at each of them.
+    /// Calls it on every rank, each of which decides by its own values at these events; a cancellation on one rank
+    /// cancels on all. Costs a small all-gather at each of these events.
     Any(&'static [Event]),
 }
 
-/// In which part of an epoch a callback hears of a batch's events.
+/// Parts of an epoch in which a callback gets the events of batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phases {
-    /// In training and in validation.
+    /// Events of batches in training and in validation.
     Both,
-    /// In training alone.
+    /// Events of batches in training only.
     Train,
-    /// In validation alone.
+    /// Events of batches in validation only.
     Validate,
 }
 
 macro_rules! events {
     ($($(#[$doc:meta])* $method:ident $event:ident),+ $(,)?) => {
-        /// Something that is called at the events of a fit ([`Event`] lists them in order) and may read and change
-        /// the Learner's state.
+        /// An object that is called at the events of a fit ([`Event`] lists them in order) and may read and change the
+        /// Learner's state.
         ///
         /// ```
         /// use brigade_learn::callback::{Callback, Level, Step};
@@ -118,50 +118,50 @@ macro_rules! events {
         /// }
         /// ```
         pub trait Callback: Any + fmt::Debug {
-            /// Returns its name in messages: the type's, unless implemented.
+            /// Returns its name for messages. Defaults to the name of the type.
             fn name(&self) -> String {
                 let full = std::any::type_name::<Self>();
                 let full = full.split('<').next().unwrap_or(full);
                 full.rsplit("::").next().unwrap_or(full).to_owned()
             }
 
-            /// Returns its place among the callbacks of an event: smaller numbers come first, equal ones in the order
-            /// in which they were added. Those of this crate have fastai's.
+            /// Returns its position among the callbacks of an event: smaller numbers are called first, equal ones in
+            /// the order in which they were added. The callbacks of this crate have fastai's numbers.
             fn order(&self) -> i32 {
                 0
             }
 
-            /// Returns on which ranks it is called: on all, unless implemented.
+            /// Returns the ranks on which it is called. Defaults to all ranks.
             fn ranks(&self) -> Ranks {
                 Ranks::All
             }
 
-            /// Returns in which part of an epoch it hears of a batch's events: in both, unless implemented.
+            /// Returns the parts of an epoch in which it gets the events of batches. Defaults to both.
             fn phases(&self) -> Phases {
                 Phases::Both
             }
 
-            /// Whether it takes part in passes that are no fit: `validate`, `predictions` and the learning-rate
-            /// finder. What writes, saves or stops does not.
+            /// Returns `true` if it also takes part in passes outside of a fit: `validate`, `predictions` and the
+            /// learning-rate finder. Callbacks that write, save or stop return `false`.
             fn in_evaluation(&self) -> bool {
                 true
             }
 
-            /// Undoes what it has changed for the time of the fit. Called once when the fit has ended, however it
-            /// ended: after `after_fit`, and after an error, which sends no further event.
+            /// Undoes its changes for the time of the fit. Called once when the fit has ended, however it ended: after
+            /// `after_fit`, and after an error, which sends no further event.
             fn ended(&mut self, _learner: &mut LearnerState) {}
 
-            /// Returns what it needs to go on from a checkpoint: nothing, unless implemented. Called on every rank
-            /// before a checkpoint is saved; rank 0's is kept.
+            /// Returns the state that it needs to continue from a checkpoint. Defaults to `None`. Called on every rank
+            /// before a checkpoint is saved; rank 0's state is kept.
             ///
             /// # Errors
-            /// What stops the save.
+            /// Any error stops the save.
             fn state(&mut self, _learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
                 Ok(None)
             }
 
-            /// Goes on from what [`Callback::state`] has returned. Called on every rank, after `before_fit`,
-            /// `before_epoch` and `before_train` of the epoch that goes on, with the model as it was.
+            /// Continues from a state that [`Callback::state`] returned. Called on every rank, after `before_fit`,
+            /// `before_epoch` and `before_train` of the interrupted epoch, with the model of the checkpoint.
             ///
             /// # Errors
             /// When the state is not such a one.
@@ -176,7 +176,7 @@ macro_rules! events {
             $($(#[$doc])*
             ///
             /// # Errors
-            /// The cancellation of a part of the fit, or what went wrong.
+            /// Returns the cancellation of a part of the fit, or an error that ends it.
             fn $method(&mut self, _learner: &mut LearnerState) -> Step {
                 Ok(())
             })+
@@ -240,9 +240,9 @@ events! {
     after_fit AfterFit,
 }
 
-/// What a fit takes for its callbacks: nothing (`()`), one, a tuple of up to six, or a list.
+/// The callbacks argument of a fit: nothing (`()`), one callback, a tuple of up to six, or a list.
 pub trait IntoCallbacks {
-    /// Makes a list of it, in order.
+    /// Converts it to a list of callbacks, in order.
     fn into_callbacks(self) -> Vec<Box<dyn Callback>>;
 }
 

@@ -8,49 +8,49 @@ use brigade_torch::{Error, ErrorKind};
 use crate::callback::Level;
 use crate::event::Event;
 
-/// What failed in the Learner: the detail of an [`Error`].
+/// Errors of the Learner: the detail of an [`Error`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LearnError {
-    /// A callback's own error.
+    /// A callback failed with its own error.
     #[error("{callback} failed at {event}: {source}")]
     Callback {
-        /// The callback's name.
+        /// Name of the callback.
         callback: String,
-        /// The event.
+        /// Event at which it failed.
         event: Event,
-        /// Its error.
+        /// Error of the callback.
         source: Error,
     },
-    /// A callback cancelled something that was not running.
+    /// A callback cancelled a part of the fit that was not running.
     #[error(
         "{callback} cancelled the {level} at {event}, where no {level} runs; cancel what runs there, or at \
          another event"
     )]
     Cancel {
-        /// The callback's name.
+        /// Name of the callback.
         callback: String,
-        /// What it cancelled.
+        /// Part of the fit that it cancelled.
         level: Level,
-        /// Where.
+        /// Event at which it was called.
         event: Event,
     },
     /// A file could not be read or written.
     #[error("{action} {}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// Operation that failed, as a phrase that a path follows.
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's error.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// A file is not what this crate writes, or was written by another version or for another model.
+    /// A file was not written by this crate, or was written by another version or for another model.
     #[error("{} cannot be loaded: {reason}", path.display())]
     Format {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The first thing that does not fit.
+        /// First part of the file that does not fit.
         reason: String,
     },
     /// A picture could not be drawn or written.

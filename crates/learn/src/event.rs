@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Where callbacks are called, in the order of fastai's loop.
+/// Events of a fit at which callbacks are called, in the order of fastai's training loop.
 ///
 /// A fit without a cancellation:
 ///
@@ -48,7 +48,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Returns the name as fastai spells it.
+    /// Returns the name of the event as fastai spells it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -78,7 +78,7 @@ impl Event {
         }
     }
 
-    /// Whether it happens within a batch, in training and in validation.
+    /// Returns `true` if the event happens within a batch, in training and in validation.
     #[must_use]
     pub fn is_inner(self) -> bool {
         matches!(

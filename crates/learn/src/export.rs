@@ -24,9 +24,9 @@ const FORMAT: &str = "brigade-learner";
 const VERSION: i64 = 1;
 
 impl Learner {
-    /// Writes the model with its classes, the data's codec and the name of the loss to one file, from rank 0; the
-    /// others wait. [`Predictor::load`] reads it in any program, without the data. The file is a dictionary that
-    /// PyTorch reads as well, with the weights under `model`.
+    /// Writes the model with its classes, the data's codec and the name of the loss to one file, from rank 0, for which
+    /// the other ranks wait. [`Predictor::load`] reads it in any program, without the data. The file is a dictionary
+    /// that PyTorch reads as well, with the weights under `model`.
     ///
     /// # Errors
     /// On every rank when rank 0 cannot write; [`brigade_torch::ErrorKind::InvalidArgument`] when the codec or the
@@ -75,7 +75,7 @@ fn loss_described(loss: &dyn Loss) -> Result<String> {
     }
 }
 
-/// A model from a file of [`Learner::export`], which predicts single items (fastai's `load_learner`). It needs no
+/// A model from a file of [`Learner::export`] for predictions of single items (fastai's `load_learner`). It needs no
 /// data, no optimizer and no other ranks.
 pub struct Predictor {
     model: Box<dyn AnyModel>,
@@ -96,8 +96,8 @@ impl std::fmt::Debug for Predictor {
 }
 
 impl Predictor {
-    /// Reads a file, for a model of the same architecture, onto the Accelerator's device. `X` is what the model's
-    /// forward takes: `Tensor` for images.
+    /// Loads a file of [`Learner::export`], for a model of the same architecture, onto the Accelerator's device. `X` is
+    /// what the model's forward takes: `Tensor` for images.
     ///
     /// ```no_run
     /// use brigade_learn::Predictor;
@@ -112,7 +112,8 @@ impl Predictor {
     /// ```
     ///
     /// # Errors
-    /// [`crate::LearnError::Format`] for a file that is no such export, of a later version, or of another architecture.
+    /// [`crate::LearnError::Format`] for a file that is not such an export, of a later version, or of another
+    /// architecture.
     pub fn load<X, C>(accelerator: &Accelerator, path: impl AsRef<Path>, model: C) -> Result<Self>
     where
         X: ModelInput,
@@ -122,11 +123,11 @@ impl Predictor {
         Self::load_with::<X, C>(accelerator, path, model, codec_from)
     }
 
-    /// [`Predictor::load`] with a function that makes the codec of its kind and settings, as
-    /// [`ItemCodec::describe`] gives them: for codecs that are not of this crate.
+    /// Loads a file as [`Predictor::load`] does, with a function that makes the codec from its kind and settings, as
+    /// [`ItemCodec::describe`] returns them: for codecs outside of this crate.
     ///
     /// # Errors
-    /// As there; those of the function.
+    /// Returns the same errors as [`Predictor::load`], and the error of `codec`.
     pub fn load_with<X, C>(
         accelerator: &Accelerator,
         path: impl AsRef<Path>,
@@ -197,7 +198,7 @@ impl Predictor {
         self.classes.as_deref()
     }
 
-    /// Predicts one item.
+    /// Predicts one item, such as an image file.
     ///
     /// # Errors
     /// When the item cannot be read or does not fit.

@@ -3,19 +3,19 @@
 use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result};
 
-/// A hyperparameter that schedules move.
+/// A hyperparameter that schedules can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Hyper {
-    /// The learning rate.
+    /// The learning rate of the optimizer.
     Lr,
-    /// The momentum; with Adam and its kin the first beta.
+    /// The momentum of SGD, or the first beta of Adam and related optimizers.
     Momentum,
-    /// The weight decay; norms and biases stay without one.
+    /// The weight decay. Norms and biases have none by default.
     WeightDecay,
 }
 
 impl Hyper {
-    /// Returns its name in logs and pictures.
+    /// Returns its name in logs and plots.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -39,25 +39,26 @@ impl Hyper {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rates {
-    /// The same for all groups.
+    /// A single rate for all groups.
     Same(f64),
-    /// From the first group's to the last one's, with equal ratios between neighbours; fastai's `slice(a, b)`. A
-    /// single group takes the last.
+    /// Rates from the first group's to the last one's, with equal ratios between neighbours: fastai's `slice(a, b)`. A
+    /// single group gets the last.
     Between(f64, f64),
-    /// For the last group, and a tenth of it for all others; fastai's `slice(b)`.
+    /// A rate for the last group, and a tenth of it for all others: fastai's `slice(b)`.
     UpTo(f64),
-    /// One for each group.
+    /// A rate for each group.
     Each(Vec<f64>),
 }
 
 impl Rates {
-    /// Spreads rates from the first group's to the last one's: fastai's `slice(first, last)`.
+    /// Returns rates from the first group's to the last one's, with equal ratios between neighbours: fastai's
+    /// `slice(first, last)`.
     #[must_use]
     pub fn between(first: f64, last: f64) -> Self {
         Self::Between(first, last)
     }
 
-    /// Gives the last group this rate and all others a tenth of it: fastai's `slice(last)`.
+    /// Returns this rate for the last group and a tenth of it for all others: fastai's `slice(last)`.
     #[must_use]
     pub fn up_to(last: f64) -> Self {
         Self::UpTo(last)
@@ -66,7 +67,8 @@ impl Rates {
     /// Returns the rate of each group.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a list of another length, and for numbers that are no rates.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a list of another length, and for numbers that are not valid
+    /// rates.
     pub fn of_groups(&self, groups: usize) -> Result<Vec<f64>> {
         let rates = match *self {
             Self::Same(rate) => vec![rate; groups],
@@ -99,7 +101,7 @@ impl Rates {
         }
     }
 
-    /// Returns the same with every rate multiplied.
+    /// Returns the rates multiplied by a factor.
     #[must_use]
     pub fn scaled(&self, factor: f64) -> Self {
         match self {
@@ -137,14 +139,14 @@ impl From<std::ops::RangeTo<f64>> for Rates {
     }
 }
 
-/// The numbers of one parameter group.
+/// The hyperparameters of one parameter group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupHypers {
-    /// The learning rate.
+    /// Learning rate of the group.
     pub lr: f64,
-    /// The momentum; 0 where the optimizer has none.
+    /// Momentum of the group. 0 if the optimizer has none.
     pub momentum: f64,
-    /// The weight decay.
+    /// Weight decay of the group.
     pub weight_decay: f64,
 }
 

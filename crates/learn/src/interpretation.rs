@@ -9,8 +9,8 @@ use tch::{Kind, Tensor};
 
 use crate::learner::{Learner, Part, Predictions};
 
-/// Predictions with the loss of each sample, in the order of the data (fastai's `Interpretation`). The same on every
-/// rank.
+/// Predictions with the loss of each sample, in the order of the data (fastai's `Interpretation`), equal on every rank.
+/// The same on every rank.
 #[derive(Debug)]
 pub struct Interpretation {
     predictions: Predictions,
@@ -19,7 +19,7 @@ pub struct Interpretation {
     part: Part,
 }
 
-/// Predictions of classes: their confusion and a report (fastai's `ClassificationInterpretation`).
+/// Predictions of classes, with their confusion matrix and a report (fastai's `ClassificationInterpretation`).
 #[derive(Debug)]
 pub struct ClassInterpretation {
     base: Interpretation,
@@ -28,45 +28,46 @@ pub struct ClassInterpretation {
     names: Vec<String>,
 }
 
-/// How often samples of one class were taken for another.
+/// A pair of classes that were confused, with the number of samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Confusion {
-    /// The class that it is.
+    /// Actual class of the samples.
     pub actual: String,
-    /// The class that was predicted.
+    /// Predicted class of the samples.
     pub predicted: String,
-    /// How many samples.
+    /// Number of confused samples.
     pub count: u64,
 }
 
 /// Precision, recall and F1 of a class.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassReport {
-    /// The class, or the name of an average.
+    /// Name of the class or of an average.
     pub name: String,
-    /// Right among the predicted.
+    /// Precision: share of the samples predicted as the class that belong to it.
     pub precision: f64,
-    /// Predicted among those there are.
+    /// Recall: share of the samples of the class that were predicted as it.
     pub recall: f64,
-    /// The harmonic mean of the two.
+    /// F1 score: the harmonic mean of precision and recall.
     pub f1: f64,
-    /// Samples of the class.
+    /// Number of samples of the class.
     pub support: u64,
 }
 
 impl Interpretation {
-    /// Predicts the validation data. Every rank calls it.
+    /// Predicts the validation data and computes each sample's loss. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Learner::predictions`]; [`brigade_torch::ErrorKind::InvalidArgument`] for data without targets.
+    /// Returns the same errors as [`Learner::predictions`], and [`brigade_torch::ErrorKind::InvalidArgument`] for data
+    /// without targets.
     pub fn from_learner(learner: &mut Learner) -> Result<Self> {
         Self::on(learner, Part::Valid)
     }
 
-    /// Predicts a part of the data. Every rank calls it.
+    /// Predicts a part of the data and computes each sample's loss. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Interpretation::from_learner`].
+    /// Returns the same errors as [`Interpretation::from_learner`].
     pub fn on(learner: &mut Learner, part: Part) -> Result<Self> {
         let predictions = learner.predictions_on(part)?;
         let Some(losses) = &predictions.losses else {
@@ -78,7 +79,7 @@ impl Interpretation {
         Ok(Self { predictions, losses, classes: learner.classes.clone(), part })
     }
 
-    /// Returns the predictions.
+    /// Returns the predictions of all samples.
     #[must_use]
     pub fn predictions(&self) -> &Predictions {
         &self.predictions
@@ -90,13 +91,13 @@ impl Interpretation {
         &self.losses
     }
 
-    /// Returns which part of the data it is about.
+    /// Returns the part of the data that was predicted.
     #[must_use]
     pub fn part(&self) -> Part {
         self.part
     }
 
-    /// Returns the `k` samples with the largest losses, the largest first, with their place in the data. A NaN counts
+    /// Returns the `k` samples with the largest losses, the largest first, with their index in the data. A NaN counts
     /// as larger than all.
     #[must_use]
     pub fn top_losses(&self, k: usize) -> Vec<(usize, f64)> {
@@ -120,8 +121,8 @@ impl ClassInterpretation {
     /// Predicts the validation data. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Interpretation::from_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] for targets that are no
-    /// classes.
+    /// Returns the same errors as [`Interpretation::from_learner`], and [`brigade_torch::ErrorKind::InvalidArgument`]
+    /// for targets that are not classes.
     pub fn from_learner(learner: &mut Learner) -> Result<Self> {
         Self::on(learner, Part::Valid)
     }
@@ -129,7 +130,7 @@ impl ClassInterpretation {
     /// Predicts a part of the data. Every rank calls it.
     ///
     /// # Errors
-    /// As [`ClassInterpretation::from_learner`].
+    /// Returns the same errors as [`ClassInterpretation::from_learner`].
     pub fn on(learner: &mut Learner, part: Part) -> Result<Self> {
         if !learner.loss.targets_are_classes() {
             return Err(Error::invalid_argument(format!(
@@ -166,7 +167,7 @@ impl ClassInterpretation {
         Ok(Self { base, targets, decoded, names })
     }
 
-    /// Returns losses and predictions.
+    /// Returns the predictions and losses of all samples.
     #[must_use]
     pub fn interpretation(&self) -> &Interpretation {
         &self.base
@@ -210,7 +211,8 @@ impl ClassInterpretation {
         pairs
     }
 
-    /// Computes precision, recall and F1 of each class that is there or was predicted; 0 where one is not defined.
+    /// Computes precision, recall and F1 of each class that occurs in the targets or in the predictions. An undefined
+    /// value is 0.
     #[must_use]
     pub fn class_reports(&self) -> Vec<ClassReport> {
         let counts = self.confusion_matrix();
@@ -234,7 +236,7 @@ impl ClassInterpretation {
     }
 
     /// Writes the classes' precision, recall and F1 with their averages as a table, as scikit-learn's
-    /// `classification_report`. What a terminal would obey in a class's name is escaped.
+    /// `classification_report` does. Control characters in the names of classes are escaped.
     #[must_use]
     pub fn classification_report(&self) -> String {
         let mut reports = self.class_reports();

@@ -94,8 +94,8 @@ pub(crate) struct PreparedLoaders {
 }
 
 impl Learner {
-    /// Makes a Learner of data and a model, or the model's constructor: with fastai's Adam, the data's loss (cross
-    /// entropy where they name none), no metrics, and the Accelerator's ranks and device. Where ranks divide layers or
+    /// Makes a Learner from data and a model, or the model's constructor: with fastai's Adam, the data's loss (cross
+    /// entropy if they set none), no metrics, and the Accelerator's ranks and device. Where ranks divide layers or
     /// sequences, the model is one of [`Accelerator::parallel_model`].
     ///
     /// # Errors
@@ -160,37 +160,37 @@ impl Learner {
         })
     }
 
-    /// Adds callbacks for all fits to come.
+    /// Adds callbacks for all following fits.
     pub fn add(&mut self, callbacks: impl IntoCallbacks) {
         self.callbacks.extend(callbacks.into_callbacks());
     }
 
-    /// Removes the callbacks of this type, and says how many there were.
+    /// Removes the callbacks of this type, and returns their number.
     pub fn remove<C: Callback>(&mut self) -> usize {
         let before = self.callbacks.len();
         self.callbacks.retain(|callback| !(&**callback as &dyn std::any::Any).is::<C>());
         before - self.callbacks.len()
     }
 
-    /// Returns the first callback of this type, to read what it has found.
+    /// Returns the first callback of this type, to read its results.
     #[must_use]
     pub fn callback<C: Callback>(&self) -> Option<&C> {
         self.callbacks.iter().find_map(|it| (&**it as &dyn std::any::Any).downcast_ref())
     }
 
-    /// Returns what the callbacks are given.
+    /// Returns the state that callbacks are called with.
     #[must_use]
     pub fn state(&self) -> &LearnerState {
         &self.state
     }
 
-    /// Returns what the callbacks are given, to change it between fits.
+    /// Returns the state that callbacks are called with, to change it between fits.
     pub fn state_mut(&mut self) -> &mut LearnerState {
         &mut self.state
     }
 
-    /// Runs `body` with the ranks working together all along: fits, validations and predictions within it prepare
-    /// the model and share the loaders out once, and not each by itself. Every rank calls it.
+    /// Runs `body` with the model and the loaders prepared once for all fits, validations and predictions within it,
+    /// instead of once for each of them. Every rank calls it.
     ///
     /// # Errors
     /// When the ranks' models or data differ, or one is gone; those of `body`.
@@ -218,14 +218,14 @@ impl Learner {
         Ok(())
     }
 
-    /// Makes the model a plain one again, unless ranks have parts of it, and gives back the loaders, where a scope was left by a panic; a fit and
-    /// [`Learner::distributed`] do it by themselves.
+    /// Undoes the preparation of the model, unless ranks have parts of it, and of the loaders, if a panic left a fit or
+    /// [`Learner::distributed`]; otherwise these do it by themselves.
     pub fn detach(&mut self) {
         self.entered = 0;
         self.leave();
     }
 
-    /// Whether the ranks work together: within a fit or [`Learner::distributed`].
+    /// Returns `true` within a fit or [`Learner::distributed`], where the ranks work together.
     #[must_use]
     pub fn is_distributed(&self) -> bool {
         self.prepared.is_some()

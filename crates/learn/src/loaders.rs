@@ -49,7 +49,7 @@ pub struct Loaders<X = Tensor> {
 }
 
 impl<X: ModelInput> Loaders<X> {
-    /// Takes loaders whose batches are `(X, target)`.
+    /// Makes the loaders of batches that are `(X, target)`.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a loader without a sample.
@@ -65,8 +65,8 @@ impl<X: ModelInput> Loaders<X> {
         Self::with(train, Ok, valid, Ok)
     }
 
-    /// Takes loaders with a function each that makes `(X, target)` of a batch, on the batch's device: where
-    /// transforms of batches run, such as those of `brigade_vision::augment`.
+    /// Makes the loaders with a function each that makes `(X, target)` of a batch, on the batch's device: for
+    /// transforms of batches, such as those of `brigade_vision::augment`.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a loader without a sample.
@@ -95,7 +95,7 @@ impl<X: ModelInput> Loaders<X> {
         })
     }
 
-    /// Takes a loader for training and none for validation: epochs then have no validation.
+    /// Makes a loader for training and none for validation: epochs then have no validation.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a loader without a sample.
@@ -135,34 +135,34 @@ impl<X> Loaders<X> {
         }
     }
 
-    /// Names the classes that targets are numbers of (fastai's vocabulary).
+    /// Sets the names of the classes, by class number (fastai's vocabulary).
     #[must_use]
     pub fn classes<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.classes = Some(names.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Sets the loss that belongs to the targets; the Learner's own setting wins.
+    /// Sets the default loss for the targets. The Learner's own setting takes precedence.
     #[must_use]
     pub fn loss(mut self, loss: impl Loss + 'static) -> Self {
         self.loss = Some(Arc::new(loss));
         self
     }
 
-    /// Sets how single items are read and shown.
+    /// Sets the codec that reads and shows single items.
     #[must_use]
     pub fn codec(mut self, codec: impl ItemCodec + 'static) -> Self {
         self.codec = Some(Arc::new(codec));
         self
     }
 
-    /// Returns how single items are read and shown, where the data have told it.
+    /// Returns the codec that reads and shows single items. `None` if the data have none.
     #[must_use]
     pub fn item_codec(&self) -> Option<&Arc<dyn ItemCodec>> {
         self.codec.as_ref()
     }
 
-    /// Makes up to `rows` samples of the next training batch on the CPU, transformed: the model's inputs and the
+    /// Returns up to `rows` samples of the next training batch on the CPU, transformed: the model's inputs and the
     /// target. The training's own position does not move.
     ///
     /// # Errors
@@ -172,7 +172,8 @@ impl<X> Loaders<X> {
         Ok((inputs, target))
     }
 
-    /// Makes up to `rows` samples of the first validation batch, as [`one_batch`](Self::one_batch).
+    /// Returns up to `rows` samples of the first validation batch on the CPU, as [`one_batch`](Self::one_batch) does
+    /// for training.
     ///
     /// # Errors
     /// When the batch cannot be made, or there is no validation.
@@ -184,7 +185,7 @@ impl<X> Loaders<X> {
         Ok((inputs, target))
     }
 
-    /// Draws up to `rows` samples of the next training batch, transformed, with their targets in words: fastai's
+    /// Draws up to `rows` samples of the next training batch, transformed, with their targets as text: fastai's
     /// `show_batch`. Masks are laid over their images. The training's own position does not move.
     ///
     /// # Errors
@@ -207,8 +208,8 @@ impl<X> Loaders<X> {
         Ok(shown)
     }
 
-    /// Writes up to `rows` samples of the next training batch as texts, with their targets: the name of the class,
-    /// or the number. The training's own position does not move.
+    /// Returns up to `rows` samples of the next training batch as texts, with their targets: the name of the class, or
+    /// the number. The training's own position does not move.
     ///
     /// # Errors
     /// When the batch cannot be made, or the data have no [`codec`](Self::codec) that gives texts.
@@ -245,14 +246,14 @@ impl<X> Loaders<X> {
         self.classes.as_deref()
     }
 
-    /// Returns the number of training batches of this process in an epoch; of all of them before the Learner has
-    /// shared them out.
+    /// Returns the number of training batches in an epoch: of this process, or of all processes before the Learner has
+    /// distributed them.
     #[must_use]
     pub fn train_batches(&self) -> usize {
         self.train.batches()
     }
 
-    /// Returns the number of validation batches; 0 without validation.
+    /// Returns the number of validation batches. 0 without validation.
     #[must_use]
     pub fn valid_batches(&self) -> usize {
         self.valid.as_ref().map_or(0, |valid| valid.batches())

@@ -29,7 +29,7 @@ pub use function::{LossFn, loss_from};
 pub use regression::L1;
 pub use smoothing::LabelSmoothingCrossEntropy;
 
-/// A loss function, with the activation and the decision that belong to it (fastai's `…LossFlat`).
+/// A loss function, with its activation and its decoding of outputs (fastai's `…LossFlat`).
 ///
 /// ```
 /// use brigade_learn::loss::{CrossEntropy, Loss};
@@ -42,41 +42,41 @@ pub use smoothing::LabelSmoothingCrossEntropy;
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait Loss: fmt::Debug + Send + Sync {
-    /// Returns its name.
+    /// Returns the name of the loss.
     fn name(&self) -> &str;
 
-    /// Computes the mean over the batch: a tensor of one value with a graph.
+    /// Computes the mean loss over the batch: a tensor of one value, with its autograd graph.
     ///
     /// # Errors
     /// When shapes do not fit: an error that names both.
     fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor>;
 
-    /// Computes the loss of each element without reduction, flat: of classes one value for each sample, pixel or
-    /// token; of labels and numbers one for each of them, in the order of the targets.
+    /// Computes the loss of each element without reduction, as a flat tensor: for classes one value for each sample,
+    /// pixel or token; for labels and numbers one value for each of them, in the order of the targets.
     ///
     /// # Errors
-    /// As [`Loss::forward`].
+    /// Returns the same errors as [`Loss::forward`].
     fn each(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor>;
 
-    /// Turns the model's outputs into probabilities or numbers: softmax, sigmoid, or nothing.
+    /// Converts the model's outputs to probabilities or numbers: by softmax, sigmoid, or the identity.
     ///
     /// # Errors
     /// When the shape does not fit.
     fn activation(&self, predictions: &Tensor) -> Result<Tensor>;
 
-    /// Decides from the model's outputs, not from the activation's: the class with the largest score, the labels whose
+    /// Decodes the model's outputs (before the activation): the class with the largest score, the labels whose
     /// probability is above a threshold, or the number itself.
     ///
     /// # Errors
     /// When the shape does not fit.
     fn decode(&self, predictions: &Tensor) -> Result<Tensor>;
 
-    /// Returns the probability above which a label is decided for, where labels are decided one by one.
+    /// Returns the probability above which a label is predicted, for losses of independent labels.
     fn decision_threshold(&self) -> Option<f64> {
         None
     }
 
-    /// Decides from what the activation has given, such as a mean of the probabilities of several passes.
+    /// Decodes outputs of the activation, such as a mean of the probabilities of several passes.
     ///
     /// # Errors
     /// When the shape does not fit.
@@ -88,8 +88,8 @@ pub trait Loss: fmt::Debug + Send + Sync {
         })
     }
 
-    /// Whether targets are class numbers: then a mixture of two samples is a mixture of their losses, not of
-    /// their targets (fastai's `y_int`).
+    /// Returns `true` if targets are class numbers: then a mixture of two samples has the mixture of their losses, not
+    /// of their targets (fastai's `y_int`).
     fn targets_are_classes(&self) -> bool;
 }
 

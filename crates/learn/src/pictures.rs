@@ -13,7 +13,7 @@ use crate::loaders::{Parts, Picture};
 use crate::recorder::Recorder;
 
 impl Recorder {
-    /// Draws the smoothed training loss of each batch from `skip` on, and the validation losses at the ends of epochs.
+    /// Plots the smoothed training loss of each batch from `skip` on, and the validation losses at the ends of epochs.
     #[must_use]
     pub fn plot_loss(&self, skip: usize) -> Chart {
         let train = self.smooth_losses.iter().enumerate().skip(skip);
@@ -26,7 +26,7 @@ impl Recorder {
         if valid.is_empty() { chart } else { chart.line("valid", valid) }
     }
 
-    /// Draws learning rate and momentum of each batch.
+    /// Plots learning rate and momentum of each batch.
     #[must_use]
     pub fn plot_schedule(&self) -> Grid {
         let points = |values: &[f64]| -> Vec<(f64, f64)> {
@@ -37,7 +37,7 @@ impl Recorder {
         Grid::new("Schedule").panel(rate).panel(momentum)
     }
 
-    /// Draws each column by epoch: losses in one chart, each metric in one of its own.
+    /// Plots each column by epoch: the losses in one chart, each metric in its own.
     #[must_use]
     pub fn plot_metrics(&self) -> Grid {
         let points = |name: &str| -> Vec<(f64, f64)> {
@@ -60,7 +60,7 @@ impl Recorder {
 }
 
 impl LrFinding {
-    /// Draws the smoothed loss over the learning rate, with the suggestions marked that can be made.
+    /// Plots the smoothed loss over the learning rate, and marks the suggestions that can be made.
     #[must_use]
     pub fn plot(&self, rules: &[Suggestion]) -> Chart {
         let (lrs, losses) = self.curve();
@@ -85,11 +85,11 @@ impl LrFinding {
 }
 
 impl ClassInterpretation {
-    /// Draws the confusion matrix: rows are the actual classes, columns the predicted ones; divided by the sum of
-    /// each row where that is asked for.
+    /// Plots the confusion matrix: rows are the actual classes, columns the predicted ones. With `normalize`, counts
+    /// are divided by the sum of their row.
     ///
     /// # Errors
-    /// For data without a class.
+    /// Fails for data without classes.
     pub fn plot_confusion_matrix(&self, normalize: bool) -> Result<Heatmap> {
         let counts = self.confusion_matrix().into_iter().flatten().collect();
         let matrix = Heatmap::confusion(self.class_names(), counts).map_err(LearnError::from)?;
@@ -142,7 +142,7 @@ impl Interpretation {
 }
 
 impl ActivationStats {
-    /// Draws mean, deviation and the share near zero of every layer.
+    /// Plots mean, standard deviation and the share near zero of every layer.
     #[must_use]
     pub fn plot_stats(&self) -> Grid {
         let panel = |title: &str, of: fn(&LayerStats) -> &[f64]| {
@@ -161,11 +161,11 @@ impl ActivationStats {
             .panel(panel("Near zero", |layer| &layer.near_zero))
     }
 
-    /// Draws the histograms of a layer's absolute outputs over the batches: a column for each, colours by the
+    /// Plots the histograms of a layer's absolute outputs over the batches: a column for each batch, colours by the
     /// logarithm of the counts (fastai's `color_dim`).
     ///
     /// # Errors
-    /// When there is no such layer, or nothing was measured of it.
+    /// When no layer has this name, or it has no measurements.
     pub fn plot_histogram(&self, layer: &str) -> Result<Heatmap> {
         let stats = self.stats().iter().find(|it| it.layer == layer).ok_or_else(|| {
             let known: Vec<&str> = self.stats().iter().map(|it| it.layer.as_str()).collect();
@@ -205,9 +205,9 @@ impl Learner {
         self.gallery("Training batch", &parts, None)
     }
 
-    /// Draws samples of the validation data with their targets and what is predicted (fastai's `show_results`); a
-    /// wrong class is red. It needs no other rank, outside of [`Learner::distributed`]; with a sharded model every rank
-    /// calls it.
+    /// Draws samples of the validation data with their targets and predictions (fastai's `show_results`); a wrong class
+    /// is red. One rank alone can call it outside of [`Learner::distributed`]; with a sharded model every rank calls
+    /// it.
     ///
     /// # Errors
     /// When the batch cannot be made, or the data have no pictures.

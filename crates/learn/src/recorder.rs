@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What a fit has recorded. The same on every rank: losses are those of the batches of all ranks together.
+/// The recording of a fit, equal on every rank: losses are those of the batches of all ranks together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Recorder {
     pub(crate) lrs: Vec<f64>,
@@ -18,14 +18,14 @@ pub struct Recorder {
     pub(crate) smooth: Smooth,
 }
 
-/// The numbers of an epoch, in the order of [`Recorder::names`].
+/// The values of an epoch, in the order of [`Recorder::names`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EpochRow {
-    /// The epoch's number, from 0.
+    /// Number of the epoch, from 0.
     pub epoch: usize,
-    /// The value of each name; `None` for a part of the epoch that was cancelled or did not take place.
+    /// Value of each name. `None` for a part of the epoch that was cancelled or did not take place.
     pub values: Vec<Option<f64>>,
-    /// How long the epoch took.
+    /// Duration of the epoch.
     pub time: Duration,
 }
 
@@ -52,31 +52,31 @@ impl Smooth {
 }
 
 impl Recorder {
-    /// Returns the learning rate of each trained batch, of the last parameter group.
+    /// Returns the learning rate of the last parameter group for each training batch.
     #[must_use]
     pub fn lrs(&self) -> &[f64] {
         &self.lrs
     }
 
-    /// Returns the momentum of each trained batch, of the last parameter group.
+    /// Returns the momentum of the last parameter group for each training batch.
     #[must_use]
     pub fn momenta(&self) -> &[f64] {
         &self.momenta
     }
 
-    /// Returns the loss of each trained batch, of the batches of all ranks together. Complete after each epoch.
+    /// Returns the loss of each training batch, over the batches of all ranks together. Complete after each epoch.
     #[must_use]
     pub fn losses(&self) -> &[f64] {
         &self.losses
     }
 
-    /// Returns the smoothed loss after each trained batch (fastai's `recorder.losses`).
+    /// Returns the smoothed loss after each training batch (fastai's `recorder.losses`).
     #[must_use]
     pub fn smooth_losses(&self) -> &[f64] {
         &self.smooth_losses
     }
 
-    /// Returns the number of trained batches at the end of each epoch.
+    /// Returns the number of training batches so far at the end of each epoch.
     #[must_use]
     pub fn iters(&self) -> &[usize] {
         &self.iters
@@ -100,7 +100,7 @@ impl Recorder {
         self.value(self.rows.last()?, name)
     }
 
-    /// Returns a column of all epochs.
+    /// Returns the values of a column in all epochs.
     #[must_use]
     pub fn column(&self, name: &str) -> Vec<Option<f64>> {
         self.rows.iter().map(|row| self.value(row, name)).collect()

@@ -22,7 +22,7 @@ use crate::loss::Loss;
 use crate::model::AnyModel;
 use crate::recorder::Recorder;
 
-/// The state of a Learner: what a [`Callback`](crate::Callback) is given at every event.
+/// The state of a Learner, which a [`Callback`](crate::Callback) gets at every event.
 ///
 /// A Learner dereferences to it.
 pub struct LearnerState {
@@ -124,7 +124,7 @@ impl CurrentBatch {
 }
 
 impl LearnerState {
-    /// Returns the Accelerator.
+    /// Returns the Accelerator of the Learner.
     #[must_use]
     pub fn accelerator(&self) -> &Accelerator {
         &self.accelerator
@@ -160,72 +160,71 @@ impl LearnerState {
         self.position.batches
     }
 
-    /// Returns the number of batches that were trained since the fit began.
+    /// Returns the number of batches trained since the fit began.
     #[must_use]
     pub fn train_iter(&self) -> usize {
         self.position.train_iter
     }
 
-    /// Returns the share of the fit's training that is done, 0 to 1: what schedules are functions of (fastai's
-    /// `pct_train`).
+    /// Returns the completed share of the fit's training, 0 to 1: the argument of schedules (fastai's `pct_train`).
     #[must_use]
     pub fn progress(&self) -> f64 {
         self.position.progress
     }
 
-    /// Whether the current batch is one of training.
+    /// Returns `true` if the current batch is a training batch.
     #[must_use]
     pub fn is_training(&self) -> bool {
         self.position.training
     }
 
-    /// Whether this is a pass that is no fit: `validate`, `predictions`, or the learning-rate finder.
+    /// Returns `true` in a pass outside of a fit: `validate`, `predictions`, or the learning-rate finder.
     #[must_use]
     pub fn is_evaluation(&self) -> bool {
         self.position.evaluating
     }
 
-    /// Whether the epochs of this fit have a validation.
+    /// Returns `true` if the epochs of this fit have a validation.
     #[must_use]
     pub fn has_validation(&self) -> bool {
         self.position.validates
     }
 
-    /// Whether the epoch's training was cancelled.
+    /// Returns `true` if the epoch's training was cancelled.
     #[must_use]
     pub fn train_was_cancelled(&self) -> bool {
         self.position.train_cancelled
     }
 
-    /// Whether the epoch's validation was cancelled.
+    /// Returns `true` if the epoch's validation was cancelled.
     #[must_use]
     pub fn validation_was_cancelled(&self) -> bool {
         self.position.validation_cancelled
     }
 
-    /// Returns the model's input of the batch.
+    /// Returns the model's inputs of the batch.
     pub fn inputs(&self) -> &[Tensor] {
         &self.batch.inputs
     }
 
-    /// Replaces the model's input: as many tensors as there were.
+    /// Replaces the model's inputs by the same number of tensors.
     pub fn set_inputs(&mut self, inputs: Vec<Tensor>) {
         self.batch.inputs = inputs;
     }
 
-    /// Returns the targets of the batch, where it has some.
+    /// Returns the targets of the batch. `None` if it has none.
     #[must_use]
     pub fn target(&self) -> Option<&Tensor> {
         self.batch.target.as_ref()
     }
 
-    /// Replaces the targets.
+    /// Replaces the targets of the batch.
     pub fn set_target(&mut self, target: Tensor) {
         self.batch.target = Some(target);
     }
 
-    /// Mixes each sample's target with another one's, for this batch: `share` `[n]` is how much of its own the
-    /// sample keeps. Targets that are classes stay, and the losses of both are mixed; others are mixed themselves.
+    /// Mixes each sample's target with another one's, for this batch: `share` `[n]` is the weight of the sample's own
+    /// target. Class targets are kept, and the losses of both are mixed; other targets are mixed directly.
     ///
     /// # Errors
     /// When the shapes do not fit.
@@ -241,31 +240,32 @@ impl LearnerState {
         Ok(())
     }
 
-    /// Returns the model's output for the batch, after the forward pass.
+    /// Returns the model's output for the batch, from the end of the forward pass on.
     #[must_use]
     pub fn predictions(&self) -> Option<&Tensor> {
         self.batch.predictions.as_ref()
     }
 
-    /// Replaces the model's output, for the loss and the metrics.
+    /// Replaces the model's output from which the loss and the metrics are computed.
     pub fn set_predictions(&mut self, predictions: Tensor) {
         self.batch.predictions = Some(predictions);
     }
 
-    /// Returns the batch's loss as it is logged, a tensor of one value on the device, after it was computed. Reading
-    /// its value waits for the device.
+    /// Returns the batch's loss as it is logged, a tensor of one value on the device, from the time it was computed.
+    /// Reading its value waits for the device.
     #[must_use]
     pub fn batch_loss(&self) -> Option<&Tensor> {
         self.batch.loss.as_ref()
     }
 
-    /// Returns the loss that backward takes.
+    /// Returns the loss from which backward computes gradients.
     #[must_use]
     pub fn loss_for_backward(&self) -> Option<&Tensor> {
         self.batch.loss_grad.as_ref()
     }
 
-    /// Replaces the loss that backward takes: to scale it, or to add a penalty. What is logged stays.
+    /// Replaces the loss from which backward computes gradients, to scale it or to add a penalty. The logged loss is
+    /// not changed.
     pub fn set_loss_for_backward(&mut self, loss: Tensor) {
         self.batch.loss_grad = Some(loss);
     }
@@ -276,7 +276,7 @@ impl LearnerState {
         self.batch.rows
     }
 
-    /// Returns the number of rows that are samples and no duplicates: the first ones.
+    /// Returns the number of rows that are samples and not duplicates. They are the first rows.
     #[must_use]
     pub fn batch_samples(&self) -> usize {
         self.batch.valid
@@ -294,7 +294,7 @@ impl LearnerState {
         self.batch.round_rows
     }
 
-    /// Clears all gradients.
+    /// Clears the gradients of all parameters.
     ///
     /// # Errors
     /// When libtorch refuses.
@@ -320,31 +320,31 @@ impl LearnerState {
         self.loss = loss;
     }
 
-    /// Returns the metrics.
+    /// Returns the metrics of the Learner.
     #[must_use]
     pub fn metric_list(&self) -> &[Arc<dyn Metric<Value = f64>>] {
         &self.metrics
     }
 
-    /// Whether metrics are computed of the training batches as well.
+    /// Returns `true` if metrics are computed for the training batches as well.
     #[must_use]
     pub fn has_train_metrics(&self) -> bool {
         self.train_metrics
     }
 
-    /// Returns what was recorded: rates, losses, and the epochs' metrics.
+    /// Returns the recorder: rates, losses, and the epochs' metrics.
     #[must_use]
     pub fn recorder(&self) -> &Recorder {
         &self.recorder
     }
 
-    /// Returns the names of the classes, where targets are such.
+    /// Returns the names of the classes. `None` if targets are not classes.
     #[must_use]
     pub fn class_names(&self) -> Option<&[String]> {
         self.classes.as_deref()
     }
 
-    /// Returns how single items are read and shown, where the data have told it.
+    /// Returns the codec that reads and shows single items. `None` if the data have none.
     #[must_use]
     pub fn item_codec(&self) -> Option<&Arc<dyn ItemCodec>> {
         self.codec.as_ref()
@@ -356,7 +356,8 @@ impl LearnerState {
         self.model.module()?.downcast_ref()
     }
 
-    /// Returns the model's parameters. Those of a sharded model have no memory outside of [`LearnerState::gathered`].
+    /// Returns the model's parameters under their names. Those of a sharded model have no memory outside of
+    /// [`LearnerState::gathered`].
     #[must_use]
     pub fn parameters(&self) -> Vec<NamedTensor> {
         self.model.parameters()
@@ -368,15 +369,15 @@ impl LearnerState {
         self.model.buffers()
     }
 
-    /// Returns what the optimizer steps of the model's parameters, frozen ones included, under their names: this rank's
-    /// shards of a sharded model, the parameters themselves otherwise. A callback that writes into them calls
+    /// Returns the tensors that the optimizer steps, frozen ones included, under their names: this rank's shards of a
+    /// sharded model, otherwise the parameters themselves. A callback that writes into them calls
     /// [`LearnerState::local_parameters_changed`] afterwards.
     #[must_use]
     pub fn local_parameters(&self) -> Vec<NamedTensor> {
         self.model.local_parameters()
     }
 
-    /// Tells a sharded model that its shards were written into, on every rank.
+    /// Updates a sharded model after its shards were written into, on every rank.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
@@ -384,8 +385,8 @@ impl LearnerState {
         self.model.sharder().map_or(Ok(()), |sharder| sharder.shards_changed())
     }
 
-    /// Whether the model's parameters are spread over the ranks: with an Accelerator that shards models, from the first
-    /// fit on.
+    /// Returns `true` if the model's parameters are sharded over the ranks: with an Accelerator that shards models,
+    /// from the first fit on.
     #[must_use]
     pub fn is_sharded(&self) -> bool {
         self.model.sharder().is_some()
@@ -396,12 +397,12 @@ impl LearnerState {
         self.model.is_in_parts()
     }
 
-    /// Runs `read` with the whole parameters of a sharded model, for which each rank needs the memory. Every rank calls it.
-    /// Another model is passed as it is.
+    /// Runs `read` with the whole parameters of a sharded model, for which each rank needs enough memory. Every rank
+    /// calls it. Another model is passed as it is.
     ///
     /// # Errors
-    /// Those of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error inside of another
-    /// `gathered`.
+    /// Returns the errors of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error inside
+    /// of another `gathered`.
     pub fn gathered<R>(&self, read: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         match self.model.sharder() {
             Some(sharder) => sharder.gathered(|| read(self)),
@@ -409,11 +410,11 @@ impl LearnerState {
         }
     }
 
-    /// Runs `write` with the whole parameters of a sharded model, and takes each rank's part of what it has written. Every
-    /// rank calls it, and writes the same values.
+    /// Runs `write` with the whole parameters of a sharded model, and copies each rank's part of the result into its
+    /// shards. Every rank calls it, and writes the same values.
     ///
     /// # Errors
-    /// As [`LearnerState::gathered`]; after an error of `write` the parameters are as before.
+    /// Returns the same errors as [`LearnerState::gathered`]; after an error of `write` the parameters are as before.
     pub fn gathered_mut<R>(&mut self, write: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         match self.model.sharder() {
             Some(sharder) => sharder.gathered_mut(|| write(self)),
@@ -421,8 +422,8 @@ impl LearnerState {
         }
     }
 
-    /// Returns the model's whole parameters and saved buffers on rank 0, and `None` on the others. Every rank calls it. Of a
-    /// model of which ranks have parts they are copies in the host's memory.
+    /// Returns the model's whole parameters and saved buffers on rank 0, and `None` on the others. Every rank calls it.
+    /// If ranks have parts of the model, the tensors are copies in the host's memory.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
@@ -431,7 +432,7 @@ impl LearnerState {
         self.model.full_state_dict(self.accelerator.is_main_process())
     }
 
-    /// Copies rank 0's values into the model; the other ranks give `None`. Every rank calls it.
+    /// Loads rank 0's parameters and buffers into the model; the other ranks pass `None`. Every rank calls it.
     ///
     /// # Errors
     /// On every rank, with nothing changed, when a name or a shape does not fit.
@@ -453,15 +454,16 @@ impl LearnerState {
         self.model.load_state_dict(&state)
     }
 
-    /// Returns the model's parameters and saved buffers under their names. Those of a sharded model have no memory outside
-    /// of [`LearnerState::gathered`], and where ranks divide layers they are this rank's parts; see
+    /// Returns the model's parameters and saved buffers under their names. Those of a sharded model have no memory
+    /// outside of [`LearnerState::gathered`], and with tensor parallelism they are this rank's parts; see
     /// [`LearnerState::full_state_dict`].
     #[must_use]
     pub fn state_dict(&self) -> StateDict {
         self.model.state_dict()
     }
 
-    /// Copies these values into the model; rank 0's into one of which ranks have parts, where every rank calls it.
+    /// Loads these parameters and buffers into the model. If ranks have parts of the model, every rank calls it, and
+    /// rank 0's values are loaded.
     ///
     /// # Errors
     /// When a name or a shape does not fit: nothing was changed.
@@ -495,19 +497,20 @@ impl LearnerState {
         values.map(|value| value.tensor.detach())
     }
 
-    /// Holds layers below a name in evaluation, also in training, or lets them go.
+    /// Sets whether layers whose names begin with `prefix` stay in evaluation mode, also in training. Returns the
+    /// number of such layers.
     ///
     /// # Errors
-    /// When there is no such layer.
+    /// When no layer has this name.
     pub fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize> {
         self.model.hold_in_eval(prefix, on)
     }
 
-    /// Returns a handle of the optimizer, once a fit has made one. Where a device has to say whether the last step
-    /// was made, this waits for it.
+    /// Returns a handle of the optimizer, or `None` before the first fit. If the device has to report whether the last
+    /// step was made, this waits for it.
     ///
     /// # Errors
-    /// As [`brigade_train::PreparedOptimizer::settled`].
+    /// Returns the same errors as [`brigade_train::PreparedOptimizer::settled`].
     pub fn optimizer(&self) -> Result<Option<Optimizer>> {
         self.grouped.optimizer()
     }
@@ -518,27 +521,27 @@ impl LearnerState {
         self.grouped.names()
     }
 
-    /// Returns how many of the parameter groups, from the first on, are frozen.
+    /// Returns the number of frozen parameter groups, counted from the first.
     #[must_use]
     pub fn frozen_groups(&self) -> usize {
         self.grouped.frozen()
     }
 
-    /// Returns the hyperparameters of each parameter group; nothing before the first fit.
+    /// Returns the hyperparameters of each parameter group. Empty before the first fit.
     #[must_use]
     pub fn hypers(&self) -> &[GroupHypers] {
         self.grouped.hypers()
     }
 
-    /// Sets a hyperparameter of each parameter group for the steps to come.
+    /// Sets a hyperparameter of each parameter group for the following steps.
     ///
     /// # Errors
-    /// For another number of values, and for values that are negative or not finite.
+    /// Fails for another number of values, and for values that are negative or not finite.
     pub fn set_hyper(&mut self, hyper: Hyper, values: &[f64]) -> Result<()> {
         self.grouped.set(hyper, values)
     }
 
-    /// Returns the seed of what callbacks draw at random.
+    /// Returns the seed of the random draws of callbacks.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed

@@ -12,20 +12,20 @@ use brigade_train::Accelerator;
 use crate::learner::Learner;
 use crate::loaders::Loaders;
 
-/// What can be chosen about [`vision_learner`].
+/// Options of [`vision_learner`]: pretrained weights and the head.
 #[derive(Clone, Debug, Default)]
 pub struct VisionOptions {
-    /// A file with the body's weights: torchvision's, timm's or fastai's of the whole architecture. Without it the
-    /// body stays as it was drawn, and nothing is frozen.
+    /// Path of a file with the body's weights: torchvision's, timm's or fastai's of the whole architecture. Without it
+    /// the body keeps its random initial values, and nothing is frozen.
     pub weights: Option<PathBuf>,
-    /// The head; fastai's for the data's classes unless set.
+    /// Options of the head. Defaults to fastai's head for the data's classes.
     pub head: Option<HeadOptions>,
-    /// The model's outputs, where the data have no classes.
+    /// Number of outputs of the model, for data without classes.
     pub outputs: Option<i64>,
 }
 
-/// Makes a Learner of an architecture's body with a new head: parameter groups for discriminative learning rates, and,
-/// with weights, everything but the head frozen.
+/// Makes a Learner of an architecture's body with a new head, with parameter groups for discriminative learning rates.
+/// With pretrained weights, everything but the head is frozen.
 ///
 /// ```no_run
 /// use brigade_learn::data::{ImageLoaders, Resize};
@@ -70,11 +70,11 @@ pub fn vision_learner(
     Ok(learner)
 }
 
-/// Makes a Learner of a U-Net for segmentation around an encoder, with fastai's three parameter groups; with weights of
-/// the encoder's classifier, the encoder frozen.
+/// Makes a Learner of a U-Net for segmentation around an encoder, with fastai's three parameter groups. With weights of
+/// the encoder's classifier, the encoder is frozen.
 ///
 /// # Errors
-/// As [`vision_learner`].
+/// Returns the same errors as [`vision_learner`].
 pub fn unet_learner(
     accelerator: &Accelerator,
     data: Loaders,

@@ -24,7 +24,7 @@ fn share(metric: &str, folded: &Folded) -> Result<f64> {
     Ok(right / all)
 }
 
-/// The share of targets that have the largest score: `right / all`, of samples, pixels or tokens.
+/// Accuracy: the share of samples, pixels or tokens whose target class has the largest score, `right / all`.
 ///
 /// Predictions `[n, classes, …]`, targets `[n, …]`.
 ///
@@ -56,7 +56,7 @@ impl Metric for Accuracy {
     }
 }
 
-/// The share of wrong decisions: `1 - accuracy`.
+/// Error rate: the share of wrong predictions, `1 - accuracy`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ErrorRate;
 
@@ -76,7 +76,7 @@ impl Metric for ErrorRate {
     }
 }
 
-/// The Hamming loss of single labels: the share of wrong decisions under scikit-learn's name.
+/// Hamming loss of single labels: the share of wrong predictions, under scikit-learn's name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HammingLoss;
 
@@ -96,7 +96,7 @@ impl Metric for HammingLoss {
     }
 }
 
-/// The share of targets among the classes with the `k` largest scores.
+/// Top-k accuracy: the share of targets among the classes with the `k` largest scores.
 ///
 /// Predictions `[n, classes, …]`, targets `[n, …]`. Of equal scores, that of the smaller class number is the larger.
 /// With `k` classes or fewer the value is 1, as scikit-learn's.
@@ -143,7 +143,8 @@ impl Metric for TopK {
     }
 }
 
-/// The share of labels that are rightly there or not: `mean((sigmoid(prediction) > threshold) == target)`.
+/// Accuracy of labels: the share of labels that are predicted correctly, `mean((sigmoid(prediction) > threshold) ==
+/// target)`.
 ///
 /// Predictions and targets `[n, labels, …]`; or `[n, 1]` and `[n]` for one label.
 ///
@@ -156,20 +157,20 @@ impl Metric for TopK {
 pub struct AccuracyMulti(Threshold);
 
 impl AccuracyMulti {
-    /// Makes it for scores, with a threshold of 0.5.
+    /// Makes the metric for logits, with a threshold of 0.5.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the probability above which a label is there.
+    /// Sets the probability above which a label is predicted.
     #[must_use]
     pub fn threshold(mut self, at: f64) -> Self {
         self.0.at = at;
         self
     }
 
-    /// Takes predictions as probabilities, without a sigmoid.
+    /// Treats predictions as probabilities, without a sigmoid.
     #[must_use]
     pub fn probabilities(mut self) -> Self {
         self.0.sigmoid = false;
@@ -195,27 +196,28 @@ impl Metric for AccuracyMulti {
     }
 }
 
-/// The share of wrong labels: `mean((sigmoid(prediction) >= threshold) != target)`.
+/// Hamming loss of labels: the share of labels that are predicted wrongly, `mean((sigmoid(prediction) >= threshold) !=
+/// target)`.
 ///
 /// Predictions and targets `[n, labels, …]`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct HammingLossMulti(Threshold);
 
 impl HammingLossMulti {
-    /// Makes it for scores, with a threshold of 0.5.
+    /// Makes the metric for logits, with a threshold of 0.5.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the probability from which on a label is there.
+    /// Sets the minimum probability of a predicted label.
     #[must_use]
     pub fn threshold(mut self, at: f64) -> Self {
         self.0.at = at;
         self
     }
 
-    /// Takes predictions as probabilities, without a sigmoid.
+    /// Treats predictions as probabilities, without a sigmoid.
     #[must_use]
     pub fn probabilities(mut self) -> Self {
         self.0.sigmoid = false;

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 use crate::read;
 use crate::{Fold, Folded, Metric};
 
-/// Makes a metric of a function that gives a value for each sample, label or pixel: its mean over all.
+/// Makes a metric from a function that returns a value for each sample, label or pixel: the mean of all values.
 ///
 /// Values are a tensor of any shape with numbers or booleans; the mean is of all its elements in all batches.
 ///
@@ -28,7 +28,7 @@ where
     MeanOf { name: name.into(), values }
 }
 
-/// What [`mean_of`] makes.
+/// A metric made from a function of a batch by [`mean_of`].
 pub struct MeanOf<F> {
     name: String,
     values: F,
@@ -62,8 +62,8 @@ where
     }
 }
 
-/// Makes a metric of two functions: one gives sums of a batch, `[k]`, the other computes the value of the sums of all
-/// batches. Without a batch the value is NaN.
+/// Makes a metric from two functions: `sums` returns sums of a batch, `[k]`, and `value` computes the metric from the
+/// sums of all batches. Without a batch the value is NaN.
 ///
 /// ```
 /// use brigade_metrics::{Metric, fold};
@@ -87,7 +87,7 @@ where
     FoldFn { name: name.into(), sums, value }
 }
 
-/// What [`fold`] makes.
+/// A metric made from two functions by [`fold`].
 pub struct FoldFn<F, V> {
     name: String,
     sums: F,
@@ -121,7 +121,7 @@ where
     }
 }
 
-/// Makes a metric of a function of all predictions and targets at once, in the order of the data, on the CPU.
+/// Makes a metric from a function of all predictions and targets at once, in the order of the data, on the CPU.
 ///
 /// ```
 /// use brigade_metrics::{Metric, of_rows};
@@ -138,7 +138,7 @@ where
     RowsFn { name: name.into(), value }
 }
 
-/// What [`of_rows`] makes.
+/// A metric made from a function of all rows by [`of_rows`].
 pub struct RowsFn<F> {
     name: String,
     value: F,
@@ -223,8 +223,8 @@ impl<M: Metric> Metric for Renamed<M> {
     }
 }
 
-/// A metric, or a loss of `brigade-learn`, for outputs that have the classes in the last dimension, `[n, …,
-/// classes]`, as language models have, with targets `[n, …]`.
+/// Adapts a metric, or a loss of `brigade-learn`, to outputs with the classes in the last dimension, `[n, …, classes]`,
+/// such as those of language models, with targets `[n, …]`.
 ///
 /// ```
 /// use brigade_metrics::{Accuracy, ClassesLast, Metric};
@@ -242,7 +242,7 @@ impl<T> ClassesLast<T> {
     /// Moves the classes of outputs to dimension 1, where metrics and losses expect them.
     ///
     /// # Errors
-    /// libtorch's.
+    /// Returns an error of libtorch.
     pub fn first(predictions: &Tensor) -> Result<Tensor> {
         if predictions.dim() < 2 {
             return Ok(predictions.shallow_clone());
@@ -267,8 +267,8 @@ impl<M: Metric> Metric for ClassesLast<M> {
     }
 }
 
-/// A metric of classes for predictions that are class numbers already, `[n, …]`, with targets `[n, …]`: what `argmax`
-/// gives.
+/// Adapts a metric of classes to predictions that are class numbers, `[n, …]`, such as results of `argmax`, with
+/// targets `[n, …]`.
 ///
 /// Looks at each batch for numbers that name no class, and waits for the device.
 ///
@@ -288,7 +288,7 @@ pub struct PredictedClasses<M> {
 }
 
 impl<M> PredictedClasses<M> {
-    /// Makes it for class numbers below `classes`.
+    /// Makes the metric for class numbers below `classes`.
     #[must_use]
     pub fn new(metric: M, classes: i64) -> Self {
         Self { metric, classes }

@@ -7,7 +7,7 @@ use crate::counts::{Count, class_counts, count_classes};
 use crate::read::{self, Scored};
 use crate::{Fold, Folded, Metric};
 
-/// The mean of the recalls of the classes that are there.
+/// Balanced accuracy: the mean of the recalls of the classes that occur in the targets.
 ///
 /// Predictions `[n, classes, …]`, targets `[n, …]`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -16,13 +16,14 @@ pub struct BalancedAccuracy {
 }
 
 impl BalancedAccuracy {
-    /// Makes it.
+    /// Makes the metric without adjustment for chance.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Moves chance to 0 and leaves 1 where it is: `(value - 1/k) / (1 - 1/k)` for `k` classes that are there.
+    /// Adjusts the value for chance, so that random predictions score 0 and perfect ones 1: `(value - 1/k) / (1 - 1/k)`
+    /// for `k` classes that occur in the targets.
     #[must_use]
     pub fn adjusted(mut self) -> Self {
         self.adjusted = true;
@@ -51,7 +52,7 @@ impl Metric for BalancedAccuracy {
     }
 }
 
-/// Matthews' correlation coefficient of decisions and targets, from -1 to 1; 0 where either is one class alone.
+/// Matthews correlation coefficient of predictions and targets, from -1 to 1. It is 0 if either has only one class.
 ///
 /// With `n` decisions of which `c` are right, and `pₖ` predicted and `tₖ` there of each class:
 /// `(c n - Σ pₖ tₖ) / √((n² - Σ pₖ²)(n² - Σ tₖ²))`. Predictions `[n, classes, …]`, targets `[n, …]`.
@@ -81,20 +82,20 @@ impl Metric for Matthews {
     }
 }
 
-/// How much a confusion of two classes weighs in [`CohenKappa`].
+/// Weights of the confusions of two classes in [`CohenKappa`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum KappaWeights {
-    /// Each the same.
+    /// Equal weights of all confusions.
     #[default]
     Equal,
-    /// By the distance of their places in the order of classes.
+    /// Weights by the distance of the classes in their order.
     Linear,
-    /// By its square.
+    /// Weights by the squared distance of the classes in their order.
     Quadratic,
 }
 
-/// Cohen's kappa: `1 - observed / expected` disagreement of decisions and targets; NaN where both are one class
-/// alone.
+/// Cohen's kappa: `1 - observed / expected` disagreement of predictions and targets. It is NaN if both have only one
+/// class.
 ///
 /// Predictions `[n, classes, …]`, targets `[n, …]`. As in scikit-learn, a class that is neither there nor
 /// predicted is no place in the order, so weights see its neighbours side by side. With weights it keeps
@@ -112,13 +113,13 @@ pub struct CohenKappa {
 }
 
 impl CohenKappa {
-    /// Makes it, with equal weights.
+    /// Makes the metric with equal weights.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Chooses how much a confusion weighs.
+    /// Sets the weights of confusions.
     #[must_use]
     pub fn weights(mut self, weights: KappaWeights) -> Self {
         self.weights = weights;

@@ -8,9 +8,9 @@ use tch::{Device, Kind, Tensor};
 use crate::read::{self, IGNORED};
 use crate::{Fold, Folded, Metric};
 
-/// The BLEU score of a corpus (Papineni et al., 2002), fastai's `CorpusBLEUMetric`: the geometric mean of the shares
-/// of runs of one to four tokens that predictions have in common with their targets, times
-/// `exp(1 - targets / predictions)` where predictions have fewer tokens in all.
+/// BLEU score of a corpus (Papineni et al., 2002; fastai's `CorpusBLEUMetric`): the geometric mean of the precisions of
+/// n-grams of one to four tokens, times the brevity penalty `exp(1 - targets / predictions)` if predictions have fewer
+/// tokens in total.
 ///
 /// Predictions `[n, tokens, tokens predicted]`, of which the largest score of dimension 1 is the token, and targets
 /// `[n, tokens]` of as many tokens or of another number; a language model's `[n, tokens predicted, tokens]`, which are
@@ -18,7 +18,7 @@ use crate::{Fold, Folded, Metric};
 /// run of some length counts half a run, the next such length a quarter, and so on (Chen and Cherry, 2014, method 3).
 /// It is NaN where no prediction has four tokens, for which fastai's divides by zero.
 ///
-/// Runs are counted as they are, so there is no need for fastai's `vocab_sz`, the base of its hash. A place whose
+/// N-grams are counted exactly, so there is no need for fastai's `vocab_sz`, the base of its hash. A place whose
 /// target is [`IGNORED`] is left out of both. Each batch waits for the device, to count on the CPU.
 ///
 /// ```

@@ -6,18 +6,18 @@ use tch::{Kind, Tensor};
 use crate::read::{self, Scored, Threshold};
 use crate::{Fold, Folded, Metric};
 
-/// How the scores of classes become one number.
+/// Method by which the scores of classes are averaged to one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Average {
-    /// The score of the positive class of two.
+    /// Score of the positive class, for two classes.
     Binary,
-    /// The mean over the classes that are there or predicted; of labels, over all.
+    /// Mean over the classes that occur in targets or predictions; for labels, over all labels.
     Macro,
-    /// The score of the sums of all classes' counts.
+    /// Score computed from the summed counts of all classes.
     Micro,
-    /// The mean over classes, each weighted by how often it is there.
+    /// Mean over classes, weighted by the number of their targets.
     Weighted,
-    /// The mean over samples of the score of each one's labels; for labels alone.
+    /// Mean over samples of the score of each one's labels. For labels only.
     Samples,
 }
 
@@ -239,7 +239,7 @@ fn averaged(formula: Formula, average: Average, counts: &[Count]) -> f64 {
     }
 }
 
-/// The score of each class: what [`FBeta::per_class`] and its like return.
+/// The scores of the single classes, made by [`FBeta::per_class`] and the methods of that name.
 ///
 /// The value has the score of each class in order, 0 for a class that is neither there nor predicted; it is empty
 /// without a batch.
@@ -290,27 +290,27 @@ macro_rules! score {
         pub struct $name(ByClass);
 
         impl $name {
-            /// Makes it for the second class of two: [`Average::Binary`], until another average is chosen.
+            /// Makes the metric for the second of two classes: [`Average::Binary`] is the default average.
             #[must_use]
             pub fn new($($argument: $type)?) -> Self {
                 Self(ByClass::new($formula))
             }
 
-            /// Chooses the average over classes.
+            /// Sets the average over classes.
             #[must_use]
             pub fn average(mut self, average: Average) -> Self {
                 self.0.average = average;
                 self
             }
 
-            /// Chooses the class that [`Average::Binary`] takes for positive, 0 or 1.
+            /// Sets the positive class of [`Average::Binary`], 0 or 1.
             #[must_use]
             pub fn positive(mut self, class: usize) -> Self {
                 self.0.positive = class;
                 self
             }
 
-            /// Returns the metric of each class's score, without an average.
+            /// Returns the metric of the single classes' scores, without an average.
             #[must_use]
             pub fn per_class(self) -> PerClass {
                 PerClass { score: self.average(Average::Macro).0, name: $column }
@@ -338,27 +338,27 @@ macro_rules! score {
         pub struct $multi(ByLabel);
 
         impl $multi {
-            /// Makes it for scores, with a threshold of 0.5 and [`Average::Macro`].
+            /// Makes the metric for logits, with a threshold of 0.5 and [`Average::Macro`].
             #[must_use]
             pub fn new($($argument: $type)?) -> Self {
                 Self(ByLabel::new($formula))
             }
 
-            /// Chooses the average over labels, or over samples.
+            /// Sets the average over labels, or over samples.
             #[must_use]
             pub fn average(mut self, average: Average) -> Self {
                 self.0.average = average;
                 self
             }
 
-            /// Sets the probability from which on a label is there.
+            /// Sets the minimum probability of a predicted label.
             #[must_use]
             pub fn threshold(mut self, at: f64) -> Self {
                 self.0.threshold.at = at;
                 self
             }
 
-            /// Takes predictions as probabilities, without a sigmoid.
+            /// Treats predictions as probabilities, without a sigmoid.
             #[must_use]
             pub fn probabilities(mut self) -> Self {
                 self.0.threshold.sigmoid = false;
@@ -395,8 +395,8 @@ macro_rules! defaults {
 }
 
 score! {
-    /// The F-beta score of classes: `(1 + b²) p r / (b² p + r)` of precision `p` and recall `r`, that is
-    /// `(1 + b²) right / (b² there + predicted)`; a `beta` above 1 weighs recall more.
+    /// F-beta score of classes: `(1 + b²) p r / (b² p + r)` of precision `p` and recall `r`, that is `(1 + b²) right /
+    /// (b² there + predicted)`. A `beta` above 1 gives recall more weight.
     ///
     /// Predictions `[n, classes, …]`, targets `[n, …]`. 0 for a class that is there and never predicted, or the
     /// other way round; a class that is neither is left out of means.
@@ -408,38 +408,38 @@ score! {
     /// # let _ = metric;
     /// ```
     FBeta,
-    /// The F-beta score of labels; see [`FBeta`]. Predictions and targets `[n, labels, …]`.
+    /// F-beta score of labels; see [`FBeta`]. Predictions and targets `[n, labels, …]`.
     FBetaMulti, "fbeta_score", f_beta(beta), beta: f64
 }
 
 score! {
-    /// The F1 score of classes: [`FBeta`] with 1.
+    /// F1 score of classes: [`FBeta`] with a `beta` of 1.
     F1,
-    /// The F1 score of labels: [`FBetaMulti`] with 1.
+    /// F1 score of labels: [`FBetaMulti`] with a `beta` of 1.
     F1Multi, "f1_score", f_beta(1.0)
 }
 
 score! {
-    /// The precision of classes: of what was predicted, the share that is right. Predictions `[n, classes, …]`,
-    /// targets `[n, …]`; 0 for a class that is never predicted.
+    /// Precision of classes: the share of the predictions of a class that are correct. Predictions `[n, classes, …]`,
+    /// targets `[n, …]`. 0 for a class that is never predicted.
     Precision,
-    /// The precision of labels; see [`Precision`]. Predictions and targets `[n, labels, …]`.
+    /// Precision of labels; see [`Precision`]. Predictions and targets `[n, labels, …]`.
     PrecisionMulti, "precision_score", PRECISION
 }
 
 score! {
-    /// The recall of classes: of what is there, the share that was predicted. Predictions `[n, classes, …]`, targets
-    /// `[n, …]`; 0 for a class that is never there.
+    /// Recall of classes: the share of the targets of a class that are predicted. Predictions `[n, classes, …]`,
+    /// targets `[n, …]`. 0 for a class without targets.
     Recall,
-    /// The recall of labels; see [`Recall`]. Predictions and targets `[n, labels, …]`.
+    /// Recall of labels; see [`Recall`]. Predictions and targets `[n, labels, …]`.
     RecallMulti, "recall_score", RECALL
 }
 
 score! {
-    /// The Jaccard index of classes: of what is there or predicted, the share that is both. Predictions
+    /// Jaccard index of classes: the intersection over the union of targets and predictions of a class. Predictions
     /// `[n, classes, …]`, targets `[n, …]`.
     Jaccard,
-    /// The Jaccard index of labels; see [`Jaccard`]. Predictions and targets `[n, labels, …]`.
+    /// Jaccard index of labels; see [`Jaccard`]. Predictions and targets `[n, labels, …]`.
     JaccardMulti, "jaccard_score", JACCARD
 }
 

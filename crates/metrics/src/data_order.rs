@@ -10,8 +10,8 @@ type RowShape = Option<(Vec<i64>, Dtype)>;
 /// What a rank tells the others: the numbers of its batches, their rows, and the rows' shape or why they do not join.
 type Told = (Vec<usize>, Vec<i64>, Result<RowShape, String>);
 
-/// Gathers the batches of all ranks of a group, and joins them along their first dimension in the order of the data, on
-/// the CPU; `None` when there is no batch.
+/// Gathers the batches of all ranks of a group, and concatenates them along their first dimension in the order of the
+/// data, on the CPU. `None` if there is no batch.
 ///
 /// `numbers` has the number of each batch; batches of the same number are in the order of their ranks. Every rank
 /// takes part, with any number of batches. Without a group, the batches are this rank's.

@@ -2,14 +2,14 @@
 
 use brigade_torch::{Error, ErrorKind, says_out_of_memory};
 
-/// A metric that could not be computed, or panicked: the detail of an [`Error`].
+/// A metric that failed or panicked: the detail of an [`Error`].
 #[derive(Debug, thiserror::Error)]
 #[error("the metric `{metric}` failed: {reason}")]
 #[non_exhaustive]
 pub struct MetricError {
-    /// Its name.
+    /// Name of the metric.
     pub metric: String,
-    /// Its error, or the text of its panic.
+    /// Error message, or the text of the panic.
     pub reason: String,
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::Metric;
 
-/// What a Learner takes for its metrics: none (`()`), one, a tuple of up to eight, or a list.
+/// The metrics argument of a Learner: none (`()`), one, a tuple of up to eight, or a list.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::Metric;
 /// assert_eq!(chosen.into_metrics().len(), 1);
 /// ```
 pub trait IntoMetrics {
-    /// Makes a list of it, in order.
+    /// Converts it to a list of metrics, in order.
     fn into_metrics(self) -> Vec<Arc<dyn Metric<Value = f64>>>;
 }
 

@@ -79,22 +79,22 @@ pub use regression::{ExpRmspe, ExplainedVariance, Mae, Mse, Msle, Pearson, R2, R
 pub use segmentation::{Dice, DiceMulti, ForegroundAccuracy, JaccardCoeff, JaccardCoeffMulti};
 pub use state::MetricState;
 
-/// What a metric keeps of a batch.
+/// The contribution of a batch to a metric.
 #[derive(Debug)]
 pub enum Fold {
-    /// Numbers that add up over batches and ranks: `[k]` in `f64`, on the device of the predictions. Nothing
-    /// waits for the device until the value is computed.
+    /// Numbers that are summed over batches and ranks: `[k]` in `f64`, on the device of the predictions. Nothing waits
+    /// for the device until the value is computed.
     Sums(Tensor),
-    /// Rows that are needed whole, such as scores of which a curve is made: predictions and targets, each with
-    /// one row for a sample (or for a token or pixel, the same number in both).
+    /// Rows that are needed as a whole, such as scores for a curve: predictions and targets, each with one row for a
+    /// sample (or for a token or pixel, the same number in both).
     Rows(Tensor, Tensor),
 }
 
 impl Fold {
-    /// Makes [`Fold::Sums`] of tensors of one or more numbers each, on the device of the first.
+    /// Makes [`Fold::Sums`] from tensors of one or more numbers each, on the device of the first.
     ///
     /// # Errors
-    /// libtorch's.
+    /// Returns an error of libtorch.
     pub fn sums(parts: &[Tensor]) -> Result<Self> {
         let flat = |part: &Tensor| -> Result<Tensor> {
             Ok(part.f_to_device(parts[0].device())?.f_to_kind(Kind::Double)?.f_reshape([-1])?)
@@ -103,17 +103,17 @@ impl Fold {
     }
 }
 
-/// What was kept of all batches of all ranks.
+/// The combined contributions of all batches of all ranks.
 #[derive(Debug)]
 pub enum Folded {
-    /// The sums of all batches; empty where no rank had a batch, whatever the metric keeps.
+    /// Sums over all batches. Empty if no rank had a batch, whatever the metric's contributions are.
     Sums(Vec<f64>),
-    /// All rows in the order of the data, on the CPU.
+    /// Rows of all batches in the order of the data, on the CPU.
     Rows(Tensor, Tensor),
 }
 
 impl Folded {
-    /// Returns `N` sums: NaN where there was no batch, so that all means of them are NaN.
+    /// Returns `N` sums. They are NaN if there was no batch, so that all means of them are NaN.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for rows, and for another number of sums.
@@ -131,7 +131,7 @@ impl Folded {
     }
 }
 
-/// A metric: what it takes of each batch, and the value of what was taken of all.
+/// A metric: its contribution from each batch, and its value from the contributions of all batches.
 ///
 /// ```
 /// use brigade_metrics::{Fold, Folded, Metric, MetricState};
@@ -166,26 +166,26 @@ impl Folded {
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait Metric: fmt::Debug + Send + Sync {
-    /// What is computed: `f64` for the Learner; several numbers for [`PerClass`].
+    /// Type of the value: `f64` for the Learner; several numbers for [`PerClass`].
     type Value;
 
-    /// Returns its name: a column of the Learner's table.
+    /// Returns the name of the metric: a column of the Learner's table.
     fn name(&self) -> String;
 
-    /// Takes what it keeps of a batch: the model's outputs, and the targets. The rows are real samples of this
-    /// rank, without duplicates.
+    /// Computes the contribution of a batch, from the model's outputs and the targets. The rows are real samples of
+    /// this rank, without duplicates.
     ///
     /// # Errors
     /// When the shapes do not fit: an error that names expected and found shapes.
     fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold>;
 
-    /// Computes the value of what was kept of all batches of all ranks.
+    /// Computes the value from the contributions of all batches of all ranks.
     ///
     /// # Errors
     /// When it is not defined for these data, with the reason.
     fn value(&self, folded: &Folded) -> Result<Self::Value>;
 
-    /// Gives it another name, where two of one kind would have the same.
+    /// Returns the metric under another name, for two metrics that would have the same.
     ///
     /// ```
     /// use brigade_metrics::{Metric, TopK};

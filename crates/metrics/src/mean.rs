@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 
 use crate::{Fold, Folded, Metric, MetricState, read};
 
-/// The weighted mean of values, of losses by their rows or tokens, for example.
+/// Weighted mean of values, such as losses weighted by their rows or tokens.
 ///
 /// Takes values for predictions and their weights for targets, of one shape.
 ///
@@ -44,7 +44,7 @@ impl MetricState<Mean> {
     /// Adds one value with its weight.
     ///
     /// # Errors
-    /// libtorch's.
+    /// Returns an error of libtorch.
     pub fn add(&mut self, value: f64, weight: f64) -> Result<()> {
         self.update(&Tensor::from(value), &Tensor::from(weight))
     }

@@ -6,7 +6,7 @@ use tch::{Kind, Reduction, Tensor};
 use crate::read::{self, IGNORED, Scored};
 use crate::{Fold, Folded, Metric};
 
-/// The exponential of the mean cross-entropy of a token.
+/// Perplexity: the exponential of the mean cross-entropy per token.
 ///
 /// Predictions `[n, classes, …]`, targets `[n, …]`; a language model's `[n, tokens, classes]` are read by
 /// [`ClassesLast`](crate::ClassesLast).
@@ -48,8 +48,8 @@ impl Metric for Perplexity {
     }
 }
 
-/// The Brier score: the mean over samples of `Σ (probability - target)²` over the classes, and half of it for two
-/// classes, which is `(p - y)²` of the second.
+/// Brier score: the mean over samples of `Σ (probability - target)²` over the classes, and half of it for two classes,
+/// which is `(p - y)²` of the second.
 ///
 /// Predictions `[n, classes, …]`, of which a softmax makes probabilities, targets `[n, …]`. It is scikit-learn's
 /// score of probabilities; fastai's takes it of decisions, which makes it the error rate.

@@ -142,17 +142,17 @@ fn binary_fold(metric: &str, predictions: &Tensor, targets: &Tensor) -> Result<F
     }
 }
 
-/// How the area under the ROC curve of several classes is made of those of two.
+/// Method by which the area under the ROC curve of several classes is computed from those of two classes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum MultiClass {
-    /// Each class against all others.
+    /// Compares each class with all others.
     #[default]
     OneVsRest,
-    /// Each pair of classes, among the samples of the two (Hand and Till).
+    /// Compares each pair of classes, among the samples of the two (Hand and Till).
     OneVsOne,
 }
 
-/// The area under the ROC curve of several classes.
+/// Area under the ROC curve (ROC AUC) of several classes.
 ///
 /// Predictions `[n, classes, …]`, targets `[n, …]`; each class must be there. [`Average::Weighted`] weighs a class by
 /// how often it is there, a pair of classes by how often either is. Keeps all rows.
@@ -176,20 +176,20 @@ impl Default for RocAuc {
 }
 
 impl RocAuc {
-    /// Makes it, one against the rest, with [`Average::Macro`].
+    /// Makes the metric for one class against the rest, with [`Average::Macro`].
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Chooses the average: macro or weighted, or micro of one against the rest.
+    /// Sets the average: macro or weighted, or micro for one class against the rest.
     #[must_use]
     pub fn average(mut self, average: Average) -> Self {
         self.average = average;
         self
     }
 
-    /// Chooses how classes are compared.
+    /// Sets how classes are compared.
     #[must_use]
     pub fn multi_class(mut self, multi_class: MultiClass) -> Self {
         self.multi_class = multi_class;
@@ -267,8 +267,8 @@ impl Metric for RocAuc {
     }
 }
 
-/// The area under the ROC curve of two classes: the share of pairs of a positive and a negative in which the positive
-/// has the larger score, ties counted half.
+/// Area under the ROC curve (ROC AUC) of two classes: the share of pairs of a positive and a negative sample in which
+/// the positive has the larger score; ties count half.
 ///
 /// Predictions `[n, 2, …]`, targets `[n, …]`. NaN where one class alone is there. Keeps all rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -291,7 +291,7 @@ impl Metric for RocAucBinary {
     }
 }
 
-/// The average precision of two classes: `Σ (Rₖ - Rₖ₋₁) Pₖ` over the thresholds, without interpolation.
+/// Average precision of two classes: `Σ (Rₖ - Rₖ₋₁) Pₖ` over the thresholds, without interpolation.
 ///
 /// Predictions `[n, 2, …]`, targets `[n, …]`. 0 where no target is positive. Keeps all rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -329,13 +329,13 @@ macro_rules! of_labels {
         }
 
         impl $name {
-            /// Makes it with [`Average::Macro`].
+            /// Makes the metric with [`Average::Macro`].
             #[must_use]
             pub fn new() -> Self {
                 Self::default()
             }
 
-            /// Chooses the average over labels, or over samples.
+            /// Sets the average over labels, or over samples.
             #[must_use]
             pub fn average(mut self, average: Average) -> Self {
                 self.average = average;
@@ -377,7 +377,7 @@ macro_rules! of_labels {
 }
 
 of_labels! {
-    /// The area under the ROC curve of labels; see [`RocAucBinary`].
+    /// Area under the ROC curve of labels; see [`RocAucBinary`].
     ///
     /// Predictions and targets `[n, labels, …]`; predictions are scores or probabilities, for only their order
     /// matters. NaN where a label is always or never there, unless its weight in the average is 0. Keeps all rows.
@@ -385,7 +385,7 @@ of_labels! {
 }
 
 of_labels! {
-    /// The average precision of labels; see [`AveragePrecision`].
+    /// Average precision of labels; see [`AveragePrecision`].
     ///
     /// Predictions and targets `[n, labels, …]`; predictions are scores or probabilities. Keeps all rows.
     AveragePrecisionMulti "average_precision_score" average_precision

@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 use crate::Folded;
 use crate::error::MetricError;
 
-/// The target that is left out by metrics of classes and by the cross-entropy: PyTorch's `ignore_index`.
+/// Target that metrics of classes and the cross-entropy ignore: PyTorch's `ignore_index`.
 pub const IGNORED: i64 = -100;
 
 /// Names the metric that cannot be computed, and why.

@@ -53,19 +53,19 @@ fn as_it_is(mean: f64) -> f64 {
 }
 
 errors! {
-    /// The mean squared error, `mean((prediction - target)²)`; as a metric in `f64`, and a loss as well.
+    /// Mean squared error, `mean((prediction - target)²)`, which is a metric in `f64` and also a loss.
     ///
     /// Predictions and targets of one shape; `[n, 1]` and `[n]` fit, too.
     Mse "mse" |p: &Tensor, t: &Tensor| p.f_sub(t)?.f_square(), as_it_is;
-    /// The mean absolute error, `mean(|prediction - target|)`. Shapes as for [`Mse`].
+    /// Mean absolute error, `mean(|prediction - target|)`. Shapes as for [`Mse`].
     Mae "mae" |p: &Tensor, t: &Tensor| p.f_sub(t)?.f_abs(), as_it_is;
-    /// The root of the mean squared error. Shapes as for [`Mse`].
+    /// Root mean squared error. Shapes as for [`Mse`].
     Rmse "_rmse" |p: &Tensor, t: &Tensor| p.f_sub(t)?.f_square(), f64::sqrt;
-    /// The mean squared logarithmic error, `mean((ln(1 + prediction) - ln(1 + target))²)`; NaN with a number below
+    /// Mean squared logarithmic error, `mean((ln(1 + prediction) - ln(1 + target))²)`. It is NaN if a number is below
     /// -1. Shapes as for [`Mse`].
     Msle "msle" |p: &Tensor, t: &Tensor| p.f_log1p()?.f_sub(&t.f_log1p()?)?.f_square(), as_it_is;
-    /// The root of the mean squared error relative to the target, of the exponentials of both:
-    /// `√ mean(((eᵗ - eᵖ) / eᵗ)²)`, for predictions of logarithms. Shapes as for [`Mse`].
+    /// Root mean squared percentage error of the exponentials of predictions and targets, `√ mean(((eᵗ - eᵖ) / eᵗ)²)`:
+    /// for predictions of logarithms. Shapes as for [`Mse`].
     ExpRmspe "_exp_rmspe" |p: &Tensor, t: &Tensor| p.f_sub(t)?.f_expm1()?.f_square(), f64::sqrt;
 }
 
@@ -157,18 +157,19 @@ fn errors(predictions: &[f64], targets: &[f64]) -> Vec<f64> {
 }
 
 of_all! {
-    /// The coefficient of determination: `1 - Σ (target - prediction)² / Σ (target - mean)²`.
+    /// Coefficient of determination (R²): `1 - Σ (target - prediction)² / Σ (target - mean)²`.
     ///
     /// Shapes as for [`Mse`]. NaN with fewer than two numbers; of constant targets 1 for exact predictions, else 0.
     /// Keeps all numbers.
     R2 "r2_score" |p: &[f64], t: &[f64]| explained(squares(&errors(p, t)), squares(&centred(t)));
-    /// The explained variance: `1 - var(target - prediction) / var(target)`, [`R2`] without what a constant offset
-    /// costs. Keeps all numbers.
+    /// Explained variance: `1 - var(target - prediction) / var(target)`, which is [`R2`] without the error of a
+    /// constant offset. Keeps all numbers in memory.
     ExplainedVariance "explained_variance_score" |p: &[f64], t: &[f64]| {
         explained(squares(&centred(&errors(p, t))), squares(&centred(t)))
     };
-    /// Pearson's correlation of predictions and targets; NaN where either is constant. Keeps all numbers.
+    /// Pearson correlation of predictions and targets. It is NaN if either is constant. Keeps all numbers in memory.
     Pearson "pearsonr" correlation;
-    /// Spearman's correlation: Pearson's of the ranks, equal numbers at the mean of theirs. Keeps all numbers.
+    /// Spearman correlation: the Pearson correlation of the ranks, in which equal numbers get the mean of their ranks.
+    /// Keeps all numbers in memory.
     Spearman "spearmanr" |p: &[f64], t: &[f64]| if p.iter().chain(t).any(|it| it.is_nan()) { f64::NAN } else { correlation(&ranks(p), &ranks(t)) };
 }

@@ -68,35 +68,35 @@ fn multi(metric: &str, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
 }
 
 overlap! {
-    /// The Dice coefficient of the second class of two, over the pixels of all images: `2 |A ∩ B| / (|A| + |B|)`.
+    /// Dice coefficient of the second of two classes, over the pixels of all images: `2 |A ∩ B| / (|A| + |B|)`.
     ///
     /// Predictions `[n, 2, h, w]`, masks `[n, h, w]`; NaN where the class is neither there nor predicted.
     Dice "dice" binary, of_foreground, dice
 }
 
 overlap! {
-    /// The mean of the Dice coefficients of the classes that are there or predicted, the background among them.
+    /// Mean Dice coefficient over the classes that occur in masks or predictions, including the background.
     ///
     /// Predictions `[n, classes, h, w]`, masks `[n, h, w]`.
     DiceMulti "dice_multi" multi, mean, dice
 }
 
 overlap! {
-    /// The Jaccard coefficient of the second class of two, over the pixels of all images: `|A ∩ B| / |A ∪ B|`.
+    /// Jaccard coefficient of the second of two classes, over the pixels of all images: `|A ∩ B| / |A ∪ B|`.
     ///
     /// Predictions `[n, 2, h, w]`, masks `[n, h, w]`; NaN where the class is neither there nor predicted.
     JaccardCoeff "jaccard_coeff" binary, of_foreground, jaccard
 }
 
 overlap! {
-    /// The mean of the Jaccard coefficients of the classes that are there or predicted: the mean intersection over
-    /// union (mIoU).
+    /// Mean intersection over union (mIoU): the mean Jaccard coefficient over the classes that occur in masks or
+    /// predictions.
     ///
     /// Predictions `[n, classes, h, w]`, masks `[n, h, w]`.
     JaccardCoeffMulti "jaccard_coeff_multi" multi, mean, jaccard
 }
 
-/// The accuracy among pixels whose target is not the background.
+/// Accuracy over the pixels whose target is not the background.
 ///
 /// Predictions `[n, classes, h, w]`, masks `[n, h, w]` or `[n, 1, h, w]`; NaN where all is background. It is the share
 /// of all such pixels, where fastai takes the mean of the batches' shares.
@@ -113,13 +113,13 @@ pub struct ForegroundAccuracy {
 }
 
 impl ForegroundAccuracy {
-    /// Makes it, with class 0 as background.
+    /// Makes the metric with class 0 as background.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Chooses the class that is the background.
+    /// Sets the class of the background.
     #[must_use]
     pub fn background(mut self, class: i64) -> Self {
         self.background = class;

@@ -11,7 +11,7 @@ use crate::data_order::gather_in_data_order;
 use crate::error::MetricError;
 use crate::{Fold, Folded, Metric};
 
-/// A metric with what it has kept of the batches so far.
+/// A metric with the contributions of the batches so far.
 ///
 /// Each rank updates its own with its batches. Sums stay on the device of the predictions, so that no batch waits
 /// for it, and nothing is sent until [`MetricState::compute`], which adds the sums of all ranks up in the order of the
@@ -50,19 +50,19 @@ enum Kept {
 }
 
 impl<M: Metric> MetricState<M> {
-    /// Begins without a batch.
+    /// Makes a state without batches.
     #[must_use]
     pub fn new(metric: M) -> Self {
         Self { metric, updates: 0, kept: Vec::new() }
     }
 
-    /// Returns the metric.
+    /// Returns the metric of the state.
     #[must_use]
     pub fn metric(&self) -> &M {
         &self.metric
     }
 
-    /// Adds the next batch: a row of predictions and of targets for each of its samples. Sends nothing.
+    /// Adds the next batch: a row of predictions and of targets for each of its samples. No message is sent.
     ///
     /// # Errors
     /// [`crate::MetricError`] when the metric cannot take the batch, or panics.
@@ -70,8 +70,8 @@ impl<M: Metric> MetricState<M> {
         self.update_at(self.updates, predictions, targets)
     }
 
-    /// Adds the batch with that number in the order of the data. Batches of the same number are in the order of their
-    /// ranks: where a loader is sharded, they are one after the other in the data.
+    /// Adds the batch with number `number` in the order of the data. Batches of the same number are ordered by rank, as
+    /// a sharded loader distributes them.
     ///
     /// # Errors
     /// Returns the same errors as [`MetricState::update`].
@@ -88,14 +88,14 @@ impl<M: Metric> MetricState<M> {
         Ok(())
     }
 
-    /// Forgets all batches.
+    /// Removes all batches from the state.
     pub fn reset(&mut self) {
         self.updates = 0;
         self.kept.clear();
     }
 
     /// Computes the value over all ranks of a group, the same on each; without a group, over this rank's batches. The
-    /// state stays as it is and can be updated further. Every rank calls it; it waits for the device.
+    /// state is not changed and can be updated further. Every rank calls it; it waits for the device.
     ///
     /// # Errors
     /// [`crate::MetricError`] when the value is not defined for these data, or the metric panics;
@@ -107,7 +107,8 @@ impl<M: Metric> MetricState<M> {
         self.value(&folded)
     }
 
-    /// Returns what was kept of the batches of all ranks; `None` when no rank has a batch. Every rank calls it.
+    /// Returns the combined contributions of the batches of all ranks. `None` if no rank has a batch. Every rank calls
+    /// it.
     ///
     /// # Errors
     /// Returns the same errors as [`MetricState::compute`], but for those of the value.
@@ -137,7 +138,7 @@ impl<M: Metric> MetricState<M> {
         self.joined(group).map(Some)
     }
 
-    /// Computes the value of what was kept of batches.
+    /// Computes the value from combined contributions.
     ///
     /// # Errors
     /// [`crate::MetricError`] when the value is not defined for these data, or the metric panics.

@@ -49,7 +49,7 @@ pub use images::{Images, ImagesError, images};
 #[cfg(feature = "learn")]
 pub use learn::show_graph;
 
-/// A value that a notebook's cell shows as a table or a picture.
+/// A value that a notebook's cell displays as a table or a picture.
 ///
 /// A type of a notebook gets a picture of its own by [`cell_content`](Self::cell_content):
 ///
@@ -67,11 +67,11 @@ pub use learn::show_graph;
 /// Score(0.5).evcxr_display();
 /// ```
 pub trait CellDisplay {
-    /// Returns what is shown, in each of its forms.
+    /// Returns the content of the cell in all its forms.
     #[must_use]
     fn cell_content(&self) -> Content;
 
-    /// Prints the value for the cell: in each of its forms where evcxr reads them, else as text.
+    /// Prints the value for the cell: in each of its forms if evcxr reads them, else as text.
     ///
     /// Of several calls in a cell evcxr shows the last; a tuple shows several values.
     fn evcxr_display(&self) {
@@ -162,7 +162,7 @@ const TEXT_COLUMNS: usize = 100;
 const TEXT_LINES: usize = 24;
 
 impl Content {
-    /// Renders a plot in all forms that it has.
+    /// Renders a plot in all its forms.
     #[must_use]
     pub fn plot(plot: &impl Plot) -> Self {
         let content = Self::new(plot.to_text(TEXT_COLUMNS, TEXT_LINES)).svg(plot.to_svg());

@@ -6,34 +6,34 @@ use std::path::PathBuf;
 
 use brigade_dylib_call::EntryError;
 
-/// Why a launch from a notebook failed.
+/// Reason why a launch from a notebook failed.
 ///
 /// `Debug` shows the message, because that is what a notebook prints of an error that a cell ends with.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum NotebookError {
-    /// The ranks load the function from the cell's library, which has none of what a closure holds.
+    /// The function is a closure: the ranks load it from the cell's library, which has none of its captured variables.
     #[error(
         "{function} is not a function of its own: the ranks are other processes, which have none of the notebook's \
          variables. Write a `fn` and pass what it needs as arguments"
     )]
     NotAFunction {
-        /// The type that was given.
+        /// Name of the type that was passed.
         function: &'static str,
     },
-    /// A setting out of range, or two that contradict each other.
+    /// A setting is out of range, or two of them contradict each other.
     #[error("{0}")]
     Setting(String),
-    /// The cell's process is a rank already.
+    /// The cell's process is already a rank.
     #[error(
         "this process is {world} already: the launcher is for the notebook's own process, call the training function \
          itself here"
     )]
     InsideARank {
-        /// Its place.
+        /// Rank and world size of the process.
         world: String,
     },
-    /// The function's library cannot be named for other processes.
+    /// The function's library has no name by which other processes can load it.
     #[error(transparent)]
     Entry(#[from] EntryError),
     /// The function is in a program, and not in a library that a notebook has compiled.
@@ -42,7 +42,7 @@ pub enum NotebookError {
          the program under `brigade launch`", program.display()
     )]
     InAProgram {
-        /// The program.
+        /// Path of the program.
         program: PathBuf,
     },
     /// The program that starts the ranks is missing.
@@ -51,42 +51,42 @@ pub enum NotebookError {
          crates/cli` in a checkout of Brigade"
     )]
     NoProgram {
-        /// Where it was looked for.
+        /// Description of the places that were searched.
         looked: String,
     },
-    /// The program that starts the ranks cannot run, or is of another version.
+    /// The program that starts the ranks cannot run, or has another version.
     #[error("{} {reason}", program.display())]
     Program {
-        /// The program.
+        /// Path of the program.
         program: PathBuf,
-        /// What it did.
+        /// Description of the failure.
         reason: String,
     },
     /// An argument or a result cannot be sent to another process.
     #[error("cannot send {what} to another process: {reason}")]
     Message {
-        /// `the arguments`, `the result of rank 1`.
+        /// Name of the value: `the arguments`, or `the result of rank 1`.
         what: String,
-        /// serde's answer.
+        /// Error message of serde.
         reason: String,
     },
-    /// The system refused.
+    /// An operation of the operating system failed.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was tried.
+        /// Description of the operation.
         what: String,
-        /// The system's answer.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The function failed where it was called in the notebook's own process.
+    /// The function failed in the notebook's own process.
     #[error("{0}")]
     Function(String),
     /// A rank failed, and the others were stopped.
     #[error("{message}")]
     Failed {
-        /// Which rank failed, and its error.
+        /// Error message, with the rank that failed.
         message: String,
-        /// The rank, where one failed by itself.
+        /// Rank that failed. `None` if no rank failed by itself.
         rank: Option<usize>,
     },
 }

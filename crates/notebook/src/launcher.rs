@@ -25,7 +25,7 @@ use crate::{NotebookError, call, program};
 /// settings, for several hosts among others.
 ///
 /// # Errors
-/// Those of [`NotebookLauncher::launch`].
+/// Returns the errors of [`NotebookLauncher::launch`].
 pub fn notebook_launcher<F, A, R, E>(
     function: F,
     arguments: A,
@@ -60,8 +60,8 @@ where
 /// ```
 ///
 /// # Errors
-/// Those of [`NotebookLauncher::launch`]. In a test or program, [`NotebookError::Failed`] also when a rank has not
-/// ended after 60 s; it says where each rank hangs.
+/// Returns the errors of [`NotebookLauncher::launch`]. In a test or program, [`NotebookError::Failed`] also when a rank
+/// has not ended after 60 s; its message shows where each rank hangs.
 #[track_caller]
 pub fn debug_launcher<F, A, R, E>(
     function: F,
@@ -87,7 +87,7 @@ where
         .map_err(|report| NotebookError::Failed { message: report.to_string(), rank: None })
 }
 
-/// A launch with settings, under the names of Accelerate's arguments.
+/// A launch of ranks with settings, whose names are those of Accelerate's arguments.
 ///
 /// On two hosts, each with a notebook of its own:
 ///
@@ -114,7 +114,7 @@ pub struct NotebookLauncher {
 }
 
 impl NotebookLauncher {
-    /// Describes a launch of so many ranks on this host.
+    /// Makes a launch of `num_processes` ranks on this host.
     #[must_use]
     pub fn new(num_processes: usize) -> Self {
         Self {
@@ -131,7 +131,7 @@ impl NotebookLauncher {
         }
     }
 
-    /// Sets the number of hosts, each of which has a notebook that launches; 1 by default.
+    /// Sets the number of hosts, each of which has a notebook that launches. Defaults to 1.
     #[must_use]
     pub fn num_nodes(mut self, hosts: usize) -> Self {
         self.num_nodes = hosts;
@@ -152,51 +152,51 @@ impl NotebookLauncher {
         self
     }
 
-    /// Sets the TCP port at which several hosts meet; 29500 by default. One host alone takes any free port.
+    /// Sets the TCP port of the rendezvous of several hosts. Defaults to 29500. A single host uses any free port.
     #[must_use]
     pub fn use_port(mut self, port: u16) -> Self {
         self.use_port = port;
         self
     }
 
-    /// Sets the precision that `Accelerator::new` takes in the ranks: `no`, `fp16` or `bf16`.
+    /// Sets the mixed precision that `Accelerator::new` uses in the ranks: `no`, `fp16` or `bf16`.
     #[must_use]
     pub fn mixed_precision(mut self, precision: impl Into<String>) -> Self {
         self.mixed_precision = Some(precision.into());
         self
     }
 
-    /// Keeps the ranks from GPUs.
+    /// Sets whether the ranks run on CPUs even where there are GPUs.
     #[must_use]
     pub fn cpu(mut self, cpu: bool) -> Self {
         self.cpu = cpu;
         self
     }
 
-    /// Sets how often the ranks are started again after a failure; 0 by default.
+    /// Sets the maximum number of restarts of the ranks after a failure. Defaults to 0.
     #[must_use]
     pub fn max_restarts(mut self, restarts: u32) -> Self {
         self.max_restarts = restarts;
         self
     }
 
-    /// Adds an argument of `brigade launch`, for what has no method here: `--log-dir`, `--bind`.
+    /// Adds an argument of `brigade launch`, for settings without a method of their own: `--log-dir`, `--bind`.
     #[must_use]
     pub fn argument(mut self, argument: impl Into<OsString>) -> Self {
         self.arguments.push(argument.into());
         self
     }
 
-    /// Sets the program `brigade` that starts the ranks. By default it is that of the variable `BRIGADE_PROGRAM`,
-    /// else the first in `PATH`, else in cargo's folder of programs.
+    /// Sets the path of the program `brigade`, which starts the ranks. Defaults to the variable `BRIGADE_PROGRAM`, else
+    /// to the first one in `PATH`, else to the one in cargo's folder of programs.
     #[must_use]
     pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
         self.program = Some(program.into());
         self
     }
 
-    /// Calls the function on the ranks, waits for them, and returns the results of this host's ranks, by rank. What
-    /// they print appears in the cell as it comes; interrupting the cell stops them.
+    /// Calls the function on the ranks, waits for them, and returns the results of this host's ranks, by rank. Their
+    /// output appears in the cell as they print it; interrupting the cell stops them.
     ///
     /// The function is a `fn` of the notebook: a closure would hold variables that other processes do not have.
     ///

@@ -40,7 +40,7 @@ mod program;
 pub use error::NotebookError;
 pub use launcher::{NotebookLauncher, debug_launcher, notebook_launcher};
 
-/// What a notebook uses, for `use brigade::notebook::prelude::*`.
+/// Re-exports for notebooks: `use brigade::notebook::prelude::*`.
 pub mod prelude {
     #[cfg(feature = "learn")]
     pub use crate::display::show_graph;

@@ -8,14 +8,14 @@ use crate::bridge::{borrow, borrow_optional, ffi, own};
 use crate::error::Error;
 use crate::group::ProcessGroup;
 
-/// How [`attention`] weighs.
+/// Options of [`attention`]: dropout, causal mask and scale.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct AttentionOptions {
-    /// The probability with which a weight is dropped, the others being scaled up: 0 outside of training.
+    /// Dropout probability of attention weights; the others are scaled up. Must be 0 outside of training.
     pub dropout: f64,
-    /// Each query sees the keys up to its own place; not together with a mask.
+    /// `true` if each query attends only to keys up to its own position. Cannot be combined with a mask.
     pub causal: bool,
-    /// What the products of queries and keys are multiplied with; 1/√width by default.
+    /// Factor of the products of queries and keys. Defaults to 1/√width.
     pub scale: Option<f64>,
 }
 
@@ -28,7 +28,7 @@ pub struct AttentionOptions {
 /// `[batch, heads, queries, keys]`. Here at most 128 queries' weights exist at a time in each thread; the
 /// backward computes them again, with the same places dropped, which are drawn as [`crate::dropout`]'s. Also
 /// without dropout products in 16 bits are computed in float32 on processors that cannot multiply in 16 bits,
-/// as in [`crate::linear`]. The result lies in memory as `[batch, queries, heads, width]`, so that
+/// as in [`crate::linear`]. The result is stored in memory as `[batch, queries, heads, width]`, so that
 /// `transpose(1, 2)` and a view join the heads without a copy. A query that sees no key gets 0. There are no
 /// gradients of gradients, and none of the mask. All else is libtorch's.
 ///
@@ -60,9 +60,10 @@ pub fn attention(
         .map_err(|error| Error::libtorch("attention", &error))
 }
 
-/// Computes attention of a sequence of which each rank of a group has a part (context parallelism): `softmax(queries · keysᵀ ·
-/// scale) · values` for this rank's queries, with the keys and values of all ranks. All are `[batch, heads, own tokens, size]`
-/// of the same number of tokens on every rank; keys and values may have a divisor of the heads.
+/// Computes attention over a sequence that is divided over the ranks of a group (context parallelism): `softmax(queries
+/// · keysᵀ · scale) · values` for this rank's queries, with the keys and values of all ranks. All are `[batch, heads,
+/// own tokens, size]` with the same number of tokens on every rank; the number of heads of keys and values may be a
+/// divisor of that of queries.
 ///
 /// Without `causal` every token sees all. With it, rank `r` of `n` has the chunks `r` and `2 n - 1 - r` of the `2 n` chunks of
 /// the sequence, one behind the other: each rank has the same work then, and half of the products are left out.

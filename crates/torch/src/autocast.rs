@@ -8,8 +8,9 @@ use tch::{Device, Kind, Tensor};
 use crate::bridge::{borrow, ffi};
 use crate::error::Error;
 
-/// A scope in which operations of this thread on one type of device compute in a shorter type, or do not:
-/// libtorch chooses which operations, as `torch.autocast`. Ends when dropped, also by a panic; scopes nest.
+/// A scope in which operations of this thread on one type of device compute in a 16-bit type, or do not: libtorch
+/// chooses the operations, as with `torch.autocast`. The scope ends when it is dropped, also by a panic; scopes can be
+/// nested.
 ///
 /// ```
 /// use brigade_torch::Autocast;
@@ -30,8 +31,9 @@ pub struct Autocast {
 }
 
 impl Autocast {
-    /// Computes in `kind`, `Half` or `BFloat16`; `Float` turns autocast off in the scope. With `cache`, a
-    /// weight that several operations use is cast once; the outermost scope forgets the casts at its end.
+    /// Enters a scope that computes in `kind`, `Half` or `BFloat16`; `Float` turns autocast off in the scope. With
+    /// `cache`, a weight that several operations use is cast once; the outermost scope frees the cached casts at its
+    /// end.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] for another kind, or a device without autocast.
@@ -60,7 +62,7 @@ impl Autocast {
         Ok(Self { device, before, _here: PhantomData })
     }
 
-    /// Returns the type in which operations computed before the scope; `None` where autocast was off.
+    /// Returns the type in which operations computed before the scope. `None` if autocast was off.
     ///
     /// ```
     /// use brigade_torch::Autocast;
@@ -92,9 +94,9 @@ impl fmt::Debug for Autocast {
     }
 }
 
-/// Returns the 16-bit type that products of this operand would be computed in, by its own or by autocast, where
-/// the processor has no instructions for them: libtorch emulates them then, several times slower than products
-/// in float32, and less exactly. None where it has, and for products of other types.
+/// Returns the 16-bit type in which products of this operand would be computed, by its own type or by autocast, if the
+/// processor has no instructions for it: libtorch then emulates them, several times slower than products in float32,
+/// and less exactly. `None` if the processor has such instructions, and for products of other types.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] for a device without autocast.

@@ -5,13 +5,13 @@ use tch::Tensor;
 use crate::bridge::{borrow, borrow_all, ffi, own};
 use crate::error::Error;
 
-/// Whether operations record what `backward` needs: false inside [`tch::no_grad`].
+/// Returns `true` if operations record the autograd graph that `backward` needs: `false` inside of [`tch::no_grad`].
 #[must_use]
 pub fn grad_enabled() -> bool {
     ffi::grad_enabled()
 }
 
-/// What becomes of the graph in a backward pass.
+/// Options of a backward pass: whether the graph is kept, and whether the pass itself is recorded.
 ///
 /// ```
 /// use brigade_torch::{BackwardOptions, backward, backward_with, gradient};
@@ -26,10 +26,10 @@ pub fn grad_enabled() -> bool {
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BackwardOptions {
-    /// Keeps the graph and what it saved, for a further backward through it; off. `create_graph`
-    /// includes it.
+    /// `true` if the graph and its saved tensors are kept for a further backward through it. Defaults to `false`;
+    /// `create_graph` includes it.
     pub retain_graph: bool,
-    /// Records the backward itself, so that gradients can be differentiated; off.
+    /// `true` if the backward itself is recorded, so that gradients can be differentiated. Defaults to `false`.
     pub create_graph: bool,
 }
 
@@ -39,9 +39,9 @@ impl BackwardOptions {
     }
 }
 
-/// Computes the gradients of a scalar with respect to all that it was computed from, and adds them to the
-/// leaves' gradients: [`Tensor::backward`], with errors of their kind. Where a [`crate::Reducer`] takes
-/// part, use [`crate::ProcessGroup::backward`].
+/// Computes the gradients of a scalar with respect to the leaves of its graph, and adds them to the leaves' gradients:
+/// [`Tensor::backward`], with errors of their kind. Where a [`crate::Reducer`] takes part, use
+/// [`crate::ProcessGroup::backward`].
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when the loss is not a scalar or has no graph.
@@ -58,11 +58,11 @@ pub fn backward(loss: &Tensor) -> Result<(), Error> {
     backward_with(loss, BackwardOptions::default())
 }
 
-/// [`backward`] with options: keeps the graph, or records the backward
+/// Computes gradients as [`backward`] does, with options: keeps the graph, or records the backward
 /// ([torch.Tensor.backward](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html)).
 ///
 /// # Errors
-/// As [`backward`].
+/// Returns the same errors as [`backward`].
 pub fn backward_with(loss: &Tensor, options: BackwardOptions) -> Result<(), Error> {
     if loss.defined() && !loss.requires_grad() {
         return Err(Error::invalid_argument(
@@ -75,9 +75,8 @@ pub fn backward_with(loss: &Tensor, options: BackwardOptions) -> Result<(), Erro
         .map_err(|error| Error::libtorch("backward", &error))
 }
 
-/// Computes gradients from those of outputs, one for each, and adds them to the gradients of the leaves among which they
-/// come out: of all leaves, or of `leaves` where some are given, and then nothing else is computed. What the outputs do not
-/// depend on keeps its gradient.
+/// Computes gradients from the gradients of outputs, one for each, and adds them to the gradients of the leaves: of all
+/// leaves, or only of `leaves` if it is not empty. Leaves that the outputs do not depend on keep their gradients.
 ///
 /// ```
 /// use brigade_torch::{BackwardOptions, backward_from, gradient};
@@ -114,21 +113,21 @@ pub fn backward_from(
     .map_err(|error| Error::libtorch("backward_from", &error))
 }
 
-/// Options of [`grad`].
+/// Options of [`grad`]: the graph, the output gradients, and unused inputs.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct GradOptions<'a> {
-    /// What becomes of the graph.
+    /// Options of the backward pass.
     pub backward: BackwardOptions,
-    /// The gradients of the outputs, one for each; none: ones, for outputs of one element each.
+    /// Gradients of the outputs, one for each. If empty, they are ones, for outputs of one element each.
     pub output_gradients: &'a [&'a Tensor],
-    /// An input that the outputs do not depend on has no gradient, instead of being an error; off.
+    /// `true` if an input that the outputs do not depend on has no gradient, instead of being an error. Defaults to
+    /// `false`.
     pub allow_unused: bool,
 }
 
-/// Computes the gradients of outputs with respect to chosen tensors and gives them, without touching any
-/// tensor's own gradient
-/// ([torch.autograd.grad](https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad.html)). With
-/// `create_graph` the gradients can be a part of a loss. `None` stands for an input that took no part.
+/// Computes and returns the gradients of outputs with respect to chosen tensors, without changing any tensor's own
+/// gradient ([torch.autograd.grad](https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad.html)). With
+/// `create_graph` the gradients can be part of a loss. `None` stands for an input that the outputs do not depend on.
 ///
 /// Nothing is reduced over ranks; the backward of a loss made from these gradients is reduced as any
 /// other.
@@ -171,7 +170,7 @@ pub fn grad(
     Ok(gradients.map(|gradient| gradient.defined().then_some(gradient)).collect())
 }
 
-/// Makes a parameter's gradient undefined, as PyTorch's `zero_grad(set_to_none=True)`.
+/// Sets a parameter's gradient to undefined, as PyTorch's `zero_grad(set_to_none=True)` does.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when the tensor cannot have one.
@@ -191,7 +190,7 @@ pub fn clear_gradient(parameter: &Tensor) -> Result<(), Error> {
         .map_err(|error| Error::libtorch("clear_gradient", &error))
 }
 
-/// A parameter's gradient, or `None` before the first backward pass and after [`clear_gradient`].
+/// Returns a parameter's gradient, or `None` before the first backward pass and after [`clear_gradient`].
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when the tensor cannot have one.
@@ -201,7 +200,7 @@ pub fn gradient(parameter: &Tensor) -> Result<Option<Tensor>, Error> {
     Ok((!gradient.is_null()).then(|| own(gradient)))
 }
 
-/// Gives a parameter a gradient, in place of the one it had: a checkpoint within an accumulation window.
+/// Sets a parameter's gradient, replacing the one before: for a checkpoint within an accumulation window.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when the parameter cannot have one; [`crate::ErrorKind::InvalidArgument`] when

@@ -8,38 +8,38 @@ use tch::Device;
 use crate::bridge::ffi;
 use crate::store::{Store, milliseconds};
 
-/// The library that moves the data.
+/// The library that performs collectives and messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backend {
-    /// Gloo, for CPU tensors, over TCP. Where all ranks of a group are on one host, all-reduces, reduce-scatters and
-    /// all-gathers go through memory that they share; `BRIGADE_SHARED_MEMORY=0` has them go over TCP, too. Tensors on
-    /// GPUs are copied to the host and back: slow, but ranks may share a GPU, which NCCL refuses.
+    /// Gloo, for CPU tensors, over TCP. If all ranks of a group are on one host, all-reduces, reduce-scatters and
+    /// all-gathers use shared memory; `BRIGADE_SHARED_MEMORY=0` makes them use TCP, too. Tensors on GPUs are copied to
+    /// the host and back: slow, but ranks may share a GPU, which NCCL refuses.
     Gloo(GlooDevice),
-    /// NCCL for CUDA tensors, and Gloo beside it for CPU tensors, objects and barriers. Needs the feature `cuda`
-    /// and a GPU for each rank. Operations on CUDA tensors do not block the host, but the stream that is current
-    /// when they are waited for; with [`crate::ProcessGroup::within`] they block the host until the limit.
+    /// NCCL for CUDA tensors, with Gloo beside it for CPU tensors, objects and barriers. Needs the feature `cuda` and a
+    /// GPU for each rank. Operations on CUDA tensors do not block the host, but the stream that is current when they
+    /// are waited for; with [`crate::ProcessGroup::within`] they block the host until the limit.
     ///
     /// A hang ends at the group's time limit: c10d's watchdog aborts the communicator, and the next operation is
     /// an error of [`Fault::Timeout`](crate::Fault::Timeout). 0 and 3 as `TORCH_NCCL_ASYNC_ERROR_HANDLING` in the
     /// environment change that; 1, which launchers set, counts as unset.
     Nccl,
-    /// Answers at once as if all ranks sent what this one sends; for simulation. Counts what a rank would send
-    /// ([`crate::ProcessGroup::traffic`]).
+    /// A simulated backend: every operation completes at once, as if all ranks had sent the same as this one. Counts
+    /// the messages that a rank would send ([`crate::ProcessGroup::traffic`]).
     Fake,
 }
 
-/// Where Gloo listens.
+/// Network interface or address on which Gloo listens.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum GlooDevice {
-    /// The interfaces in `GLOO_SOCKET_IFNAME` (a comma-separated list), else the address that this
-    /// host's name resolves to, else the loopback.
+    /// Interfaces listed in `GLOO_SOCKET_IFNAME` (comma-separated), else the address that this host's name resolves to,
+    /// else the loopback.
     #[default]
     Default,
-    /// One or more network interfaces, such as `eth0`.
+    /// Network interfaces, one or more, such as `eth0`.
     Interfaces(Vec<String>),
-    /// A host name or an address of this host, such as `127.0.0.1`.
+    /// Host name or address of this host, such as `127.0.0.1`.
     Address(String),
 }
 

@@ -138,17 +138,18 @@ pub(crate) mod ffi {
         AllToAll = 6,
     }
 
-    /// Whether products of matrices on the CPU give the same bits wherever their operands lie in memory.
+    /// Reproducibility of matrix products on the CPU: whether their bits are independent of where their operands are in
+    /// memory.
     #[derive(Debug)]
     #[repr(u8)]
     enum Products {
-        /// They do.
+        /// Products are reproducible.
         Reproducible = 0,
-        /// They may not: `MKL_CBWR` in the environment, or the program, has chosen another mode.
+        /// Products may not be reproducible: `MKL_CBWR` in the environment, or the program, has chosen another mode.
         TurnedOff = 1,
-        /// They may not: MKL was used before it could be asked.
+        /// Products may not be reproducible: MKL was used before the mode could be set.
         UsedBefore = 2,
-        /// They may not: MKL has no such mode for this processor, or libtorch has another library.
+        /// Products may not be reproducible: MKL has no such mode for this processor, or libtorch uses another library.
         Unsupported = 3,
     }
 

@@ -4,24 +4,24 @@ use tch::{Kind, Tensor};
 
 use crate::error::Error;
 
-/// The gradients of some parameters, in one piece of memory: what a hook averages over the ranks.
+/// The gradients of some parameters in one contiguous tensor: the unit that a hook averages over the ranks.
 #[derive(Debug)]
 pub struct Bucket {
-    /// The bucket's number, in the order of reduction.
+    /// Number of the bucket, in the order of reduction.
     pub index: usize,
-    /// Whether it is the last one of this backward.
+    /// `true` if it is the last bucket of this backward.
     pub is_last: bool,
-    /// All values, in one dimension. What a hook leaves here is the result.
+    /// Values of all gradients, in one dimension. A hook leaves the result in it.
     pub buffer: Tensor,
-    /// The gradients, as views of the buffer, one after another in its order.
+    /// Gradients as views of the buffer, in its order.
     pub gradients: Vec<Tensor>,
-    /// The place of each gradient's parameter in the list that the reducer was made with. Unlike the
-    /// bucket's number it stays the same when buckets are put together anew after the first backward.
+    /// Index of each gradient's parameter in the list that the reducer was made with. Unlike the bucket's number it
+    /// stays the same when buckets are rebuilt after the first backward.
     pub parameters: Vec<usize>,
 }
 
 impl Bucket {
-    /// The same bucket in another type: a copy.
+    /// Returns a copy of the bucket in another type.
     ///
     /// # Errors
     /// [`crate::TorchError::Tensor`] when memory runs out.

@@ -19,22 +19,21 @@ use crate::dtype::type_name;
 use crate::error::{Error, TorchError};
 use crate::group::ProcessGroup;
 
-/// Ranks that are not doing the same.
+/// A disagreement of ranks about the next operation, found in debug mode.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Desync {
-    /// The group's name.
+    /// Name of the group.
     pub group: String,
-    /// The rank that reports.
+    /// Rank that reports the disagreement.
     pub rank: usize,
-    /// What ranks do, by rank: `all_reduce Sum of float32 [2, 3] at src/main.rs:10`. Without those that
-    /// do nothing.
+    /// Calls by rank: `all_reduce Sum of float32 [2, 3] at src/main.rs:10`. Without ranks that made none.
     pub calls: BTreeMap<usize, String>,
-    /// The ranks that do something else than most (with equal halves: than the lowest).
+    /// Ranks whose call differs from that of most (of two equal halves: from that of the lowest rank).
     pub differing: Vec<usize>,
-    /// Ranks that came to no operation within the time limit, with the last thing they did.
+    /// Ranks that made no call within the time limit, with their last call.
     pub absent: BTreeMap<usize, Option<String>>,
-    /// The time limit.
+    /// Time limit of the group.
     pub limit: Duration,
 }
 
@@ -94,14 +93,13 @@ const PAUSES: [Duration; 3] =
     [Duration::from_micros(200), Duration::from_millis(2), Duration::from_millis(20)];
 
 impl ProcessGroup {
-    /// Whether collectives are compared between ranks before they begin
-    /// ([`crate::GroupOptions::debug`]).
+    /// Returns `true` if collectives are compared between ranks before they begin ([`crate::GroupOptions::debug`]).
     #[must_use]
     pub fn is_debugged(&self) -> bool {
         self.checks
     }
 
-    /// A handle whose operations name this place in the user's program, not their own caller.
+    /// Returns a handle whose operations report this place in the user's program, instead of their own caller.
     #[must_use]
     pub fn at(&self, site: &'static Location<'static>) -> Self {
         let mut handle = self.clone();
@@ -109,7 +107,7 @@ impl ProcessGroup {
         handle
     }
 
-    /// A handle whose operations are not compared: for those that ranks start from different places.
+    /// Returns a handle whose operations are not compared: for operations that ranks start from different places.
     #[must_use]
     pub fn unchecked(&self) -> Self {
         let mut handle = self.clone();
@@ -117,8 +115,8 @@ impl ProcessGroup {
         handle
     }
 
-    /// In debug mode, compares what all ranks are about to do; otherwise nothing. Collectives do it
-    /// themselves: this is for what sends messages in other ways, such as a backward.
+    /// Compares the next operation of all ranks in debug mode; otherwise does nothing. Collectives do it themselves:
+    /// this is for operations that send messages in other ways, such as a backward.
     ///
     /// # Errors
     /// [`crate::TorchError::Desync`] on every rank that got here, naming the ranks that differ or are missing;
@@ -138,12 +136,12 @@ impl ProcessGroup {
         self.compare(&Call { operation: operation.to_owned(), what: what(), site })
     }
 
-    /// In debug mode, compares whether all ranks begin a backward that reduces gradients: after a
-    /// forward of a [`crate::Reducer`] on this group that said so. Call it before `backward`.
-    /// A rank whose loss is not `sound` (infinite, or not a number) is named to the others so.
+    /// Compares in debug mode whether all ranks begin a backward that reduces gradients: for a forward of a
+    /// [`crate::Reducer`] on this group in which gradients are reduced. Call it before `backward`. If the loss is not
+    /// `sound` (infinite, or NaN), the other ranks' errors name this rank.
     ///
     /// # Errors
-    /// As [`ProcessGroup::check`].
+    /// Returns the same errors as [`ProcessGroup::check`].
     #[track_caller]
     pub fn check_backward(&self, sound: bool) -> Result<(), Error> {
         if self.inner().reduces.swap(false, Ordering::Relaxed) {

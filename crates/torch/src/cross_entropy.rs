@@ -5,17 +5,18 @@ use tch::{Reduction, Tensor};
 use crate::bridge::{borrow, borrow_optional, ffi, own};
 use crate::error::Error;
 
-/// What [`cross_entropy`] and [`linear_cross_entropy`] leave out, smooth, and make one number of.
+/// Options of [`cross_entropy`] and [`linear_cross_entropy`]: ignored targets, smoothing, and the reduction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropyOptions {
-    /// Rows with this target add nothing, and have no gradient.
+    /// Target of ignored rows, which do not contribute to the loss and have no gradient. Defaults to -100.
     pub ignore_index: i64,
-    /// The part of a target that is spread over all classes, from 0 to 1.
+    /// Label smoothing: the share of a target that is spread over all classes, from 0 to 1. Defaults to 0.
     pub label_smoothing: f64,
     /// Factor of the z-loss, which adds the square of the logarithm of the sum of exponentials to each row's loss and
     /// so keeps logits from drifting ([PaLM](https://arxiv.org/abs/2204.02311), section 5). Defaults to 0.
     pub z_loss: f64,
-    /// `Sum` or `Mean`, which divides by the number of rows that count.
+    /// Reduction of the rows' losses: `Sum`, or `Mean`, which divides by the number of rows that are not ignored.
+    /// Defaults to `Mean`.
     pub reduction: Reduction,
 }
 
@@ -42,13 +43,12 @@ impl CrossEntropyOptions {
     }
 }
 
-/// A loss and how many targets are in it.
+/// A loss with the number of targets in it.
 #[derive(Debug)]
 pub struct CrossEntropyLoss {
-    /// A number: float64 for rows of float64, else float32.
+    /// Value of the loss: float64 for rows of float64, else float32.
     pub loss: Tensor,
-    /// How many targets are others than `ignore_index`, the weight of this batch among others: an int64 on the rows'
-    /// device.
+    /// Number of targets other than `ignore_index`, which is the weight of this batch: an int64 on the rows' device.
     pub count: Tensor,
 }
 
@@ -71,7 +71,7 @@ impl From<ffi::CrossEntropyLoss> for CrossEntropyLoss {
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] for another reduction; [`crate::TorchError::Libtorch`] with
-/// [`crate::Fault::Invalid`] for a target that is no class, and for shapes, kinds and options that do not fit. On a
+/// [`crate::Fault::Invalid`] for a target that is not a class, and for shapes, kinds and options that do not fit. On a
 /// GPU such a target is found by the kernel: the error is that of a later call, and CUDA can do nothing more in this
 /// process.
 ///
@@ -96,12 +96,12 @@ pub fn cross_entropy(
         .map_err(|error| Error::libtorch("cross_entropy", &error))
 }
 
-/// Computes [`cross_entropy`] of the logits `hidden · weightᵀ + bias` without having them all: the head of a
-/// language model.
+/// Computes [`cross_entropy`] of the logits `hidden · weightᵀ + bias` without holding all of them in memory: for the
+/// head of a language model.
 ///
 /// `hidden` is `[…, width]`, `weight` `[classes, width]`, `bias` `[classes]`, `targets` `[…]` of int64. It goes
 /// through chunks of rows with 128 MiB of logits at most (128 rows at least), and makes in the forward the
-/// gradients of those of `hidden`, `weight` and `bias` that want one. Rows whose target is `ignore_index` are
+/// gradients of those of `hidden`, `weight` and `bias` that require one. Rows whose target is `ignore_index` are
 /// left out of the products on a CPU: with 15 % of the tokens masked, the head costs 15 %. On a GPU they are computed
 /// and masked, since the host would have to wait for their number.
 ///
@@ -111,7 +111,7 @@ pub fn cross_entropy(
 /// are computed in float32, several times faster and more exactly.
 ///
 /// # Errors
-/// As [`cross_entropy`].
+/// Returns the same errors as [`cross_entropy`].
 ///
 /// ```
 /// use brigade_torch::{CrossEntropyOptions, linear_cross_entropy};

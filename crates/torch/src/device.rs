@@ -14,62 +14,62 @@ use crate::backend::Backend;
 use crate::bridge::ffi;
 use crate::error::Error;
 
-/// A kind of device that libtorch computes on beside the CPU. A kind of one's own is a file with an
-/// implementation, and a line in [`DEVICE_KINDS`].
+/// A kind of device that libtorch computes on, other than the CPU. To add one, write a file with an implementation, and
+/// a line in [`DEVICE_KINDS`].
 pub trait DeviceKind: Sync {
-    /// Returns the name of its devices without their number, as in `cuda:0`.
+    /// Returns the name of its devices without their index, as in `cuda:0`.
     fn name(&self) -> &'static str;
 
     /// Returns the number of devices that this process can use, which is never 0.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Returns the reason why there is none.
     fn devices(&self) -> Result<usize, CudaUnavailable>;
 
-    /// Returns the device of this number.
+    /// Returns the device of this index.
     fn device(&self, index: usize) -> Device;
 
-    /// Returns the number of a device of this kind; `None` for another kind.
+    /// Returns the index of a device of this kind. `None` for another kind.
     fn index(&self, device: Device) -> Option<usize>;
 
     /// Returns the environment variable that limits a process to some devices.
     fn visibility_variable(&self) -> &'static str;
 
-    /// Returns what the hardware is called, such as `NVIDIA H200`.
+    /// Returns the name of the hardware, such as `NVIDIA H200`.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when there is no such device.
     fn hardware(&self, index: usize) -> Result<String, Error>;
 
-    /// Returns free and total memory as the driver counts them, that of other processes included.
+    /// Returns free and total memory as the driver counts them, with the memory of other processes.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when there is no such device.
     fn memory(&self, index: usize) -> Result<MemoryInfo, Error>;
 
-    /// Returns the backend that groups of ranks with such devices use unless told otherwise.
+    /// Returns the default backend of groups of ranks with such devices.
     fn default_backend(&self) -> Backend;
 
-    /// Returns whether its matrix units compute in bfloat16.
+    /// Returns `true` if its matrix units compute in bfloat16.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when there is no such device.
     fn has_bf16(&self, index: usize) -> Result<bool, Error>;
 }
 
-/// The kinds of device, in the order in which a program without a choice of its own takes them.
+/// The kinds of device, in the order of preference of a program without a choice of its own.
 pub static DEVICE_KINDS: [&dyn DeviceKind; 1] = [&Cuda];
 
 /// Memory of a device in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Not in use by any process.
+    /// Bytes that no process uses.
     pub free: u64,
-    /// That the device has.
+    /// Bytes of the whole device.
     pub total: u64,
 }
 
-/// What Brigade asks of tch's [`Device`].
+/// Methods of tch's [`Device`] that Brigade needs.
 ///
 /// ```
 /// use brigade_torch::DeviceExt;
@@ -78,21 +78,21 @@ pub struct MemoryInfo {
 /// assert!(Device::Cpu.device_kind().is_none());
 /// ```
 pub trait DeviceExt: Copy {
-    /// Returns its kind and its number; `None` for the CPU, and for devices that Brigade does not know.
+    /// Returns the kind and the index of the device. `None` for the CPU, and for devices that Brigade does not support.
     fn device_kind(self) -> Option<(&'static dyn DeviceKind, usize)>;
 
-    /// Returns libtorch's name of it, such as `cuda:0` or `cpu`.
+    /// Returns libtorch's name of the device, such as `cuda:0` or `cpu`.
     fn label(self) -> String;
 
-    /// Makes it the current device of this thread: what asks for no device in particular takes it. Without
-    /// that every rank of a host would also open a context on its first GPU. Does nothing for the CPU.
+    /// Makes it the current device of this thread, which is used where no device is given. Without that every rank of a
+    /// host would also open a context on its first GPU. Does nothing for the CPU.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when there is no such device.
     fn make_current(self) -> Result<(), Error>;
 
-    /// Gives this thread a stream of its own on the device: what it computes from now on goes there, and not to the
-    /// default stream, which cannot be recorded in a [`crate::Graph`]. Does nothing for the CPU.
+    /// Sets a new stream for this thread on the device: its operations use it from now on instead of the default
+    /// stream, which cannot be recorded in a [`crate::Graph`]. Does nothing for the CPU.
     ///
     /// Tensors that other threads use without waiting for this stream ([`DeviceExt::synchronize`]) may not be
     /// computed yet.
@@ -101,7 +101,7 @@ pub trait DeviceExt: Copy {
     /// [`crate::TorchError::Libtorch`] when there is no such device.
     fn use_own_stream(self) -> Result<(), Error>;
 
-    /// Waits until the device has done all that it was given. Returns at once for the CPU.
+    /// Waits until the device has completed all its queued work. Returns at once for the CPU.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when there is no such device, or a kernel on it has failed.
@@ -136,22 +136,22 @@ impl DeviceExt for Device {
     }
 }
 
-/// How products and convolutions on GPUs are computed: settings of the whole process.
+/// Settings of matrix products and convolutions on GPUs, for the whole process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuMath {
-    /// Products and convolutions of float32 tensors round their operands to 10 bits (TF32), as the matrix
-    /// units from Ampere on do several times faster; accumulation stays in 24 bits.
+    /// `true` if products and convolutions of float32 tensors round their operands to 10 bits (TF32), which matrix
+    /// units from Ampere on compute several times faster; accumulation stays in 24 bits.
     pub tf32: bool,
-    /// cuDNN tries all kernels at the first convolution of each shape and keeps the fastest one: which one
-    /// depends on the moment.
+    /// `true` if cuDNN tries all kernels at the first convolution of each shape and keeps the fastest one. The choice
+    /// can differ between runs.
     pub benchmark: bool,
-    /// Only kernels that give the same bits in every run; an operation without one is an error. cuBLAS needs
-    /// `CUBLAS_WORKSPACE_CONFIG=:4096:8` for it, which is set where the environment says nothing.
+    /// `true` if only kernels are used that give the same bits in every run. An operation without one is an error.
+    /// cuBLAS needs `CUBLAS_WORKSPACE_CONFIG=:4096:8` for it, which is set unless the environment has a value.
     pub deterministic: bool,
 }
 
 impl GpuMath {
-    /// Returns the settings as they are.
+    /// Returns the current settings.
     ///
     /// ```
     /// use brigade_torch::GpuMath;
@@ -170,7 +170,7 @@ impl GpuMath {
         Ok(Self { tf32, benchmark, deterministic })
     }
 
-    /// Applies the settings. Before the first operation on a GPU: cuBLAS reads its variable once.
+    /// Applies the settings. Call it before the first operation on a GPU: cuBLAS reads its variable once.
     ///
     /// ```
     /// use brigade_torch::GpuMath;
@@ -182,8 +182,8 @@ impl GpuMath {
     }
 }
 
-/// Makes an operation that waits for a GPU an error, in the whole process, as
-/// `torch.cuda.set_sync_debug_mode("error")`: for tests. Does nothing without the feature `cuda`.
+/// Sets whether an operation that waits for a GPU is an error, in the whole process, as
+/// `torch.cuda.set_sync_debug_mode("error")` does: for tests. Does nothing without the feature `cuda`.
 #[doc(hidden)]
 pub fn forbid_waiting(on: bool) {
     #[cfg(feature = "cuda")]

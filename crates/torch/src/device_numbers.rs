@@ -5,8 +5,8 @@ use tch::Tensor;
 use crate::bridge::{borrow, borrow_all, ffi};
 use crate::error::Error;
 
-/// The numbers of an optimizer step that are on the parameters' device, so that the host neither waits for
-/// them nor writes them into what it launches. Each is a floating-point tensor of one element.
+/// Parameters of an optimizer step as tensors on the parameters' device, so that the host neither waits for their
+/// values nor passes them in kernel launches. Each is a floating-point tensor of one element.
 ///
 /// With any of them a step is made of operations on the device, on the CPU, too: for tests.
 ///
@@ -26,14 +26,13 @@ use crate::error::Error;
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DeviceNumbers<'a> {
-    /// The learning rate, in the place of the step's own.
+    /// Learning rate, in place of the step's own.
     pub lr: Option<&'a Tensor>,
-    /// How many steps the parameters have taken, this one included, in the place of the step's own.
+    /// Number of steps including this one, in place of the step's own.
     pub steps: Option<&'a Tensor>,
-    /// What the gradients were multiplied by: they are divided by it. Their contents are not specified
-    /// afterwards.
+    /// Loss scale by which the gradients are divided. The contents of the gradients are not specified afterwards.
     pub grad_scale: Option<&'a Tensor>,
-    /// Anything but 0: the step is left out, and parameters and states keep their bits.
+    /// Overflow flag: if it is not 0, the step is skipped, and parameters and states keep their bits.
     pub found_inf: Option<&'a Tensor>,
 }
 

@@ -5,9 +5,9 @@ use tch::Tensor;
 use crate::bridge::{borrow, borrow_optional, ffi, own};
 use crate::error::Error;
 
-/// Sets each value to 0 with a probability, divides the others by one minus it, and adds a residual of the same
-/// shape: [dropout in training](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.dropout.html),
-/// any shape.
+/// Sets each value to 0 with a probability, divides the others by one minus it, and adds a residual of the same shape:
+/// [dropout in training](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.dropout.html), for any
+/// shape.
 ///
 /// On the CPU no mask is kept: each call draws one number from libtorch's generator, and from it and the
 /// value's place follows whether it is dropped (Philox4x32-7), in the backward again. So the same state of the

@@ -3,24 +3,24 @@
 use brigade_checkpoint::Dtype;
 use tch::{Kind, TchError, Tensor};
 
-/// The type that files have for a kind; `None` for those that no file of ours can hold.
+/// Returns the type of a tensor kind in files. `None` for kinds that Brigade's files cannot hold.
 #[must_use]
 pub fn dtype_of(kind: Kind) -> Option<Dtype> {
     KINDS.iter().find(|(known, _)| *known == kind).map(|(_, dtype)| *dtype)
 }
 
-/// The kind that tensors have for a file's type; `None` for those that only files can hold: floats of 8 bits and fewer,
-/// integers without a sign of more than 8 bits, quantized integers.
+/// Returns the tensor kind of a file's type. `None` for types that only files can hold: floats of 8 bits and fewer,
+/// unsigned integers of more than 8 bits, quantized integers.
 #[must_use]
 pub fn kind_of(dtype: Dtype) -> Option<Kind> {
     KINDS.iter().find(|(_, known)| *known == dtype).map(|(kind, _)| *kind)
 }
 
-/// Returns the kind for a file's type, or the sentence that says why a tensor of that name cannot be loaded and what to
-/// do about it.
+/// Returns the tensor kind of a file's type, or a message why the tensor of that name cannot be loaded and what to do
+/// about it.
 ///
 /// # Errors
-/// The sentence, for the types of which [`kind_of`] is `None`.
+/// Returns the message for types of which [`kind_of`] is `None`.
 pub fn loaded_kind(name: &str, dtype: Dtype) -> Result<Kind, String> {
     kind_of(dtype).ok_or_else(|| {
         let remedy = match dtype {
@@ -39,13 +39,13 @@ pub fn loaded_kind(name: &str, dtype: Dtype) -> Result<Kind, String> {
     })
 }
 
-/// Makes a tensor with a copy of the bytes of a file, of which there are as many as shape and type say.
+/// Makes a tensor from a copy of a file's bytes, whose number must fit shape and type.
 ///
-/// Bytes of truth values other than 0 and 1 become 1, also in `bytes`: C++ knows only two, and any other
+/// Bytes of truth values other than 0 and 1 become 1, also in `bytes`: C++ has only these two, and any other
 /// byte would be undefined behaviour there.
 ///
 /// # Errors
-/// libtorch's, for a shape that it does not take, and for a type of which [`kind_of`] is `None`.
+/// Returns libtorch's error for an invalid shape, and for a type of which [`kind_of`] is `None`.
 pub fn tensor_from_bytes(
     bytes: &mut [u8],
     shape: &[i64],

@@ -10,13 +10,13 @@ use tch::TchError;
 pub(crate) use torch_error::Thrown;
 pub use torch_error::{CollectiveError, Fault, TorchError, says_out_of_memory};
 
-/// The result of a fallible function: of layers, data sets, optimizers, metrics and training loops alike.
+/// The result of a fallible function of layers, data sets, optimizers, metrics and training loops.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The error of models, data, optimizers, metrics, training loops and collectives, so that `?` takes each of them in
+/// The error of models, data, optimizers, metrics, training loops and collectives, so that `?` converts each of them in
 /// one program.
 ///
-/// [`kind`](Self::kind) says what a program can do about it. The detail is an enum of the crate in which it happened,
+/// [`kind`](Self::kind) shows how a program can react. The detail is an enum of the crate in which it happened,
 /// such as [`TorchError`], or an error of the program's own: [`downcast_ref`](Self::downcast_ref) gives it. `Display`
 /// and `source` are the detail's. `Debug` is the text with its causes and not the fields, because that is what a
 /// program shows whose `main` returns the error.
@@ -47,40 +47,41 @@ struct Inner {
     detail: Box<dyn StdError + Send + Sync>,
 }
 
-/// The kind of an [`Error`]: one for each thing that a program can do about it.
+/// The kind of an [`Error`], by which a program can decide how to react.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A call that its documentation excludes. The program is to be changed.
+    /// A call was made that its documentation excludes. Change the program.
     InvalidArgument,
-    /// libtorch refused an operation on tensors, such as for shapes that do not fit. A program may leave out the
+    /// An operation on tensors failed in libtorch, such as for shapes that do not fit. A program may leave out the
     /// batch.
     Tensor,
     /// Memory of the host or of a device ran out. A program may try a smaller batch.
     OutOfMemory,
-    /// A rank, the store or the network failed; [`Error::fault`] says which. The ranks start again from a checkpoint.
+    /// A rank, the store or the network failed, see [`Error::fault`]. The ranks start again from a checkpoint.
     Communication,
-    /// The ranks do not do the same: other models, data or calls. The ranks' inputs are to be compared.
+    /// The ranks disagree: they have different models, data or calls. Compare the ranks' inputs.
     RanksDiffer,
-    /// The launcher's variables are missing or contradict each other. The job is to be started in another way.
+    /// The launcher's environment variables are missing or contradict each other. Start the job in another way.
     Environment,
-    /// A model cannot be built or changed, or its forward failed. The model's code or its input is to be changed.
+    /// A model could not be built or changed, or its forward failed. Change the model's code or its input.
     Model,
-    /// A sample or a batch could not be made. A data set may give another sample instead.
+    /// A sample or a batch could not be made. A data set may return another sample instead.
     Data,
-    /// The system could not read, write or fetch a file. A program may try again, or another place.
+    /// A file could not be read, written or fetched. A program may try again, or use another place.
     Io,
-    /// Weights or a checkpoint are damaged, or of another model or version. A program may load an earlier checkpoint.
+    /// Weights or a checkpoint are damaged, or belong to another model or version. A program may load an earlier
+    /// checkpoint.
     Checkpoint,
-    /// A loss or a gradient is infinite or NaN. A program may go back to a checkpoint with a lower learning rate.
+    /// A loss or a gradient is infinite or NaN. A program may return to a checkpoint and lower the learning rate.
     NotFinite,
-    /// A metric could not be computed. A program may go on without it.
+    /// A metric could not be computed. A program may continue without it.
     Metric,
-    /// A tracker could not write. A program may go on without it.
+    /// A tracker could not write. A program may continue without it.
     Tracker,
-    /// An error of the program's own. [`Error::downcast_ref`] gives it.
+    /// A custom error of the program. [`Error::downcast_ref`] returns it.
     Custom,
-    /// An invariant of Brigade does not hold: a defect of the library, not of the program.
+    /// An invariant of Brigade does not hold: a bug of the library, not of the program.
     Internal,
 }
 
@@ -90,9 +91,9 @@ impl Error {
         Self(Box::new(Inner { kind, detail: detail.into() }))
     }
 
-    /// Wraps an error of the program's own, or a plain message.
+    /// Wraps a custom error of the program, or a plain message.
     ///
-    /// Its kind is [`ErrorKind::Custom`], or [`ErrorKind::OutOfMemory`] where it or a cause says that memory ran out.
+    /// Its kind is [`ErrorKind::Custom`], or [`ErrorKind::OutOfMemory`] if it or a cause is that memory ran out.
     /// What is an [`Error`] already stays as it is.
     ///
     /// ```
@@ -125,25 +126,25 @@ impl Error {
         TorchError::InvalidArgument(message.into()).into()
     }
 
-    /// Returns what a program can do about it.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// Returns how libtorch or a collective failed, where one did.
+    /// Returns the kind of failure of libtorch or a collective. `None` for other errors.
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
         self.downcast_ref::<TorchError>().and_then(TorchError::fault)
     }
 
-    /// Returns whether memory ran out, on the host or on a device.
+    /// Returns `true` if memory ran out, on the host or on a device.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.kind() == ErrorKind::OutOfMemory
     }
 
-    /// Returns the detail of a type: what happened, or the first of its causes of that type.
+    /// Returns the detail of the error, or the first of its causes, that has this type.
     ///
     /// ```
     /// use brigade_torch::{Error, Fault, Store, TorchError};
@@ -159,7 +160,7 @@ impl Error {
         chain(self.0.detail.as_ref()).find_map(|link| link.downcast_ref())
     }
 
-    /// Takes the detail of a type out of the error.
+    /// Takes the detail of this type out of the error.
     ///
     /// # Errors
     /// Gives the error back when its detail is of another type.

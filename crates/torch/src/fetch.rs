@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 use crate::bridge::{borrow, ffi};
 use crate::error::Error;
 
-/// A copy of one whole number that was begun and not waited for: the device goes on meanwhile.
+/// An asynchronous copy of one integer from a device to the host, which does not block the device.
 ///
 /// ```
 /// use brigade_torch::Fetch;
@@ -25,7 +25,7 @@ pub struct Fetch(UniquePtr<ffi::Fetch>);
 unsafe impl Send for Fetch {}
 
 impl Fetch {
-    /// Begins to copy a tensor of one `int64`. Everything that the device was given so far comes first.
+    /// Starts to copy a tensor of one `int64`, behind all work that was queued on the device before.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] for another tensor; [`crate::TorchError::Libtorch`] when the device
@@ -43,7 +43,7 @@ impl Fetch {
             .map_err(|error| Error::libtorch("start_fetch", &error))
     }
 
-    /// The number, as soon as it is here. What the device was given after the start is not waited for.
+    /// Waits for the copy and returns the integer. Work that was queued after the start is not waited for.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when the device has failed.

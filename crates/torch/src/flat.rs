@@ -19,37 +19,37 @@ use crate::device_numbers::{DeviceNumbers, lend_roles};
 use crate::error::Error;
 use ffi::StepPart;
 
-/// Whether the loops of this crate, here and in [`batch_norm_relu`](crate::batch_norm_relu), run on
-/// libtorch's threads. Else on one: they do where libtorch brings the OpenMP library of GNU's compiler
-/// and that compiler has built this crate.
+/// Returns `true` if the loops of this crate, in this module and in [`batch_norm_relu`](crate::batch_norm_relu), run on
+/// libtorch's threads, otherwise on one thread. They do if libtorch comes with GNU's OpenMP library and this crate was
+/// compiled by GNU's compiler.
 #[must_use]
 pub const fn loops_are_parallel() -> bool {
     cfg!(parallel_loops)
 }
 
-/// The numbers of one RMSprop step.
+/// Hyperparameters of an RMSprop step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RmsPropStep {
-    /// Learning rate.
+    /// Learning rate of the step.
     pub lr: f64,
-    /// Decay of the squared gradient's running mean.
+    /// Decay of the running mean of the squared gradient.
     pub alpha: f64,
-    /// Added to the denominator.
+    /// Value added to the denominator (epsilon).
     pub eps: f64,
-    /// Momentum; 0 for none.
+    /// Momentum factor. 0 means no momentum.
     pub momentum: f64,
-    /// The buffer holds gradients before the division (fastai) instead of after it (PyTorch).
+    /// `true` if the momentum buffer holds gradients before the division (fastai) instead of after it (PyTorch).
     pub momentum_of_gradient: bool,
-    /// Weight decay.
+    /// Factor of the weight decay.
     pub weight_decay: f64,
-    /// Whether it is decoupled.
+    /// `true` if the weight decay is decoupled from the gradient.
     pub decoupled: bool,
-    /// Ascend instead of descend.
+    /// `true` if the step maximizes instead of minimizing.
     pub maximize: bool,
 }
 
-/// One RMSprop step, in place: `grad_avgs` make it centered, `momentum_buffers` are needed where there is a
-/// momentum; both are empty else.
+/// Makes an RMSprop step, in place. With `grad_avgs` it is centered; `momentum_buffers` are needed with momentum;
+/// otherwise both are empty.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
@@ -107,31 +107,31 @@ pub fn rmsprop(
     })
 }
 
-/// The numbers of one RAdam step.
+/// Hyperparameters of a RAdam step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RectifiedStep {
-    /// Learning rate.
+    /// Learning rate of the step.
     pub lr: f64,
-    /// How many steps the parameters have taken, this one included.
+    /// Number of steps of the parameters, including this one.
     pub steps: f64,
-    /// Decay of the gradient's running mean.
+    /// Decay of the running mean of the gradient.
     pub beta1: f64,
-    /// Decay of the squared gradient's running mean.
+    /// Decay of the running mean of the squared gradient.
     pub beta2: f64,
-    /// Added to the denominator.
+    /// Value added to the denominator (epsilon).
     pub eps: f64,
-    /// `eps` is added to the root of the mean without its bias (fastai) instead of the mean itself (PyTorch).
+    /// `true` if `eps` is added to the root of the bias-corrected mean (fastai) instead of the mean itself (PyTorch).
     pub eps_of_unbiased: bool,
-    /// Weight decay.
+    /// Factor of the weight decay.
     pub weight_decay: f64,
-    /// Whether it is decoupled.
+    /// `true` if the weight decay is decoupled from the gradient.
     pub decoupled: bool,
-    /// Ascend instead of descend.
+    /// `true` if the step maximizes instead of minimizing.
     pub maximize: bool,
 }
 
-/// One RAdam step (Liu et al., 2020), in place: along a running mean of the gradient, divided by the root of a
-/// running mean of its square where that rests on enough steps.
+/// Makes a RAdam step (Liu et al., 2020), in place: along a running mean of the gradient, divided by the root of a
+/// running mean of its square once that is based on enough steps.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
@@ -185,33 +185,33 @@ pub fn rectified(
     })
 }
 
-/// The numbers of one QHAdam step.
+/// Hyperparameters of a QHAdam step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QhAdamStep {
-    /// Learning rate.
+    /// Learning rate of the step.
     pub lr: f64,
-    /// How many steps the parameters have taken, this one included.
+    /// Number of steps of the parameters, including this one.
     pub steps: f64,
-    /// Decay of the gradient's running mean.
+    /// Decay of the running mean of the gradient.
     pub beta1: f64,
-    /// Decay of the squared gradient's running mean.
+    /// Decay of the running mean of the squared gradient.
     pub beta2: f64,
-    /// The share of the gradient's running mean in the numerator; the rest is the gradient's own.
+    /// Weight of the gradient's running mean in the numerator; the gradient itself has the rest.
     pub nu1: f64,
-    /// The share of the squared gradient's running mean in the denominator; the rest is the squared gradient's own.
+    /// Weight of the squared gradient's running mean in the denominator; the squared gradient itself has the rest.
     pub nu2: f64,
-    /// Added to the denominator.
+    /// Value added to the denominator (epsilon).
     pub eps: f64,
-    /// Weight decay.
+    /// Factor of the weight decay.
     pub weight_decay: f64,
-    /// Whether it is decoupled.
+    /// `true` if the weight decay is decoupled from the gradient.
     pub decoupled: bool,
-    /// Ascend instead of descend.
+    /// `true` if the step maximizes instead of minimizing.
     pub maximize: bool,
 }
 
-/// One QHAdam step (Ma and Yarats, 2019), in place: Adam's, with a share of the gradient itself beside its running
-/// mean, and of its square beside that one's.
+/// Makes a QHAdam step (Ma and Yarats, 2019), in place: Adam's, in which the running means of the gradient and of its
+/// square are mixed with their current values.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
@@ -257,30 +257,31 @@ pub fn qhadam(
     })
 }
 
-/// The numbers of one LAMB step.
+/// Hyperparameters of a LAMB step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LambStep {
-    /// Learning rate.
+    /// Learning rate of the step.
     pub lr: f64,
-    /// How many steps the parameters have taken, this one included.
+    /// Number of steps of the parameters, including this one.
     pub steps: f64,
-    /// Added to the denominator.
+    /// Value added to the denominator (epsilon).
     pub eps: f64,
-    /// The highest ratio of the weight's norm to the update's that the rate is multiplied by.
+    /// Maximum trust ratio: the ratio of the weight's norm to the update's norm, by which the learning rate is
+    /// multiplied.
     pub max_trust: f64,
-    /// Decay of the gradient's running mean.
+    /// Decay of the running mean of the gradient.
     pub beta1: f64,
-    /// Decay of the squared gradient's running mean.
+    /// Decay of the running mean of the squared gradient.
     pub beta2: f64,
-    /// Weight decay.
+    /// Factor of the weight decay.
     pub weight_decay: f64,
-    /// Whether it is decoupled.
+    /// `true` if the weight decay is decoupled from the gradient.
     pub decoupled: bool,
-    /// Ascend instead of descend.
+    /// `true` if the step maximizes instead of minimizing.
     pub maximize: bool,
 }
 
-/// One LAMB step, in place: two passes, as the length of the update depends on all of it.
+/// Makes a LAMB step, in place, in two passes, because the norm of the update depends on all its values.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
@@ -311,12 +312,12 @@ pub fn lamb(
     lamb_part(&roles, step, StepPart::Whole, &[], device)
 }
 
-/// The first pass of [`lamb`] alone, for parameters of which each rank has a part: moves the moments, shrinks the weights
-/// by decoupled weight decay, and returns for each parameter the sum of squares of this part's weights and of its updates,
+/// Makes the first pass of [`lamb`], for parameters of which each rank has a part: updates the moments, applies
+/// decoupled weight decay, and returns for each parameter the sum of squares of this part's weights and of its updates,
 /// in double precision. [`lamb_update`] makes the second pass with the sums of all parts.
 ///
 /// # Errors
-/// As [`lamb`].
+/// Returns the same errors as [`lamb`].
 pub fn lamb_squares(
     parameters: &[&Tensor],
     gradients: &[&Tensor],
@@ -331,10 +332,10 @@ pub fn lamb_squares(
     Ok(squares)
 }
 
-/// The second pass of [`lamb`], with the sums of squares of whole parameters.
+/// Makes the second pass of [`lamb`], with the sums of squares of whole parameters.
 ///
 /// # Errors
-/// As [`lamb`].
+/// Returns the same errors as [`lamb`].
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};
@@ -400,29 +401,29 @@ fn squares_of(parameters: &[&Tensor]) -> Result<Vec<Tensor>, Error> {
     Ok(parameters.iter().map(pair).collect::<Result<_, _>>()?)
 }
 
-/// The numbers of one LARS or LARC step.
+/// Hyperparameters of a LARS or LARC step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LarcStep {
-    /// Learning rate.
+    /// Learning rate of the step.
     pub lr: f64,
-    /// The rate of a parameter is `lr` x `trust` x |weight| / (|gradient| + `weight_decay` x |weight| +
-    /// `eps`).
+    /// Trust coefficient: the rate of a parameter is `lr` x `trust` x |weight| / (|gradient| + `weight_decay` x
+    /// |weight| + `eps`).
     pub trust: f64,
-    /// That rate is at most `lr` (LARC).
+    /// `true` if the rate of a parameter is limited to `lr` (LARC).
     pub clip: bool,
-    /// In the denominator.
+    /// Value added to the denominator (epsilon).
     pub eps: f64,
-    /// Momentum; 0 for none.
+    /// Momentum factor. 0 means no momentum.
     pub momentum: f64,
-    /// Weight decay, which is in the denominator as well.
+    /// Factor of the weight decay, which is also part of the denominator.
     pub weight_decay: f64,
-    /// Whether it is decoupled.
+    /// `true` if the weight decay is decoupled from the gradient.
     pub decoupled: bool,
-    /// Ascend instead of descend.
+    /// `true` if the step maximizes instead of minimizing.
     pub maximize: bool,
 }
 
-/// One LARS or LARC step, in place; `momentum_buffers` are needed where there is a momentum.
+/// Makes a LARS or LARC step, in place. `momentum_buffers` are needed with momentum.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when
@@ -450,12 +451,13 @@ pub fn larc(
     larc_part(&[parameters, gradients, momentum_buffers], step, StepPart::Whole, &[], device)
 }
 
-/// The first pass of [`larc`] alone, for parameters of which each rank has a part: returns for each parameter the sum of
-/// squares of this part's weights, after their decay, and of its gradients, in double precision. [`larc_update`] makes the
-/// second pass with the sums of all parts, and the same step; between them neither weights nor gradients change.
+/// Makes the first pass of [`larc`], for parameters of which each rank has a part: returns for each parameter the sum
+/// of squares of this part's weights, after their decay, and of its gradients, in double precision. [`larc_update`]
+/// makes the second pass with the sums of all parts and the same step; between the passes neither weights nor gradients
+/// may change.
 ///
 /// # Errors
-/// As [`larc`].
+/// Returns the same errors as [`larc`].
 pub fn larc_squares(
     parameters: &[&Tensor],
     gradients: &[&Tensor],
@@ -469,10 +471,10 @@ pub fn larc_squares(
     Ok(squares)
 }
 
-/// The second pass of [`larc`], with the sums of squares of whole parameters.
+/// Makes the second pass of [`larc`], with the sums of squares of whole parameters.
 ///
 /// # Errors
-/// As [`larc`].
+/// Returns the same errors as [`larc`].
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, flat};
@@ -519,7 +521,8 @@ fn larc_part(
     })
 }
 
-/// Moves each of `slow` the part `alpha` of the way to its one of `fast`, and sets that to it (Lookahead).
+/// Makes a Lookahead step: moves each tensor of `slow` by the share `alpha` towards its counterpart in `fast`, and
+/// copies it into that.
 ///
 /// With a count of steps in `device` only where that is a multiple of `every`; else the caller decides.
 ///
@@ -548,7 +551,7 @@ pub fn look_ahead(
     })
 }
 
-/// Whether two tensors have the same device, kind, shape and strides.
+/// Returns `true` if two tensors have the same device, kind, shape and strides.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when one is not defined.

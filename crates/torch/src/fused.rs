@@ -14,28 +14,28 @@ use crate::bridge::{borrow_all, ffi};
 use crate::device_numbers::DeviceNumbers;
 use crate::error::Error;
 
-/// The numbers of one Adam or AdamW step.
+/// Hyperparameters of an Adam or AdamW step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamStep {
-    /// Learning rate.
+    /// Learning rate of the step.
     pub lr: f64,
-    /// Decay of the gradient's running mean.
+    /// Decay of the running mean of the gradient.
     pub beta1: f64,
-    /// Decay of the squared gradient's running mean.
+    /// Decay of the running mean of the squared gradient.
     pub beta2: f64,
-    /// Added to the denominator.
+    /// Value added to the denominator (epsilon).
     pub eps: f64,
-    /// Weight decay: added to the gradient, or taken off the weight when `decoupled`.
+    /// Factor of the weight decay, which is added to the gradient, or subtracted from the weight if `decoupled` is set.
     pub weight_decay: f64,
-    /// Use the maximum of all second moments so far.
+    /// `true` if the maximum of all second moments so far is used (AMSGrad).
     pub amsgrad: bool,
-    /// Ascend instead of descend.
+    /// `true` if the step maximizes instead of minimizing.
     pub maximize: bool,
-    /// AdamW's weight decay.
+    /// `true` if the weight decay is decoupled from the gradient, as in AdamW.
     pub decoupled: bool,
 }
 
-/// One Adam or AdamW step, in place, as `torch.optim.Adam(fused=True)`.
+/// Makes an Adam or AdamW step, in place, as `torch.optim.Adam(fused=True)` does.
 ///
 /// All slices have one entry per parameter, of the parameter's shape; `steps` holds float32 scalars that
 /// the caller has already counted up, but for steps that are left out; `max_exp_avg_sqs` is empty without `amsgrad`.
@@ -86,28 +86,29 @@ pub fn adam(
         .map_err(|error| Error::libtorch("fused Adam step", &error))
 }
 
-/// The numbers of one SGD step.
+/// Hyperparameters of an SGD step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SgdStep {
-    /// Learning rate.
+    /// Learning rate of the step.
     pub lr: f64,
-    /// Momentum; 0 for none.
+    /// Momentum factor. 0 means no momentum.
     pub momentum: f64,
-    /// Damping of the momentum.
+    /// Dampening of the momentum.
     pub dampening: f64,
-    /// Weight decay: added to the gradient, or taken off the weight when `decoupled`.
+    /// Factor of the weight decay, which is added to the gradient, or subtracted from the weight if `decoupled` is set.
     pub weight_decay: f64,
-    /// Weight decay shrinks the weight by the learning rate times itself.
+    /// `true` if the weight decay shrinks the weight by the learning rate times the decay, instead of being added to
+    /// the gradient.
     pub decoupled: bool,
-    /// Nesterov's momentum.
+    /// `true` for Nesterov momentum.
     pub nesterov: bool,
-    /// Ascend instead of descend.
+    /// `true` if the step maximizes instead of minimizing.
     pub maximize: bool,
-    /// The momentum buffers hold nothing yet: they take the gradient as it is.
+    /// `true` if the momentum buffers are not initialised yet: they are set to the gradient.
     pub first: bool,
 }
 
-/// One SGD step, in place, as `torch.optim.SGD(fused=True)`. `momentum_buffers` is empty without momentum.
+/// Makes an SGD step, in place, as `torch.optim.SGD(fused=True)` does. `momentum_buffers` is empty without momentum.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
@@ -156,23 +157,23 @@ pub fn sgd(
         .map_err(|error| Error::libtorch("fused SGD step", &error))
 }
 
-/// The numbers of one Adagrad step.
+/// Hyperparameters of an Adagrad step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdagradStep {
-    /// Learning rate.
+    /// Learning rate of the step.
     pub lr: f64,
-    /// The learning rate is divided by 1 + this times the steps before.
+    /// Decay of the learning rate, which is divided by 1 + this times the number of earlier steps.
     pub lr_decay: f64,
-    /// Weight decay, added to the gradient.
+    /// Factor of the weight decay, which is added to the gradient.
     pub weight_decay: f64,
-    /// Added to the denominator.
+    /// Value added to the denominator (epsilon).
     pub eps: f64,
-    /// Ascend instead of descend.
+    /// `true` if the step maximizes instead of minimizing.
     pub maximize: bool,
 }
 
-/// One Adagrad step, in place, as `torch.optim.Adagrad(fused=True)`. Off the CPU, and with numbers on a
-/// device, it is made of foreach operations: parameters that have the same tensor in `steps` are stepped
+/// Makes an Adagrad step, in place, as `torch.optim.Adagrad(fused=True)` does. On other devices than the CPU, and with
+/// numbers on a device, it consists of foreach operations: parameters that have the same tensor in `steps` are stepped
 /// together.
 ///
 /// All slices have one entry per parameter; `steps` holds float32 scalars that the caller has already

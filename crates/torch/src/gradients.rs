@@ -6,8 +6,8 @@ use tch::{Kind, Tensor};
 use crate::bridge::{borrow, borrow_all, ffi, own};
 use crate::error::Error;
 
-/// Multiplies the gradients by `inverse_scale`. Returns a float32 tensor `[1]` on their device: 1 if any
-/// value was infinite or not a number, else 0.
+/// Multiplies the gradients by `inverse_scale`. Returns a float32 tensor `[1]` on their device: 1 if any value was
+/// infinite or NaN, else 0.
 ///
 /// ```
 /// use brigade_torch::gradients;
@@ -27,8 +27,8 @@ pub fn unscale(gradients: &[&Tensor], inverse_scale: f64) -> Result<Tensor, Erro
     Ok(own(found))
 }
 
-/// Divides the gradients by a scale that is on their device, a float32 of one element, for which the host does not
-/// wait; else as [`unscale`].
+/// Divides the gradients by a scale on their device, a float32 of one element whose value the host does not wait for.
+/// Returns the same flag as [`unscale`].
 ///
 /// ```
 /// use brigade_torch::gradients;
@@ -40,7 +40,7 @@ pub fn unscale(gradients: &[&Tensor], inverse_scale: f64) -> Result<Tensor, Erro
 /// ```
 ///
 /// # Errors
-/// As there.
+/// Returns the same errors as [`unscale`].
 pub fn unscale_by(gradients: &[&Tensor], scale: &Tensor) -> Result<Tensor, Error> {
     // As PyTorch's scaler does, whose scales need not be powers of two.
     let inverse = scale.f_to_kind(Kind::Double)?.f_reciprocal()?.f_to_kind(Kind::Float)?;
@@ -49,7 +49,7 @@ pub fn unscale_by(gradients: &[&Tensor], scale: &Tensor) -> Result<Tensor, Error
     Ok(own(found))
 }
 
-/// The p-norm of all values together, a scalar on their device; `p` may be infinite. 0 without values.
+/// Computes the p-norm of all values together, a scalar on their device. `p` may be infinite. Without values it is 0.
 ///
 /// ```
 /// use brigade_torch::gradients;
@@ -68,7 +68,7 @@ pub fn norm(tensors: &[&Tensor], p: f64) -> Result<Tensor, Error> {
     Ok(own(norm))
 }
 
-/// Multiplies all by a scalar tensor, which may be on their device: the host does not wait for its value.
+/// Multiplies all tensors by a scalar tensor, which may be on their device: the host does not wait for its value.
 ///
 /// ```
 /// use brigade_torch::gradients;
@@ -86,7 +86,7 @@ pub fn multiply(tensors: &[&Tensor], factor: &Tensor) -> Result<(), Error> {
         .map_err(|error| Error::libtorch("scaling tensors", &error))
 }
 
-/// Brings every value into `[-limit, limit]`.
+/// Clamps every value to `[-limit, limit]`.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`].

@@ -8,8 +8,8 @@ use tch::Device;
 use crate::device::DeviceExt;
 use crate::error::{Error, Fault, TorchError};
 
-/// A recording of operations on a GPU (a CUDA graph). A replay launches all of them with one call of the driver: a
-/// step whose time is that of launching many small kernels becomes as fast as its kernels.
+/// A recording of operations on a GPU (a CUDA graph). A replay launches all of them with one call of the driver, which
+/// removes the launch overhead of many small kernels.
 ///
 /// Operations are replayed on the memory that they were recorded with: inputs are changed by copying into the tensors
 /// that were used, and outputs are read before the next replay. Random operations draw new numbers in each replay.
@@ -19,35 +19,35 @@ pub struct Graph {
     device: Device,
 }
 
-/// What records graphs for devices that are not CUDA's: for tests without a GPU.
+/// A recorder of graphs for devices other than CUDA's: for tests without a GPU.
 #[doc(hidden)]
 pub trait GraphRecorder: Send + Sync {
-    /// Begins to record this thread's operations on the device.
+    /// Starts to record this thread's operations on the device.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// Returns the reason why that is impossible.
     fn begin(&self, device: usize) -> Result<(), String>;
 
-    /// Ends the recording.
+    /// Ends the recording and returns it.
     ///
     /// # Errors
-    /// What spoiled it.
+    /// Returns the reason why the recording is invalid.
     fn end(&self) -> Result<Box<dyn RecordedGraph>, String>;
 }
 
 /// A recording of a [`GraphRecorder`].
 #[doc(hidden)]
 pub trait RecordedGraph: Send {
-    /// Does everything again.
+    /// Runs the recorded operations again.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// Returns the reason why that is impossible.
     fn replay(&mut self) -> Result<(), String>;
 }
 
 static RECORDER: OnceLock<Box<dyn GraphRecorder>> = OnceLock::new();
 
-/// Has graphs recorded by this, unless something else was chosen before.
+/// Sets the recorder of graphs for the whole process, unless one was set before.
 #[doc(hidden)]
 pub fn record_graphs_with(recorder: Box<dyn GraphRecorder>) {
     let _ = RECORDER.set(recorder);
@@ -60,14 +60,14 @@ enum Recorded {
 }
 
 impl Graph {
-    /// Records what `body` gives the device, without running it. No operation in it may wait for the device, or
-    /// take memory of the host that is not pinned.
+    /// Records the device operations of `body`, without running them. No operation in it may wait for the device, or
+    /// allocate unpinned memory of the host.
     ///
     /// `shared` is a graph whose intermediate memory this one may use too; they must not be replayed at the same
     /// time, and what one has left there is lost when the other is replayed.
     ///
     /// # Errors
-    /// Those of `body`; [`crate::TorchError::Libtorch`] when the device does not record graphs
+    /// Returns the errors of `body`; [`crate::TorchError::Libtorch`] when the device does not record graphs
     /// ([`Fault::Unsupported`]), or when an operation cannot be recorded.
     pub fn record<R, E: From<Error>>(
         device: Device,
@@ -81,7 +81,7 @@ impl Graph {
         Ok((graph?, result?))
     }
 
-    /// Gives the device everything again, on the current stream. Returns before it is done.
+    /// Queues the recorded operations again, on the current stream. Returns before they are done.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when the device has failed.
@@ -93,7 +93,7 @@ impl Graph {
         }
     }
 
-    /// Returns the device that it was recorded on.
+    /// Returns the device of the recording.
     #[must_use]
     pub fn device(&self) -> Device {
         self.device
@@ -106,7 +106,7 @@ impl fmt::Debug for Graph {
     }
 }
 
-/// Whether graphs can be recorded on a device.
+/// Returns `true` if graphs can be recorded on the device.
 ///
 /// ```
 /// assert!(!brigade_torch::records_graphs(tch::Device::Cpu));
@@ -120,8 +120,9 @@ fn failed(detail: String) -> Error {
     TorchError::Libtorch { operation: "record a graph", fault: Fault::Invalid, detail }.into()
 }
 
-/// A recording that this thread has begun, for what lies between two functions; [`Graph::record`] records one. Dropped
-/// without [`GraphRecording::end`], as by a panic, it ends and is lost. It ends in the thread that has begun it.
+/// A recording in progress of this thread, for code whose start and end are in two functions; [`Graph::record`] records
+/// one. Dropped without [`GraphRecording::end`], as by a panic, it ends and is discarded. It must end in the thread
+/// that began it.
 #[must_use = "a recording ends when it is dropped"]
 pub struct GraphRecording {
     begun: Option<Begun>,
@@ -135,7 +136,7 @@ enum Begun {
 }
 
 impl GraphRecording {
-    /// Begins to record what this thread gives the device; [`Graph::record`] says what `shared` is.
+    /// Starts to record the device operations of this thread. [`Graph::record`] describes `shared`.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when the device does not record graphs ([`Fault::Unsupported`]), or records
@@ -167,7 +168,7 @@ impl GraphRecording {
         }
     }
 
-    /// Ends the recording.
+    /// Ends the recording and returns the graph.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when an operation could not be recorded.

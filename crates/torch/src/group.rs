@@ -23,7 +23,7 @@ use crate::store::{Store, milliseconds};
 use crate::work_handle::WorkHandle;
 use watched::Watched;
 
-/// c10d's default time limit for collectives on CPU.
+/// Default time limit of collectives, 30 minutes, as c10d's for CPU.
 pub const DEFAULT_GROUP_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// A set of ranks that run collectives together. A clone is a handle to the same group.
@@ -54,26 +54,26 @@ pub struct ProcessGroup {
     pub(crate) site: Option<&'static Location<'static>>,
 }
 
-/// What a group is made with, besides its ranks.
+/// Options of a process group besides its ranks.
 #[derive(Debug, Clone)]
 pub struct GroupOptions {
-    /// The group's name in errors; the same on every rank.
+    /// Name of the group in errors. Must be the same on every rank.
     pub name: String,
-    /// The group's part of the store, where that is not its name. PyTorch numbers its groups: the
-    /// first one's part is `0`, under `default_pg`.
+    /// Key prefix of the group in the store. Defaults to its name. PyTorch numbers its groups: the prefix of the first
+    /// one is `0`, under `default_pg`.
     pub store_key: Option<String>,
-    /// The time limit of its operations, and of its making.
+    /// Time limit of its operations, and of its construction.
     pub timeout: Duration,
-    /// The device of its own messages: lengths, objects, flags, barriers. The CPU unless set, also with NCCL,
-    /// which has Gloo beside it.
+    /// Device of its own messages: lengths, objects, flags, barriers. Defaults to the CPU, also with NCCL, which has
+    /// Gloo beside it.
     pub device: Option<Device>,
-    /// Where Gloo listens beside NCCL; a group of Gloo alone has it in its backend.
+    /// Network interface or address of Gloo beside NCCL. A group of Gloo alone has it in its backend.
     pub gloo: GlooDevice,
-    /// Compares operation, shape, type and place in the program between ranks before each collective,
-    /// and names the ranks that differ ([`crate::TorchError::Desync`]). The same on every rank. Slow.
+    /// `true` if operation, shape, type and place in the program are compared between ranks before each collective, and
+    /// an error names the ranks that differ ([`crate::TorchError::Desync`]). Must be the same on every rank. Slow.
     pub debug: bool,
-    /// Whether reductions and gathers go through shared memory where they can
-    /// ([`ProcessGroup::shares_memory`]). One rank that says no is enough.
+    /// `true` if reductions and gathers use shared memory where they can ([`ProcessGroup::shares_memory`]). If it is
+    /// `false` on one rank, none does.
     pub share_memory: bool,
 }
 
@@ -91,11 +91,11 @@ impl Default for GroupOptions {
     }
 }
 
-/// What operations of one name have sent from one rank.
+/// Messages and bytes that operations of one name sent from one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Traffic {
-    /// Number of operations. A list of tensors that goes as one operation counts once.
+    /// Number of operations. A list of tensors that is sent as one operation counts once.
     pub messages: u64,
     /// Bytes sent by a rank. All-reduce, all-gather and reduce-scatter count as in a ring, on average over the ranks:
     /// `(size - 1) / size` of the bytes of all ranks' parts, twice that for an all-reduce.
@@ -147,7 +147,7 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl ProcessGroup {
-    /// Joins `size` ranks over a store. Returns when all have connected.
+    /// Makes a group of `size` ranks over a store. Returns when all have connected.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] when `rank` is not below `size`; [`crate::TorchError::Collective`] of
@@ -251,8 +251,8 @@ impl ProcessGroup {
         })
     }
 
-    /// A group of some of this group's ranks, numbered in the order given. Every rank of this group
-    /// calls it, with the same list; those that are not in the list get `None`.
+    /// Makes a group of some of this group's ranks, numbered in the order given. Every rank of this group calls it,
+    /// with the same list; ranks that are not in the list get `None`.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] for an empty list, a rank that does not exist or one that is named twice;
@@ -300,57 +300,56 @@ impl ProcessGroup {
         Self::connect(&inner.store, rank, global, inner.backend.clone(), options).map(Some)
     }
 
-    /// This process's number in the group, from 0.
+    /// Returns the rank of this process in the group, from 0.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.inner.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks in the group.
     #[must_use]
     pub fn size(&self) -> usize {
         self.inner.size
     }
 
-    /// The group's name.
+    /// Returns the name of the group.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// The ranks' numbers in the first group, in this group's order.
+    /// Returns the ranks' numbers in the first group, in this group's order.
     #[must_use]
     pub fn global_ranks(&self) -> &[usize] {
         &self.inner.ranks
     }
 
-    /// What moves the data.
+    /// Returns the backend of the group.
     #[must_use]
     pub fn backend(&self) -> &Backend {
         &self.inner.backend
     }
 
-    /// The group's part of the store.
+    /// Returns the group's part of the store.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.inner.store
     }
 
-    /// The device whose tensors the group's own messages use: lengths, objects, flags.
+    /// Returns the device of the tensors in the group's own messages: lengths, objects, flags.
     #[must_use]
     pub fn device(&self) -> Device {
         self.inner.device
     }
 
-    /// Returns whether all-reduces, reduce-scatters and all-gathers of CPU tensors go through memory that the ranks
-    /// share: with Gloo, where all of them are on this host and are Brigade's. The results have the bits of those
-    /// over TCP.
+    /// Returns `true` if all-reduces, reduce-scatters and all-gathers of CPU tensors use shared memory: with Gloo, if
+    /// all ranks are on this host and are Brigade's. The results have the same bits as over TCP.
     #[must_use]
     pub fn shares_memory(&self) -> bool {
         ffi::group_shares_memory(self.raw())
     }
 
-    /// Returns what this rank of a [`Backend::Fake`] group would have sent since the group was made or
+    /// Returns the traffic that this rank of a [`Backend::Fake`] group would have sent since the group was made or
     /// [`ProcessGroup::reset_traffic`] was called, by operation (`all_reduce`, `all_gather`, `reduce_scatter`, …).
     /// Empty for other backends, which do not count.
     ///
@@ -379,7 +378,7 @@ impl ProcessGroup {
         ffi::group_reset_traffic(self.raw());
     }
 
-    /// The time limit of this handle's operations.
+    /// Returns the time limit of this handle's operations.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.limit.unwrap_or_else(|| *self.inner.timeout.lock())
@@ -396,7 +395,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// A handle whose operations have a time limit of their own.
+    /// Returns a handle whose operations have a time limit of their own.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -410,8 +409,8 @@ impl ProcessGroup {
         Self { limit: Some(limit), ..self.clone() }
     }
 
-    /// Ends everything in flight, here and on the peers, with an error ([`Fault::Aborted`] here,
-    /// [`Fault::PeerLost`] there). The group cannot be used afterwards.
+    /// Aborts all running operations, on this rank with [`Fault::Aborted`] and on the peers with [`Fault::PeerLost`].
+    /// The group cannot be used afterwards.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when the backend cannot abort.
@@ -481,8 +480,8 @@ impl ProcessGroup {
         self.failure_of(started, fault, thrown.detail)
     }
 
-    /// [`crate::backward`] of a loss whose gradients a [`crate::Reducer`] of this group reduces. When the reduction
-    /// fails, the group is marked as failed, so that nothing waits for peers that are gone.
+    /// Computes gradients as [`crate::backward`] does, for a loss whose gradients a [`crate::Reducer`] of this group
+    /// reduces. If the reduction fails, the group is marked as failed, so that nothing waits for lost peers.
     ///
     /// No collective of this group may be started on another thread meanwhile: the reducer's own are, and
     /// ranks would number them differently.
@@ -494,12 +493,12 @@ impl ProcessGroup {
         self.backward_with(loss, BackwardOptions::default())
     }
 
-    /// [`ProcessGroup::backward`] with options. A second backward through a graph that was kept is reduced
-    /// over the ranks as the first was; with `find_unused_parameters`, `static_graph` or while ranks join with
-    /// unequal inputs it is an error.
+    /// Computes gradients as [`ProcessGroup::backward`] does, with options. A second backward through a graph that was
+    /// kept is reduced over the ranks as the first was; with `find_unused_parameters`, `static_graph` or while ranks
+    /// join with unequal inputs it is an error.
     ///
     /// # Errors
-    /// As [`ProcessGroup::backward`].
+    /// Returns the same errors as [`ProcessGroup::backward`].
     pub fn backward_with(&self, loss: &Tensor, options: BackwardOptions) -> Result<(), Error> {
         let begun = Instant::now();
         self.take_hook_error();

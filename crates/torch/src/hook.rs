@@ -10,17 +10,17 @@ use crate::error::Error;
 use crate::group::ProcessGroup;
 use crate::reducer::Reducer;
 
-/// The type that a bucket has on the wire.
+/// The type in which a bucket is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// 16-bit floats of IEEE: 11 significant bits, up to 65 504.
+    /// IEEE half precision (fp16): 11 significant bits, up to 65 504.
     Fp16,
-    /// bfloat16: 8 significant bits, the range of 32-bit floats.
+    /// bfloat16: 8 significant bits, the exponent range of float32.
     Bf16,
 }
 
 impl Compression {
-    /// libtorch's kind.
+    /// Returns libtorch's kind of the type.
     #[must_use]
     pub fn kind(self) -> Kind {
         match self {
@@ -30,7 +30,7 @@ impl Compression {
     }
 }
 
-/// A way to average buckets over the ranks.
+/// A communication hook: a way to average buckets over the ranks.
 ///
 /// ```
 /// use brigade_torch::{Bucket, Error, GradientHook, ProcessGroup, ReduceOp};
@@ -45,8 +45,8 @@ impl Compression {
 /// }
 /// ```
 pub trait GradientHook: Send + Sync {
-    /// Leaves the mean over the ranks in the bucket's buffer. Called during `backward`, for one bucket
-    /// after another, in the same order on all ranks, each as soon as its gradients are there.
+    /// Averages the bucket's buffer over the ranks, in place. Called during `backward`, for one bucket after another,
+    /// in the same order on all ranks, each as soon as its gradients are computed.
     ///
     /// The buffer has to be filled when the call for the last bucket ([`Bucket::is_last`]) returns: a
     /// hook may start an operation in one call and wait for it in a later one, while gradients of other
@@ -54,13 +54,13 @@ pub trait GradientHook: Send + Sync {
     /// A call for bucket 0 with operations left means that the last backward did not come to its end.
     ///
     /// # Errors
-    /// Any; it ends the backward, which gives it as it is ([`ProcessGroup::backward`]).
+    /// Any error ends the backward, which returns it unchanged ([`ProcessGroup::backward`]).
     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<(), Error>;
 }
 
 impl Reducer {
-    /// Sends buckets in another type. They are divided by the number of ranks before the sum, so that
-    /// it does not overflow. Once for a reducer, before its first backward.
+    /// Sets the type in which buckets are sent. They are divided by the number of ranks before the sum, so that it does
+    /// not overflow. Call it once for a reducer, before its first backward.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when there is a hook already.
@@ -69,7 +69,7 @@ impl Reducer {
             .map_err(|error| Error::libtorch("compress", &error))
     }
 
-    /// Replaces the reduction of buckets. Once for a reducer, before its first backward.
+    /// Replaces the reduction of buckets by a hook. Call it once for a reducer, before its first backward.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when there is a hook already.

@@ -122,7 +122,7 @@ pub use warnings::WarningFilter;
 pub use weight_ring::{HeldWeights, RingPart, WeightRing, WeightRingMeter, WeightSource};
 pub use work::Work;
 
-/// The version of the libtorch this program was built with, such as `2.13.0`.
+/// Returns the version of the libtorch that this program was built with, such as `2.13.0`.
 #[must_use]
 pub fn libtorch_version() -> String {
     bridge::ffi::libtorch_version()

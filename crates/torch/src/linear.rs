@@ -33,8 +33,8 @@ pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<
         .map_err(|error| Error::libtorch("linear", &error))
 }
 
-/// Computes [`linear`] of `gelu(input)`, and keeps the input alone for the backward, which computes the
-/// activation again: half of what the two operations keep. `approximate` is `none` or `tanh`, as of
+/// Computes [`linear`] of `gelu(input)`, and saves only the input for the backward, which computes the activation
+/// again: half of the memory of the two operations. `approximate` is `none` or `tanh`, as in
 /// [torch.nn.functional.gelu](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.gelu.html).
 ///
 /// # Errors

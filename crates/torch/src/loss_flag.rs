@@ -8,8 +8,8 @@ use tch::Tensor;
 use crate::bridge::{borrow, borrow_all, ffi, own};
 use crate::error::Error;
 
-/// Has the next backward of one model bring NaN into one element of a gradient: so that all ranks of a
-/// reduction see, in what they get, that a loss of one of them was not finite. No message is sent for it.
+/// A flag for a non-finite loss: puts NaN into one element of a gradient in the next backward of one model, so that all
+/// ranks detect after the reduction that a loss of one of them was not finite. No extra message is sent.
 ///
 /// [`LossFlag::raise`] before the backward; [`LossFlag::lower`] after it. The mark is in the first element
 /// of the first gradient that the backward brings, and [`first_elements_are_finite`] looks for it.
@@ -35,7 +35,7 @@ unsafe impl Send for LossFlag {}
 unsafe impl Sync for LossFlag {}
 
 impl LossFlag {
-    /// Hooks into the gradients of a model's parameters, for as long as those live.
+    /// Installs hooks on the gradients of a model's parameters, which exist as long as these.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] for a parameter that has no gradient.
@@ -45,21 +45,20 @@ impl LossFlag {
             .map_err(|error| Error::libtorch("LossFlag::new", &error))
     }
 
-    /// Adds `value`, a scalar, to the first element of the first gradient that the next backward brings:
-    /// NaN, or on a device 0 or NaN, which need not be known yet.
+    /// Sets that `value`, a scalar, is added to the first element of the first gradient that the next backward
+    /// computes: NaN, or on a device 0 or NaN, whose value need not be known yet.
     pub fn raise(&self, value: &Tensor) {
         ffi::loss_flag_raise(&self.0, borrow(value));
     }
 
-    /// Ends what [`LossFlag::raise`] began. Tells whether a backward has reached the model since the last
-    /// call.
+    /// Ends the effect of [`LossFlag::raise`]. Returns `true` if a backward has reached the model since the last call.
     #[must_use]
     pub fn lower(&self) -> bool {
         ffi::loss_flag_lower(&self.0)
     }
 }
 
-/// Whether the first element of each tensor is finite. Waits for devices.
+/// Returns `true` if the first element of each tensor is finite. Waits for devices.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when a device has failed.
@@ -68,7 +67,8 @@ pub fn first_elements_are_finite(tensors: &[&Tensor]) -> Result<bool, Error> {
         .map_err(|error| Error::libtorch("first_elements_are_finite", &error))
 }
 
-/// The same on the tensors' device, which is not waited for: an int64 `[1]`, 1 when one is not finite.
+/// Computes on the tensors' device, without waiting for it, whether their first elements are finite: an int64 `[1]`, 1
+/// if one is not finite.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] for tensors of several devices.

@@ -12,42 +12,44 @@ use crate::bridge::ffi;
 use crate::device_numbers::{DeviceNumbers, lend_roles};
 use crate::error::Error;
 
-/// The numbers of one Adafactor step.
+/// Hyperparameters of an Adafactor step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdafactorStep {
-    /// The highest relative size of the step; it is at most 1 over the root of the steps.
+    /// Maximum relative size of the step, which is also limited to 1 over the root of the number of steps.
     pub lr: f64,
-    /// How many steps the parameters have taken, this one included.
+    /// Number of steps of the parameters, including this one.
     pub steps: f64,
-    /// The part of the newest squares in their mean is the count of steps to this power.
+    /// Exponent of the decay of second moments: the newest squared gradient has the weight `steps^beta2_decay` in the
+    /// running mean.
     pub beta2_decay: f64,
-    /// The variance is at least its square; the kind's machine epsilon when `None`.
+    /// Root of the minimum variance. `None` stands for the kind's machine epsilon.
     pub eps1: Option<f64>,
-    /// Lower bound of the parameter's root mean square.
+    /// Minimum of the parameter's root mean square.
     pub eps2: f64,
-    /// The root mean square that an update may have.
+    /// Maximum root mean square of an update.
     pub threshold: f64,
-    /// Weight decay, decoupled.
+    /// Factor of the decoupled weight decay.
     pub weight_decay: f64,
-    /// Ascend instead of descend.
+    /// `true` if the step maximizes instead of minimizing.
     pub maximize: bool,
 }
 
-/// What Adafactor keeps of parameters.
+/// The second moments of Adafactor.
 #[derive(Debug, Clone, Copy)]
 pub enum Variances<'a> {
-    /// Of those of two or more dimensions: means over the last, of size 1 there, and over the one before it.
+    /// Factored moments of parameters with two or more dimensions: means over the last dimension, which has size 1 in
+    /// them, and over the one before it.
     Factored {
         /// Means over the last dimension.
         rows: &'a [&'a Tensor],
-        /// Means over the one before the last.
+        /// Means over the dimension before the last.
         columns: &'a [&'a Tensor],
     },
-    /// Of those of fewer: a tensor of the parameter's shape.
+    /// Moments of parameters with fewer dimensions: tensors of the parameters' shapes.
     Whole(&'a [&'a Tensor]),
 }
 
-/// One Adafactor step (Shazeer and Stern, 2018), in place, as `torch.optim.Adafactor`.
+/// Makes an Adafactor step (Shazeer and Stern, 2018), in place, as `torch.optim.Adafactor` does.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit; [`crate::ErrorKind::InvalidArgument`]
@@ -108,29 +110,29 @@ fn step_adafactor(
     })
 }
 
-/// The numbers of one Muon step.
+/// Hyperparameters of a Muon step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MuonStep {
-    /// Learning rate.
+    /// Learning rate of the step.
     pub lr: f64,
-    /// It is multiplied by 0.2 times the root of a matrix' longer side, so that the update's root mean square
-    /// is about AdamW's; else by the root of rows over columns, where there are more rows.
+    /// `true` if the learning rate is multiplied by 0.2 times the root of a matrix's longer side, so that the update's
+    /// root mean square is about AdamW's; otherwise by the root of rows over columns, if there are more rows.
     pub match_rms_adamw: bool,
-    /// Momentum.
+    /// Factor of the momentum.
     pub momentum: f64,
-    /// Nesterov's momentum.
+    /// `true` for Nesterov momentum.
     pub nesterov: bool,
-    /// The polynomial a x + b x^3 + c x^5 that the singular values go through.
+    /// Coefficients of the polynomial a x + b x^3 + c x^5 that is applied to the singular values.
     pub coefficients: (f64, f64, f64),
-    /// How often they do.
+    /// Number of times that the polynomial is applied.
     pub iterations: u32,
-    /// Lower bound of the gradient's norm.
+    /// Minimum of the gradient's norm.
     pub eps: f64,
-    /// Weight decay, decoupled.
+    /// Factor of the decoupled weight decay.
     pub weight_decay: f64,
 }
 
-/// One Muon step (Jordan et al., 2024) of matrices, in place, as `torch.optim.Muon`: a step along the
+/// Makes a Muon step (Jordan et al., 2024) of matrices, in place, as `torch.optim.Muon` does: a step along the
 /// momentum, made nearly orthogonal in bfloat16.
 ///
 /// # Errors

@@ -5,10 +5,9 @@ use tch::Tensor;
 use crate::bridge::{borrow, ffi, own};
 use crate::error::Error;
 
-/// The largest value of each window, as
+/// Computes the maximum of each window, as
 /// [torch.nn.functional.max_pool2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.max_pool2d.html)
-/// without dilation: from `[n, c, h, w]` to `[n, c, h', w']` with
-/// `h' = ⌊(h + 2·padding − kernel) / stride⌋ + 1`.
+/// without dilation: from `[n, c, h, w]` to `[n, c, h', w']` with `h' = ⌊(h + 2·padding − kernel) / stride⌋ + 1`.
 ///
 /// On the CPU, float32 and bfloat16 in channels_last with 16 channels or more run through loops of this
 /// crate: they keep the place of the largest value in one byte where libtorch keeps eight, and write each

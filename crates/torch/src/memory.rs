@@ -9,15 +9,15 @@ use tch::{Kind, Tensor};
 use crate::bridge::{Blob, borrow, ffi, own};
 use crate::error::Error;
 
-/// A Rust number that libtorch has as an element type.
+/// A Rust number type that libtorch has as an element type.
 pub trait Element: sealed::Sealed + Copy + Send + 'static {
-    /// libtorch's name for it.
+    /// The element type in libtorch.
     const KIND: Kind;
 }
 
 pub(crate) mod sealed {
     pub trait Sealed {
-        /// c10's `ScalarType`.
+        /// The number of the type in c10's `ScalarType`.
         const SCALAR_TYPE: i8;
     }
 }
@@ -43,7 +43,7 @@ elements! {
     f64 => Double = 7,
 }
 
-/// A CPU tensor of the given shape that takes over the memory of `data` (row-major), without a copy.
+/// Makes a CPU tensor of the given shape that takes over the memory of `data` (row-major), without a copy.
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] when the product of `shape` is not the length of `data`.
@@ -76,7 +76,7 @@ pub fn from_vec<T: Element>(mut data: Vec<T>, shape: &[i64]) -> Result<Tensor, E
     Ok(own(tensor))
 }
 
-/// The elements of a contiguous CPU tensor, in row-major order, to copy from.
+/// A view of the elements of a contiguous CPU tensor, in row-major order, from which they can be copied.
 ///
 /// It never lends a reference into the tensor's memory, and keeps no address of it: other handles of the same
 /// tensor (`shallow_clone`) may write there, resize the tensor or replace its memory (`set_data`) at any time,
@@ -86,7 +86,7 @@ pub struct Elements<'a, T> {
     element: PhantomData<T>,
 }
 
-/// Looks at the elements of a contiguous CPU tensor, to copy from them: all, or parts.
+/// Returns a view of the elements of a contiguous CPU tensor, from which all or some can be copied.
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] when the element type is another one, or the tensor is on a device, sparse
@@ -111,7 +111,7 @@ pub fn elements<T: Element>(tensor: &Tensor) -> Result<Elements<'_, T>, Error> {
     Ok(Elements { tensor, element: PhantomData })
 }
 
-/// Looks at the memory of a contiguous CPU tensor of any kind, to copy its bytes: for files.
+/// Returns a view of the bytes of a contiguous CPU tensor of any kind, for writing them to files.
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] when the tensor is on a device, sparse or not contiguous.
@@ -121,19 +121,19 @@ pub fn bytes(tensor: &Tensor) -> Result<Elements<'_, u8>, Error> {
 }
 
 impl<T: Element> Elements<'_, T> {
-    /// The number of elements that the tensor has now: none once it is not a contiguous CPU tensor any more.
+    /// Returns the number of elements that the tensor has now: 0 once it is not a contiguous CPU tensor any more.
     #[must_use]
     pub fn len(&self) -> usize {
         self.memory().1
     }
 
-    /// Whether there are none.
+    /// Returns `true` if the tensor has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All of them.
+    /// Copies all elements into a vector.
     #[must_use]
     pub fn to_vec(&self) -> Vec<T> {
         let mut out = Vec::new();
@@ -141,7 +141,7 @@ impl<T: Element> Elements<'_, T> {
         out
     }
 
-    /// Appends those of `range`.
+    /// Appends the elements of `range` to a vector.
     ///
     /// # Panics
     /// When the range is not within [`Elements::len`], as a slice does.
@@ -160,7 +160,7 @@ impl<T: Element> Elements<'_, T> {
         }
     }
 
-    /// Copies those of `range` into a slice of as many.
+    /// Copies the elements of `range` into a slice of the same length.
     ///
     /// # Panics
     /// When the range is not within [`Elements::len`], or `out` is not as long, as slices do.
@@ -173,11 +173,11 @@ impl<T: Element> Elements<'_, T> {
         unsafe { ptr::copy(from, out.as_mut_ptr().cast::<u8>(), count * size_of::<T>()) };
     }
 
-    /// Hands all of them to `use_chunk`, at most `most` at a time, through one buffer. Where `use_chunk`
-    /// resizes the tensor by another handle, it ends at the tensor's new end.
+    /// Passes all elements to `use_chunk`, at most `most` at a time, through one buffer. If `use_chunk` resizes the
+    /// tensor through another handle, it ends at the tensor's new end.
     ///
     /// # Errors
-    /// Those of `use_chunk`, which ends it.
+    /// Returns the first error of `use_chunk`.
     pub fn try_chunks<E>(
         &self,
         most: usize,
@@ -268,14 +268,14 @@ fn memory_of(doing: &'static str, tensor: &Tensor) -> Result<(usize, usize), Err
 /// Makes the process keep the CPU memory that tensors free, for the next tensors.
 ///
 /// A training step allocates and frees the same large tensors again and again. By default glibc gives
-/// such memory back to the system each time, and the system clears every page of it anew: on the CNN of
+/// such memory back to the system each time, and the system clears every page of it again: on the CNN of
 /// the examples that took a quarter of the step. The price is that a process stays as large as it once
-/// was; [`release_memory`] gives back what is free.
+/// was; [`release_memory`] frees unused memory.
 ///
-/// It is a setting of the whole process, which the Accelerator makes unless told not to. On Linux,
+/// It is a setting of the whole process, which the Accelerator makes by default. On Linux,
 /// libtorch's allocator of CPU tensors is replaced: tensors of 1 MB and more lie in one stretch of
 /// addresses of the machine's size, in huge pages where the kernel has them (not under `ulimit -v`, nor
-/// where the kernel counts promised memory). glibc's `malloc` is told not to return freed memory to the
+/// where the kernel counts promised memory). glibc's `malloc` is configured not to return freed memory to the
 /// system (`M_TRIM_THRESHOLD`, `M_MMAP_THRESHOLD`), and 64 MB of its heap are asked to be huge pages.
 /// `BRIGADE_KEEP_MEMORY=0` leaves everything as it is, and so does a setting of the C library in the
 /// environment (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`).
@@ -295,8 +295,8 @@ pub fn keep_freed_memory() {
     }
 }
 
-/// Gives memory that allocators keep for later back: the C library's to the system, and with `cuda`
-/// libtorch's to the GPU. For a new try after memory ran out.
+/// Frees memory that allocators keep for later: the C library's to the system, and with `cuda` libtorch's to the GPU.
+/// For a new attempt after memory ran out.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when the device refuses.
@@ -304,8 +304,8 @@ pub fn release_memory(cuda: bool) -> Result<(), Error> {
     ffi::release_memory(cuda).map_err(|error| Error::libtorch("release_memory", &error))
 }
 
-/// Makes every CPU tensor that is allocated from now on begin `bytes` after a multiple of 64, in the whole
-/// process: for tests that results do not depend on where tensors lie.
+/// Makes every CPU tensor that is allocated from now on begin `bytes` after a multiple of 64, in the whole process: for
+/// tests that results do not depend on the alignment of tensors.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] unless `bytes` is a multiple of 4 below 64.

@@ -5,8 +5,8 @@ use tch::Tensor;
 use crate::bridge::{borrow, ffi, own};
 use crate::error::Error;
 
-/// A tensor `[n, c, h, w]` with its channels last in memory (`torch.channels_last`), differentiable; the
-/// same tensor where it has them there.
+/// Returns a tensor `[n, c, h, w]` with its channels last in memory (`torch.channels_last`), differentiable. A tensor
+/// that has this format already is returned without a copy.
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] for another number of dimensions; [`crate::TorchError::Libtorch`] without
@@ -34,8 +34,8 @@ pub fn channels_last(tensor: &Tensor) -> Result<Tensor, Error> {
     Ok(own(made))
 }
 
-/// Whether the strides are those of [`channels_last`]. Where both orders would be the same memory, as with
-/// one channel, the strides still tell which was meant.
+/// Returns `true` if the strides are those of [`channels_last`]. Where both formats would be the same memory, as with
+/// one channel, the strides still distinguish them.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] for a tensor without strides.
@@ -44,7 +44,7 @@ pub fn is_channels_last(tensor: &Tensor) -> Result<bool, Error> {
         .map_err(|error| Error::libtorch("is_channels_last", &error))
 }
 
-/// Whether convolutions on the CPU have oneDNN's kernels, which are faster with channels last.
+/// Returns `true` if convolutions on the CPU use oneDNN's kernels, which are faster with channels last.
 #[must_use]
 pub fn has_onednn() -> bool {
     ffi::has_onednn()

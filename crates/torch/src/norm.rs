@@ -11,13 +11,13 @@ use crate::group::{ProcessGroup, Started};
 /// Parameters and state of a normalisation, each `[channels]`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BatchNormState<'a> {
-    /// What the normalised values are multiplied with.
+    /// Scale of the normalised values.
     pub weight: Option<&'a Tensor>,
-    /// What is added then.
+    /// Bias added to the scaled values.
     pub bias: Option<&'a Tensor>,
-    /// Moves by `momentum` towards the mean; changed in place.
+    /// Running mean, which moves by `momentum` towards the mean of the batch, in place.
     pub running_mean: Option<&'a Tensor>,
-    /// Moves by `momentum` towards the unbiased variance; changed in place.
+    /// Running variance, which moves by `momentum` towards the unbiased variance of the batch, in place.
     pub running_var: Option<&'a Tensor>,
 }
 
@@ -107,7 +107,7 @@ pub fn batch_norm(
     normalize(input, None, state, training, momentum, eps, false)
 }
 
-/// Computes `relu(batch_norm(input) + shortcut)`, for the place where a convolutional network has all three.
+/// Computes `relu(batch_norm(input) + shortcut)`, for convolutional networks in which these follow each other.
 ///
 /// It is one operation in training with all parameters and running statistics in float32 and the input in
 /// channels_last: of float32 or bfloat16 on the CPU, of bfloat16 or float16 on a GPU that [`batch_norm`] has kernels

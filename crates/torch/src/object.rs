@@ -15,7 +15,7 @@ use crate::memory::{elements, from_vec};
 const FAILED: i64 = -1;
 
 impl ProcessGroup {
-    /// Rank `root`'s object, on every rank. Only the root gives one.
+    /// Broadcasts rank `root`'s object to every rank. Only the root passes one.
     ///
     /// # Errors
     /// [`crate::TorchError::Object`] on every rank when the root's object cannot be carried;
@@ -58,7 +58,7 @@ impl ProcessGroup {
         unpack(OPERATION, &buffer)
     }
 
-    /// The objects of all ranks, by rank, on every rank.
+    /// Gathers the objects of all ranks on every rank, in the order of ranks.
     ///
     /// # Errors
     /// [`crate::TorchError::Object`] on every rank when one rank's object cannot be carried;
@@ -87,10 +87,10 @@ impl ProcessGroup {
             .collect()
     }
 
-    /// The objects of all ranks, by rank, on rank `root`; `None` elsewhere.
+    /// Gathers the objects of all ranks on rank `root`, in the order of ranks. `None` on other ranks.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_gather_object`].
+    /// Returns the same errors as [`ProcessGroup::all_gather_object`].
     #[track_caller]
     pub fn gather_object<T>(&self, object: &T, root: usize) -> Result<Option<Vec<T>>, Error>
     where

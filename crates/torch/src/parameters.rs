@@ -5,18 +5,18 @@ use tch::nn::VarStore;
 
 use crate::error::Error;
 
-/// A tensor with its full name, `module1.0.weight`.
+/// A tensor with its full name, such as `module1.0.weight`.
 ///
 /// The tensor is the model's own, not a copy: changing it in place changes the model.
 #[derive(Debug)]
 pub struct NamedTensor {
-    /// PyTorch's name.
+    /// Name of the tensor, as in PyTorch.
     pub name: String,
-    /// The tensor.
+    /// Handle of the tensor.
     pub tensor: Tensor,
 }
 
-/// Something with parameters to train: a model, a list of named tensors, a [`VarStore`] of tch.
+/// An object with parameters to train: a model, a list of named tensors, a [`VarStore`] of tch.
 ///
 /// ```
 /// use brigade_torch::{NamedTensor, Trainable};
@@ -33,8 +33,8 @@ pub trait Trainable {
     /// Returns every parameter that is not frozen, once, in the same order on every rank.
     fn trainable_parameters(&self) -> Vec<NamedTensor>;
 
-    /// Fails where nothing can be trained, with the reason: for a model that is for inference alone; optimizers call it. Defaults to
-    /// no failure.
+    /// Returns an error with the reason if nothing can be trained, such as for a model that is for inference only.
+    /// Optimizers call it. Defaults to `Ok`.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`].

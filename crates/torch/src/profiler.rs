@@ -10,41 +10,41 @@ use cxx::UniquePtr;
 use crate::bridge::ffi;
 use crate::error::Error;
 
-/// What is recorded besides names and times.
+/// Options of a recording: the information besides names and times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProfilerOptions {
-    /// Kernels and copies of the GPU.
+    /// `true` if kernels and copies of the GPU are recorded.
     pub cuda: bool,
-    /// The shapes of the operations' inputs.
+    /// `true` if the shapes of the operations' inputs are recorded.
     pub shapes: bool,
-    /// What is allocated and freed.
+    /// `true` if allocations and deallocations of memory are recorded.
     pub memory: bool,
-    /// Floating-point operations, computed from shapes where libtorch knows the formula.
+    /// `true` if floating-point operations are computed from shapes, where libtorch has the formula.
     pub flops: bool,
 }
 
-/// One event of a recording.
+/// An event of a recording: an operation, a scope, a kernel or an allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProfiledEvent {
-    /// `aten::conv2d`, a scope's name, a kernel's name; `[memory]` for allocations.
+    /// Name of the operation (`aten::conv2d`), of the scope or of the kernel. `[memory]` for allocations.
     pub name: String,
-    /// Nanoseconds; the origin is the same in one recording.
+    /// Start time in nanoseconds, from an origin that is the same for all events of a recording.
     pub start_ns: u64,
-    /// Nanoseconds.
+    /// Duration in nanoseconds.
     pub duration_ns: u64,
-    /// The thread, or the GPU's stream.
+    /// Number of the thread, or of the GPU's stream.
     pub lane: u64,
-    /// Ran on a GPU.
+    /// `true` if it ran on a GPU.
     pub on_device: bool,
-    /// Bytes that were allocated (negative: freed).
+    /// Number of bytes that were allocated. Negative if they were freed.
     pub bytes: i64,
-    /// Floating-point operations, 0 where not known.
+    /// Number of floating-point operations. 0 if it is not known.
     pub flops: u64,
-    /// `[[64, 1, 28, 28], []]`; empty unless asked for.
+    /// Shapes of the inputs, such as `[[64, 1, 28, 28], []]`. Empty unless they were recorded.
     pub shapes: String,
 }
 
-/// A recording in progress. A thread has one at a time; dropping it discards what was recorded.
+/// A recording in progress. A thread has one at a time; dropping it discards the recorded events.
 ///
 /// ```
 /// use brigade_torch::{ProfilerOptions, Recording};
@@ -66,7 +66,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Records what this thread does, and the threads of its `backward`.
+    /// Starts to record the operations of this thread, and of the threads of its `backward`.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when this thread is recorded already.
@@ -79,7 +79,7 @@ impl Recording {
         Ok(Self { running: true, _thread: PhantomData })
     }
 
-    /// Ends it. With a path it is also written as a file that Chrome's and Perfetto's viewers read.
+    /// Ends the recording. With a path it is also written as a file for Chrome's and Perfetto's viewers.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`].
@@ -118,7 +118,7 @@ impl fmt::Debug for Recording {
     }
 }
 
-/// A named part of a recording, until it is dropped. Costs next to nothing where nothing is recorded.
+/// A named part of a recording, which lasts until it is dropped. Costs almost nothing where nothing is recorded.
 ///
 /// ```
 /// # let optimizer = || ();
@@ -132,7 +132,7 @@ pub struct Scope(
 );
 
 impl Scope {
-    /// Begins it.
+    /// Begins a part of the recording with this name.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`].

@@ -59,8 +59,8 @@ const KERNEL_ROWS: i64 = 32;
 const PART_VALUES: i64 = 4 << 20;
 
 impl QuantizedWeight {
-    /// Quantises a weight `[out, in]` of any floating-point kind, on its device: [`PackedWeight::quantize`] has the rule. Beside
-    /// the result 16 MB are in memory at a time.
+    /// Quantises a weight `[out, in]` of any floating-point kind, on its device, as [`PackedWeight::quantize`]
+    /// describes. Uses 16 MB of memory besides the result.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] for a tensor that is not a matrix, that groups do not divide, or that has values
@@ -92,10 +92,10 @@ impl QuantizedWeight {
         Self::from_packed(&whole, weight.device())
     }
 
-    /// Takes a weight that is quantised, to a device.
+    /// Copies a quantised weight to a device.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] where a part has another size than format and shape ask for, and for a device
+    /// [`crate::ErrorKind::InvalidArgument`] where the size of a part does not fit format and shape, and for a device
     /// that does not have the format's numbers; libtorch's, when memory runs out.
     pub fn from_packed(weight: &PackedWeight, device: Device) -> Result<Self, Error> {
         weight.check()?;
@@ -147,7 +147,7 @@ impl QuantizedWeight {
         Ok(made)
     }
 
-    /// Returns the numbers in the layout of files, in memory of the CPU.
+    /// Returns the weight in the layout of files, in memory of the CPU.
     ///
     /// # Errors
     /// libtorch's, when memory runs out.
@@ -185,10 +185,10 @@ impl QuantizedWeight {
         })
     }
 
-    /// Returns the same weight on another device.
+    /// Copies the weight to another device.
     ///
     /// # Errors
-    /// Those of [`QuantizedWeight::from_packed`].
+    /// Returns the errors of [`QuantizedWeight::from_packed`].
     pub fn to_device(&self, device: Device) -> Result<Self, Error> {
         Self::from_packed(&self.to_packed()?, device)
     }
@@ -210,32 +210,32 @@ impl QuantizedWeight {
         }
     }
 
-    /// Returns how it is stored.
+    /// Returns the format in which the weight is stored.
     #[must_use]
     pub fn format(&self) -> QuantizedFormat {
         self.format
     }
 
-    /// Returns `[out, in]`.
+    /// Returns the shape `[out, in]`.
     #[must_use]
     pub fn size(&self) -> [i64; 2] {
         [self.rows, self.columns]
     }
 
-    /// Returns the device of its numbers.
+    /// Returns the device of the weight.
     #[must_use]
     pub fn device(&self) -> Device {
         self.packed.device()
     }
 
-    /// Returns the bytes of its tensors.
+    /// Returns the size of its tensors in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let bytes = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
         self.tensors().into_iter().map(|(_, tensor)| bytes(tensor)).sum()
     }
 
-    /// Returns the tensors that it is made of, by what they are: the model's memory for it.
+    /// Returns the tensors that the weight consists of, with their names.
     #[must_use]
     pub fn tensors(&self) -> Vec<(&'static str, &Tensor)> {
         let optional = [("short_scales", &self.short_scales), ("order", &self.order)];
@@ -243,11 +243,11 @@ impl QuantizedWeight {
         [("packed", &self.packed), ("scales", &self.scales)].into_iter().chain(optional).collect()
     }
 
-    /// Returns the kernel that multiplies few rows in bfloat16; `Err` with the reason where there is none, and each product
-    /// dequantises the weight first.
+    /// Returns the name of the kernel that multiplies few rows in bfloat16, or `Err` with the reason if there is none,
+    /// so that each product dequantises the weight first.
     ///
     /// # Errors
-    /// The reason.
+    /// Returns the reason as a text.
     pub fn kernel(&self) -> Result<&'static str, String> {
         if self.device() != Device::Cpu {
             return Err(format!("no kernel for packed weights is used on {:?}", self.device()));
@@ -277,7 +277,8 @@ impl QuantizedWeight {
         }
     }
 
-    /// Computes `input · weightᵀ + bias`, in the input's type, as [`crate::linear`]: `input` `[…, in]`, `bias` `[out]`.
+    /// Computes `input · weightᵀ + bias`, in the input's type, as [`crate::linear`] does: `input` `[…, in]`, `bias`
+    /// `[out]`.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] for an input that needs a gradient, and as [`crate::linear`] for shapes, kinds
@@ -328,8 +329,8 @@ impl QuantizedWeight {
         })
     }
 
-    /// Returns the weight `[out, in]` in a floating-point kind. In bfloat16 it is computed in bfloat16, else in float32 and
-    /// rounded.
+    /// Returns the weight `[out, in]` in a floating-point kind. It is computed in bfloat16 for bfloat16, otherwise in
+    /// float32 and rounded.
     ///
     /// # Errors
     /// libtorch's, when memory runs out.

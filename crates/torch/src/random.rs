@@ -6,7 +6,7 @@ use crate::bridge::ffi;
 use crate::device::gpu;
 use crate::error::Error;
 
-/// The state of a device's default generator: what dropout and random tensors draw from.
+/// Returns the state of a device's default random generator, which dropout and random tensors use.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when there is no such device; [`crate::ErrorKind::InvalidArgument`] for one that
@@ -25,10 +25,10 @@ pub fn rng_state(device: Device) -> Result<Vec<u8>, Error> {
     ffi::rng_state(number(device)?).map_err(|error| Error::libtorch("rng_state", &error))
 }
 
-/// Puts a generator back into a state that [`rng_state`] gave, here or in another process.
+/// Restores a state that [`rng_state`] returned, in this or in another process.
 ///
 /// # Errors
-/// As [`rng_state`], and when the bytes are not a state of such a generator.
+/// Returns the same errors as [`rng_state`], and when the bytes are not a state of such a generator.
 pub fn set_rng_state(device: Device, state: &[u8]) -> Result<(), Error> {
     ffi::set_rng_state(number(device)?, state)
         .map_err(|error| Error::libtorch("set_rng_state", &error))

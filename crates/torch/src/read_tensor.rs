@@ -7,8 +7,8 @@ use crate::dtype::loaded_kind;
 use crate::error::Error;
 use crate::memory::fill_bytes;
 
-/// A tensor to be filled with a region of a tensor of weights files. Both have one shape; kind, device and order in memory
-/// of the tensor may be any.
+/// The read of a region of a tensor in weights files into a tensor. Both have the same shape; kind, device and memory
+/// layout of the tensor may be any.
 ///
 /// ```
 /// use brigade_checkpoint::{Region, WeightsReader};
@@ -31,11 +31,11 @@ use crate::memory::fill_bytes;
 /// ```
 #[derive(Debug)]
 pub struct TensorRead<'r> {
-    /// The tensor of the files.
+    /// Tensor in the files.
     pub from: TensorReader<'r>,
-    /// What is read of it.
+    /// Region of the tensor that is read.
     pub region: Region,
-    /// What it is read into.
+    /// Tensor that the values are read into.
     pub into: Tensor,
 }
 
@@ -67,13 +67,14 @@ impl<'r> TensorRead<'r> {
         Ok(self.kind().map(drop)?)
     }
 
-    /// Reads. A plain tensor of the CPU, of the file's kind, is read into: memory beside it is what [`TensorReader::read`]
-    /// takes, 4 MB at most but for views that overlap themselves. For other tensors 8 MB more are read at a time and copied.
+    /// Reads the values. A contiguous CPU tensor of the file's kind is read into directly, with the extra memory of
+    /// [`TensorReader::read`], 4 MB at most except for views that overlap themselves. Other tensors are read in pieces
+    /// of 8 MB and copied.
     ///
     /// Autograd does not notice: for leaves and buffers, outside of a forward pass.
     ///
     /// # Errors
-    /// Those of [`TensorRead::check`], with nothing changed; those of [`TensorReader::read`], and
+    /// Returns the errors of [`TensorRead::check`], with nothing changed; those of [`TensorReader::read`], and
     /// [`crate::TorchError::Tensor`] when libtorch cannot copy: what is in the tensor is undefined then.
     pub fn read(mut self) -> Result<(), Error> {
         self.check()?;

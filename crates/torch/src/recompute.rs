@@ -10,10 +10,9 @@ use crate::autograd::grad_enabled;
 use crate::bridge::{Recompute, borrow_all, ffi};
 use crate::error::Error;
 
-/// Runs a part of a forward without keeping what its operations save for the backward, which computes the
-/// part again: memory for time
-/// ([torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html), without reentrant
-/// autograd).
+/// Runs a part of a forward without saving its tensors for the backward, which computes the part again: activation
+/// checkpointing, less memory for more time
+/// ([torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html), without reentrant autograd).
 ///
 /// `part` gets the inputs, and owns all else that it needs: layers behind an `Arc<Mutex<…>>`
 /// (`brigade_nn::Recompute` does that for a layer), shallow clones of tensors. It runs a second time
@@ -21,7 +20,7 @@ use crate::error::Error;
 /// drops the same, and all gradients are those of a plain forward, bit for bit. Parts nest; reducers,
 /// [`crate::grad`] and `create_graph` work as ever. Without gradients (`no_grad`) it is a plain call.
 ///
-/// What the part does besides its output it does twice. [`is_recomputing`] tells the second time;
+/// Side effects of the part happen twice. [`is_recomputing`] is `true` the second time;
 /// the batch normalisations of `brigade_nn` leave their running statistics alone then.
 ///
 /// ```
@@ -52,8 +51,8 @@ pub fn recomputed<R>(
     }
 }
 
-/// As [`recomputed`], for a part that can fail: its error is given back the first time, and is in the
-/// error of the backward the second time.
+/// Runs a part as [`recomputed`] does, for a part that can fail: its error is returned the first time, and is part of
+/// the error of the backward the second time.
 ///
 /// ```
 /// use brigade_torch::try_recomputed;
@@ -66,7 +65,7 @@ pub fn recomputed<R>(
 /// ```
 ///
 /// # Errors
-/// Those of [`recomputed`]; the part's own is in the inner result.
+/// Returns the errors of [`recomputed`]; the part's own is in the inner result.
 ///
 /// # Panics
 /// With the part's panics the first time.
@@ -97,8 +96,8 @@ pub fn try_recomputed<R, E: fmt::Display>(
     Ok(output)
 }
 
-/// Whether this thread runs a [`recomputed`] part for the second time: what a layer keeps besides its output
-/// (counters, running statistics) has had this batch already.
+/// Returns `true` if this thread runs a [`recomputed`] part for the second time: counters and running statistics of a
+/// layer have been updated for this batch already.
 #[must_use]
 pub fn is_recomputing() -> bool {
     ffi::is_recomputing()

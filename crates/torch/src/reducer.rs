@@ -46,24 +46,26 @@ use join::Join;
 
 pub use join::{JoinOptions, Shadowed};
 
-/// Bytes per message when a model or its buffers are broadcast, as PyTorch's DistributedDataParallel: a rank
-/// in Python must send messages of the same sizes.
+/// Maximum size in bytes of a message when a model or its buffers are broadcast, as in PyTorch's
+/// DistributedDataParallel: a rank in Python must send messages of the same sizes.
 pub const BROADCAST_BYTES: usize = 250 << 20;
 
-/// How gradients are reduced.
+/// Options of a gradient reducer.
 #[derive(Debug, Clone)]
 pub struct ReducerOptions {
-    /// A bucket is closed when it holds at least this many bytes.
+    /// Minimum size of a full bucket in bytes. Defaults to 25 MiB.
     pub bucket_bytes: usize,
-    /// The same for the first bucket, which ought to start early.
+    /// Minimum size of the first bucket in bytes, which should start early. Defaults to 1 MiB.
     pub first_bucket_bytes: usize,
-    /// Search the graph in every iteration for parameters that did not take part.
+    /// `true` if the graph is searched in every iteration for parameters that were not used. Defaults to `false`.
     pub find_unused_parameters: bool,
-    /// Gradients are views into the buckets: one copy and one model's size of memory less.
+    /// `true` if gradients are views into the buckets, which saves a copy and memory of the model's size. Defaults to
+    /// `true`.
     pub gradient_as_bucket_view: bool,
-    /// The graph is the same in every iteration; unused parameters are learnt in the first.
+    /// `true` if the graph is the same in every iteration, so that unused parameters are detected only in the first.
+    /// Defaults to `false`.
     pub static_graph: bool,
-    /// Replace the buffers by rank 0's before each forward.
+    /// `true` if the buffers are replaced by rank 0's before each forward. Defaults to `true`.
     pub broadcast_buffers: bool,
 }
 
@@ -126,8 +128,8 @@ struct Handle(UniquePtr<ffi::Reducer>);
 unsafe impl Send for Handle {}
 
 impl Reducer {
-    /// Compares the models of all ranks, takes rank 0's parameters and buffers, and hooks into the
-    /// parameters' gradients. Every rank of the group calls it.
+    /// Makes a reducer: compares the models of all ranks, copies rank 0's parameters and buffers, and installs hooks on
+    /// the parameters' gradients. Every rank of the group calls it.
     ///
     /// `parameters` are all parameters that are trained, each once, in the order of registration, by
     /// name; `buffers` is what is not trained.
@@ -186,8 +188,8 @@ impl Reducer {
         })
     }
 
-    /// Before the model's forward. `sync` tells whether the gradients of this iteration are reduced:
-    /// false is PyTorch's `no_sync`, and must hold for the forward and its backward.
+    /// Prepares an iteration, before the model's forward. `sync` sets whether its gradients are reduced: `false` is
+    /// PyTorch's `no_sync`, and must be the same for the forward and its backward.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`] when a peer is gone; [`crate::TorchError::Libtorch`] with PyTorch's
@@ -242,7 +244,7 @@ impl Reducer {
         self.group.unchecked().broadcast_coalesced(&state, BROADCAST_BYTES, from)
     }
 
-    /// After the model's forward, with its outputs. Gives back the outputs to go on with.
+    /// Prepares the backward, after the model's forward, with its outputs. Returns the outputs to continue with.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`].
@@ -303,7 +305,7 @@ impl Reducer {
         Ok(outputs)
     }
 
-    /// Bytes of each bucket, in the order in which they are reduced.
+    /// Returns the size of each bucket in bytes, in the order in which they are reduced.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`].
@@ -341,13 +343,13 @@ impl Reducer {
         &self.handle.0
     }
 
-    /// The group whose ranks share the gradients.
+    /// Returns the group over whose ranks gradients are averaged.
     #[must_use]
     pub fn group(&self) -> &ProcessGroup {
         &self.group
     }
 
-    /// The options it was made with.
+    /// Returns the options of the reducer.
     #[must_use]
     pub fn options(&self) -> &ReducerOptions {
         &self.options

@@ -45,8 +45,8 @@ use crate::bridge::{borrow, ffi, own};
 use crate::error::Error;
 use crate::group::ProcessGroup;
 
-/// Returns the input, equal on all ranks, for layers of which each rank has a part. Its gradient is the sum of those of
-/// all ranks (Megatron's `f`).
+/// Returns the input, equal on all ranks, for layers of which each rank has a part. Its gradient is summed over all
+/// ranks (Megatron's `f`).
 ///
 /// # Errors
 /// [`crate::ErrorKind::Tensor`] when memory runs out. In backward [`crate::ErrorKind::Communication`] when a peer is gone.
@@ -72,8 +72,8 @@ pub fn scatter_to_region(group: &ProcessGroup, input: &Tensor, dim: i64) -> Resu
     edge(group, "scatter_to_region", input, ffi::RegionEdge::Scatter, dim, 0)
 }
 
-/// Returns the inputs of all ranks, which have one shape, side by side along `dim`, for layers that each rank computes whole
-/// and alike.
+/// Returns the inputs of all ranks, which have one shape, concatenated along `dim`, for layers that each rank computes
+/// whole and alike.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Communication`] when a peer is gone; [`crate::ErrorKind::InvalidArgument`] without such a dimension.
@@ -82,11 +82,11 @@ pub fn gather_from_region(group: &ProcessGroup, input: &Tensor, dim: i64) -> Res
     edge(group, "gather_from_region", input, ffi::RegionEdge::Gather, dim, 0)
 }
 
-/// Returns the inputs of all ranks side by side along `dim`, for layers of which each rank has a part: gradients of the
+/// Returns the inputs of all ranks concatenated along `dim`, for layers of which each rank has a part: gradients of the
 /// whole are summed over the ranks.
 ///
 /// # Errors
-/// As [`gather_from_region`].
+/// Returns the same errors as [`gather_from_region`].
 pub fn gather_from_sequence_region(
     group: &ProcessGroup,
     input: &Tensor,
@@ -99,7 +99,7 @@ pub fn gather_from_sequence_region(
 /// Returns this rank's part, along `dim`, of the sum of all ranks' inputs.
 ///
 /// # Errors
-/// As [`scatter_to_region`]; [`crate::ErrorKind::Communication`] when a peer is gone.
+/// Returns the same errors as [`scatter_to_region`], and [`crate::ErrorKind::Communication`] when a peer is gone.
 pub fn reduce_scatter_to_sequence_region(
     group: &ProcessGroup,
     input: &Tensor,
@@ -110,9 +110,9 @@ pub fn reduce_scatter_to_sequence_region(
     edge(group, operation, input, ffi::RegionEdge::ReduceScatterSequence, dim, 0)
 }
 
-/// Cuts the input along `split` into a part for each rank, and returns the parts for this one side by side along `concat`:
-/// what is spread over the ranks along one dimension becomes spread along another, as heads in the place of a sequence
-/// (DeepSpeed-Ulysses).
+/// Cuts the input along `split` into a part for each rank, and returns the parts for this rank concatenated along
+/// `concat`: a tensor that is divided over the ranks along one dimension becomes divided along another, such as along
+/// heads instead of the sequence (DeepSpeed-Ulysses).
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -129,7 +129,7 @@ pub fn reduce_scatter_to_sequence_region(
 /// ```
 ///
 /// # Errors
-/// As [`reduce_scatter_to_sequence_region`].
+/// Returns the same errors as [`reduce_scatter_to_sequence_region`].
 pub fn all_to_all(
     group: &ProcessGroup,
     input: &Tensor,
@@ -141,9 +141,10 @@ pub fn all_to_all(
     edge(group, "all_to_all", input, ffi::RegionEdge::AllToAll, split, concat)
 }
 
-/// Sends blocks of rows to all ranks and returns theirs, in the order of the ranks: `send_rows[i]` rows, which follow those
-/// for the ranks before, go to rank `i`, and `receive_rows[j]` come from rank `j`. The numbers are known before, as from
-/// [`ProcessGroup::all_to_all_flat`] of this rank's. The gradient goes back the same way. Ranks without rows take part, too.
+/// Sends blocks of rows to all ranks and returns theirs, in the order of the ranks: `send_rows[i]` rows, which follow
+/// those for the ranks before, go to rank `i`, and `receive_rows[j]` come from rank `j`. The numbers must be known
+/// before, for example from [`ProcessGroup::all_to_all_flat`]. The gradient is sent back in the same way. Ranks without
+/// rows take part, too.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -194,8 +195,8 @@ pub fn all_to_all_rows(
     })
 }
 
-/// Returns the input, and multiplies its gradient by a factor: for parameters whose gradient is a sum over the losses of
-/// several ranks, in a job that averages. Sends nothing.
+/// Returns the input, and multiplies its gradient by a factor: for parameters whose gradient is a sum over the losses
+/// of several ranks, in a job that averages. No message is sent.
 ///
 /// ```
 /// use brigade_torch::regions::scale_gradient;

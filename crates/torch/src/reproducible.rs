@@ -3,8 +3,8 @@
 use crate::bridge::ffi;
 pub use crate::bridge::ffi::Products;
 
-/// Makes products of matrices on the CPU give the same bits wherever their operands lie in memory, and
-/// says whether they do.
+/// Makes matrix products on the CPU give the same bits wherever their operands are in memory, and returns whether they
+/// do.
 ///
 /// libtorch leaves float32 and float64 products to MKL, which chooses among kernels by the alignment of
 /// the operands: a gradient at another place of a bucket, or a batch in another block of memory, then
@@ -28,15 +28,16 @@ pub fn make_products_reproducible() -> Products {
     ffi::make_products_reproducible()
 }
 
-/// The kernels that libtorch and MKL choose on this processor, such as `AVX512, MKL branch 12`. Others round
-/// otherwise.
+/// Returns the kernels that libtorch and MKL choose on this processor, such as `AVX512, MKL branch 12`. Others round
+/// differently.
 #[must_use]
 pub fn cpu_kernels() -> String {
     ffi::cpu_kernels()
 }
 
 impl Products {
-    /// What is lost, why, and what to do; nothing where products are reproducible.
+    /// Returns a message if products are not reproducible: the consequence, the reason, and the remedy. `None` if they
+    /// are.
     #[must_use]
     pub fn caveat(self) -> Option<&'static str> {
         match self {

@@ -10,8 +10,8 @@ use crate::bridge::{borrow_all, ffi, own};
 use crate::error::{Error, TorchError};
 use crate::tensor_tree::{TensorTree, TreeSpec};
 
-/// A module of `torch.jit.script` or `torch.jit.trace`, as its `save` wrote it. `brigade_nn` makes
-/// models of it.
+/// A TorchScript module, as `save` of `torch.jit.script` or `torch.jit.trace` wrote it. `brigade_nn` makes models of
+/// it.
 ///
 /// A file is a program: it runs with the rights of this one. Load files of people that you trust.
 pub struct Script(UniquePtr<ffi::Script>);
@@ -21,7 +21,7 @@ pub struct Script(UniquePtr<ffi::Script>);
 unsafe impl Send for Script {}
 
 impl Script {
-    /// Reads a file, to the CPU.
+    /// Loads a module from a file, to the CPU.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when it cannot be read or is not TorchScript;
@@ -39,7 +39,7 @@ impl Script {
             .map_err(|error| Error::libtorch("load TorchScript", &error))
     }
 
-    /// The parameters with their names, each name once; a tied parameter has several. The tensors are the
+    /// Returns the parameters with their names, each name once; a tied parameter has several. The tensors are the
     /// module's own.
     ///
     /// # Errors
@@ -48,7 +48,8 @@ impl Script {
         self.tensors(false)
     }
 
-    /// The buffers with their names, those with `persistent=False` among them: a file does not tell.
+    /// Returns the buffers with their names, including those with `persistent=False`, which a file does not
+    /// distinguish.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`].
@@ -64,8 +65,8 @@ impl Script {
         Ok(names.into_iter().zip(tensors).collect())
     }
 
-    /// Sets the attribute `training` of all submodules, which `torch.jit.script` kept; what
-    /// `torch.jit.trace` recorded stays as it was.
+    /// Sets the attribute `training` of all submodules, which `torch.jit.script` kept; behaviour that `torch.jit.trace`
+    /// recorded does not change.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] for a module without the attribute (`torch.jit.freeze`).
@@ -74,7 +75,7 @@ impl Script {
             .map_err(|error| Error::libtorch("train or evaluate TorchScript", &error))
     }
 
-    /// Runs `forward`. The last inputs are given by name, where there are names.
+    /// Runs `forward` of the module. The last inputs are passed by name, if there are names.
     ///
     /// Operations run one by one, as without TorchScript: its optimiser would give other bits from the
     /// second or third run on.
@@ -98,32 +99,32 @@ impl fmt::Debug for Script {
     }
 }
 
-/// A value that a TorchScript module gave. As [`TensorTree`], a dictionary's values are visited in the
-/// module's order.
+/// A value that a TorchScript module returned. As [`TensorTree`], a dictionary's values are visited in the module's
+/// order.
 #[derive(Debug)]
 pub enum ScriptValue {
-    /// `None`.
+    /// The value `None`.
     None,
-    /// A tensor.
+    /// A tensor of the module.
     Tensor(Tensor),
-    /// `True` or `False`.
+    /// A `bool` of Python.
     Bool(bool),
-    /// An `int`.
+    /// An `int` of Python.
     Int(i64),
-    /// A `float`.
+    /// A `float` of Python.
     Float(f64),
-    /// A `str`.
+    /// A `str` of Python.
     Text(String),
-    /// A tuple, of which TorchScript forgets the names of the elements.
+    /// A tuple. TorchScript does not keep the names of its elements.
     Tuple(Vec<Self>),
-    /// A list.
+    /// A list of values.
     List(Vec<Self>),
-    /// A dictionary from `str`, in order.
+    /// A dictionary with keys of type `str`, in its order.
     Dict(Vec<(String, Self)>),
 }
 
 impl ScriptValue {
-    /// What it is, in Python's words.
+    /// Returns the name of the value's type in Python.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {

@@ -16,19 +16,20 @@ use crate::group::ProcessGroup;
 use crate::parameters::NamedTensor;
 use crate::tensor_tree::TensorTree;
 
-/// The groups whose ranks share a model.
+/// The process groups of a sharded model.
 #[derive(Debug, Clone)]
 pub struct ShardingGroups {
-    /// Ranks among which each parameter's rows are spread; its messages are parameters.
+    /// Ranks over which each parameter's rows are sharded. Its messages are parameters.
     pub gather: ProcessGroup,
-    /// The same ranks; its messages are gradients. A group of its own lets them go beside the parameters'.
+    /// Ranks of `gather` as a second group, whose messages are gradients, so that they can run beside those of
+    /// parameters.
     pub reduce: ProcessGroup,
-    /// Ranks that have the same rows, where parameters are sharded within hosts and replicated between them.
+    /// Ranks that have the same rows, if parameters are sharded within hosts and replicated between them.
     pub replicas: Option<ProcessGroup>,
-    /// Neighbouring ones of `gather`'s ranks that keep whole parameters together from forward to backward, for
-    /// [`Reshard::To`] their number.
+    /// Neighbouring ranks of `gather` that together keep whole parameters from forward to backward, as many as
+    /// [`Reshard::To`] sets.
     pub parts: Option<ProcessGroup>,
-    /// Ranks that have the same experts of a mixture, where ranks have the experts between them.
+    /// Ranks that have the same experts of a mixture, with expert parallelism.
     pub experts: Option<ProcessGroup>,
 }
 
@@ -40,8 +41,8 @@ pub struct ShardingGroups {
 /// fewer rows or none. The model's own tensors stay and lose their memory between uses, where a read is an error that
 /// names the unit. The optimizer has the shards, into whose gradients each backward adds the mean over the ranks.
 ///
-/// With [`Offload::Cpu`] the shards and their gradients lie in the host's memory. A unit's rows are copied to the device
-/// while the unit before computes, and its gradients back while the next one does.
+/// With [`Offload::Cpu`] the shards and their gradients are in the host's memory. A unit's rows are copied to the
+/// device while the unit before computes, and its gradients back while the next one does.
 ///
 /// Every rank runs the same units in the same order, inside of [`Sharder::run_root`].
 ///
@@ -83,27 +84,27 @@ unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-/// What a [`Sharder`] holds and has done since it was made.
+/// Memory and counters of a [`Sharder`] since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharderMeter {
-    /// Bytes of whole parameters now.
+    /// Current number of bytes of whole parameters.
     pub gathered_bytes: u64,
-    /// The most bytes of whole parameters at once.
+    /// Maximum number of bytes of whole parameters at once.
     pub peak_gathered_bytes: u64,
-    /// The most bytes of gradients in reductions at once.
+    /// Maximum number of bytes of gradients in reductions at once.
     pub peak_reduced_bytes: u64,
-    /// The most units that were whole at once, the root among them.
+    /// Maximum number of units that were whole at once, including the root.
     pub peak_whole_units: u64,
-    /// Gathers of a unit.
+    /// Number of times that a unit was gathered.
     pub gathers: u64,
-    /// Reductions of a unit's gradients.
+    /// Number of times that a unit's gradients were reduced.
     pub reductions: u64,
 }
 
 impl Sharder {
-    /// Splits the parameters that a plan was made of, in the plan's order, and returns this rank's shards in the same
-    /// order: under the parameters' names, of their types, with fewer rows. All ranks have the same values before. A
-    /// parameter without dimensions is whole on each rank.
+    /// Shards the parameters that a plan was made for, in the plan's order, and returns this rank's shards in the same
+    /// order: under the parameters' names, of their types, with fewer rows. All ranks must have the same values before.
+    /// A parameter without dimensions is whole on each rank.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] when parameters or groups are others than the plan's;
@@ -145,17 +146,17 @@ impl Sharder {
         Ok((Self { handle: Handle(handle), groups, plan, modules }, shards))
     }
 
-    /// Returns the number of the unit that has a module, by the module's name in the plan; `None` for a name that the plan
-    /// does not have, whose parameters are the root's.
+    /// Returns the number of the unit that contains a module, by the module's name in the plan. `None` for a name that
+    /// is not in the plan, whose parameters belong to the root.
     #[must_use]
     pub fn unit(&self, module: &str) -> Option<usize> {
         self.modules.get(module).copied()
     }
 
-    /// Runs the whole forward, with the root's parameters whole; units run inside.
+    /// Runs the whole forward, with the root's parameters whole. Units run inside of it.
     ///
     /// # Errors
-    /// As [`Sharder::run`].
+    /// Returns the same errors as [`Sharder::run`].
     pub fn run_root<T, E>(&self, forward: impl FnOnce() -> Result<T, E>) -> Result<T, E>
     where
         T: TensorTree,
@@ -164,12 +165,12 @@ impl Sharder {
         self.run(0, forward)
     }
 
-    /// Runs a unit's part of the forward, with its parameters whole. Inside of [`Sharder::run_root`], or of
+    /// Runs a unit's part of the forward, with its parameters whole. Call it inside of [`Sharder::run_root`] or
     /// [`Sharder::gathered`].
     ///
     /// # Errors
-    /// Those of `forward`; [`crate::TorchError::Libtorch`] with the unit's name when a gather fails: a peer is gone, or
-    /// memory runs out. After an error, and after a panic, the next forward begins anew.
+    /// Returns the errors of `forward`; [`crate::TorchError::Libtorch`] with the unit's name when a gather fails: a
+    /// peer is gone, or memory runs out. After an error, and after a panic, the next forward starts again.
     pub fn run<T, E>(&self, unit: usize, forward: impl FnOnce() -> Result<T, E>) -> Result<T, E>
     where
         T: TensorTree,
@@ -186,10 +187,10 @@ impl Sharder {
         Ok(output)
     }
 
-    /// Tells whether the next backwards reduce gradients. Without, whole gradients add up on each rank, and the next
-    /// backward that reduces brings their sum (PyTorch's `set_requires_gradient_sync`). Defaults to true.
+    /// Sets whether the next backwards reduce gradients. Otherwise whole gradients add up on each rank, and the next
+    /// backward that reduces includes their sum (PyTorch's `set_requires_gradient_sync`). Defaults to `true`.
     ///
-    /// Where parameters are replicated between groups, `window_ends` tells whether the next backward also sums over them
+    /// Where parameters are replicated between groups, `window_ends` sets whether the next backward also sums over them
     /// (PyTorch's `set_is_last_backward`); before, a group's sums add up on its ranks. Defaults to true.
     ///
     /// # Errors
@@ -199,8 +200,8 @@ impl Sharder {
             .map_err(|error| Error::libtorch("Sharder::set_sync", &error))
     }
 
-    /// Multiplies the gradients that add up on this rank without being reduced by one number, on the host or on their
-    /// device. Those that were reduced are the shards' own.
+    /// Multiplies the gradients that have added up on this rank without being reduced by a number, on the host or on
+    /// their device. Gradients that were reduced are those of the shards, and are not changed.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`].
@@ -209,9 +210,8 @@ impl Sharder {
             .map_err(|error| Error::libtorch("Sharder::scale_unreduced", &error))
     }
 
-    /// Reduces the gradients that have added up on this rank, and adds their mean over the ranks to the gradients of the
-    /// shards: one reduction for several backwards without one ([`Sharder::set_sync`]), after the last of them. All ranks call
-    /// it.
+    /// Reduces the gradients that have added up on this rank, and adds their mean over the ranks to the gradients of
+    /// the shards: one reduction after several backwards without one ([`Sharder::set_sync`]). All ranks call it.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] with the unit's name when a peer is gone.
@@ -220,8 +220,8 @@ impl Sharder {
             .map_err(|error| Error::libtorch("reducing the gradients of a sharded model", &error))
     }
 
-    /// Drops the gradients that add up on this rank without being reduced, as an optimizer's `zero_grad` drops those of
-    /// the shards.
+    /// Discards the gradients that have added up on this rank without being reduced, as an optimizer's `zero_grad`
+    /// discards those of the shards.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`].
@@ -230,8 +230,8 @@ impl Sharder {
             .map_err(|error| Error::libtorch("Sharder::clear_unreduced", &error))
     }
 
-    /// Tells that the shards have changed: the optimizer has stepped, or weights were loaded into them. Parameters that are
-    /// whole at rest are gathered anew, which the next forward waits for unit by unit.
+    /// Must be called when the shards have changed: the optimizer has stepped, or weights were loaded into them.
+    /// Parameters that stay whole are gathered again, which the next forward waits for unit by unit.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when a gather cannot be started.
@@ -240,7 +240,7 @@ impl Sharder {
             .map_err(|error| Error::libtorch("Sharder::shards_changed", &error))
     }
 
-    /// Looks anew at which parameters require a gradient.
+    /// Updates which parameters require a gradient.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] for a parameter that can have no gradient.
@@ -252,16 +252,16 @@ impl Sharder {
     /// Runs `read` with all parameters whole, on every rank.
     ///
     /// # Errors
-    /// Those of `read`; [`crate::ErrorKind::InvalidArgument`] inside of another scope; [`crate::TorchError::Libtorch`]
-    /// when a gather fails.
+    /// Returns the errors of `read`; [`crate::ErrorKind::InvalidArgument`] inside of another scope;
+    /// [`crate::TorchError::Libtorch`] when a gather fails.
     pub fn gathered<T, E: From<Error>>(&self, read: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         self.with_whole(false, read)
     }
 
-    /// Runs `write` with all parameters whole, on every rank, and takes this rank's rows over into its shards.
+    /// Runs `write` with all parameters whole, on every rank, and copies this rank's rows into its shards.
     ///
     /// # Errors
-    /// As [`Sharder::gathered`]; after an error of `write` the shards are as before.
+    /// Returns the same errors as [`Sharder::gathered`]; after an error of `write` the shards are as before.
     pub fn gathered_mut<T, E: From<Error>>(
         &self,
         write: impl FnOnce() -> Result<T, E>,
@@ -283,7 +283,7 @@ impl Sharder {
         Ok(value)
     }
 
-    /// Returns what is whole now, and what was done so far.
+    /// Returns the current memory and the counters so far.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`].
@@ -300,13 +300,13 @@ impl Sharder {
         })
     }
 
-    /// Returns the plan that it was made with.
+    /// Returns the plan of the sharder.
     #[must_use]
     pub fn plan(&self) -> &ShardingPlan {
         &self.plan
     }
 
-    /// Returns the groups that it was made with.
+    /// Returns the process groups of the sharder.
     #[must_use]
     pub fn groups(&self) -> &ShardingGroups {
         &self.groups

@@ -19,7 +19,7 @@ use crate::{Error, TensorTree};
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait Split {
-    /// A rank's part.
+    /// Type of a rank's part.
     type Part;
 
     /// Returns the number of elements to divide.

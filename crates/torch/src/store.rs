@@ -47,7 +47,7 @@ unsafe impl Send for Handle {}
 // SAFETY: as above; no operation hands out a reference into the store.
 unsafe impl Sync for Handle {}
 
-/// How to make or reach a TCP store.
+/// Options of a TCP store, as a server or a client.
 #[derive(Debug)]
 pub struct TcpStore {
     host: String,
@@ -59,22 +59,22 @@ pub struct TcpStore {
     timeout: Duration,
 }
 
-/// c10d's default for stores.
+/// Default time limit of stores, 5 minutes, as c10d's.
 pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(300);
 
 impl TcpStore {
-    /// The server, listening on all addresses of this host at `port`; 0 lets the system choose one, and
-    /// [`Store::port`] tells which. `host` is how this process itself reaches it.
+    /// Returns the options of a server that listens on all addresses of this host at `port`; with 0 the system chooses
+    /// a port, which [`Store::port`] returns. `host` is the name by which this process itself connects to it.
     #[must_use]
     pub fn server(host: impl Into<String>, port: u16) -> Self {
         Self { server: true, ..Self::client(host, port) }
     }
 
-    /// The server, on a socket that is bound already (and may be listening already): no other process
-    /// can take the port in between.
+    /// Returns the options of a server on a socket that is already bound (and may already be listening), so that no
+    /// other process can take the port in between.
     ///
     /// # Errors
-    /// When the socket cannot tell its own port.
+    /// When the port of the socket cannot be read.
     pub fn server_on(listener: TcpListener) -> Result<Self, Error> {
         let address = listener.local_addr().map_err(|e| {
             Error::invalid_argument(format!("the store's socket has no address: {e}"))
@@ -87,7 +87,7 @@ impl TcpStore {
         Ok(Self { listener: Some(listener.into()), ..Self::server(host, address.port()) })
     }
 
-    /// The server, on a bound socket that this process inherited from its launcher: see
+    /// Returns the options of a server on a bound socket that this process inherited from its launcher; see
     /// [`inherited_socket`].
     ///
     /// # Errors
@@ -103,7 +103,7 @@ impl TcpStore {
         Self::server_on(TcpListener::from(socket))
     }
 
-    /// A client of the server at `host:port`. Retries until the time limit.
+    /// Returns the options of a client of the server at `host:port`. It retries to connect until the time limit.
     #[must_use]
     pub fn client(host: impl Into<String>, port: u16) -> Self {
         Self {
@@ -117,29 +117,29 @@ impl TcpStore {
         }
     }
 
-    /// The time limit of the connection and, later, of every operation that waits.
+    /// Sets the time limit of the connection and, later, of every operation that waits.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// The number of processes that will connect, the server's own included.
+    /// Sets the number of processes that will connect, including the server's own.
     #[must_use]
     pub fn world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
     }
 
-    /// Makes the server return only when `world_size` processes are connected. Only those are counted
-    /// that ask for this too, the server itself among them.
+    /// Sets whether the server returns only when `world_size` processes are connected. Only processes that set this too
+    /// are counted, including the server itself.
     #[must_use]
     pub fn wait_for_workers(mut self, wait: bool) -> Self {
         self.wait_for_workers = wait;
         self
     }
 
-    /// Listens or connects.
+    /// Opens the store: listens as a server, or connects as a client.
     ///
     /// # Errors
     /// [`crate::TorchError::Store`] of operation `connect`: the port is taken, the host is unknown, or nothing
@@ -198,9 +198,8 @@ impl TcpStore {
     }
 }
 
-/// Takes over a socket that the launcher has bound and left open to this process under the number `fd`: one
-/// that is bound to a port, neither connected nor listening, and not marked to be closed by `exec`. Each number
-/// is given once.
+/// Takes over a socket that the launcher has bound and that this process has inherited under the number `fd`: bound to
+/// a port, neither connected nor listening, and not marked to be closed by `exec`. Each number can be taken once.
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] for a number that is not that of such a socket (the variable that named it
@@ -260,8 +259,8 @@ impl Store {
         Self { handle: Arc::new(Handle(handle)), description: description.into() }
     }
 
-    /// A store in a file that `world_size` processes of one host (or one shared folder) open. The last
-    /// of them to drop its store removes the file.
+    /// Opens a store in a file that `world_size` processes of one host (or one shared folder) open. The last of them to
+    /// drop its store removes the file.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] when the file's folder does not exist; [`crate::TorchError::Store`] when
@@ -284,7 +283,7 @@ impl Store {
         Ok(Self::new(handle, format!("file://{text}")))
     }
 
-    /// A store for the threads of this process.
+    /// Makes a store in memory for the threads of this process.
     ///
     /// # Errors
     /// [`crate::TorchError::Store`] when libtorch cannot make it.
@@ -294,7 +293,7 @@ impl Store {
         Ok(Self::new(handle, "hash".into()))
     }
 
-    /// The same store, every key prefixed with `prefix/`.
+    /// Returns the same store with `prefix/` before every key.
     ///
     /// # Errors
     /// [`crate::TorchError::Store`] when libtorch cannot make it.
@@ -304,13 +303,13 @@ impl Store {
         Ok(Self::new(handle, format!("{}/{prefix}", self.description)))
     }
 
-    /// The port of a TCP store.
+    /// Returns the port of a TCP store.
     #[must_use]
     pub fn port(&self) -> Option<u16> {
         ffi::tcp_store_port(&self.handle.0).ok().filter(|&port| port != 0)
     }
 
-    /// Sets a value.
+    /// Sets the value of a key.
     ///
     /// # Errors
     /// [`crate::TorchError::Store`]: the server is gone.
@@ -319,7 +318,7 @@ impl Store {
             .map_err(|error| store_error("set", key.to_owned(), &error))
     }
 
-    /// The value of a key. Waits for it up to the store's time limit.
+    /// Returns the value of a key, and waits for it up to the store's time limit.
     ///
     /// # Errors
     /// [`crate::TorchError::Store`], with [`crate::Fault::Timeout`] when no rank set the key in time.
@@ -331,7 +330,7 @@ impl Store {
         })
     }
 
-    /// Adds to a number kept under the key (0 at first) and returns the sum.
+    /// Adds to the number under the key (initially 0) and returns the sum.
     ///
     /// # Errors
     /// [`crate::TorchError::Store`]: the server is gone, or the value is not a number.
@@ -340,8 +339,8 @@ impl Store {
             .map_err(|error| store_error("add", key.to_owned(), &error))
     }
 
-    /// Sets `desired` if the value is `expected` (or if there is none and `expected` is empty), and
-    /// returns the value that stands now.
+    /// Sets `desired` if the value is `expected` (or if the key does not exist and `expected` is empty), and returns
+    /// the value afterwards.
     ///
     /// # Errors
     /// [`crate::TorchError::Store`]: the server is gone.
@@ -355,7 +354,7 @@ impl Store {
             .map_err(|error| store_error("compare_set", key.to_owned(), &error))
     }
 
-    /// Removes a key and tells whether it was there. (A file store says yes in any case.)
+    /// Removes a key and returns `true` if it existed. (A file store always returns `true`.)
     ///
     /// # Errors
     /// [`crate::TorchError::Store`]: the server is gone.
@@ -364,7 +363,7 @@ impl Store {
             .map_err(|error| store_error("delete", key.to_owned(), &error))
     }
 
-    /// Whether all of the keys are there. Does not wait.
+    /// Returns `true` if all of the keys exist. Does not wait.
     ///
     /// # Errors
     /// [`crate::TorchError::Store`]: the server is gone.
@@ -373,7 +372,7 @@ impl Store {
             .map_err(|error| store_error("contains", keys.join(", "), &error))
     }
 
-    /// The number of keys, those that libtorch keeps for itself included.
+    /// Returns the number of keys, including those of libtorch itself.
     ///
     /// # Errors
     /// [`crate::TorchError::Store`]: the server is gone.
@@ -382,7 +381,7 @@ impl Store {
             .map_err(|error| store_error("num_keys", String::new(), &error))
     }
 
-    /// Waits until all of the keys are there.
+    /// Waits until all of the keys exist.
     ///
     /// # Errors
     /// [`crate::TorchError::Store`], with [`crate::Fault::Timeout`] after `timeout`.
@@ -392,18 +391,18 @@ impl Store {
             .map_err(|error| late_error("wait", keys.join(", "), &error, begun, timeout))
     }
 
-    /// The time limit of operations that wait and have none of their own.
+    /// Returns the default time limit of operations that wait.
     ///
     /// # Errors
-    /// [`crate::TorchError::Store`] when libtorch cannot tell.
+    /// [`crate::TorchError::Store`] when libtorch fails.
     pub fn timeout(&self) -> Result<Duration, Error> {
         let limit = ffi::store_timeout(&self.handle.0)
             .map_err(|error| store_error("timeout", String::new(), &error))?;
         Ok(Duration::from_millis(u64::try_from(limit).unwrap_or(0)))
     }
 
-    /// Sets that limit, for this store and its clones. A store with a prefix ([`Store::prefix`]) has a
-    /// limit of its own.
+    /// Sets the default time limit of operations that wait, for this store and its clones. A store with a prefix
+    /// ([`Store::prefix`]) has a limit of its own.
     ///
     /// # Errors
     /// [`crate::TorchError::Store`] when libtorch refuses it.

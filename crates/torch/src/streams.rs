@@ -11,8 +11,8 @@ use crate::device::{DeviceExt, gpu};
 use crate::error::Error;
 use crate::tensor_tree::TensorTree;
 
-/// The current streams of a thread, for another one that goes on with its tensors: what both give a GPU is done in
-/// order then.
+/// The current streams of a thread, for another thread that continues with its tensors, so that the work of both on a
+/// GPU is done in order.
 ///
 /// ```
 /// use brigade_torch::Streams;
@@ -28,7 +28,7 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Returns this thread's streams on some devices; the CPU has none.
+    /// Returns this thread's current streams on some devices. The CPU has none.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when there is no such device.
@@ -40,7 +40,7 @@ impl Streams {
         Ok(Self { gpus, streams })
     }
 
-    /// Makes them this thread's.
+    /// Makes them this thread's current streams.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when there is no such device.
@@ -50,8 +50,8 @@ impl Streams {
     }
 }
 
-/// A stream on a GPU that this thread computes on beside the threads that compute on others. [`StreamEvent`] puts their
-/// work in order.
+/// A stream on a GPU for the work of this thread, which runs beside that of other threads' streams. [`StreamEvent`]
+/// puts their work in order.
 ///
 /// Dropped, it waits until the device has done what the stream was given: what its kernels read, and other streams have
 /// allocated, is to be dropped later. The stream, with the memory that libtorch keeps for it, is that of the next one
@@ -65,8 +65,8 @@ pub struct SideStream {
 }
 
 impl SideStream {
-    /// Takes a stream that no other thread has, and makes it and the device current in this thread; what the thread
-    /// gives the device comes behind the event. `None` for the CPU.
+    /// Takes a stream that no other thread uses, and makes it and the device current in this thread; the thread's work
+    /// on the device comes behind the event. `None` for the CPU.
     ///
     /// ```
     /// use brigade_torch::SideStream;
@@ -96,8 +96,8 @@ impl Drop for SideStream {
     }
 }
 
-/// A point in the work of a thread's stream on a GPU: what another thread's stream is given behind it comes after what
-/// this one was given before. The host waits for neither.
+/// A point in the work of a thread's stream on a GPU, which another thread's stream can wait for. The host does not
+/// wait for either.
 ///
 /// ```
 /// use brigade_torch::StreamEvent;
@@ -114,7 +114,7 @@ pub struct StreamEvent {
 unsafe impl Send for StreamEvent {}
 
 impl StreamEvent {
-    /// Marks what this thread has given the device so far; `None` for the CPU.
+    /// Records the point behind this thread's work on the device so far. `None` for the CPU.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when there is no such device.
@@ -124,7 +124,7 @@ impl StreamEvent {
         event.map(|event| Some(Self { event })).map_err(|error| Error::libtorch("event", &error))
     }
 
-    /// Returns whether the device has done what it was given before the event. Does not wait.
+    /// Returns `true` if the device has done the work before the event. Does not wait.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when the device has failed.
@@ -132,7 +132,7 @@ impl StreamEvent {
         ffi::event_is_done(&self.event).map_err(|error| Error::libtorch("event", &error))
     }
 
-    /// Waits until the device has done what it was given before the event.
+    /// Waits until the device has done the work before the event.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when the device has failed.
@@ -140,7 +140,7 @@ impl StreamEvent {
         ffi::wait_for_event(&self.event).map_err(|error| Error::libtorch("event", &error))
     }
 
-    /// Has what this thread gives the device from now on come behind the event.
+    /// Makes this thread's following work on the device wait for the event.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when the device has failed.
@@ -148,8 +148,8 @@ impl StreamEvent {
         ffi::follow_event(&self.event, &[]).map_err(|error| Error::libtorch("event", &error))
     }
 
-    /// Takes over tensors that the other thread has computed before the event: this thread may use them, and when
-    /// they are dropped, their memory is used again only when the device has done what this thread gave it.
+    /// Takes over tensors that the other thread has computed before the event: this thread may use them, and when they
+    /// are dropped, their memory is reused only after the device has done this thread's work.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when the device has failed.

@@ -14,10 +14,10 @@ use tch::{Kind, Tensor};
 use crate::error::{Error, TorchError};
 use crate::read_tensor::fill_converted;
 
-/// A file whose bytes go into tensors.
+/// A file whose bytes are read into tensors.
 ///
 /// A plain tensor of the CPU is read into. For a tensor on a device, of another order in memory or of another
-/// kind a piece of the file is read at a time, 16 MB unless [`TensorFile::piece`] says otherwise.
+/// kind a piece of the file is read at a time, 16 MB unless [`TensorFile::piece`] sets another size.
 ///
 /// ```
 /// use brigade_torch::TensorFile;
@@ -39,7 +39,7 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Opens a file.
+    /// Opens the file at `path` for reading.
     ///
     /// # Errors
     /// [`crate::TorchError::Read`].
@@ -51,37 +51,37 @@ impl TensorFile {
         }
     }
 
-    /// Takes a file that is open for reading; the path is for errors.
+    /// Wraps a file that is open for reading. The path is used in errors.
     ///
     /// # Errors
-    /// [`crate::TorchError::Read`] when its size cannot be asked for.
+    /// [`crate::TorchError::Read`] when its size cannot be read.
     pub fn from_file(path: impl Into<PathBuf>, file: File) -> Result<Self, Error> {
         let mut opened = Self { path: path.into(), file, bytes: 0, piece: PIECE_BYTES };
         opened.bytes = opened.bytes_now()?;
         Ok(opened)
     }
 
-    /// Sets how many bytes are read at a time where tensors cannot be read into directly, at least 4096.
+    /// Sets the number of bytes that are read at a time if tensors cannot be read into directly, at least 4096.
     #[must_use]
     pub fn piece(mut self, bytes: usize) -> Self {
         self.piece = bytes.max(LEAST_PIECE_BYTES);
         self
     }
 
-    /// Its bytes when it was opened.
+    /// Returns the size of the file in bytes when it was opened.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Its path.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Fills a tensor with the bytes from `offset` on: its values in row-major order, of its own kind. The
-    /// tensor may lie on a device, or have another order in memory.
+    /// Fills a tensor with the bytes from `offset` on: its values in row-major order, of its own kind. The tensor may
+    /// be on a device, or have another memory layout.
     ///
     /// Autograd does not notice: for leaves and buffers, outside of a forward pass.
     ///
@@ -93,10 +93,10 @@ impl TensorFile {
         self.convert_into(offset, kind, tensor)
     }
 
-    /// As [`TensorFile::read_into`], where the values in the file are of another kind than the tensor's.
+    /// Fills a tensor as [`TensorFile::read_into`] does, from values of another kind in the file.
     ///
     /// # Errors
-    /// Those of [`TensorFile::read_into`].
+    /// Returns the errors of [`TensorFile::read_into`].
     pub fn convert_into(&self, offset: u64, kind: Kind, tensor: &mut Tensor) -> Result<(), Error> {
         self.holds(offset, bytes_of(tensor, kind))?;
         let size = tensor.size().into_iter().map(i64::unsigned_abs).collect::<Vec<_>>();

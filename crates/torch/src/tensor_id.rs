@@ -4,8 +4,8 @@ use tch::Tensor;
 
 use crate::bridge::{borrow, ffi};
 
-/// The identity of a tensor, which all its handles share: equal tensors, views and detached handles have others, also
-/// over the same memory.
+/// The identity of a tensor, which all its handles share. Equal tensors, views and detached handles have other
+/// identities, even over the same memory.
 ///
 /// It is there for a tensor without memory, such as a parameter that other ranks hold, and stays when the tensor gets
 /// other data (`set_data`, [`resize`](Tensor::resize)). It may be given to another tensor once the last handle is gone.
@@ -24,7 +24,7 @@ use crate::bridge::{borrow, ffi};
 pub struct TensorId(usize);
 
 impl TensorId {
-    /// Returns the identity of the tensor that this is a handle of.
+    /// Returns the identity of the tensor behind this handle.
     #[must_use]
     pub fn of(tensor: &Tensor) -> Self {
         Self(ffi::tensor_identity(borrow(tensor)))

@@ -82,22 +82,21 @@ use crate::device::DeviceExt;
     note = "a number per sample is a tensor in the batch: make the field's type a parameter, or a `Tensor`"
 )]
 pub trait TensorTree {
-    /// The same container, owning its tensors.
+    /// The same container with owned tensors.
     type Owned: TensorTree<Owned = Self::Owned>;
 
     /// Calls `f` with each tensor, in order.
     fn visit<'a>(&'a self, f: &mut dyn FnMut(&'a Tensor));
 
-    /// Builds the same container from what `f` makes of each tensor, in the order of
-    /// [`visit`](TensorTree::visit).
+    /// Builds the same container from the results of `f` for each tensor, in the order of [`visit`](TensorTree::visit).
     ///
     /// # Errors
-    /// The first error of `f`.
+    /// Returns the first error of `f`.
     fn try_map<E>(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor, E>)
     -> Result<Self::Owned, E>;
 
-    /// Returns the structure without the tensors; with them, [`from_spec`](TensorTree::from_spec) builds
-    /// the tree again, on another rank too.
+    /// Returns the structure without the tensors, from which [`from_spec`](TensorTree::from_spec) builds the tree again
+    /// with tensors, also on another rank.
     fn spec(&self) -> TreeSpec;
 
     /// Builds a tree of this structure from tensors in the order of [`visit`](TensorTree::visit).
@@ -110,9 +109,8 @@ pub trait TensorTree {
         tensors: &mut dyn Iterator<Item = Tensor>,
     ) -> Result<Self::Owned, Error>;
 
-    /// Moves every tensor to a device. The copy to a GPU is not waited for: kernels that use it are
-    /// queued behind it. The copy from a GPU is complete when this returns. A tensor that is there
-    /// already is not copied.
+    /// Moves every tensor to a device. The copy to a GPU is not waited for: kernels that use it are queued behind it.
+    /// The copy from a GPU is complete when this returns. A tensor that is on the device already is not copied.
     ///
     /// # Errors
     /// [`crate::TorchError::Tensor`], as when the device's memory is full.
@@ -141,7 +139,7 @@ pub trait TensorTree {
         }
     }
 
-    /// Returns some rows of every tensor: views, not copies.
+    /// Returns a range of rows of every tensor, as views without copies.
     ///
     /// # Errors
     /// [`crate::TorchError::Tensor`] when a tensor has fewer rows.
@@ -149,8 +147,8 @@ pub trait TensorTree {
         self.try_map(&mut |tensor| Ok(tensor.f_narrow(0, rows.start as i64, rows.len() as i64)?))
     }
 
-    /// Splits into trees of `size` rows each, the last with what is left, as torch's `split`: micro-batches
-    /// of a batch. Views, not copies.
+    /// Splits the tree into trees of `size` rows each, the last with the remaining rows, as torch's `split`: for
+    /// micro-batches of a batch. The tensors are views, not copies.
     ///
     /// ```
     /// use brigade_torch::TensorTree;
@@ -177,7 +175,7 @@ pub trait TensorTree {
             .collect()
     }
 
-    /// Joins trees of one structure along the first dimension of every tensor.
+    /// Concatenates trees of one structure along the first dimension of every tensor.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] for no tree and where structures differ; [`crate::TorchError::Tensor`]
@@ -189,7 +187,7 @@ pub trait TensorTree {
     /// Stacks trees of one structure: each tensor gets a new first dimension, one row for each tree.
     ///
     /// # Errors
-    /// As [`concat_rows`](TensorTree::concat_rows).
+    /// Returns the same errors as [`concat_rows`](TensorTree::concat_rows).
     fn stack_rows(trees: &[&Self]) -> Result<Self::Owned, Error> {
         join(trees, "stack_rows", |tensors| Tensor::f_stack(tensors, 0))
     }
@@ -236,21 +234,21 @@ fn join<T: TensorTree + ?Sized>(
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum TreeSpec {
-    /// One tensor.
+    /// A single tensor.
     Tensor,
     /// A tuple, an array, or a struct's fields in order.
     Tuple(Vec<Self>),
     /// A list, whose length may differ from value to value.
     List(Vec<Self>),
-    /// An option without a value, or TorchScript's `None`.
+    /// An `Option` without a value, or TorchScript's `None`.
     None,
-    /// A map, in the order of a visit.
+    /// A map, in the order in which its tensors are visited.
     Map(Vec<(String, Self)>),
-    /// A truth value beside the tensors.
+    /// A Boolean value beside the tensors.
     Bool(bool),
     /// An integer beside the tensors.
     Int(i64),
-    /// A number beside the tensors.
+    /// A floating-point number beside the tensors.
     Float(f64),
     /// A text beside the tensors.
     Text(String),

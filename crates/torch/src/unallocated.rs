@@ -5,8 +5,8 @@ use tch::{Device, Kind, Tensor};
 use crate::bridge::{borrow, ffi, own};
 use crate::error::Error;
 
-/// Returns a tensor that has a shape, a type and a device, and no memory: what computes with it, or reads it, gets an error
-/// with the text `why`. It gets memory by `set_data`, as a parameter of a model that is built before its values are there.
+/// Returns a tensor that has a shape, a type and a device, but no memory: operations on it return an error with the
+/// text `why`. `set_data` gives it memory, as for a parameter of a model that is built before its values exist.
 ///
 /// `strides` are those of the memory to come, in elements; by default rows follow each other.
 ///
@@ -44,8 +44,8 @@ pub fn unallocated(
     Ok(own(made))
 }
 
-/// Returns whether a tensor's elements are in memory: false for one of [`unallocated`], and for a parameter of a sharded
-/// model outside of its unit.
+/// Returns `true` if a tensor's elements are in memory: `false` for a tensor of [`unallocated`], and for a parameter of
+/// a sharded model outside of its unit.
 #[must_use]
 pub fn has_memory(tensor: &Tensor) -> bool {
     ffi::has_memory(borrow(tensor))

@@ -11,7 +11,7 @@ use crate::error::{Error, Fault, Thrown};
 use crate::group::ProcessGroup;
 use crate::regions::reduce_from_region;
 
-/// The rows of an embedding's or a head's weight that a rank has, one for each token of the vocabulary.
+/// The rows of an embedding's or a head's weight that a rank holds, one for each token of the vocabulary.
 ///
 /// The parts follow each other in the order of the ranks and cover the vocabulary once. The last ones may reach beyond
 /// it: such rows are padding, which has no probability and gets no gradient.
@@ -29,16 +29,16 @@ use crate::regions::reduce_from_region;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct VocabularyPart {
-    /// Id of the first token.
+    /// Id of the first token of the part.
     pub start: i64,
-    /// Number of rows, with padding.
+    /// Number of rows of the part, with padding.
     pub size: i64,
-    /// Number of tokens of all ranks, without padding.
+    /// Vocabulary size over all ranks, without padding.
     pub vocabulary: i64,
 }
 
 impl VocabularyPart {
-    /// Returns the part of `rank` where the sizes of all ranks' parts differ by one at most, without padding.
+    /// Returns the part of `rank` if the sizes of all ranks' parts differ by one at most, without padding.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] for more ranks than tokens, and for a rank that does not exist.
@@ -49,7 +49,7 @@ impl VocabularyPart {
         Ok(Self { start, size: size + i64::from(rank < more), vocabulary })
     }
 
-    /// Returns the part of `rank` where all ranks have equally many rows, a multiple of `multiple`.
+    /// Returns the part of `rank` if all ranks have the same number of rows, a multiple of `multiple`.
     ///
     /// # Errors
     /// Returns the same errors as [`VocabularyPart::even`], and [`crate::ErrorKind::InvalidArgument`] for a multiple
@@ -73,7 +73,7 @@ impl VocabularyPart {
         }
     }
 
-    /// Returns the ids of the tokens, without padding; empty where all rows are padding.
+    /// Returns the ids of the tokens, without padding. Empty if all rows are padding.
     #[must_use]
     pub fn tokens(&self) -> Range<i64> {
         let end = self.start.saturating_add(self.size).min(self.vocabulary);
@@ -130,9 +130,10 @@ fn checked(vocabulary: i64, rank: usize, ranks: usize) -> Result<(i64, i64), Err
 /// backward sends nothing. A group of one rank computes what [`crate::cross_entropy`] does, to the bit.
 ///
 /// # Errors
-/// Those of [`crate::cross_entropy`], on every rank: a target outside of the vocabulary is refused before a message is
-/// sent. [`crate::ErrorKind::InvalidArgument`] for a part without rows. [`crate::ErrorKind::Communication`] when a
-/// peer is gone, or does not come in time because its arguments were refused.
+/// Returns the errors of [`crate::cross_entropy`], on every rank: a target outside of the vocabulary is refused before
+/// a message is sent. [`crate::ErrorKind::InvalidArgument`] for a part without rows.
+/// [`crate::ErrorKind::Communication`] when a peer is gone, or does not come in time because its arguments were
+/// refused.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -165,8 +166,9 @@ pub fn vocabulary_parallel_cross_entropy(
     })
 }
 
-/// Computes [`vocabulary_parallel_cross_entropy`] of the logits `hidden · weightᵀ + bias` without having them all, as
-/// [`crate::linear_cross_entropy`] does: the head of a language model whose weight is divided by rows.
+/// Computes [`vocabulary_parallel_cross_entropy`] of the logits `hidden · weightᵀ + bias` without holding all of them
+/// in memory, as [`crate::linear_cross_entropy`] does: for the head of a language model whose weight is divided by
+/// rows.
 ///
 /// `weight` is `[size of the part, width]`, `bias` `[size of the part]`; `hidden` `[…, width]` and `targets` `[…]` are
 /// equal on all ranks. The gradient of `hidden` is this rank's part of a sum over the ranks. The edge of the region,
@@ -283,8 +285,8 @@ pub fn vocabulary_parallel_embedding(
 }
 
 /// Returns the id of the largest logit of each row, `[…]` of int64, where each rank has the logits `[…, size of the
-/// part]` of its part of the vocabulary. Equal on all ranks, and what `argmax` gives for whole logits: of equal logits
-/// the lowest id, and NaN before all numbers.
+/// part]` of its part of the vocabulary. The result is equal on all ranks, and that of `argmax` on whole logits: the
+/// lowest id of equal logits, and NaN before all numbers.
 ///
 /// The ranks gather 16 bytes for each row.
 ///

@@ -8,8 +8,9 @@ use cxx::UniquePtr;
 use crate::bridge::ffi;
 use crate::error::Error;
 
-/// A scope in which warnings of this thread that contain a text are not shown, as Python's `warnings.filterwarnings`
-/// has it: libtorch writes a warning to the standard error at each call. Scopes end in the reverse order.
+/// A scope in which warnings of this thread that contain a text are not shown, as with Python's
+/// `warnings.filterwarnings`: libtorch writes a warning to the standard error at each call. Scopes end in the reverse
+/// order.
 ///
 /// ```
 /// use brigade_torch::WarningFilter;
@@ -29,7 +30,7 @@ pub struct WarningFilter {
 }
 
 impl WarningFilter {
-    /// Begins it.
+    /// Enters a scope that hides warnings containing `text`.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when there is no memory.

@@ -22,26 +22,28 @@ use order::Order;
 /// Weights that are used together, such as those of a transformer's block.
 #[derive(Debug)]
 pub struct RingPart {
-    /// Its name in errors.
+    /// Name of the part in errors.
     pub name: String,
-    /// Its tensors with the places of their values.
+    /// Tensors of the part with the sources of their values.
     pub tensors: Vec<(Tensor, WeightSource)>,
 }
 
 /// A function that sets all values of a tensor of the CPU.
 type ReadWeight = dyn Fn(&Tensor) -> Result<(), Error> + Send + Sync;
 
-/// Where the values of a tensor are while it has no memory on its device.
+/// The source of a tensor's values while it has no memory on its device.
 pub enum WeightSource {
-    /// A tensor of its shape and kind in the host's memory. Copies from pinned memory run beside computations on a GPU.
+    /// A tensor of the same shape and kind in the host's memory. Copies from pinned memory run beside computations on a
+    /// GPU.
     Host(Tensor),
-    /// A function that sets all values of a tensor of the CPU, such as a read of a file. It runs in the ring's
-    /// threads, for several tensors at once.
+    /// A function that sets all values of a CPU tensor, such as by reading a file. It runs in the ring's threads, for
+    /// several tensors at once.
     Read(Arc<ReadWeight>),
 }
 
-/// Holds the weights of a model's parts in a device's memory while they are used, in as many places as are used in turns:
-/// behind a part its place is free for one that comes later, whose values a thread brings while other parts compute.
+/// Holds the weights of a model's parts in a device's memory while they are used, in a fixed number of slots used in
+/// turn: after a part was used, its slot is free for a later one, whose values a thread loads while other parts
+/// compute.
 ///
 /// The order in which parts are used is learned from their uses; it begins as the order in which they were given. Tensors have
 /// no memory outside of their uses: a read is an error that names the part. No memory is taken but that of the places, each of
@@ -73,16 +75,16 @@ pub struct WeightRing {
     reader: Option<JoinHandle<()>>,
 }
 
-/// What a [`WeightRing`] holds and has done.
+/// Memory and counters of a [`WeightRing`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WeightRingMeter {
-    /// Bytes of all places together.
+    /// Number of bytes of all slots together.
     pub bytes: u64,
-    /// Parts that were brought into a place.
+    /// Number of times that a part was loaded into a slot.
     pub fetches: u64,
-    /// Bytes of those parts.
+    /// Number of bytes that were loaded.
     pub fetched_bytes: u64,
-    /// Uses of a part that had to wait for its values.
+    /// Number of times that a use had to wait for a part's values.
     pub waits: u64,
 }
 
@@ -156,8 +158,8 @@ const SMALLEST_SHARE: usize = 1 << 20;
 const ALIGNMENT: i64 = 64;
 
 impl WeightRing {
-    /// Makes a ring of `places` places, at least one, for parts whose tensors are used on a device. The tensors lose their
-    /// memory. A tensor is of one part.
+    /// Makes a ring of `places` slots, at least one, for parts whose tensors are used on a device. The tensors lose
+    /// their memory. Each tensor belongs to one part.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfMemory`] when the places do not fit; [`ErrorKind::InvalidArgument`] without a part;
@@ -200,11 +202,11 @@ impl WeightRing {
         Ok(Self { shared, reader: Some(reader) })
     }
 
-    /// Has the tensors of some parts in memory until what is returned is dropped. On a GPU, what this thread gives the device
-    /// from then on comes behind the copies. Parts that are in use already are not brought again.
+    /// Keeps the tensors of some parts in memory until the returned value is dropped. On a GPU, this thread's following
+    /// work comes behind the copies. Parts that are in use already are not loaded again.
     ///
     /// # Errors
-    /// Those of a part's sources, with its name; the next use tries anew.
+    /// Returns the errors of a part's sources, with its name; the next use tries again.
     pub fn hold(&self, parts: &[usize]) -> Result<HeldWeights<'_>, Error> {
         let mut held = HeldWeights { shared: &self.shared, parts: Vec::with_capacity(parts.len()) };
         for &part in parts {
@@ -214,7 +216,7 @@ impl WeightRing {
         Ok(held)
     }
 
-    /// Returns what the ring holds and has done.
+    /// Returns the memory and the counters of the ring.
     #[must_use]
     pub fn meter(&self) -> WeightRingMeter {
         self.shared.state.lock().meter
@@ -232,7 +234,7 @@ impl Drop for WeightRing {
     }
 }
 
-/// Parts whose weights are in memory; see [`WeightRing::hold`].
+/// Parts whose weights are kept in memory; see [`WeightRing::hold`].
 #[must_use = "the weights leave memory where this is dropped"]
 pub struct HeldWeights<'r> {
     shared: &'r Shared,

@@ -13,11 +13,11 @@ use crate::group::{ProcessGroup, Started};
 use crate::store::milliseconds;
 use crate::work_handle::WorkHandle;
 
-/// A started operation. It keeps its tensors until it is waited for, in memory that nothing else can reach: a
-/// tensor that was lent to it, or whose memory other tensors share, is copied first. So pass tensors by value
-/// where that is possible, and go on with the result, not with another handle of the tensor.
+/// A started operation. It keeps its tensors until it is waited for, in memory that nothing else can access: a tensor
+/// that was passed by reference, or whose memory other tensors share, is copied first. So pass tensors by value where
+/// possible, and continue with the result, not with another handle of the tensor.
 ///
-/// Dropping it without waiting is safe: the operation goes on as long as the group lives, and libtorch
+/// Dropping it without waiting is safe: the operation continues as long as the group exists, and libtorch
 /// keeps the memory until it has ended. Its result and its error are lost.
 ///
 /// ```
@@ -45,7 +45,7 @@ pub struct Work<T> {
 type Finish<T> = Box<dyn FnOnce(&mut T) -> Result<(), Error> + Send>;
 
 impl<T> Work<T> {
-    /// Blocks until the operation has ended and gives its result.
+    /// Waits until the operation has ended and returns its result.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`], naming the operation, the group and the rank.
@@ -53,10 +53,10 @@ impl<T> Work<T> {
         self.wait_source().map(|(value, _)| value)
     }
 
-    /// As [`Work::wait`], with the rank that sent the data, for a receive from any rank.
+    /// Waits as [`Work::wait`] does, and also returns the rank that sent the data, for a receive from any rank.
     ///
     /// # Errors
-    /// As [`Work::wait`].
+    /// Returns the same errors as [`Work::wait`].
     pub fn wait_source(self) -> Result<(T, Option<usize>), Error> {
         let Self { pending, mut value, inputs, finish } = self;
         let source = pending.finish()?;
@@ -67,11 +67,11 @@ impl<T> Work<T> {
         Ok((value, source))
     }
 
-    /// Whether the operation has ended, well or badly. Does not block. Gloo's sends and receives tell
-    /// only in [`Work::wait`].
+    /// Returns `true` if the operation has ended, successfully or not. Does not block. Gloo's sends and receives only
+    /// report their end in [`Work::wait`].
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when libtorch cannot tell.
+    /// [`crate::TorchError::Libtorch`] when libtorch fails.
     pub fn is_completed(&self) -> Result<bool, Error> {
         match &self.pending.handle {
             Some(handle) => ffi::work_is_completed(&handle.0)
@@ -80,7 +80,7 @@ impl<T> Work<T> {
         }
     }
 
-    /// The time limit that applies.
+    /// Returns the time limit of the operation.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.pending.group.timeout()

@@ -34,8 +34,8 @@ use crate::precision::Numerics;
 use crate::processes::{Processes, set_seed};
 use crate::watch::Watch;
 
-/// What `brigade launch` (or torchrun) set up, as a value: the process's place among the ranks, its
-/// device, and everything that the training loop does with the others.
+/// The distributed setup of a process: its rank and world size, its device, and the operations of a training loop that
+/// involve the other ranks. `brigade launch` (or torchrun) sets the environment that it is made from.
 ///
 /// Started alone, a program has one rank and every collective is the identity, so the loop is the same.
 ///
@@ -78,13 +78,13 @@ pub struct Accelerator {
     /// The ranks that read other samples.
     data: Processes,
     gradients: Gradients,
-    /// With a pipeline, whether ranks agree on losses that are not finite.
+    /// `true` if the ranks of a pipeline agree on losses that are not finite.
     checks_step_losses: bool,
     options: Arc<Options>,
     numerics: Arc<Numerics>,
-    /// Whether the banner has been printed.
+    /// `true` if the banner has been printed.
     banner_printed: Arc<AtomicBool>,
-    /// Whether the line about sharding has been printed.
+    /// `true` if the line about sharding has been printed.
     plan_printed: Arc<AtomicBool>,
     /// A join's rule for prepared loaders.
     even_batches: Arc<EvenBatches>,
@@ -92,7 +92,7 @@ pub struct Accelerator {
     checkpoints: Checkpoints,
 }
 
-/// What the builder was told.
+/// Options set by the builder.
 #[derive(Debug)]
 struct Options {
     models: Arc<ModelOptions>,
@@ -101,7 +101,8 @@ struct Options {
 }
 
 impl Accelerator {
-    /// With defaults. Joins the other ranks; returns when all are connected.
+    /// Joins the other ranks with default settings, and returns when all are connected. Joins the other ranks; returns
+    /// when all are connected.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Environment`] for contradicting variables;
@@ -110,13 +111,13 @@ impl Accelerator {
         Self::builder().build()
     }
 
-    /// Settings to choose.
+    /// Returns a builder with default settings.
     pub fn builder() -> AcceleratorBuilder {
         AcceleratorBuilder::new()
     }
 
-    /// Makes models, optimizers, loaders and schedulers work on all ranks. Takes one of them or a tuple
-    /// in any order and gives back the same shape.
+    /// Prepares models, optimizers, loaders and schedulers for distributed training. Takes one of them or a tuple in
+    /// any order and returns the same shape.
     ///
     /// Every rank calls it with the same things: models are compared and take rank 0's weights, loaders
     /// take rank 0's seed.
@@ -127,15 +128,16 @@ impl Accelerator {
         objects.prepare(self)
     }
 
-    /// Prints a warning on the first process of each host, unless the program wants none.
+    /// Prints a warning on the first process of each host, unless the Accelerator is quiet.
     fn warn(&self, what: &str) {
         if !self.options.quiet {
             self.processes.warn(what);
         }
     }
 
-    /// Seeds the random numbers of this rank, the same on every rank: libtorch's, for weights and dropout, and the
-    /// seeds of loaders that this thread makes from then on and gives none ([`brigade_data::draw_seed`]).
+    /// Seeds the random generators of this rank with `seed`, the same on every rank: libtorch's generators, for weights
+    /// and dropout, and the seeds of loaders that this thread makes afterwards without a seed of their own
+    /// ([`brigade_data::draw_seed`]).
     ///
     /// ```
     /// use brigade_data::{DataLoader, TensorDataset};

@@ -17,7 +17,7 @@ use crate::pipeline::{PipelineOptions, PipelineRanks};
 use crate::processes::Processes;
 use crate::tensor_parallel::TensorModels;
 
-/// What a program asks for, of which the environment gives what it does not set.
+/// Options of the mesh that the program has set. The environment supplies those that are not set.
 #[derive(Debug, Default)]
 pub(crate) struct ArrangementOptions {
     pub(crate) mesh: Option<Mesh>,
@@ -27,7 +27,7 @@ pub(crate) struct ArrangementOptions {
     pub(crate) expert_ranks: Option<usize>,
     pub(crate) context_method: Option<ContextMethod>,
     pub(crate) pipeline_ranks: Option<usize>,
-    /// How batches are divided and passes are ordered, where there are pipelines.
+    /// Options of pipelines: the division of batches and the order of passes.
     pub(crate) pipeline: Option<PipelineOptions>,
 }
 
@@ -39,11 +39,11 @@ pub(crate) struct Arrangement {
     pub(crate) averaged: Processes,
     /// The ranks that read other samples.
     pub(crate) data: Processes,
-    /// Where ranks divide layers or experts between them.
+    /// Models of tensor or expert groups, if ranks divide layers or experts between them.
     pub(crate) tensor: Option<Arc<TensorModels>>,
-    /// Where ranks have parts of each sequence.
+    /// Ranks of context groups, if ranks have parts of each sequence.
     pub(crate) context: Option<Arc<ContextRanks>>,
-    /// Where ranks have stages of models.
+    /// Ranks of pipelines, if ranks have stages of models.
     pub(crate) pipeline: Option<Arc<PipelineRanks>>,
 }
 
@@ -153,7 +153,7 @@ fn from_env<T: FromStr<Err: Display>>(variable: &str) -> Result<Option<T>> {
     parsed.map(Some)
 }
 
-/// Returns the method of a mesh, whose axis says whether sequences are exchanged for heads.
+/// Returns the context method of a mesh: its axis determines whether sequences are exchanged for heads.
 fn method_of(mesh: &Mesh, method: Option<ContextMethod>) -> Result<ContextMethod> {
     let (context, sequence) = (mesh.size(Axis::Context), mesh.size(Axis::Sequence));
     match method {
@@ -282,7 +282,7 @@ fn check_experts(mesh: &Mesh) -> Result<()> {
     )))
 }
 
-/// Makes a strategy the one of a mesh, whose axes say how many ranks share a copy of the parameters.
+/// Adapts a sharding strategy to a mesh, whose axes determine how many ranks share a copy of the parameters.
 fn agree(sharding: &mut Option<Sharding>, mesh: &Mesh) -> Result<()> {
     // Ranks with parts of a sequence share a copy as those with samples of their own do.
     let (replicate, shard) = (mesh.size(Axis::Replicate), mesh.size(Axis::ShardContext));

@@ -17,21 +17,22 @@ use crate::processes::Processes;
 use crate::recorder::{Recorded, RecordingGuard};
 use crate::sharding::ShardedModels;
 
-/// A training step that is recorded and replayed where the device can; made by [`crate::Accelerator::capture`].
+/// A training step that is recorded as a CUDA graph and replayed where the device supports it. Made by
+/// [`crate::Accelerator::capture`].
 #[must_use = "a step does nothing until `run` is called"]
 pub struct CapturedStep<'a, B, R> {
     processes: Processes,
     accumulator: GradientAccumulator,
-    /// Whether a step that cannot be recorded is not worth a line.
+    /// `true` if no line is printed about a step that cannot be recorded.
     quiet: bool,
     body: Body<'a, B, R>,
-    /// By the shapes of the batch.
+    /// Recordings by the shapes of the batch.
     recordings: HashMap<Vec<Form>, Recording<B, R>>,
     /// Batches that ran as they are.
     runs: usize,
     /// Why nothing is recorded.
     plain: Option<String>,
-    /// What the first run returns, where nothing may run.
+    /// Error of a setting that was refused, which the first run returns.
     refused: Option<Error>,
 }
 
@@ -41,11 +42,11 @@ pub(crate) type Body<'a, B, R> = Box<dyn FnMut(&B) -> Result<R> + 'a>;
 type Form = (Vec<i64>, Kind, Device);
 
 struct Recording<B, R> {
-    /// Where the step has its batch from.
+    /// Batch whose tensors the recorded step reads.
     batch: B,
-    /// Where it leaves its results.
+    /// Results whose tensors the recorded step writes.
     results: R,
-    /// `None` where the step ran once, so that its memory and kernels are there.
+    /// The recording. `None` after a first run that only initialises memory and kernels.
     recorded: Option<Recorded>,
 }
 
@@ -84,13 +85,13 @@ where
         }
     }
 
-    /// Makes the step with this batch. Does not wait for the device.
+    /// Runs the step with this batch. Does not wait for the device.
     ///
     /// # Errors
-    /// Those of the body, and of [`crate::PreparedOptimizer::step`]: a non-finite loss of an earlier step among them.
-    /// [`brigade_torch::ErrorKind::Communication`] where an earlier replay was not done within the job's time limit,
-    /// with the ranks that did not come. [`brigade_torch::ErrorKind::InvalidArgument`] where the parameters are sharded
-    /// between steps: nothing has run then.
+    /// Returns the errors of the body, and of [`crate::PreparedOptimizer::step`]: a non-finite loss of an earlier step
+    /// among them. [`brigade_torch::ErrorKind::Communication`] where an earlier replay was not done within the job's
+    /// time limit, with the ranks that did not come. [`brigade_torch::ErrorKind::InvalidArgument`] where the parameters
+    /// are sharded between steps: nothing has run then.
     pub fn run(&mut self, batch: &B) -> Result<R> {
         if let Some(error) = &self.refused {
             return Err(Error::invalid_argument(error.to_string()));
@@ -117,16 +118,16 @@ where
         }
     }
 
-    /// Whether steps are recorded here, and if not, why.
+    /// Returns `Ok` if steps are recorded, otherwise the reason why not.
     ///
     /// # Errors
-    /// The reason, such as `the device records no graphs`.
+    /// Returns the reason, such as `the device records no graphs`.
     pub fn records(&self) -> Result<(), &str> {
         self.plain.as_deref().map_or(Ok(()), Err)
     }
 
-    /// Drops what was recorded: the next batches are recorded again. After something changed that the body reads on the
-    /// host, such as a model's training mode.
+    /// Discards the recordings: the next batches are recorded again. Needed after a change of something that the body
+    /// reads on the host, such as a model's training mode.
     pub fn forget(&mut self) {
         self.recordings.clear();
     }

@@ -35,9 +35,9 @@ use crate::tensor_parallel::TensorModels;
 use inner::{Inner, Pending};
 use message_pack::MessagePack;
 
-/// Saves and loads the state of all that is registered, into folders that appear whole or not at all. All ranks
-/// take part. [`crate::Accelerator`] registers what it prepares, and has the same methods under Accelerate's
-/// names; a program without one uses this value alone.
+/// Saves and loads the state of all registered objects, into folders that appear whole or not at all. All ranks take
+/// part. [`crate::Accelerator`] registers what it prepares, and has the same methods under Accelerate's names; a
+/// program without one uses this value alone.
 ///
 /// A checkpoint holds the registered models, optimizers, schedulers, scalers, loaders and objects of the
 /// program's own, the random states of all ranks, and the position in the window of accumulation.
@@ -68,7 +68,7 @@ pub struct Checkpoints {
     inner: Arc<Inner>,
 }
 
-/// A hook that is registered. [`HookHandle::remove`] removes it; dropping the handle does not.
+/// A handle of a registered hook. [`HookHandle::remove`] removes it; dropping the handle does not.
 #[derive(Debug)]
 pub struct HookHandle {
     checkpoints: Checkpoints,
@@ -76,25 +76,25 @@ pub struct HookHandle {
     number: u64,
 }
 
-/// What ranks do together with what is saved.
+/// State that ranks save together with the registered objects.
 #[derive(Default)]
 pub(crate) struct Together {
     pub(crate) loss_check: Option<Arc<LossCheck>>,
     pub(crate) sharded: Option<Arc<ShardedModels>>,
     pub(crate) tensor: Option<Arc<TensorModels>>,
     pub(crate) pipeline: Option<Arc<PipelineRanks>>,
-    /// How many ranks read other samples; all of them unless set.
+    /// Number of data-parallel ranks. Defaults to all ranks.
     pub(crate) data_ranks: Option<usize>,
 }
 
 impl Checkpoints {
-    /// Makes checkpoints for these ranks, with nothing registered.
+    /// Makes checkpoints for these ranks, without registered objects.
     #[must_use]
     pub fn new(processes: &Processes, project: ProjectConfiguration) -> Self {
         Self::with_accumulator(processes, project, &GradientAccumulator::default())
     }
 
-    /// As [`Checkpoints::new`]; the position in the accumulation window is a part of each checkpoint, with the
+    /// Makes checkpoints as [`Checkpoints::new`] does, which also hold the position in the accumulation window and the
     /// gradients that it has added up.
     #[must_use]
     pub fn with_accumulator(
@@ -159,9 +159,9 @@ impl Checkpoints {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Makes an object's state part of all checkpoints that follow. Every rank registers the same objects in
-    /// the same order. The checkpoints keep the object, also when the program drops it; what an Accelerator has
-    /// prepared is saved for as long as the program has it.
+    /// Adds an object's state to all following checkpoints. Every rank registers the same objects in the same order.
+    /// The checkpoints keep the object, also when the program drops it; what an Accelerator has prepared is saved for
+    /// as long as the program has it.
     ///
     /// Of a model, the names and tensors that it has now: after a call that replaces them, such as
     /// [`brigade_nn::Model::to_device`], they are others.
@@ -169,7 +169,7 @@ impl Checkpoints {
         self.inner.registry.keep(object.into().0);
     }
 
-    /// As [`Checkpoints::register`], for data that serde can write and read.
+    /// Registers a value that serde can serialise and deserialise, as [`Checkpoints::register`] does for objects.
     pub fn register_value<T>(&self, value: &Arc<std::sync::Mutex<T>>)
     where
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -177,7 +177,7 @@ impl Checkpoints {
         self.register(&Arc::new(MessagePack(Arc::clone(value))));
     }
 
-    /// Saves everything that is registered into the folder `path`. Every rank calls it.
+    /// Saves all registered objects into the folder `path`. Every rank calls it.
     ///
     /// The folder appears whole or not at all, also when the machine stops: it is written under another
     /// name, flushed and renamed. A checkpoint that has the name is replaced, anything else is refused.
@@ -193,45 +193,45 @@ impl Checkpoints {
         save::begin(&self.inner, &save::Target::Path(path.as_ref().to_owned()))
     }
 
-    /// As [`Checkpoints::save`], into the next `checkpoint_N` of the project's folder. When it is there, the
-    /// oldest beyond [`ProjectConfiguration::total_limit`] are removed.
+    /// Saves as [`Checkpoints::save`] does, into the next `checkpoint_N` of the project's folder. When the new
+    /// checkpoint is complete, the oldest beyond [`ProjectConfiguration::total_limit`] are removed.
     ///
     /// # Errors
-    /// As there; [`brigade_torch::ErrorKind::InvalidArgument`] without a project folder.
+    /// Returns the same errors as [`Checkpoints::save`], and [`brigade_torch::ErrorKind::InvalidArgument`] without a
+    /// project folder.
     pub fn save_numbered(&self) -> Result<PathBuf> {
         save::begin(&self.inner, &save::Target::Numbered)
     }
 
-    /// Waits until the last save is on the disk, and what it replaced is removed. Every rank calls it.
+    /// Waits until the last save is on the disk, and the checkpoint that it replaced is removed. Every rank calls it.
     ///
     /// # Errors
-    /// The save's, on every rank; it is reported once.
+    /// Returns the error of the save, on every rank, and only once.
     pub fn wait(&self) -> Result<()> {
         self.inner.wait()
     }
 
-    /// Returns whether this rank still writes its share of the last save.
+    /// Returns `true` if this rank still writes its share of the last save.
     #[must_use]
     pub fn is_saving(&self) -> bool {
         let pending = self.inner.pending.lock();
         pending.as_ref().is_some_and(Pending::is_running)
     }
 
-    /// Frees the memory that background saves keep for their next copy. What a running save uses is freed
-    /// by the next call.
+    /// Frees the memory that background saves keep for their next copy. The memory of a save that is still running is
+    /// freed by the next call. What a running save uses is freed by the next call.
     pub fn release_memory(&self) {
         let bytes = self.inner.copies.release();
         tracing::debug!("freed {bytes} bytes of the last save's copy");
     }
 
-    /// Continues from a checkpoint: puts all that it holds into what is registered. Every rank calls it. A line on
-    /// standard error says where the run cannot go on bit for bit ([`Loaded::rounding_differs`]), unless the
-    /// Accelerator is quiet.
+    /// Loads a checkpoint into the registered objects. Every rank calls it. A line on standard error reports where the
+    /// run cannot continue bit for bit ([`Loaded::rounding_differs`]), unless the Accelerator is quiet.
     ///
     /// Everything is validated before anything is changed: names, shapes and types, sizes and checksums.
     /// Tensors are read straight into their places, so it takes no memory beside them.
     ///
-    /// On another number of ranks the loaders go on at the same sample of the same order; each rank's
+    /// On another number of ranks the loaders continue at the same sample of the same order; each rank's
     /// random numbers are then its own, not those of the other run.
     ///
     /// # Errors
@@ -242,18 +242,19 @@ impl Checkpoints {
         self.load_with(path, LoadOptions::default())
     }
 
-    /// As [`Checkpoints::load`], with choices.
+    /// Loads a checkpoint as [`Checkpoints::load`] does, with options.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Checkpoints::load`].
     pub fn load_with(&self, path: impl AsRef<Path>, options: LoadOptions) -> Result<Loaded> {
         self.load_from(Some(path.as_ref()), options)
     }
 
-    /// As [`Checkpoints::load`], from the newest `checkpoint_N` of the project's folder.
+    /// Loads the newest `checkpoint_N` of the project's folder, as [`Checkpoints::load`] does.
     ///
     /// # Errors
-    /// As there; [`brigade_torch::ErrorKind::Checkpoint`] when there is none.
+    /// Returns the same errors as [`Checkpoints::load`], and [`brigade_torch::ErrorKind::Checkpoint`] when there is
+    /// none.
     pub fn load_latest(&self) -> Result<Loaded> {
         self.load_from(None, LoadOptions::default())
     }
@@ -266,8 +267,8 @@ impl Checkpoints {
         Ok(loaded)
     }
 
-    /// Returns the newest `checkpoint_N` of the project's folder, where there is one. All ranks get rank 0's
-    /// answer.
+    /// Returns the newest `checkpoint_N` of the project's folder, or `None` if the folder has no checkpoint. All ranks
+    /// get rank 0's answer.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] without a project folder;
@@ -283,9 +284,8 @@ impl Checkpoints {
         processes.broadcast_object(found.flatten(), 0)
     }
 
-    /// Calls `hook` on every rank in each save, with the folder that is being written: files that it
-    /// writes there become part of the checkpoint, with their checksums. Ranks must choose different
-    /// names.
+    /// Calls `hook` on every rank in each save, with the folder that is being written: files that the hook writes into
+    /// it become part of the checkpoint, with their checksums. Ranks must choose different names.
     pub fn register_save_hook(
         &self,
         hook: impl Fn(&Path) -> Result<()> + Send + Sync + 'static,
@@ -294,8 +294,8 @@ impl Checkpoints {
         HookHandle { checkpoints: self.clone(), saving: true, number }
     }
 
-    /// Calls `hook` on every rank in each load, with the checkpoint's folder, after all was validated and
-    /// before anything is changed.
+    /// Calls `hook` on every rank in each load, with the checkpoint's folder, after everything was validated and before
+    /// anything is changed.
     pub fn register_load_hook(
         &self,
         hook: impl Fn(&Path) -> Result<()> + Send + Sync + 'static,
@@ -320,7 +320,7 @@ impl Checkpoints {
 }
 
 impl HookHandle {
-    /// Removes the hook.
+    /// Removes the hook, which is not called any more.
     pub fn remove(self) {
         let Inner { save_hooks, load_hooks, .. } = &*self.checkpoints.inner;
         if self.saving { save_hooks.remove(self.number) } else { load_hooks.remove(self.number) }

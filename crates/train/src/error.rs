@@ -10,23 +10,22 @@ use brigade_torch::{Error, ErrorKind, Result};
 pub(crate) use out_of_memory::MOVE_OF_MODEL;
 pub use out_of_memory::{MemoryPlan, OutOfMemory};
 
-/// What failed in the Accelerator or in what it prepared: the detail of an [`Error`].
+/// Errors of the Accelerator and of the objects that it prepared: the detail of an [`Error`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// Rank 0 could not serve the store at the port that the launcher has set, or that the ranks computed.
+    /// Rank 0 could not serve the store at the port that the launcher set, or that the ranks computed.
     #[error(
         "rank 0 cannot serve the ranks' store on port {port}: set MASTER_PORT to a free port, the \
          same for all ranks"
     )]
     StorePort {
-        /// The port.
+        /// Port of the store.
         port: u16,
-        /// What libtorch says.
+        /// Error that libtorch returned.
         source: Error,
     },
-    /// The ranks of a later attempt did not meet in the store that a launcher such as torchrun keeps for all
-    /// attempts.
+    /// The ranks of a later attempt did not meet in the store that a launcher such as torchrun keeps for all attempts.
     #[error(
         "rank {rank} did not {} this attempt of the job within {limit:?}: ranks of Python that failed \
          before their first process group cannot be restarted together with ranks of Brigade; start the \
@@ -34,25 +33,25 @@ pub enum TrainError {
         if *.rank == 0 { "answer in" } else { "come to" }
     )]
     AttemptRank {
-        /// The rank that this one waited for.
+        /// Rank that this one waited for.
         rank: usize,
-        /// How long it waited.
+        /// Time for which this rank waited.
         limit: Duration,
     },
-    /// A rank of a pipeline failed, or lost another one.
+    /// A rank of a pipeline failed, or lost the connection to another one.
     #[error("rank {rank} of the pipeline, {action}: {source}")]
     Pipeline {
-        /// The rank within the pipeline.
+        /// Rank within the pipeline.
         rank: usize,
-        /// What it did, with the stage and the micro-batch, and the rank with which it exchanged a message.
+        /// Operation that failed, with the stage and the micro-batch, and the rank of the other side of a message.
         action: String,
-        /// What went wrong.
+        /// Error of that operation.
         source: Error,
     },
-    /// A GPU's memory does not suffice.
+    /// A GPU ran out of memory.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// A tracker cannot write.
+    /// A tracker could not write.
     #[error(transparent)]
     Track(#[from] brigade_track::TrackError),
     /// Ranks were given different data sets.
@@ -61,11 +60,11 @@ pub enum TrainError {
          the same data set on every rank"
     )]
     LoadersDiffer {
-        /// The first rank that differs.
+        /// First rank whose data set differs.
         rank: usize,
-        /// Samples on rank 0.
+        /// Number of samples on rank 0.
         expected: i64,
-        /// Samples on that rank.
+        /// Number of samples on rank `rank`.
         found: i64,
     },
     /// A loader has no batch for any rank.
@@ -75,9 +74,9 @@ pub enum TrainError {
         if *.samples > 0 { " and `drop_last`" } else { "" }
     )]
     NoBatch {
-        /// Samples of the data set.
+        /// Number of samples of the data set.
         samples: i64,
-        /// Samples of a batch.
+        /// Number of samples in a batch.
         batch_size: usize,
     },
     /// A value does not have one row per sample of its batch.
@@ -86,9 +85,9 @@ pub enum TrainError {
          tensor of shape {found:?}; gather other values with `gather`"
     )]
     Rows {
-        /// Rows of the batch.
+        /// Number of rows of the batch.
         expected: usize,
-        /// The tensor's shape.
+        /// Shape of the tensor that was passed.
         found: Vec<i64>,
     },
     /// Some ranks have no batch in a round, so they do not take part in a gather.
@@ -97,58 +96,58 @@ pub enum TrainError {
          keep `even_batches` on: its duplicates are left out of metrics"
     )]
     UnevenRound {
-        /// The first rank without a batch.
+        /// First rank without a batch.
         rank: usize,
     },
     /// The rank that ran a scope for the others failed.
     #[error("{scope}: rank {rank} failed, so no rank goes on: {reason}")]
     Leader {
-        /// Which scope.
+        /// Name of the scope, such as `on_main_process`.
         scope: &'static str,
-        /// The rank that failed.
+        /// Rank on which the scope failed.
         rank: usize,
-        /// Its error, in words.
+        /// Error message of that rank.
         reason: String,
     },
-    /// A checkpoint does not fit what was prepared. Nothing was changed.
+    /// A checkpoint does not fit the prepared objects. Nothing was changed.
     #[error("the checkpoint {} does not fit this program, and nothing was changed: {reason}", path.display())]
     CheckpointMismatch {
-        /// The checkpoint.
+        /// Path of the checkpoint folder.
         path: PathBuf,
-        /// The first difference.
+        /// First difference that was found.
         reason: String,
     },
-    /// A checkpoint passed validation and could not be read to its end afterwards: the disk
-    /// failed, or a user changed the files meanwhile.
+    /// A checkpoint passed validation but could not be read to its end afterwards: the disk failed, or its files were
+    /// changed meanwhile.
     #[error(
         "the checkpoint {} passed validation and could not be read to its end, so models and optimizers are \
          partly changed; load it or another one again, or start anew: {source}",
         path.display()
     )]
     LoadInterrupted {
-        /// The checkpoint.
+        /// Path of the checkpoint folder.
         path: PathBuf,
-        /// What went wrong.
+        /// Error of the read.
         source: Error,
     },
     /// A file could not be written or read.
     #[error("{action} {path}: {source}", path = path.display())]
     File {
-        /// What was tried.
+        /// Operation that failed, as a phrase that a path follows.
         action: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's error.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// Gradients of 16 bits were not finite in step after step.
+    /// The gradients of fp16 were not finite in many consecutive steps.
     #[error(
         "gradients were not finite in so many steps that the loss scale fell to {scale:e}, where no \
          sound gradient overflows: the loss itself is infinite or not a number on a rank; look at it \
          before backward, lower the learning rate, or train with bf16"
     )]
     NotFinite {
-        /// The scale.
+        /// Loss scale at which the run was stopped.
         scale: f64,
     },
     /// A loss was infinite or not a number. See [`crate::AcceleratorBuilder::check_loss`].
@@ -164,14 +163,14 @@ pub enum TrainError {
         }
     )]
     LossNotFinite {
-        /// The rank whose loss it was; of several the first that reported it. `None` when no rank did: a
-        /// gradient overflowed under a finite loss, or the rank runs another program, such as PyTorch's.
+        /// Rank that had the loss; if several had, the first that reported it. `None` if no rank did: a gradient
+        /// overflowed under a finite loss, or the rank runs another program, such as PyTorch's.
         rank: Option<usize>,
-        /// The optimizer step that its gradients are for, from 1, where a prepared optimizer makes it.
+        /// Number of the optimizer step that the gradients are for, from 1. `None` if no prepared optimizer makes it.
         step: Option<u64>,
-        /// Whether weights of a prepared optimizer are not finite either, so that it does not help to
-        /// leave the batch out: gradients of an earlier step had overflowed, or, on a GPU, that step was
-        /// made before this was known.
+        /// `true` if weights of a prepared optimizer are not finite either, so that leaving out the batch does not
+        /// help: gradients of an earlier step had overflowed, or, on a GPU, the step was made before the loss was
+        /// known.
         weights_corrupted: bool,
     },
     /// The norm of the gradients is infinite or not a number.
@@ -180,9 +179,9 @@ pub enum TrainError {
          or turn error_if_nonfinite off"
     )]
     GradientNorm {
-        /// The norm.
+        /// Norm of the gradients.
         norm: f64,
-        /// Its p.
+        /// Exponent p of the p-norm.
         norm_type: f64,
     },
     /// No batch size fits into memory.
@@ -191,9 +190,9 @@ pub enum TrainError {
          {smallest}; the model itself may not fit"
     )]
     NoBatchSize {
-        /// The first size tried.
+        /// Batch size that was tried first.
         start: usize,
-        /// The last one.
+        /// Batch size that was tried last.
         smallest: usize,
     },
 }
@@ -224,13 +223,13 @@ impl From<TrainError> for Error {
     }
 }
 
-/// Whether a loss was infinite or NaN.
+/// Returns `true` if a loss was infinite or NaN.
 pub(crate) fn loss_is_not_finite<T>(outcome: &Result<T>) -> bool {
     let found = outcome.as_ref().err().and_then(|error| error.downcast_ref());
     matches!(found, Some(TrainError::LossNotFinite { .. }))
 }
 
-/// What [`TrainError::LossNotFinite`] begins with.
+/// Returns the beginning of the message of [`TrainError::LossNotFinite`].
 fn not_finite(rank: Option<usize>, step: Option<u64>) -> String {
     let step = step.map(|step| format!(" of optimizer step {step}")).unwrap_or_default();
     match rank {

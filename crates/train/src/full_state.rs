@@ -61,8 +61,8 @@ impl<M> PreparedModel<M> {
         Ok(main.then_some(full))
     }
 
-    /// Replaces parameters and saved buffers by those of rank 0's `state`; the other ranks give `None`. Every rank calls
-    /// it, and gets its rows of a sharded model. Names and shapes fit as for
+    /// Replaces parameters and saved buffers by those of rank 0's `state`; the other ranks pass `None`. Every rank
+    /// calls it, and gets its rows of a sharded model. Names and shapes fit as for
     /// [`Model::load_state_dict`](brigade_nn::Model::load_state_dict).
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl PreparedOptimizer {
     /// ```
     ///
     /// # Errors
-    /// As [`PreparedModel::full_state_dict`].
+    /// Returns the same errors as [`PreparedModel::full_state_dict`].
     pub fn full_state_dict(&self) -> Result<Option<OptimizerState>> {
         let main = self.everyone().is_main_process();
         let parts = self.parts();
@@ -133,8 +133,8 @@ impl PreparedOptimizer {
         if main { state_of(&whole).map(Some) } else { Ok(None) }
     }
 
-    /// Sends every rank what it has of rank 0's state, whose tensors are whole; the other ranks give `None`. Every rank
-    /// calls it, and the optimizer stays as it is.
+    /// Distributes rank 0's state, with whole tensors, to the ranks: each gets the part that it needs. The other ranks
+    /// pass `None`. Every rank calls it. The optimizer itself is not changed.
     ///
     /// # Errors
     /// On every rank when rank 0 has no state, or a part in the place of a whole tensor;
@@ -169,11 +169,11 @@ impl PreparedOptimizer {
         Ok(own)
     }
 
-    /// Continues from rank 0's state, whose tensors are whole; the other ranks give `None`. Every rank calls it.
+    /// Loads rank 0's optimizer state, with whole tensors; the other ranks pass `None`. Every rank calls it.
     ///
     /// # Errors
-    /// As [`brigade_optim::Optimizer::load_state_dict`] and [`PreparedOptimizer::scatter_state_dict`], on every rank and
-    /// with nothing changed.
+    /// Returns the same errors as [`brigade_optim::Optimizer::load_state_dict`] and
+    /// [`PreparedOptimizer::scatter_state_dict`], on every rank and with nothing changed.
     pub fn load_full_state_dict(&mut self, state: Option<OptimizerState>) -> Result<()> {
         let own = self.scatter_state_dict(state)?;
         let mut optimizer = self.settled()?;

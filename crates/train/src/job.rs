@@ -29,11 +29,11 @@ pub(crate) struct Job {
     pub(crate) device: Device,
     /// Why a program that was built for GPUs runs on the CPU, unless it was told to.
     pub(crate) missing_gpu: Option<CudaUnavailable>,
-    /// Whether products of matrices on the CPU are reproducible.
+    /// Reproducibility of matrix products on the CPU.
     pub(crate) products: Products,
     /// The time limit of joining and of every collective.
     pub(crate) timeout: Duration,
-    /// Whether ranks compare their collectives and check losses.
+    /// `true` if ranks compare their collectives and check losses.
     pub(crate) debug: bool,
     /// Saves begun: the same number on all ranks, which all save together.
     pub(crate) saves: AtomicU64,
@@ -41,9 +41,9 @@ pub(crate) struct Job {
     pub(crate) tries: AtomicU64,
     /// Accelerators that check losses: the same number on all ranks.
     pub(crate) loss_checks: AtomicU64,
-    /// What the plan of the last sharded model says of memory, for errors.
+    /// Planned memory of the last sharded model, for errors.
     pub(crate) memory_plan: Mutex<Option<MemoryPlan>>,
-    /// What a step that is being recorded has to do on the host at each replay.
+    /// Work that a recorded step has to do on the host at each replay.
     pub(crate) recorder: Recorder,
 }
 
@@ -58,7 +58,7 @@ impl Job {
         self.groups.as_ref().and_then(Groups::host)
     }
 
-    /// For messages beside the collectives; `None` when there is one rank.
+    /// Returns the store for messages beside the collectives. `None` with one rank.
     pub(crate) fn store(&self) -> Option<&Store> {
         self.groups.as_ref().map(|groups| &groups.store)
     }

@@ -24,15 +24,15 @@ use crate::processes::Processes;
 use crate::registry::{CheckpointObject, Checkpointed, Kind, Registry, Worlds};
 use crate::stateful::{Stateful, stateful_handle};
 
-/// A loader after [`crate::Accelerator::prepare`] or [`PreparedLoader::new`]: this rank's batches, on this rank's
-/// device.
+/// A prepared loader, made by [`crate::Accelerator::prepare`] or [`PreparedLoader::new`]: yields this rank's batches on
+/// this rank's device.
 ///
 /// Each iteration is an epoch, with an order that all ranks agree on.
 pub struct PreparedLoader<L> {
     inner: Arc<LoaderInner<L>>,
 }
 
-/// What the handle of the program shares with checkpoints.
+/// State of a prepared loader that the program's handle and checkpoints share.
 struct LoaderInner<L> {
     loader: L,
     position: Position,
@@ -42,8 +42,8 @@ struct LoaderInner<L> {
 }
 
 impl<L: Loader + 'static> PreparedLoader<L> {
-    /// Shares a loader's batches out among the ranks, for a program without an Accelerator. All ranks take
-    /// part: the numbers of samples are compared, and rank 0's seed is taken.
+    /// Distributes a loader's batches over the ranks, for a program without an Accelerator. All ranks take part: the
+    /// numbers of samples are compared, and rank 0's seed is taken.
     ///
     /// ```
     /// use brigade_data::DataLoader;
@@ -71,7 +71,8 @@ impl<L: Loader + 'static> PreparedLoader<L> {
         Self::joined(loader, processes, configuration, Arc::default())
     }
 
-    /// As [`PreparedLoader::new`], under the rule of an Accelerator's joins, and registered for its checkpoints.
+    /// Prepares a loader as [`PreparedLoader::new`] does, with the Accelerator's override of even batches, and
+    /// registers it for its checkpoints.
     pub(crate) fn registered(
         loader: L,
         processes: &Processes,
@@ -103,8 +104,8 @@ impl<L: Loader + 'static> PreparedLoader<L> {
 }
 
 impl<L: Loader> PreparedLoader<L> {
-    /// Returns the number of the epoch that the next iteration begins, from 0; after
-    /// [`load_state`](crate::Accelerator::load_state), the one in which the run that was saved stood.
+    /// Returns the number of the epoch that the next iteration begins, from 0. After
+    /// [`load_state`](crate::Accelerator::load_state) it is the epoch in which the checkpoint was saved.
     ///
     /// ```
     /// # use brigade_data::DataLoader;
@@ -125,13 +126,15 @@ impl<L: Loader> PreparedLoader<L> {
         self.inner.loader.epoch()
     }
 
-    /// Makes the next iteration epoch `epoch`, on every rank; each iteration counts on from there.
+    /// Sets the number of the epoch that the next iteration begins, on every rank; following iterations count up from
+    /// it.
     pub fn set_epoch(&self, epoch: u64) {
         self.inner.loader.set_epoch(epoch);
     }
 
-    /// Leaves out the first batches of the next epoch, and of that one only: after a restart without a checkpoint. A
-    /// loader that [`Accelerator::load_state`](crate::Accelerator::load_state) has restored does so by itself.
+    /// Leaves out the first `batches` batches of the next epoch, and only of that one: for a restart without a
+    /// checkpoint. A loader that [`Accelerator::load_state`](crate::Accelerator::load_state) has restored does so by
+    /// itself.
     pub fn skip_first_batches(&self, batches: usize) {
         self.inner.loader.set_skip_samples(0);
         self.inner.loader.set_skip_batches(batches);
@@ -139,7 +142,7 @@ impl<L: Loader> PreparedLoader<L> {
 }
 
 impl<L> PreparedLoader<L> {
-    /// The loader under the preparation: its data set and its options.
+    /// Returns the loader that was prepared, with its data set and its options.
     #[must_use]
     pub fn inner(&self) -> &L {
         &self.inner.loader
@@ -204,20 +207,20 @@ impl<L: Loader + 'static> From<&PreparedLoader<L>> for CheckpointObject {
 }
 
 impl<D: BatchedDataset> PreparedLoader<DataLoader<D>> {
-    /// Batches of this rank in an epoch.
+    /// Returns the number of batches of this rank in an epoch.
     #[must_use]
     pub fn len(&self) -> usize {
         self.inner().len()
     }
 
-    /// Whether this rank has no batch.
+    /// Returns `true` if this rank has no batches.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.inner().is_empty()
     }
 }
 
-/// One epoch of a prepared loader.
+/// An iterator over one epoch of a prepared loader.
 pub struct Batches<T> {
     source: Source<T>,
     job: Arc<Job>,
@@ -235,7 +238,7 @@ enum Source<T> {
 }
 
 impl<L: Loader + 'static> PreparedLoader<L> {
-    /// Begins the next epoch. In dispatch mode every rank must.
+    /// Returns an iterator over the next epoch. In dispatch mode every rank must.
     ///
     /// On a GPU a thread of its own takes the batches from the loader, puts them into pinned memory, and has them
     /// copied on a stream beside the computation, one batch ahead of the loop. What the loader's threads, or without

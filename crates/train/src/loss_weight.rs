@@ -3,8 +3,8 @@
 use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
-/// What a loss weighs among others, mostly the number of its tokens, for [`crate::Accelerator::backward_weighted`]: a
-/// number, or a tensor of one element, which the host does not read where it is on a GPU.
+/// The weight of a loss among others, usually its number of tokens, for [`crate::Accelerator::backward_weighted`]: a
+/// number, or a tensor of one element, whose value the host does not read if it is on a GPU.
 #[derive(Debug)]
 pub struct LossWeight(Tensor);
 
@@ -27,7 +27,8 @@ impl From<Tensor> for LossWeight {
 }
 
 impl LossWeight {
-    /// As a scalar in double precision. An invalid one is NaN, because the other ranks wait for this rank's weight.
+    /// Returns the weight as a scalar in double precision. An invalid one is NaN, because the other ranks wait for this
+    /// rank's weight.
     pub(crate) fn checked(&self) -> Result<Tensor> {
         if self.0.numel() != 1 {
             return Ok(Tensor::from(f64::NAN));
@@ -37,7 +38,7 @@ impl LossWeight {
     }
 }
 
-/// One rank's sums over a window, each a scalar in double precision on the host or on the device.
+/// Sums of one rank over a window, each a scalar in double precision on the host or on the device.
 #[derive(Debug)]
 pub(crate) struct WeightedWindow {
     pub(crate) weight: Tensor,

@@ -36,44 +36,44 @@ use crate::sharding::{Part, ShardedModel, ShardedModels};
 use crate::stateful::{Stateful, infos, mismatch, same_shape, stateful_handle};
 use crate::tensor_parallel::{TensorModel, TensorModels};
 
-/// A [`Model`] after [`crate::Accelerator::prepare`]: on the process's device, with rank 0's weights, and with
-/// gradients that `backward` averages over the ranks.
+/// A [`Model`] prepared by [`crate::Accelerator::prepare`]: on the process's device, with rank 0's initial weights, and
+/// with gradients that `backward` averages over the ranks.
 ///
 /// With one rank, or without a parameter that is trained, it is the model itself.
 pub struct PreparedModel<M> {
-    /// Its own, since layers need not be shared by threads.
+    /// Model of this handle. It is not shared, since layers need not be `Sync`.
     model: Model<M>,
     reduction: Reduction,
-    /// With sharding, in the place of a reducer.
+    /// Sharded parameters, in place of a reducer.
     sharded: Option<Arc<ShardedModel>>,
     inner: Arc<ModelInner>,
-    /// What another reduction is made with.
+    /// Settings with which another reduction is made.
     context: ModelContext,
-    /// Of a pipeline: what the ranks' pipelines know as long as the model lives.
+    /// Stage of a pipeline, kept registered as long as the model exists.
     _stage: Option<Arc<StageModel>>,
 }
 
 /// A model but for its layers: the handle through which checkpoints reach it.
 pub(crate) struct ModelInner {
     state: Mutex<ModelState>,
-    /// Whether the next backward averages gradients over the ranks.
+    /// `true` if the next backward averages gradients over the ranks.
     sync: AtomicBool,
-    /// Whether this rank's buffers may be others than rank 0's: after a forward in training.
+    /// `true` if this rank's buffers may differ from rank 0's: after a forward in training.
     buffers_differ: AtomicBool,
 }
 
-/// What a checkpoint holds of a model.
+/// State of a model in checkpoints.
 struct ModelState {
     /// Handles of the parameters and saved buffers, under their names in order.
     tensors: Vec<ModelTensor>,
     hook: Option<Arc<dyn StatefulHook>>,
-    /// Whose shards are among the tensors.
+    /// Sharded model whose shards are among the tensors.
     sharded: Option<Arc<ShardedModel>>,
-    /// Whose parts of divided layers are among the tensors.
+    /// Model whose parts of divided layers are among the tensors.
     tensor: Option<Arc<TensorModel>>,
 }
 
-/// How prepared models are reduced.
+/// Options of the gradient reduction of prepared models.
 #[derive(Debug)]
 pub(crate) struct ModelOptions {
     pub(crate) reducer: ReducerOptions,
@@ -95,13 +95,13 @@ pub(crate) struct ModelContext {
     pub(crate) pipeline: Option<Arc<PipelineRanks>>,
 }
 
-/// What averages the gradients of the parameters that were trained when it was made.
+/// Reduction of the gradients of those parameters that were trained when it was made.
 #[derive(Default)]
 struct Reduction {
     reducer: Option<Reducer>,
-    /// Of experts that other ranks have, too, where ranks have experts between them.
+    /// Reducer of experts that other ranks hold, too, with expert parallelism.
     experts: Option<Reducer>,
-    /// Of a communication hook that has a state.
+    /// Communication hook with a state.
     hook: Option<Arc<dyn StatefulHook>>,
     checked: Option<Arc<CheckedModel>>,
     /// The parameters that the reducer does not know: they were frozen when it was made.
@@ -262,9 +262,9 @@ impl<M> PreparedModel<M> {
         Ok(Self { model, reduction, sharded, inner, context, _stage: stage })
     }
 
-    /// The model's output, computed with the Accelerator's mixed precision; what has 16 bits is given
-    /// back in 32 unless the builder says otherwise. In training, buffers (BatchNorm's statistics) are
-    /// rank 0's before each forward.
+    /// Computes the model's output with the Accelerator's mixed precision; outputs of 16 bits are converted to float32
+    /// unless the builder disables that. In training, rank 0's buffers (BatchNorm's statistics) are sent to all ranks
+    /// before each forward.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone, or when the last backward did not reach every
@@ -363,37 +363,38 @@ impl<M> PreparedModel<M> {
         self.context.job.explain_memory("the forward pass", outputs)
     }
 
-    /// Dropout drops, BatchNorm uses the statistics of the batch.
+    /// Switches to training mode: dropout is active, batch norms use the statistics of the batch.
     pub fn train(&mut self) {
         self.model.train();
     }
 
-    /// Dropout passes, BatchNorm uses its running statistics.
+    /// Switches to evaluation mode: dropout is inactive, batch norms use their running statistics.
     pub fn eval(&mut self) {
         self.model.eval();
     }
 
-    /// Returns the model under the preparation, with its own names (Accelerate's `unwrap_model`).
+    /// Returns the model that was prepared, with its own parameter names (Accelerate's `unwrap_model`).
     #[must_use]
     pub fn inner(&self) -> &Model<M> {
         &self.model
     }
 
-    /// The model itself, to change. Of a sharded model the parameters have no memory outside of
-    /// [`PreparedModel::gathered_mut`]. The reducer keeps the parameters that it was made with: a replaced
-    /// tensor is trained by this rank alone, and a thawed one is an error of the next forward; see
+    /// Returns the model for changes. The parameters of a sharded model have no memory outside of
+    /// [`PreparedModel::gathered_mut`]. The reducer keeps the parameters that it was made with: a replaced tensor is
+    /// trained by this rank alone, and unfreezing a parameter makes the next forward fail; see
     /// [`PreparedModel::set_trainable`].
     pub fn inner_mut(&mut self) -> &mut Model<M> {
         &mut self.model
     }
 
-    /// The model, no longer prepared. Of a sharded model the parameters have no memory: save its weights before.
+    /// Returns the model itself, no longer prepared. The parameters of a sharded model have no memory: save its weights
+    /// before.
     #[must_use]
     pub fn into_inner(self) -> Model<M> {
         self.model
     }
 
-    /// The reducer, when there is one: several ranks and a parameter that is trained.
+    /// Returns the reducer of the gradients. `None` with one rank, or if no parameter is trained.
     #[must_use]
     pub fn reducer(&self) -> Option<&Reducer> {
         self.reduction.reducer.as_ref()
@@ -406,8 +407,8 @@ impl<M> PreparedModel<M> {
         self.sharded.as_ref().map(|sharded| sharded.sharder())
     }
 
-    /// Returns what an optimizer steps of the parameters, frozen ones included, under their names in order: this rank's
-    /// shards of a sharded model, the parameters themselves otherwise. A program that writes into shards calls
+    /// Returns the tensors that an optimizer steps, frozen ones included, under their names in order: this rank's
+    /// shards of a sharded model, otherwise the parameters themselves. A program that writes into shards calls
     /// [`Sharder::shards_changed`] afterwards.
     #[must_use]
     pub fn local_parameters(&self) -> Vec<NamedTensor> {

@@ -28,7 +28,7 @@ use crate::sharding::{Part, ShardedModels};
 use crate::stateful::{Stateful, stateful_handle};
 use crate::tensor_parallel::TensorModels;
 
-/// An [`Optimizer`] after [`crate::Accelerator::prepare`].
+/// An [`Optimizer`] prepared by [`crate::Accelerator::prepare`].
 ///
 /// Its [`step`](PreparedOptimizer::step) and [`zero_grad`](PreparedOptimizer::zero_grad) do nothing while
 /// gradients are still being accumulated; a step whose gradients come from a loss that was not finite is an
@@ -44,11 +44,11 @@ pub struct PreparedOptimizer {
     inner: Arc<OptimizerInner>,
 }
 
-/// What the handle of the program shares with checkpoints, and with recorded steps.
+/// State of a prepared optimizer that the program's handle, checkpoints and recorded steps share.
 pub(crate) struct OptimizerInner {
     optimizer: Optimizer,
     accumulator: GradientAccumulator,
-    /// With fp16.
+    /// Loss scaler, with fp16.
     scaler: Option<GradScaler>,
     loss_check: Option<(Arc<LossCheck>, Arc<CheckedOptimizer>)>,
     /// The groups' learning rates on a GPU.
@@ -67,10 +67,10 @@ struct DeviceRates {
     /// Parameters of float64 are stepped with rates of the host: libtorch's fused kernels read a rate in float32 from
     /// memory, which costs such training 8 of its digits.
     by_value: bool,
-    /// Whether a momentum or a weight decay has changed since a step was recorded with it by value.
+    /// `true` if a momentum or a weight decay has changed since a step was recorded with its value.
     others_change: AtomicBool,
     tensor: Mutex<Option<Tensor>>,
-    /// What the tensor holds.
+    /// Learning rates in the tensor.
     uploaded: Mutex<Vec<f64>>,
 }
 
@@ -107,7 +107,8 @@ impl DeviceRates {
         })
     }
 
-    /// Whether what a step launches depends on the learning rates and overflows on the device alone.
+    /// Returns `true` if the launched operations of a step depend on learning rates and overflows only through tensors
+    /// on the device.
     fn suffice(&self) -> bool {
         !self.by_value && !self.others_change.load(Ordering::Relaxed)
     }
@@ -159,7 +160,7 @@ struct StepBetween {
     inner: Arc<OptimizerInner>,
     /// The parameters and their gradients in the recording: those of the parameters may be of another one.
     gradients: Vec<(Tensor, Tensor)>,
-    /// Where the recording says whether a gradient has overflowed.
+    /// Overflow flag of the gradients, written by the recording.
     found: Option<Tensor>,
 }
 
@@ -269,28 +270,29 @@ impl PreparedOptimizer {
         self.inner.sharded.as_ref()?.group_of(&self.inner.optimizer)
     }
 
-    /// Changes every parameter that has a gradient, once the window of accumulation ends. With fp16 a step
-    /// whose gradients overflowed is skipped.
+    /// Updates every parameter that has a gradient, at the end of the accumulation window. With fp16 a step whose
+    /// gradients overflowed is skipped.
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`crate::TrainError::LossNotFinite`], on every rank, with the weights as they
-    /// were, when the gradients are those of a loss that was not finite and [`crate::Accelerator::backward`] has
-    /// not returned that error, or the program has ignored it (see [`crate::AcceleratorBuilder::check_loss`]).
+    /// Returns the same errors as [`Optimizer::step`], and [`crate::TrainError::LossNotFinite`], on every rank, with
+    /// the weights as they were, when the gradients are those of a loss that was not finite and
+    /// [`crate::Accelerator::backward`] has not returned that error, or the program has ignored it (see
+    /// [`crate::AcceleratorBuilder::check_loss`]).
     pub fn step(&mut self) -> Result<()> {
         self.inner.step()
     }
 
-    /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`, once the window of
-    /// accumulation ends.
+    /// Sets all gradients to undefined, as PyTorch's `zero_grad(set_to_none=True)` does, at the end of the accumulation
+    /// window.
     ///
     /// # Errors
-    /// As [`Optimizer::zero_grad`].
+    /// Returns the same errors as [`Optimizer::zero_grad`].
     pub fn zero_grad(&mut self) -> Result<()> {
         self.inner.zero_grad()
     }
 
-    /// Returns a handle of the optimizer itself, for what this type has no method for, once nothing of its last step
-    /// is in flight: a device has said whether the step was made, and schedules have moved.
+    /// Returns a handle of the optimizer itself, for operations that this type has no method for. Waits until the last
+    /// step is complete: the device has reported whether the step was made, and schedules have been updated.
     ///
     /// ```
     /// use brigade_optim::Adam;
@@ -310,34 +312,34 @@ impl PreparedOptimizer {
         self.inner.settled().cloned()
     }
 
-    /// Returns the learning rate of the next step, as [`Optimizer::lr`].
+    /// Returns the learning rate of the next step, as [`Optimizer::lr`] does.
     ///
     /// # Errors
-    /// As [`PreparedOptimizer::settled`].
+    /// Returns the same errors as [`PreparedOptimizer::settled`].
     pub fn lr(&self) -> Result<f64> {
         Ok(self.inner.settled()?.lr())
     }
 
-    /// Sets the learning rate, as [`Optimizer::set_lr`].
+    /// Sets the learning rate, as [`Optimizer::set_lr`] does.
     ///
     /// # Errors
-    /// As [`PreparedOptimizer::settled`] and [`Optimizer::set_lr`].
+    /// Returns the same errors as [`PreparedOptimizer::settled`] and [`Optimizer::set_lr`].
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
         self.settled()?.set_lr(lr)
     }
 
-    /// Returns the parameter groups as they are now.
+    /// Returns the current parameter groups.
     ///
     /// # Errors
-    /// As [`PreparedOptimizer::settled`].
+    /// Returns the same errors as [`PreparedOptimizer::settled`].
     pub fn groups(&self) -> Result<Vec<ParameterGroup>> {
         Ok(self.inner.settled()?.groups())
     }
 
-    /// Returns the steps made so far: those that were skipped do not count.
+    /// Returns the number of steps made so far, without skipped ones.
     ///
     /// # Errors
-    /// As [`PreparedOptimizer::settled`].
+    /// Returns the same errors as [`PreparedOptimizer::settled`].
     pub fn steps(&self) -> Result<u64> {
         Ok(self.inner.settled()?.steps())
     }
@@ -355,7 +357,7 @@ impl OptimizerInner {
         Ok(&self.optimizer)
     }
 
-    /// A device will say whether the step was made.
+    /// Marks that the device decides whether the step is made.
     fn decide_later(&self) {
         if let Some(scaler) = &self.scaler {
             self.accumulator.set_skipped_later(scaler);

@@ -4,10 +4,10 @@ use brigade_optim::Optimizer;
 use brigade_torch::NamedTensor;
 use tch::Tensor;
 
-/// Parameters whose gradients can be clipped or unscaled: those of a prepared model or several, of an
-/// optimizer, or of a list.
+/// A collection of parameters whose gradients can be clipped or unscaled: those of one or several prepared models, of
+/// an optimizer, or of a list.
 pub trait Parameters {
-    /// Calls `f` with each parameter that is trained.
+    /// Calls `f` with each trained parameter.
     fn each(&self, f: &mut dyn FnMut(&Tensor));
 }
 

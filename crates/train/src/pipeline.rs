@@ -21,28 +21,28 @@ use self::run::Step;
 pub(crate) use self::shared::{ShareOf, Shares, Stepped};
 use self::wire::Forms;
 
-/// How a pipeline divides a batch and orders its passes.
+/// Options of a pipeline: how it divides a batch and orders its passes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PipelineOptions {
-    /// Micro-batches of a step.
+    /// Number of micro-batches of a step.
     pub micro_batches: usize,
-    /// The order of the passes. Defaults to [`Schedule::OneForwardOneBackward`].
+    /// Order of the forward and backward passes. Defaults to [`Schedule::OneForwardOneBackward`].
     pub schedule: Schedule,
-    /// Stages of each rank. Defaults to [`Schedule::least_chunks`].
+    /// Number of stages of each rank. Defaults to [`Schedule::least_chunks`].
     pub chunks: Option<usize>,
-    /// Where the model is cut. Defaults to [`StageCut::Even`].
+    /// Rule that cuts the model into stages. Defaults to [`StageCut::Even`].
     pub cut: StageCut,
 }
 
 impl PipelineOptions {
-    /// Returns the options of 1F1B with so many micro-batches.
+    /// Returns the options of a 1F1B schedule with this number of micro-batches.
     #[must_use]
     pub fn new(micro_batches: usize) -> Self {
         let (schedule, cut) = (Schedule::OneForwardOneBackward, StageCut::Even);
         Self { micro_batches, schedule, chunks: None, cut }
     }
 
-    /// Sets the order of the passes.
+    /// Sets the order of the forward and backward passes.
     #[must_use]
     pub fn schedule(self, schedule: Schedule) -> Self {
         Self { schedule, ..self }
@@ -54,14 +54,14 @@ impl PipelineOptions {
         Self { chunks: Some(chunks), ..self }
     }
 
-    /// Sets where the model is cut.
+    /// Sets the rule that cuts the model into stages.
     #[must_use]
     pub fn cut(self, cut: StageCut) -> Self {
         Self { cut, ..self }
     }
 }
 
-/// The ranks that have the stages of one model, and the order in which they compute. Every rank reads the same batch.
+/// The ranks that hold the stages of one model, and the order in which they compute. Every rank reads the same batch.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -88,7 +88,7 @@ pub struct Pipeline {
     group: ProcessGroup,
     options: PipelineOptions,
     table: PipelineTable,
-    /// What is known of the activations that go from stage to stage.
+    /// Known shapes and types of the activations sent from stage to stage.
     forms: Forms,
 }
 
@@ -116,28 +116,29 @@ impl Pipeline {
         }
     }
 
-    /// Returns the ranks that have stages.
+    /// Returns the process group of the ranks of the pipeline.
     #[must_use]
     pub fn group(&self) -> &ProcessGroup {
         &self.group
     }
 
-    /// Returns the actions of a step.
+    /// Returns the table of the actions of a step.
     #[must_use]
     pub fn table(&self) -> &PipelineTable {
         &self.table
     }
 
-    /// Returns how the batch is divided and the passes are ordered.
+    /// Returns the options of the pipeline.
     #[must_use]
     pub fn options(&self) -> &PipelineOptions {
         &self.options
     }
 
-    /// Computes the gradients of a batch's loss, and adds them to those that are there. The batch is cut into micro-batches
-    /// whose rows differ by one at most, and `loss` runs for each of them and each stage of this rank: it calls the model's
-    /// forward once, passes its error on, and returns the loss of the micro-batch ([`PipelineLoss`]), which the last stage
-    /// alone comes to. Every rank of the pipeline calls this with the same batch.
+    /// Computes the gradients of a batch's loss, and adds them to the existing gradients. The batch is cut into
+    /// micro-batches whose numbers of rows differ by one at most, and `loss` runs for each of them and each stage of
+    /// this rank: it calls the model's forward once, returns its error if it fails, and otherwise the loss of the
+    /// micro-batch ([`PipelineLoss`]), a line that only the last stage reaches. Every rank of the pipeline calls this
+    /// with the same batch.
     ///
     /// Schedules that compute gradients of weights apart ([`Schedule::ZeroBubble`], [`Schedule::ZeroBubbleV`]) run the
     /// backward of a stage's blocks twice, first for its input and then for its weights, and the second one computes the
@@ -165,8 +166,8 @@ impl Pipeline {
         self.scaled_forward_backward(model, &stepped, batch, (1.0, &alone), loss)
     }
 
-    /// As [`Pipeline::forward_backward`], with gradients times a factor, and those of sums times what a function makes of their
-    /// weight. A sharded model has whole parameters for the whole step, and its gradients are reduced once.
+    /// Runs [`Pipeline::forward_backward`] with gradients multiplied by a factor, and those of sums by a function of
+    /// their weight. A sharded model has whole parameters for the whole step, and its gradients are reduced once.
     pub(crate) fn scaled_forward_backward<M, B, L>(
         &self,
         model: &Model<M>,
@@ -213,7 +214,7 @@ impl Pipeline {
     /// micro-batches. Every rank of the pipeline calls this with the same batch.
     ///
     /// # Errors
-    /// As [`Pipeline::forward_backward`]; a batch without rows.
+    /// Returns the same errors as [`Pipeline::forward_backward`], also for a batch without rows.
     #[track_caller]
     pub fn forward<M, B, T>(
         &self,

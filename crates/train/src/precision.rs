@@ -15,16 +15,16 @@ use tch::{Device, Kind};
 use crate::job::Job;
 use crate::precision::scaler::{GradScaler, GradScalerOptions};
 
-/// The type in which autocast computes. Weights, gradients and the optimizer stay in 32 bits.
+/// The floating-point type in which autocast computes. Weights, gradients and the optimizer stay in 32 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Precision {
-    /// That of the model: no autocast.
+    /// The model's own type: no autocast.
     #[default]
     No,
-    /// 16 bits with 5 for the exponent. Small gradients would vanish, so the loss is scaled; see
-    /// [`GradScaler`].
+    /// Half precision (fp16): 16 bits with 5 for the exponent. Small gradients would underflow, so [`GradScaler`]
+    /// scales the loss.
     Fp16,
-    /// 16 bits with the exponent of 32: needs no scaling.
+    /// bfloat16: 16 bits with the exponent range of float32. Needs no loss scaling.
     Bf16,
 }
 
@@ -51,7 +51,7 @@ impl fmt::Display for Precision {
 impl FromStr for Precision {
     type Err = Error;
 
-    /// Parses Accelerate's values.
+    /// Parses the values of Accelerate's `mixed_precision`.
     ///
     /// ```
     /// use brigade_train::Precision;
@@ -73,12 +73,12 @@ impl FromStr for Precision {
     }
 }
 
-/// A scope of autocast, for [`crate::AutocastOptions::run`] or alone.
+/// Options of a scope of autocast, for [`crate::AutocastOptions::run`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AutocastOptions {
-    /// The type; [`Precision::No`] turns autocast off inside.
+    /// Floating-point type of the scope. [`Precision::No`] turns autocast off inside of it.
     pub precision: Precision,
-    /// Cast a weight once where several operations of the scope use it. Turn it off where weights
+    /// `true` if a weight is cast only once where several operations of the scope use it. Turn it off where weights
     /// change inside.
     pub cache: bool,
 }
@@ -110,13 +110,13 @@ pub(crate) struct Numerics {
     pub(crate) float32_outputs: bool,
     /// The type of outputs, where sharding names one.
     pub(crate) output: Option<Kind>,
-    /// Whether convolutional models are put into channels last; `None` where that is faster.
+    /// `true` if convolutional models are converted to channels last. `None` chooses the faster format.
     pub(crate) channels_last: Option<bool>,
-    /// Whether GPUs compute products of float32 tensors in TF32.
+    /// `true` if GPUs compute products of float32 tensors in TF32.
     pub(crate) tf32: bool,
 }
 
-/// What the builder collects for [`Numerics`].
+/// Options of [`Numerics`] set by the builder.
 #[derive(Debug, Clone)]
 pub(crate) struct NumericsOptions {
     pub(crate) precision: Option<Precision>,
@@ -287,7 +287,8 @@ pub(crate) fn caveat(precision: Precision, device: Device) -> Option<String> {
     })
 }
 
-/// From the text of Linux's `/proc/cpuinfo`. `None` for a CPU whose flags it does not list.
+/// Returns a warning about a CPU without native instructions for the precision, from the text of Linux's
+/// `/proc/cpuinfo`. `None` if they exist, or if the file lists no flags.
 fn cpu_caveat(precision: Precision, cpuinfo: &str) -> Option<&'static str> {
     let flags = cpuinfo
         .lines()

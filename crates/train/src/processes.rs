@@ -21,8 +21,8 @@ use tch::Device;
 use crate::job::Job;
 use crate::job::connect::{self, ConnectOptions, debug_is_asked_for};
 
-/// The ranks of a job, joined: rank and world size, collectives over tensors and objects, order among the
-/// ranks. [`crate::Accelerator`] has the same methods; a program that trains in another way, or evaluates or
+/// The ranks of a job after rendezvous: rank and world size, collectives over tensors and objects, and execution order
+/// among the ranks. [`crate::Accelerator`] has the same methods; a program that trains in another way, or evaluates or
 /// preprocesses on several ranks, uses this value alone, and may build an Accelerator on it later
 /// ([`crate::AcceleratorBuilder::processes`]).
 ///
@@ -66,7 +66,7 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// Joins the other ranks; returns when all are connected.
+    /// Joins the other ranks, and returns when all are connected.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Environment`] for contradicting variables of the environment;
@@ -80,55 +80,55 @@ impl Processes {
         Self { job, trigger: Arc::default() }
     }
 
-    /// This process's number in the job, from 0.
+    /// Returns the rank of this process: its number in the job, from 0.
     #[must_use]
     pub fn process_index(&self) -> usize {
         self.job.rank()
     }
 
-    /// This process's number on its host, from 0.
+    /// Returns the local rank of this process: its number on its host, from 0.
     #[must_use]
     pub fn local_process_index(&self) -> usize {
         self.job.world.local_rank.as_usize()
     }
 
-    /// The number of processes in the job.
+    /// Returns the world size: the number of processes in the job.
     #[must_use]
     pub fn num_processes(&self) -> usize {
         self.job.size()
     }
 
-    /// Whether this is rank 0.
+    /// Returns `true` on rank 0.
     #[must_use]
     pub fn is_main_process(&self) -> bool {
         self.process_index() == 0
     }
 
-    /// Whether this is the first rank of its host.
+    /// Returns `true` on the first rank of each host.
     #[must_use]
     pub fn is_local_main_process(&self) -> bool {
         self.local_process_index() == 0
     }
 
-    /// Whether this is the last rank.
+    /// Returns `true` on the last rank.
     #[must_use]
     pub fn is_last_process(&self) -> bool {
         self.process_index() + 1 == self.num_processes()
     }
 
-    /// Whether there is more than one process.
+    /// Returns `true` if the job has more than one process.
     #[must_use]
     pub fn use_distributed(&self) -> bool {
         self.num_processes() > 1
     }
 
-    /// Seeds the random numbers as [`crate::Accelerator::set_seed`] does, with `seed + rank`. What a loader draws is
-    /// rank 0's when it is prepared.
+    /// Seeds the random generators as [`crate::Accelerator::set_seed`] does, with `seed + rank`. The random draws of a
+    /// loader use rank 0's seed, from when it is prepared.
     pub fn set_seed_per_process(&self, seed: i64) {
         set_seed(seed.wrapping_add(self.process_index() as i64));
     }
 
-    /// The device of this process: models and batches are put there.
+    /// Returns the device of this process, on which models and batches are placed.
     #[must_use]
     pub fn device(&self) -> Device {
         self.job.device
@@ -140,8 +140,8 @@ impl Processes {
         &self.job.world
     }
 
-    /// The group of all ranks, for collectives beyond those here; `None` with one process. Another one
-    /// after [`crate::Accelerator::find_executable_batch_size`] has tried a size in vain.
+    /// Returns the process group of all ranks, for collectives beyond those of this type. `None` with one process. The
+    /// group is replaced when a batch size fails in [`crate::Accelerator::find_executable_batch_size`].
     #[must_use]
     pub fn group(&self) -> Option<ProcessGroup> {
         self.job.group()

@@ -7,24 +7,24 @@ use brigade_torch::{Graph, GraphRecording, Result};
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
 
-/// What a part of a recorded step has to do on the host at each replay.
+/// Host work of a part of a recorded step, done at each replay.
 pub(crate) trait AtReplay: Send {
     /// Before the device is given the step.
     fn before(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// After it was given the step; it may not be done.
+    /// Runs after the step was queued on the device, which may not have completed it.
     fn after(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// What is given to the device between two recordings: of a part that [`Recorder::cut`] was given.
+    /// Queues the device work between two recordings, of a part that was passed to [`Recorder::cut`].
     fn between(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Whether a number that was recorded by value has changed, so that the step has to be recorded again.
+    /// Returns `true` if a number that was recorded by value has changed, so that the step has to be recorded again.
     fn is_stale(&mut self) -> bool {
         false
     }
@@ -41,16 +41,16 @@ pub(crate) struct Recorder {
 #[derive(Default)]
 pub(crate) struct Recorded {
     parts: Vec<Box<dyn AtReplay>>,
-    /// One more than cuts, in their order.
+    /// Recorded graphs in order: one more than cuts.
     graphs: Vec<Graph>,
-    /// Which parts come between two graphs.
+    /// Indices of the parts that run between two graphs.
     cuts: Vec<usize>,
     /// The graph that is being recorded.
     open: Option<GraphRecording>,
 }
 
 impl Recorder {
-    /// Whether what is called now is recorded and not done.
+    /// Returns `true` if operations are being recorded and not executed.
     pub(crate) fn is_recording(&self) -> bool {
         self.recording.load(Ordering::Relaxed)
     }

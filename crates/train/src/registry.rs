@@ -24,7 +24,7 @@ use crate::stateful::Stateful;
 #[derive(Default)]
 pub(crate) struct Registry {
     prepared: Mutex<Vec<Weak<dyn Checkpointed>>>,
-    /// What the program has registered itself.
+    /// Objects that the program registered by a call.
     kept: Mutex<Vec<Arc<dyn Checkpointed>>>,
 }
 
@@ -73,8 +73,8 @@ pub(crate) trait Checkpointed: Stateful + Send + Sync {
     }
 }
 
-/// An object that checkpoints keep: what [`Checkpoints::register`](crate::Checkpoints::register) takes. It is made
-/// from a reference to a [`brigade_nn::Model`], an [`Optimizer`], a [`Scheduler`], a [`GradScaler`], a
+/// An object whose state checkpoints hold: the argument of [`Checkpoints::register`](crate::Checkpoints::register). It
+/// is made from a reference to a [`brigade_nn::Model`], an [`Optimizer`], a [`Scheduler`], a [`GradScaler`], a
 /// [`PreparedLoader`](crate::PreparedLoader), or an [`Arc`] of a [`Stateful`] object of the program's own.
 pub struct CheckpointObject(pub(crate) Arc<dyn Checkpointed>);
 
@@ -141,9 +141,9 @@ impl<T: Stateful + Send + Sync + 'static> From<&Arc<T>> for CheckpointObject {
 pub(crate) struct ModelTensor {
     pub(crate) name: String,
     pub(crate) tensor: Tensor,
-    /// Whether it is trained: then it has a gradient.
+    /// `true` if it is a trained parameter, which has a gradient.
     pub(crate) trained: bool,
-    /// Whether it is a buffer, not a parameter: then only rank 0's counts.
+    /// `true` if it is a buffer, of which only rank 0's values are saved.
     pub(crate) buffer: bool,
 }
 
@@ -166,7 +166,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Its name in manifests and files.
+    /// Returns the name of the kind in manifests and files.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Model => "model",
@@ -193,7 +193,7 @@ impl Registry {
         self.kept.lock().push(object);
     }
 
-    /// The optimizers that are still there.
+    /// Returns the registered optimizers that still exist.
     pub(crate) fn optimizers(&self) -> Vec<Optimizer> {
         let prepared = self.prepared.lock();
         prepared.iter().filter_map(|object| object.upgrade()?.optimizer()).collect()
@@ -220,7 +220,7 @@ impl Registry {
         shards.into_iter().filter_map(part).collect()
     }
 
-    /// All that are still there, with their names: `model`, `model_1`, …, by kind and in order.
+    /// Returns all registered objects that still exist, with their names: `model`, `model_1`, …, by kind and in order.
     pub(crate) fn named(&self) -> Vec<(String, Arc<dyn Checkpointed>)> {
         let prepared = self.prepared.lock();
         let mut objects: Vec<_> = prepared.iter().filter_map(Weak::upgrade).collect();

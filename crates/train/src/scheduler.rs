@@ -14,7 +14,7 @@ use crate::recorder::AtReplay;
 use crate::registry::{Checkpointed, Kind, Registry};
 use crate::stateful::{Stateful, stateful_handle};
 
-/// A [`Scheduler`] after [`crate::Accelerator::prepare`].
+/// A [`Scheduler`] prepared by [`crate::Accelerator::prepare`].
 ///
 /// The schedule is counted in optimizer steps, the same number on 1 rank or 64: `step` does nothing while
 /// gradients are still being accumulated, and after an optimizer step that was left out.
@@ -40,11 +40,11 @@ pub struct PreparedScheduler {
     with_optimizer: bool,
     /// Steps that one call makes.
     stride: u64,
-    /// What [`PreparedScheduler::step_per_process`] makes of that.
+    /// Number of steps per call, as set by [`PreparedScheduler::step_per_process`].
     processes: u64,
 }
 
-/// What the handle of the program shares with checkpoints.
+/// State of a prepared scheduler that the program's handle and checkpoints share.
 #[derive(Debug)]
 pub(crate) struct SchedulerInner {
     scheduler: Scheduler,
@@ -70,28 +70,28 @@ impl PreparedScheduler {
         Self { inner, with_optimizer: true, stride: 1, processes: processes as u64 }
     }
 
-    /// Accelerate's rule: each call makes as many steps as there are processes, unless the Accelerator
-    /// splits batches. For a schedule whose length was written down for one process. Off unless set; a
-    /// schedule on a metric makes one step per metric all the same.
+    /// Sets whether each call makes as many steps as there are processes, unless the Accelerator splits batches
+    /// (Accelerate's rule): for a schedule whose length was written for one process. Defaults to `false`. A schedule on
+    /// a metric always makes one step per metric.
     #[must_use]
     pub fn step_per_process(mut self, on: bool) -> Self {
         self.stride = if on { self.processes } else { 1 };
         self
     }
 
-    /// Whether a call does nothing while gradients are being accumulated, or when the optimizer's step was
-    /// left out. On unless set; Accelerate's `step_scheduler_with_optimizer`. Off for a schedule that is
-    /// stepped once per epoch.
+    /// Sets whether a call does nothing while gradients are being accumulated, or when the optimizer's step was skipped
+    /// (Accelerate's `step_scheduler_with_optimizer`). Defaults to `true`. Turn it off for a schedule that is stepped
+    /// once per epoch.
     #[must_use]
     pub fn step_with_optimizer(mut self, on: bool) -> Self {
         self.with_optimizer = on;
         self
     }
 
-    /// Goes to the next value: call it after the optimizer's step.
+    /// Moves to the next step of the schedule: call it after the optimizer's step.
     ///
     /// # Errors
-    /// As [`Scheduler::step`].
+    /// Returns the same errors as [`Scheduler::step`].
     pub fn step(&mut self) -> Result<()> {
         let SchedulerInner { scheduler, accumulator, job } = &*self.inner;
         if job.recorder.is_recording() {
@@ -116,55 +116,55 @@ impl PreparedScheduler {
         scheduler.advance(self.stride)
     }
 
-    /// Goes on after an evaluation that gave this metric. Every rank calls it; where the ranks' metrics
-    /// differ, their mean counts, so that the learning rate stays the same on all of them.
+    /// Steps a schedule that follows a metric, after an evaluation. Every rank calls it; if the ranks' metrics differ,
+    /// their mean is used, so that the learning rate stays the same on all of them.
     ///
     /// # Errors
-    /// As [`Scheduler::step_with`]; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    /// Returns the same errors as [`Scheduler::step_with`], and [`brigade_torch::ErrorKind::Communication`] when a peer
+    /// is gone.
     pub fn step_with(&mut self, metric: f64) -> Result<()> {
         let mut scheduler = self.inner.scheduler.clone();
         let metric = if scheduler.watches_metric() { self.inner.agreed(metric)? } else { metric };
         scheduler.step_with(metric)
     }
 
-    /// Returns a handle of the scheduler itself, for what this type has no method for, once the device has said
-    /// whether the optimizer's last step was made.
+    /// Returns a handle of the scheduler itself, for operations that this type has no method for. Waits until the
+    /// device has reported whether the optimizer's last step was made.
     ///
     /// # Errors
-    /// As [`PreparedOptimizer::settled`](crate::PreparedOptimizer::settled).
+    /// Returns the same errors as [`PreparedOptimizer::settled`](crate::PreparedOptimizer::settled).
     pub fn settled(&self) -> Result<Scheduler> {
         self.inner.settled().cloned()
     }
 
-    /// Returns the learning rate that it has set last, as [`Scheduler::lr`].
+    /// Returns the learning rate that the scheduler set last, as [`Scheduler::lr`] does.
     ///
     /// # Errors
-    /// As [`PreparedScheduler::settled`].
+    /// Returns the same errors as [`PreparedScheduler::settled`].
     pub fn lr(&self) -> Result<f64> {
         Ok(self.inner.settled()?.lr())
     }
 
-    /// Returns the number of steps that it has made, as [`Scheduler::position`].
+    /// Returns the number of steps that the scheduler has made, as [`Scheduler::position`] does.
     ///
     /// # Errors
-    /// As [`PreparedScheduler::settled`].
+    /// Returns the same errors as [`PreparedScheduler::settled`].
     pub fn position(&self) -> Result<u64> {
         Ok(self.inner.settled()?.position())
     }
 
-    /// Returns what a checkpoint keeps of it, as [`Scheduler::state`].
+    /// Returns the state of the scheduler for a checkpoint, as [`Scheduler::state`] does.
     ///
     /// # Errors
-    /// As [`PreparedScheduler::settled`].
+    /// Returns the same errors as [`PreparedScheduler::settled`].
     pub fn state(&self) -> Result<SchedulerState> {
         Ok(self.inner.settled()?.state())
     }
 
-    /// Continues where another scheduler of the same kind stood, and sets the learning rate of that
-    /// step.
+    /// Loads the state of another scheduler of the same kind, and sets the learning rate of that step.
     ///
     /// # Errors
-    /// As [`PreparedScheduler::settled`] and [`Scheduler::load_state`].
+    /// Returns the same errors as [`PreparedScheduler::settled`] and [`Scheduler::load_state`].
     pub fn load_state(&mut self, state: &SchedulerState) -> Result<()> {
         self.settled()?.load_state(state)
     }

@@ -22,7 +22,7 @@ pub(crate) use part::{Part, Writers, narrow_to};
 use crate::job::Job;
 use crate::precision::NumericsOptions;
 
-/// How an Accelerator shards models, and those that it has prepared.
+/// Sharding settings of an Accelerator, with the models that it has prepared.
 pub(crate) struct ShardedModels {
     sharding: Sharding,
     mesh: Mesh,
@@ -41,7 +41,7 @@ pub(crate) struct ShardedModel {
 
 /// A parameter with this rank's rows of it.
 pub(crate) struct ShardedParameter {
-    /// Its names: several where it is tied.
+    /// Names of the parameter: several if it is tied.
     pub(crate) names: Vec<String>,
     /// The model's own tensor, which has memory inside of its unit alone.
     pub(crate) whole: Tensor,
@@ -49,18 +49,18 @@ pub(crate) struct ShardedParameter {
     pub(crate) shard: Tensor,
     /// `None` for a parameter without dimensions, which every rank has whole.
     pub(crate) part: Option<Part>,
-    /// Whether it is this rank's experts of a mixture, whose rows are not spread any further.
+    /// `true` if it belongs to this rank's experts of a mixture, whose rows are not sharded further.
     pub(crate) is_expert: bool,
 }
 
-/// Which ranks have and write which parts of sharded models.
+/// Assignment of the parts of sharded models to ranks, for holding and for writing them.
 pub(crate) struct Layout {
     pub(crate) writers: Arc<Writers>,
-    /// Where ranks have experts between them.
+    /// Assignment of experts to ranks, with expert parallelism.
     pub(crate) experts: Option<ExpertLayout>,
 }
 
-/// Which ranks have and write which experts.
+/// Assignment of experts to ranks, for holding and for writing them.
 pub(crate) struct ExpertLayout {
     pub(crate) writers: Arc<Writers>,
     /// Axes of a checkpoint's mesh outside of `ep`, with copies of experts.
@@ -85,7 +85,7 @@ impl ShardedModels {
         Ok(Self { sharding, mesh: mesh.build(world_size)?, models: Arc::default() })
     }
 
-    /// Returns the same with the type of parameters that a precision wants.
+    /// Returns the same settings with the parameter type that a precision requires.
     pub(crate) fn with_precision(&self, options: &mut NumericsOptions) -> Result<Self> {
         let mut sharding = self.sharding.clone();
         sharding.mixed.param = None;
@@ -177,7 +177,7 @@ impl ShardedModels {
         Ok(())
     }
 
-    /// Tells the models of an optimizer that it has stepped.
+    /// Notifies the models of an optimizer that it has stepped.
     pub(crate) fn stepped(&self, optimizer: &Optimizer) -> Result<()> {
         self.each_of(optimizer, Sharder::shards_changed)
     }
@@ -206,7 +206,7 @@ impl ShardedModels {
         Some(model.gather_group().clone())
     }
 
-    /// Returns whether any prepared model is still there.
+    /// Returns `true` if any prepared model still exists.
     pub(crate) fn any(&self) -> bool {
         !self.models().is_empty()
     }

@@ -7,9 +7,9 @@ use brigade_optim::{Optimizer, OptimizerState, Scheduler, SchedulerState};
 use brigade_torch::{Error, ErrorKind, Result, dtype_of};
 use tch::Tensor;
 
-/// Gives its state as a tree of values and tensors, and continues from one: what a checkpoint holds of a
-/// model, an optimizer, a scheduler, a loader, a gradient scaler, a communication hook, or an object of
-/// the program's own (PyTorch's protocol of the same name).
+/// An object whose state can be saved as a tree of values and tensors and loaded again: a model, an optimizer, a
+/// scheduler, a loader, a gradient scaler, a communication hook, or an object of the program's own (PyTorch's protocol
+/// of the same name).
 ///
 /// Methods take `&self`, because the loop and the checkpoints share the object; one of the program's own
 /// has its state behind a `Mutex` or in atomics.
@@ -66,29 +66,29 @@ pub trait Stateful {
     /// Returns the state: plain values, and tensors that may share memory with the object's.
     ///
     /// # Errors
-    /// What stops the save, on all ranks.
+    /// Any error stops the save, on all ranks.
     fn state_dict(&self) -> Result<Value<Tensor>>;
 
-    /// Checks shapes, types and names of a state without its tensors' values, and changes nothing. A load
-    /// asks all objects before it changes the first; unless implemented, everything passes, and
-    /// [`Stateful::load_state_dict`] has to refuse what does not fit.
+    /// Checks shapes, types and names of a state without its tensors' values, and changes nothing. A load checks all
+    /// objects before it changes the first. By default everything passes, and [`Stateful::load_state_dict`] has to
+    /// refuse a state that does not fit.
     ///
     /// # Errors
-    /// The reason why the state does not fit.
+    /// Returns the reason why the state does not fit.
     fn check_state_dict(&self, _state: &Value<TensorInfo>) -> Result<(), String> {
         Ok(())
     }
 
-    /// Continues from a state.
+    /// Loads a state that [`Stateful::state_dict`] returned.
     ///
     /// # Errors
     /// When it does not fit; the object keeps its state then, and so do all other objects of a load.
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()>;
 
-    /// Returns which tensors of the state are spread over the ranks as a prepared model's shards are, such as averages of
-    /// weights: the place of each in the state (`tensors.fc.weight`), and the shard. A checkpoint holds the rows of all
-    /// ranks, and a load on other ranks gives each its own. None unless implemented; then each rank's state is taken to
-    /// be the same, and rank 0's is saved.
+    /// Returns the tensors of the state that are sharded over the ranks as a prepared model's parameters are, such as
+    /// averages of weights: each tensor's place in the state (`tensors.fc.weight`), and the shard. A checkpoint holds
+    /// the rows of all ranks, and a load on another number of ranks gives each rank its own. By default there are none;
+    /// then each rank's state is taken to be the same, and rank 0's is saved.
     fn shards(&self) -> Vec<(String, Tensor)> {
         Vec::new()
     }

@@ -25,7 +25,7 @@ pub(crate) struct TensorModels {
     group: ProcessGroup,
     /// The ranks with the same experts, where there are several.
     copies: Option<ProcessGroup>,
-    /// Whether each has a part of the sequence between divided layers.
+    /// `true` if each rank has a part of the sequence between divided layers.
     has_sequence_regions: bool,
     /// All ranks of the job.
     everyone: Processes,
@@ -37,7 +37,7 @@ pub(crate) struct TensorModels {
 pub(crate) struct TensorModel {
     /// The tensors that an optimizer steps, parts of parameters or shards of such parts.
     stepped: HashSet<TensorId>,
-    /// What this rank has of them, by all names, where nothing else spreads them.
+    /// Parts of this rank by all names of the tensors, if nothing else shards them.
     parts: HashMap<String, Part>,
 }
 
@@ -142,7 +142,7 @@ impl TensorModels {
         Ok(axes)
     }
 
-    /// What the ranks of the group are called.
+    /// Returns the name of the kind of group.
     fn kind(&self) -> &'static str {
         if self.divides_experts() { "expert" } else { "tensor" }
     }
@@ -316,7 +316,7 @@ impl TensorModels {
         ))
     }
 
-    /// What the ranks of the group divide.
+    /// Returns the name of what the ranks of the group divide.
     fn divided(&self) -> &'static str {
         if self.divides_experts() { "experts" } else { "layers" }
     }

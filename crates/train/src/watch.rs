@@ -27,7 +27,7 @@ pub(crate) struct Watch {
     pub(crate) screen: MultiProgress,
     /// The channel on which `brigade launch` receives this rank's progress.
     pub(crate) launcher: Option<ProgressPipe>,
-    /// When the next plain line about progress is due, where there is no terminal.
+    /// Time of the next plain progress line, without a terminal.
     pub(crate) pace: Mutex<Pace>,
     pub(crate) trackers: Trackers,
 }
@@ -40,7 +40,7 @@ pub(crate) struct WatchOptions {
 }
 
 impl WatchOptions {
-    /// Whether neither a tracker nor a folder for one was set.
+    /// Returns `true` if neither a tracker nor a logging folder was set.
     pub(crate) fn is_default(&self) -> bool {
         self.trackers.is_empty() && self.logging_dir.is_none()
     }
@@ -102,5 +102,5 @@ impl fmt::Debug for WatchOptions {
     }
 }
 
-/// Where trackers write unless configured otherwise.
+/// Default folder of trackers.
 pub(crate) const FOLDER: &str = "runs";

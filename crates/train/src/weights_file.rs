@@ -31,14 +31,14 @@ pub(crate) fn file_in(path: &Path) -> PathBuf {
     }
 }
 
-/// Where weights are written: a file, or a folder with files of at most so many bytes.
+/// Destination of weights: a file, or a folder with files of limited size.
 #[derive(Debug, Clone)]
 pub(crate) enum WeightsTarget {
     File(PathBuf),
     Parts(PathBuf, u64),
 }
 
-/// What writes to a [`WeightsTarget`], tensor by tensor.
+/// Writer of tensors to a [`WeightsTarget`].
 #[derive(Debug)]
 pub(crate) enum TargetWriter {
     File(WeightsWriter),

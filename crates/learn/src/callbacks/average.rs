@@ -122,7 +122,7 @@ impl Stateful for Copies {
     }
 }
 
-/// Keeps an exponential moving average of the weights (Polyak averaging), validates with it, and leaves it in the
+/// Keeps an exponential moving average of the weights (Polyak averaging), validates with it, and copies it into the
 /// model at the end of the fit.
 ///
 /// BatchNorm's statistics are averaged as well. Every rank averages its own copy of the same weights, or its shards. Checkpoints
@@ -137,20 +137,20 @@ pub struct Ema {
 }
 
 impl Ema {
-    /// Averages with this weight of the past, such as 0.999.
+    /// Makes an average in which the past has this weight, such as 0.999.
     #[must_use]
     pub fn new(decay: f64) -> Self {
         Self { decay, validate: true, keep: true, copies: Arc::default(), swapped: false }
     }
 
-    /// Whether validation sees the average; true unless set.
+    /// Sets whether validation uses the averaged weights. Defaults to `true`.
     #[must_use]
     pub fn validate(mut self, on: bool) -> Self {
         self.validate = on;
         self
     }
 
-    /// Whether the model has the average at the end of the fit; true unless set.
+    /// Sets whether the model keeps the averaged weights at the end of the fit. Defaults to `true`.
     #[must_use]
     pub fn keep(mut self, on: bool) -> Self {
         self.keep = on;
@@ -233,7 +233,7 @@ impl Callback for Ema {
 }
 
 /// Averages the weights at the end of each epoch from a certain one on (stochastic weight averaging, Izmailov et al.,
-/// 2018), and leaves the average in the model at the end of the fit.
+/// 2018), and copies the average into the model at the end of the fit.
 ///
 /// BatchNorm's statistics are averaged with the weights, as PyTorch's `AveragedModel(use_buffers=True)` does.
 #[derive(Debug)]
@@ -243,7 +243,7 @@ pub struct Swa {
 }
 
 impl Swa {
-    /// Averages from the end of epoch `from` on, counted from 0.
+    /// Makes an average over the ends of epochs from epoch `from` on, counted from 0.
     #[must_use]
     pub fn new(from: usize) -> Self {
         Self { from, copies: Arc::default() }

@@ -9,18 +9,18 @@ use crate::callback::{Callback, Step};
 use crate::fit_progress::FitProgress;
 use crate::state::LearnerState;
 
-/// Saves the whole state of a fit into a folder, after each epoch and after every so many batches where that is
-/// asked for, and goes on from there when the program is started again: at the same batch, with the same bits.
+/// Saves the whole state of a fit into a folder, after each epoch and optionally after every few batches, and resumes
+/// from it when the program is started again: at the same batch, with the same bits.
 ///
 /// The state is the Accelerator's checkpoint (model, optimizer, loss scale, random states of all ranks, position in
 /// the data) with the recorder and what the callbacks keep. The folder is there whole or not at all, and training
 /// waits for a copy alone. A fit that was finished is not begun again, and one that a callback has cancelled is
-/// finished: remove the folder to begin anew.
+/// finished: remove the folder to start from the beginning.
 ///
-/// Metrics of training batches (`Learner::train_metrics`) of an epoch that goes on are those of the batches that were
+/// Metrics of training batches (`Learner::train_metrics`) of a resumed epoch are those of the batches that were
 /// left.
 ///
-/// A program of several fits, as `fine_tune` is one, goes on in the fit that was interrupted, and passes over those
+/// A program of several fits, as `fine_tune` is one, resumes in the fit that was interrupted, and skips those
 /// before it. The program must make the same fits with the same callbacks again; a Learner has one of these at a
 /// time.
 ///
@@ -45,20 +45,20 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Saves into this folder, after each epoch.
+    /// Makes a callback that saves into this folder, after each epoch.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), every: None, resume: true, fit: 0, due: false, passed: false }
     }
 
-    /// Saves after every so many trained batches as well.
+    /// Sets that a checkpoint is also saved after every `batches` training batches.
     #[must_use]
     pub fn every(mut self, batches: usize) -> Self {
         self.every = Some(batches.max(1));
         self
     }
 
-    /// Whether it goes on from a checkpoint that is there; true unless set.
+    /// Sets whether a fit resumes from an existing checkpoint. Defaults to `true`.
     #[must_use]
     pub fn resume(mut self, on: bool) -> Self {
         self.resume = on;

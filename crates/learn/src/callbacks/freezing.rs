@@ -7,7 +7,7 @@ use crate::state::LearnerState;
 
 /// Freezes and unfreezes parameter groups at the beginning of epochs: gradual unfreezing in one fit.
 ///
-/// The optimizer's state begins anew at each change, as after [`Learner::freeze_to`](crate::Learner::freeze_to).
+/// The optimizer's state is reset at each change, as after [`Learner::freeze_to`](crate::Learner::freeze_to).
 ///
 /// ```
 /// use brigade_learn::callbacks::FreezeSchedule;
@@ -22,7 +22,7 @@ pub struct FreezeSchedule {
 }
 
 impl FreezeSchedule {
-    /// Takes pairs of an epoch and the first group that is trained from it on.
+    /// Makes a schedule from pairs of an epoch and the first group that is trained from it on.
     #[must_use]
     pub fn new(changes: impl IntoIterator<Item = (usize, isize)>) -> Self {
         Self { changes: changes.into_iter().collect(), applied: None }
@@ -53,15 +53,15 @@ impl Callback for FreezeSchedule {
     }
 }
 
-/// Holds the normalisations whose weights are frozen in evaluation, so that their running statistics stay (fastai's
-/// `BnFreeze`).
+/// Keeps normalisations with frozen weights in evaluation mode, so that their running statistics do not change
+/// (fastai's `BnFreeze`).
 #[derive(Clone, Debug, Default)]
 pub struct NormFreeze {
     held: Vec<String>,
 }
 
 impl NormFreeze {
-    /// Makes one.
+    /// Makes the callback, which has no options.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -111,13 +111,13 @@ pub struct ShortEpoch {
 }
 
 impl ShortEpoch {
-    /// Ends both after this share of their batches, 0 to 1.
+    /// Makes a callback that ends training and validation after this share of their batches, 0 to 1.
     #[must_use]
     pub fn new(share: f64) -> Self {
         Self { share, validation: true }
     }
 
-    /// Whether validation is short as well; true unless set.
+    /// Sets whether validation is shortened as well. Defaults to `true`.
     #[must_use]
     pub fn validation(mut self, short: bool) -> Self {
         self.validation = short;

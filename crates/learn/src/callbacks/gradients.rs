@@ -7,8 +7,8 @@ use tch::Tensor;
 use crate::callback::{Callback, Level, Phases, Step};
 use crate::state::LearnerState;
 
-/// Adds gradients up until so many samples were seen, and steps then (fastai's `GradientAccumulation`): the gradient
-/// of the mean over these samples, as if they were one batch.
+/// Accumulates gradients over a number of samples before each step (fastai's `GradientAccumulation`): the gradient of
+/// the mean over these samples, as if they were one batch.
 ///
 /// Samples of all ranks count, so a fit takes the same steps on any number of ranks, where fastai counts those of
 /// each rank. Gradients are averaged over the ranks in the last batch before a step alone. What is left at the end
@@ -20,7 +20,7 @@ pub struct GradientAccumulation {
 }
 
 impl GradientAccumulation {
-    /// Steps after so many samples; a batch that goes beyond them ends the window.
+    /// Makes a callback that steps after `samples` samples. A batch that exceeds this number ends the window.
     #[must_use]
     pub fn new(samples: usize) -> Self {
         Self { samples: samples.max(1), count: 0 }
@@ -78,13 +78,13 @@ impl Callback for GradientAccumulation {
 pub struct GradientClip(ClipNorm);
 
 impl GradientClip {
-    /// Clips the 2-norm.
+    /// Clips gradients by their 2-norm.
     #[must_use]
     pub fn new(max_norm: f64) -> Self {
         Self(ClipNorm { max_norm, ..ClipNorm::default() })
     }
 
-    /// Clips another norm; infinity is the largest absolute value.
+    /// Sets the exponent p of the p-norm. Infinity means the largest absolute value.
     #[must_use]
     pub fn norm_type(mut self, norm_type: f64) -> Self {
         self.0.norm_type = norm_type;
@@ -109,10 +109,9 @@ impl Callback for GradientClip {
     }
 }
 
-/// Ends the fit where a loss is infinite or NaN, on all ranks when it is one rank's (fastai's
-/// `TerminateOnNaNCallback`). Weights and BatchNorm's statistics are those before that batch, with
-/// [`GradientAccumulation`] before its window, where fastai has made the step; without this callback such a loss is an
-/// error.
+/// Ends the fit when a loss is infinite or NaN, on all ranks when it is on one (fastai's `TerminateOnNaNCallback`).
+/// Weights and BatchNorm's statistics are those before that batch, with [`GradientAccumulation`] before its window,
+/// where fastai has made the step; without this callback such a loss is an error.
 #[derive(Debug, Default)]
 pub struct TerminateOnNan {
     /// Buffers before the batch: its forward pass has put the NaN into them.
@@ -120,7 +119,7 @@ pub struct TerminateOnNan {
 }
 
 impl TerminateOnNan {
-    /// Makes one.
+    /// Makes the callback, which has no options.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -23,14 +23,14 @@ pub struct CsvLog {
 }
 
 impl CsvLog {
-    /// Writes to this file, and replaces one that is there at the beginning of each fit. A fit that goes on from a
-    /// checkpoint writes the rows of its earlier epochs again, so that the file has all of them.
+    /// Writes to this file, replacing an existing one at the beginning of each fit. A fit that resumes from a
+    /// checkpoint writes the rows of its earlier epochs again, so that the file is complete.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), append: false, file: None, written: 0 }
     }
 
-    /// Whether fits append to the file; false unless set.
+    /// Sets whether fits append to the file. Defaults to `false`.
     #[must_use]
     pub fn append(mut self, on: bool) -> Self {
         self.append = on;
@@ -115,10 +115,10 @@ impl Callback for CsvLog {
     }
 }
 
-/// Gives everything to the Accelerator's trackers (JSON lines unless the Accelerator has others, CSV, TensorBoard,
-/// MLflow): every few steps `loss`, `lr` (`lr_0`, `lr_1` … with several parameter groups), `momentum`, throughput and
-/// memory; after each epoch `epoch`, the recorder's columns and `time` in seconds, and a table `ranks` with each rank's
-/// host, throughput and memory. `brigade watch` and `brigade report` read the JSON lines.
+/// Logs a fit to the Accelerator's trackers (JSON lines unless the Accelerator has others, CSV, TensorBoard, MLflow):
+/// every few steps `loss`, `lr` (`lr_0`, `lr_1` … with several parameter groups), `momentum`, throughput and memory;
+/// after each epoch `epoch`, the recorder's columns and `time` in seconds, and a table `ranks` with each rank's host,
+/// throughput and memory. `brigade watch` and `brigade report` read the JSON lines.
 ///
 /// It begins the run of the project, unless the program has done so (`Trackers::start`), and numbers the
 /// steps of several fits through. `Trackers::finish` ends the run.
@@ -133,7 +133,7 @@ pub struct TrackerLog {
 }
 
 impl TrackerLog {
-    /// Logs to a project: the name of the run's file or experiment.
+    /// Makes a callback that logs to a project: the name of the run's file or experiment.
     #[must_use]
     pub fn new(project: impl Into<String>) -> Self {
         Self {
@@ -146,7 +146,8 @@ impl TrackerLog {
         }
     }
 
-    /// Sets after how many steps a line is logged; 10 unless set. Each reads the loss, which waits for the device.
+    /// Sets the number of steps between logged lines. Defaults to 10. Each line reads the loss, which waits for the
+    /// device.
     #[must_use]
     pub fn every(mut self, steps: usize) -> Self {
         self.every = steps.max(1);

@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 use crate::callback::{Callback, Step};
 use crate::state::LearnerState;
 
-/// Measures how long the parts of a training batch take: waiting for data, forward with loss, backward, and the step.
+/// Measures the time of the parts of a training batch: waiting for data, forward with loss, backward, and the step.
 ///
 /// On a GPU work is queued: what is measured is the time of the process, and waiting shows where it happens.
 #[derive(Debug)]
@@ -21,20 +21,20 @@ pub struct Timing {
     times: Times,
 }
 
-/// Where the time of all training batches went.
+/// Total times of the parts of all training batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// Waiting for the loader and moving batches to the device.
+    /// Time of waiting for the loader and of moving batches to the device.
     pub data: Duration,
-    /// The forward pass and the loss.
+    /// Time of the forward pass and the loss.
     pub forward: Duration,
-    /// The backward pass, with the reduction of gradients.
+    /// Time of the backward pass, with the reduction of gradients.
     pub backward: Duration,
-    /// The optimizer's step.
+    /// Time of the optimizer's step.
     pub step: Duration,
-    /// Validation.
+    /// Time of the validation.
     pub validation: Duration,
-    /// Batches that were trained.
+    /// Number of training batches.
     pub batches: usize,
 }
 
@@ -45,13 +45,13 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// Makes one.
+    /// Makes the callback, which has no options.
     #[must_use]
     pub fn new() -> Self {
         Self { last: Instant::now(), times: Times::default() }
     }
 
-    /// Returns what was measured in the last fit.
+    /// Returns the times of the last fit.
     #[must_use]
     pub fn times(&self) -> Times {
         self.times
@@ -130,7 +130,7 @@ impl Callback for Timing {
     }
 }
 
-/// Measures the outputs of layers in training: mean, deviation, the share near zero, and a histogram (fastai's
+/// Measures the outputs of layers in training: mean, standard deviation, the share near zero, and a histogram (fastai's
 /// `ActivationStats`). A layer that dies or explodes shows in them.
 #[derive(Debug)]
 pub struct ActivationStats {
@@ -141,26 +141,26 @@ pub struct ActivationStats {
     stats: Vec<LayerStats>,
 }
 
-/// The measurements of a layer, one for each step that was looked at.
+/// The measurements of a layer, one for each measured step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LayerStats {
-    /// The layer's name.
+    /// Name of the layer.
     pub layer: String,
-    /// The training batches that were looked at.
+    /// Numbers of the measured training batches.
     pub steps: Vec<usize>,
-    /// The mean of its outputs.
+    /// Means of the layer's outputs.
     pub means: Vec<f64>,
-    /// Their standard deviation.
+    /// Standard deviations of the layer's outputs.
     pub deviations: Vec<f64>,
-    /// The share with an absolute value below 0.05.
+    /// Shares of outputs with an absolute value below 0.05.
     pub near_zero: Vec<f64>,
     /// Counts of absolute values in [`BINS`] equal bins from 0 to [`RANGE`].
     pub histograms: Vec<Vec<f64>>,
 }
 
-/// Bins of a histogram.
+/// Number of bins of a histogram.
 pub const BINS: i64 = 40;
-/// The absolute value where the last bin of a histogram ends.
+/// Upper end of the last bin of a histogram, as an absolute value.
 pub const RANGE: f64 = 10.0;
 
 /// What hooks have measured and was not read yet.
@@ -171,7 +171,7 @@ struct Seen {
 }
 
 impl ActivationStats {
-    /// Looks at these layers in every batch.
+    /// Makes a callback that measures these layers in every batch.
     #[must_use]
     pub fn new<S: Into<String>>(layers: impl IntoIterator<Item = S>) -> Self {
         Self {
@@ -183,14 +183,14 @@ impl ActivationStats {
         }
     }
 
-    /// Looks at one of so many batches.
+    /// Sets that only every `batches`-th batch is measured.
     #[must_use]
     pub fn every(mut self, batches: usize) -> Self {
         self.every = batches.max(1);
         self
     }
 
-    /// Returns what was measured in the last fit, on this rank.
+    /// Returns the measurements of the last fit, on this rank.
     #[must_use]
     pub fn stats(&self) -> &[LayerStats] {
         &self.stats

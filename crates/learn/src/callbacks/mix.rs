@@ -9,21 +9,21 @@ use tch::Tensor;
 use crate::callback::{Callback, Phases, Step};
 use crate::state::{LearnerState, broadcastable};
 
-/// What is drawn for the mixture of a batch.
+/// Random numbers for the mixture of a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MixDraw {
-    /// λ of Beta(α, α): one for each sample, or one alone for CutMix.
+    /// λ drawn from Beta(α, α): one value for each sample, or a single one for CutMix.
     pub lambda: Vec<f64>,
-    /// The partner of each sample: a permutation of the batch.
+    /// Index of the partner of each sample: a permutation of the batch.
     pub partners: Vec<i64>,
-    /// The centre of CutMix's rectangle, as shares of width and height, each at least 0 and below 1.
+    /// Centre of CutMix's rectangle, as shares of width and height, each at least 0 and below 1.
     pub center: [f64; 2],
 }
 
-/// Draws the numbers of a mixture: from the Learner's seed, the batch's number and the rank, unless a callback is
-/// given another source.
+/// A source of the random numbers of mixtures. By default they are drawn from the Learner's seed, the batch's number
+/// and the rank.
 pub trait MixSource: fmt::Debug {
-    /// Draws for training batch `batch` of the fit, with so many rows and as many λ as asked for.
+    /// Draws the numbers for training batch `batch` of the fit, with `rows` rows and `lambdas` values of λ.
     fn draw(&mut self, batch: usize, rows: usize, lambdas: usize, alpha: f64) -> MixDraw;
 }
 
@@ -85,8 +85,8 @@ impl Mixture {
     }
 }
 
-/// Mixes each sample with another one of its batch, in shares of Beta(α, α) (Zhang et al., 2017; fastai's `MixUp`).
-/// With class targets the losses of both are mixed, with others the targets.
+/// Mixes each sample with another one of its batch, in shares drawn from Beta(α, α) (Zhang et al., 2017; fastai's
+/// `MixUp`). Class targets are not mixed, but the losses of both classes; other targets are mixed.
 ///
 /// ```no_run
 /// use brigade_learn::callbacks::MixUp;
@@ -98,13 +98,13 @@ impl Mixture {
 pub struct MixUp(Mixture);
 
 impl MixUp {
-    /// Mixes with this α; 0.4 is fastai's default, and 0 mixes nothing.
+    /// Makes MixUp with this α. fastai's default is 0.4, and 0 mixes nothing.
     #[must_use]
     pub fn new(alpha: f64) -> Self {
         Self(Mixture::new(alpha))
     }
 
-    /// Draws from this source.
+    /// Sets the source of the random numbers.
     #[must_use]
     pub fn source(mut self, source: impl MixSource + 'static) -> Self {
         self.0.given = Some(Box::new(source));
@@ -150,13 +150,13 @@ impl Callback for MixUp {
 pub struct CutMix(Mixture);
 
 impl CutMix {
-    /// Mixes with this α; 1 is fastai's default.
+    /// Makes CutMix with this α. fastai's default is 1.
     #[must_use]
     pub fn new(alpha: f64) -> Self {
         Self(Mixture::new(alpha))
     }
 
-    /// Draws from this source.
+    /// Sets the source of the random numbers.
     #[must_use]
     pub fn source(mut self, source: impl MixSource + 'static) -> Self {
         self.0.given = Some(Box::new(source));

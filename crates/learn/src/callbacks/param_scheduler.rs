@@ -23,17 +23,17 @@ pub struct ParamScheduler {
 }
 
 impl ParamScheduler {
-    /// Moves a hyperparameter of all parameter groups alike.
+    /// Makes a schedule of a hyperparameter for all parameter groups.
     pub fn new(hyper: Hyper, schedule: Annealing) -> Self {
         Self { schedules: vec![(hyper, vec![schedule])] }
     }
 
-    /// Moves a hyperparameter of each parameter group by a schedule of its own.
+    /// Makes a schedule of a hyperparameter for each parameter group.
     pub fn each_group(hyper: Hyper, schedules: Vec<Annealing>) -> Self {
         Self { schedules: vec![(hyper, schedules)] }
     }
 
-    /// Moves another hyperparameter as well.
+    /// Adds a schedule of another hyperparameter.
     pub fn and(mut self, hyper: Hyper, schedule: Annealing) -> Self {
         self.schedules.push((hyper, vec![schedule]));
         self

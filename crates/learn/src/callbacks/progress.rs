@@ -10,8 +10,8 @@ use crate::callback::{Callback, Step};
 use crate::recorder::EpochRow;
 use crate::state::LearnerState;
 
-/// Shows how far each epoch is, on a terminal as a bar, elsewhere as a line now and then, and prints a row of the
-/// table of epochs after each; fastai's `ProgressCallback`. Every fit has one unless the Learner is
+/// Shows the progress of each epoch, on a terminal as a bar, elsewhere as a line at intervals, and prints a row of the
+/// table of epochs after each (fastai's `ProgressCallback`). Every fit has one unless the Learner is
 /// [quiet](crate::Learner::quiet).
 #[derive(Debug, Default)]
 pub struct Progress {
@@ -24,7 +24,7 @@ pub struct Progress {
 const BETWEEN_LOSSES: Duration = Duration::from_millis(500);
 
 impl Progress {
-    /// Makes one.
+    /// Makes the callback, which has no options.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -10,7 +10,7 @@ use crate::callback::{Callback, Phases, Ranks, Step};
 use crate::error::LearnError;
 use crate::state::LearnerState;
 
-/// Draws the training loss of each batch, smoothed, and the validation loss of each epoch, after each epoch, on rank 0
+/// Plots the training loss of each batch, smoothed, and the validation loss of each epoch, after each epoch, on rank 0
 /// (fastai's `ShowGraphCallback`). The axes have the length of the whole fit from the beginning, and begin at 0.
 ///
 /// It prints text unless it is made by [`ShowGraph::file`] or [`ShowGraph::with`].
@@ -39,20 +39,21 @@ enum Target {
 const TEXT: (usize, usize) = (80, 16);
 
 impl ShowGraph {
-    /// Makes one that prints the graph as text of 80 columns and 16 lines.
+    /// Makes a callback that prints the graph as text of 80 columns and 16 lines.
     #[must_use]
     pub fn new() -> Self {
         Self { target: Target::Terminal }
     }
 
-    /// Makes one that writes the graph to a file, each time anew: `.png`, `.svg` or `.txt`. Its folder is made where it
-    /// is missing. A name with another ending and a file that cannot be written are errors before the first batch.
+    /// Makes a callback that writes the graph to a file after each epoch: `.png`, `.svg` or `.txt`. Its folder is
+    /// created if it is missing. A path with another extension, or to which nothing can be written, is an error before
+    /// the first batch.
     #[must_use]
     pub fn file(path: impl Into<PathBuf>) -> Self {
         Self { target: Target::File(path.into()) }
     }
 
-    /// Makes one that gives the graph to a function, such as one that shows it in a notebook.
+    /// Makes a callback that passes the graph to a function, such as one that shows it in a notebook.
     #[must_use]
     pub fn with(show: impl FnMut(&Chart) -> Result<()> + 'static) -> Self {
         Self { target: Target::Function(Box::new(show)) }

@@ -8,12 +8,12 @@ use crate::callback::{Callback, Level, Step};
 use crate::hyper::Hyper;
 use crate::state::LearnerState;
 
-/// Whether a smaller or a larger number is better.
+/// Direction of a better value: a smaller or a larger number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
-    /// Smaller, as of a loss.
+    /// Smaller numbers are better, as for a loss.
     Less,
-    /// Larger, as of an accuracy.
+    /// Larger numbers are better, as for an accuracy.
     Greater,
 }
 
@@ -101,29 +101,29 @@ fn kept(state: &serde_json::Value) -> Result<(Option<f64>, usize)> {
 macro_rules! monitored {
     ($($callback:ident),+) => {
         $(impl $callback {
-            /// Sets the column that is followed; `valid_loss` unless set.
+            /// Sets the recorder's column that is monitored. Defaults to `valid_loss`.
             #[must_use]
             pub fn monitor(mut self, name: impl Into<String>) -> Self {
                 self.best.monitor = name.into();
                 self
             }
 
-            /// Sets whether smaller or larger numbers are better; smaller ones where the name has `loss` or
-            /// `error` in it, unless set.
+            /// Sets whether smaller or larger numbers are better. Defaults to smaller ones if the name contains `loss`
+            /// or `error`, else larger ones.
             #[must_use]
             pub fn better(mut self, better: Better) -> Self {
                 self.best.better = Some(better);
                 self
             }
 
-            /// Sets by how much a number must be better than the best; 0 unless set.
+            /// Sets the minimum difference by which a value must be better than the best one. Defaults to 0.
             #[must_use]
             pub fn min_delta(mut self, delta: f64) -> Self {
                 self.best.min_delta = delta;
                 self
             }
 
-            /// Whether each fit begins without a best; true unless set.
+            /// Sets whether each fit begins without a best value. Defaults to `true`.
             #[must_use]
             pub fn reset_on_fit(mut self, reset: bool) -> Self {
                 self.best.reset_on_fit = reset;
@@ -141,7 +141,7 @@ macro_rules! monitored {
 
 monitored!(EarlyStopping, ReduceLrOnPlateau, SaveModel);
 
-/// Ends the fit after so many epochs without a new best (fastai's `EarlyStoppingCallback`).
+/// Ends the fit after `patience` epochs without a new best value (fastai's `EarlyStoppingCallback`).
 ///
 /// ```
 /// use brigade_learn::callbacks::EarlyStopping;
@@ -155,7 +155,7 @@ pub struct EarlyStopping {
 }
 
 impl EarlyStopping {
-    /// Waits for so many epochs; at least one.
+    /// Makes a callback with a patience of this many epochs, at least one.
     #[must_use]
     pub fn new(patience: usize) -> Self {
         Self { best: Best::default(), patience: patience.max(1) }
@@ -198,7 +198,7 @@ impl Callback for EarlyStopping {
     }
 }
 
-/// Divides the learning rates after so many epochs without a new best (fastai's `ReduceLROnPlateau`).
+/// Divides the learning rates after `patience` epochs without a new best value (fastai's `ReduceLROnPlateau`).
 #[derive(Clone, Debug)]
 pub struct ReduceLrOnPlateau {
     best: Best,
@@ -208,21 +208,21 @@ pub struct ReduceLrOnPlateau {
 }
 
 impl ReduceLrOnPlateau {
-    /// Waits for so many epochs, at least one, and divides by 10.
+    /// Makes a callback with a patience of this many epochs, at least one, that divides the rates by 10.
     #[must_use]
     pub fn new(patience: usize) -> Self {
         let best = Best::default();
         Self { best, patience: patience.max(1), factor: 10.0, min_lr: 0.0 }
     }
 
-    /// Sets what rates are divided by.
+    /// Sets the divisor of the learning rates.
     #[must_use]
     pub fn factor(mut self, factor: f64) -> Self {
         self.factor = factor;
         self
     }
 
-    /// Sets the smallest rate.
+    /// Sets the minimum learning rate.
     #[must_use]
     pub fn min_lr(mut self, lr: f64) -> Self {
         self.min_lr = lr;
@@ -270,7 +270,7 @@ impl Callback for ReduceLrOnPlateau {
     }
 }
 
-/// Saves the model whenever there is a new best, and loads the best one at the end of the fit (fastai's
+/// Saves the model at each new best value, and loads the best model at the end of the fit (fastai's
 /// `SaveModelCallback`). Rank 0 writes and reads; the others get its weights.
 #[derive(Clone, Debug)]
 pub struct SaveModel {
@@ -283,7 +283,7 @@ pub struct SaveModel {
 }
 
 impl SaveModel {
-    /// Saves to this file: `models/best.pth`, say.
+    /// Makes a callback that saves to this file, such as `models/best.pth`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -296,22 +296,22 @@ impl SaveModel {
         }
     }
 
-    /// Saves after every so many epochs instead, each time to a file of its own with `_EPOCH` behind its name, and
-    /// loads none at the end.
+    /// Sets that the model is saved every `epochs` epochs instead, each time to a file of its own with `_EPOCH`
+    /// appended to its name, and that none is loaded at the end.
     #[must_use]
     pub fn every(mut self, epochs: usize) -> Self {
         self.every_epoch = Some(epochs.max(1));
         self
     }
 
-    /// Saves the model of the last epoch at the end of the fit, instead of loading the best one.
+    /// Sets whether the model of the last epoch is saved at the end of the fit, instead of loading the best one.
     #[must_use]
     pub fn at_end(mut self, on: bool) -> Self {
         self.at_end = on;
         self
     }
 
-    /// Saves and loads the optimizer as well.
+    /// Sets whether the optimizer is saved and loaded as well.
     #[must_use]
     pub fn with_optimizer(mut self, on: bool) -> Self {
         self.with_optimizer = on;

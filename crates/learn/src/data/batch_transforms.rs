@@ -16,27 +16,28 @@ use super::item_transforms::Part;
 pub struct Normalize(Option<images::Normalize>);
 
 impl Normalize {
-    /// Takes the statistics of ImageNet, which pretrained weights expect.
+    /// Normalises with the statistics of ImageNet, which pretrained weights expect.
     #[must_use]
     pub fn imagenet() -> Self {
         Self(Some(images::Normalize::IMAGENET))
     }
 
-    /// Takes mean and standard deviation of each channel, of values from 0 to 1: fastai's `from_stats`.
+    /// Normalises with this mean and standard deviation of each channel, for values from 0 to 1: fastai's `from_stats`.
     #[must_use]
     pub fn new(mean: [f32; 3], std: [f32; 3]) -> Self {
         Self(Some(images::Normalize { mean, std }))
     }
 
-    /// Takes the statistics of the first training batch: fastai's `Normalize()`. They are rank 0's on all ranks.
+    /// Normalises with the statistics of the first training batch: fastai's `Normalize()`. All ranks use those of rank
+    /// 0.
     #[must_use]
     pub fn from_batch() -> Self {
         Self(None)
     }
 }
 
-/// Starts fastai's `aug_transforms()`: flips, warps, rotations, zooms, brightness and contrast, by one
-/// resampling of each image.
+/// Returns fastai's `aug_transforms()`: flips, warps, rotations, zooms, brightness and contrast, by one resampling of
+/// each image.
 #[must_use]
 pub fn aug_transforms() -> AugTransforms {
     AugTransforms {
@@ -122,7 +123,7 @@ impl AugTransforms {
         padding: Padding;
     }
 
-    /// Sets the size of the batch's images, in validation as well.
+    /// Sets the size of the batch's images, for validation as well.
     #[must_use]
     pub fn size(mut self, size: impl Into<Size>) -> Self {
         self.size = Some(size.into());
@@ -170,8 +171,9 @@ impl AugTransforms {
     }
 }
 
-/// Erases a rectangle of the batch's images in training, each with probability `p`, by noise of mean 0 and deviation 1
-/// after normalisation: fastai's `RandomErasing`. `RandomErasing::default()` has torchvision's options.
+/// Erases a rectangle of the batch's images in training, each with probability `p`, and fills it with noise of mean 0
+/// and standard deviation 1 after normalisation: fastai's `RandomErasing`. `RandomErasing::default()` has torchvision's
+/// options.
 #[must_use]
 pub fn random_erasing(p: f64) -> RandomErasing {
     RandomErasing { p, ..RandomErasing::fastai() }
@@ -184,7 +186,7 @@ pub fn saturation(max: f64) -> Lighting {
     Lighting::Saturation { max, p: 0.75 }
 }
 
-/// Turns the hue of the batch's images in training by up to `max`, 0.1 in fastai, with a probability of 0.75: fastai's
+/// Shifts the hue of the batch's images in training by up to `max`, 0.1 in fastai, with a probability of 0.75: fastai's
 /// `Hue`.
 #[must_use]
 pub fn hue(max: f64) -> Hue {
@@ -193,8 +195,8 @@ pub fn hue(max: f64) -> Hue {
 
 type Function = dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync;
 
-/// One transform of batches: [`Normalize`], [`AugTransforms`], an [`Augment`] of one's own, a [`Lighting`] or
-/// [`Hue`], a [`RandomErasing`], a [function](Self::function).
+/// A transform of batches: [`Normalize`], [`AugTransforms`], a custom [`Augment`], a [`Lighting`] or [`Hue`], a
+/// [`RandomErasing`], a [function](Self::function).
 #[derive(Clone)]
 pub struct BatchTransform(Kind);
 
@@ -210,8 +212,8 @@ enum Kind {
 }
 
 impl BatchTransform {
-    /// Takes a function of images `[n, channels, h, w]`, normalised where there is a normalisation, which runs
-    /// behind all else in training and in validation. A Learner with one cannot be exported.
+    /// Makes a transform from a function of images `[n, channels, h, w]`, normalised if there is a normalisation, which
+    /// runs after all others in training and in validation. A Learner with such a transform cannot be exported.
     pub fn function(function: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Self {
         Self(Kind::Function(Arc::new(function)))
     }

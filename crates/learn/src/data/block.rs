@@ -23,7 +23,7 @@ use crate::loaders::Loaders;
 
 pub use summary::{Step, Summary};
 
-/// Says how files become batches: fastai's `DataBlock`.
+/// A description of how files become batches: fastai's `DataBlock`.
 ///
 /// ```
 /// use brigade_learn::data::{
@@ -59,7 +59,7 @@ pub struct DataBlock {
 }
 
 impl DataBlock {
-    /// Takes what the model's input and the target are.
+    /// Makes a data block from the blocks of the model's input and of the target.
     #[must_use]
     pub fn new(images: ImageBlock, target: impl Into<TargetBlock>) -> Self {
         Self {
@@ -93,8 +93,8 @@ impl DataBlock {
         prepare::loaders(self, accelerator, path.as_ref(), batch_size)
     }
 
-    /// Follows one training sample through every step, and a batch of up to four: fastai's `summary`. What fails is
-    /// in the result, with its step and its item.
+    /// Runs one training sample, and a batch of up to four, through every step, and describes the results: fastai's
+    /// `summary`. A failure is part of the result, with its step and its item.
     ///
     /// ```
     /// use brigade_learn::data::{DataBlock, Resize, categories, images, name_regex};

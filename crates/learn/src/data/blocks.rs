@@ -10,59 +10,61 @@ use serde::{Deserialize, Serialize};
 use super::items::Items;
 use super::labels::Label;
 
-/// Images as the model's input, `[n, 3, h, w]`: fastai's `ImageBlock`.
+/// Returns the block of RGB images as the model's input, `[n, 3, h, w]`: fastai's `ImageBlock`.
 #[must_use]
 pub fn images() -> ImageBlock {
     ImageBlock { grey: false }
 }
 
-/// Images of one channel, `[n, 1, h, w]`: fastai's `ImageBlock(PILImageBW)`.
+/// Returns the block of grayscale images as the model's input, `[n, 1, h, w]`: fastai's `ImageBlock(PILImageBW)`.
 #[must_use]
 pub fn grey_images() -> ImageBlock {
     ImageBlock { grey: true }
 }
 
-/// Images as the model's input: [`images`], [`grey_images`].
+/// The block of images as the model's input. Made by [`images`] or [`grey_images`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageBlock {
     pub(super) grey: bool,
 }
 
-/// One class for each item, as a number `i64` `[n]`: fastai's `CategoryBlock`. The classes are the labels of the
-/// training items, sorted.
+/// Returns the block of targets that are one class for each item, as class numbers `i64` `[n]`: fastai's
+/// `CategoryBlock`. The classes are the labels of the training items, sorted.
 #[must_use]
 pub fn categories() -> CategoryBlock {
     CategoryBlock { vocabulary: None, sorted: true, unknown: false }
 }
 
-/// Any number of classes for each item, as `f32` `[n, classes]` of 0 and 1: fastai's `MultiCategoryBlock`. The
-/// classes are the labels of the training items, sorted.
+/// Returns the block of targets that are any number of classes for each item, as `f32` `[n, classes]` of 0 and 1:
+/// fastai's `MultiCategoryBlock`. The classes are the labels of the training items, sorted.
 #[must_use]
 pub fn multi_categories() -> MultiCategoryBlock {
     MultiCategoryBlock(categories())
 }
 
-/// A mask for each image, as numbers of classes `i64` `[n, h, w]`: fastai's `MaskBlock`. Labels are the paths of
-/// the masks, whose pixels are the numbers of `codes`; 255 is no class. Targets have -100 there, which losses and
-/// metrics leave out.
+/// Returns the block of targets that are a segmentation mask for each image, as class numbers `i64` `[n, h, w]`:
+/// fastai's `MaskBlock`. Labels are the paths of the masks, whose pixels are indices into `codes`, or 255 for no class.
+/// Such pixels are -100 in the targets, which losses and metrics ignore.
 pub fn masks<S: Into<String>>(codes: impl IntoIterator<Item = S>) -> MaskBlock {
     MaskBlock { codes: codes.into_iter().map(Into::into).collect() }
 }
 
-/// One or several numbers for each item, as `f32` `[n]` or `[n, numbers]`: fastai's `RegressionBlock`.
+/// Returns the block of targets that are one or several numbers for each item, as `f32` `[n]` or `[n, numbers]`:
+/// fastai's `RegressionBlock`.
 #[must_use]
 pub fn numbers() -> NumberBlock {
     NumberBlock
 }
 
-/// Points on each image, as `f32` `[n, points, 2]` of -1 to 1 between its sides: fastai's `PointBlock`. Labels are
-/// numbers x, y, x, y, … in pixels from the upper left corner of the file's image; points follow its transforms.
+/// Returns the block of targets that are points on each image, as `f32` `[n, points, 2]` with coordinates of -1 to 1
+/// between its sides: fastai's `PointBlock`. Labels are numbers x, y, x, y, … in pixels from the upper left corner of
+/// the file's image; points are transformed with it.
 #[must_use]
 pub fn points() -> PointBlock {
     PointBlock
 }
 
-/// One class for each item: [`categories`].
+/// The block of targets that are one class for each item. Made by [`categories`].
 #[derive(Clone, Debug)]
 pub struct CategoryBlock {
     vocabulary: Option<Vec<String>>,
@@ -71,22 +73,23 @@ pub struct CategoryBlock {
 }
 
 impl CategoryBlock {
-    /// Gives the classes and their order.
+    /// Sets the classes and their order.
     #[must_use]
     pub fn vocabulary<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.vocabulary = Some(names.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Sets whether classes that are found are sorted (true), or in the order of the training items.
+    /// Sets whether classes found in the data are sorted, or kept in the order of the training items. Defaults to
+    /// `true`.
     #[must_use]
     pub fn sorted(mut self, sorted: bool) -> Self {
         self.sorted = sorted;
         self
     }
 
-    /// Adds the class `#na#` as number 0, for labels that training lacks: fastai's `add_na`. Without it, such a
-    /// label is an error.
+    /// Sets whether the class `#na#` is added as number 0, for labels that do not occur in training: fastai's `add_na`.
+    /// Without it, such a label is an error.
     #[must_use]
     pub fn unknown(mut self, unknown: bool) -> Self {
         self.unknown = unknown;
@@ -113,39 +116,39 @@ impl CategoryBlock {
 /// fastai's name of the class for labels that training lacks.
 const UNKNOWN: &str = "#na#";
 
-/// Any number of classes for each item: [`multi_categories`].
+/// The block of targets that are any number of classes for each item. Made by [`multi_categories`].
 #[derive(Clone, Debug)]
 pub struct MultiCategoryBlock(CategoryBlock);
 
 impl MultiCategoryBlock {
-    /// Gives the classes and their order.
+    /// Sets the classes and their order.
     #[must_use]
     pub fn vocabulary<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
         Self(self.0.vocabulary(names))
     }
 
-    /// Adds the class `#na#` as number 0, for labels that training lacks.
+    /// Sets whether the class `#na#` is added as number 0, for labels that do not occur in training.
     #[must_use]
     pub fn unknown(self, unknown: bool) -> Self {
         Self(self.0.unknown(unknown))
     }
 }
 
-/// A mask for each image: [`masks`].
+/// The block of targets that are a segmentation mask for each image. Made by [`masks`].
 #[derive(Clone, Debug)]
 pub struct MaskBlock {
     codes: Vec<String>,
 }
 
-/// Numbers for each item: [`numbers`].
+/// The block of targets that are numbers for each item. Made by [`numbers`].
 #[derive(Clone, Copy, Debug)]
 pub struct NumberBlock;
 
-/// Points on each image: [`points`].
+/// The block of targets that are points on each image. Made by [`points`].
 #[derive(Clone, Copy, Debug)]
 pub struct PointBlock;
 
-/// What the target of an item is.
+/// The block of a data set's targets: one of those of this module.
 #[derive(Clone, Debug)]
 pub struct TargetBlock(Block);
 

@@ -45,7 +45,7 @@ struct Settings {
     target: TargetKind,
 }
 
-/// Makes the codec of a kind again, from its settings as [`ItemCodec::describe`] has written them.
+/// Makes a codec from its kind and its settings, as [`ItemCodec::describe`] returned them.
 ///
 /// ```
 /// use brigade_learn::data::{DataBlock, Normalize, Resize, categories, codec_from, images, parent_name};
@@ -68,7 +68,7 @@ struct Settings {
 /// ```
 ///
 /// # Errors
-/// When there is no such kind, or the settings are not its own: those of a later version.
+/// When the kind is unknown, or the settings are invalid, such as those of a later version.
 pub fn codec_from(kind: &str, settings: &serde_json::Value) -> Result<Arc<dyn ItemCodec>> {
     if kind != KIND {
         return Err(Error::invalid_argument(format!(

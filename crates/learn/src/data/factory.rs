@@ -22,8 +22,8 @@ use super::options::{Weights, block_methods};
 use super::split::{SplitItems, grandparent};
 use crate::loaders::Loaders;
 
-/// Loaders of a folder of images, by the usual rules: fastai's `ImageDataLoaders`. Every step can be set
-/// otherwise, as in a [`DataBlock`].
+/// Loaders of a folder of images, with common defaults: fastai's `ImageDataLoaders`. Every step can be set otherwise,
+/// as in a [`DataBlock`].
 ///
 /// ```
 /// use brigade_learn::data::{ImageLoaders, Resize, random_split};
@@ -53,12 +53,12 @@ pub struct ImageLoaders {
 }
 
 impl ImageLoaders {
-    /// Takes a folder for each class below `train`, and below `valid` or `val`.
+    /// Loads images from a folder for each class below `train`, and below `valid` or `val`.
     pub fn from_folder(path: impl Into<PathBuf>) -> Self {
         Self::new(path).label(parent_name).split(grandparent("train", ["valid", "val"]))
     }
 
-    /// Takes all images below a folder, with the class that a function makes of each file's name, or finds in it.
+    /// Loads all images below a folder, with the class that a function returns for each file's name.
     pub fn from_name<L: IntoLabel + 'static>(
         path: impl Into<PathBuf>,
         label: impl Fn(&str) -> L + Send + Sync + 'static,
@@ -66,13 +66,13 @@ impl ImageLoaders {
         Self::new(path).label(name_function(label))
     }
 
-    /// Takes all images below a folder, with the class that the first group of a regular expression matches in
-    /// each file's name.
+    /// Loads all images below a folder, with the class that the first group of a regular expression matches in each
+    /// file's name.
     pub fn from_name_regex(path: impl Into<PathBuf>, pattern: impl Into<String>) -> Self {
         Self::new(path).label(name_regex(pattern))
     }
 
-    /// Takes all images below a folder, with the class that a function makes of each path.
+    /// Loads all images below a folder, with the class that a function returns for each path.
     pub fn from_path<L: IntoLabel + 'static>(
         path: impl Into<PathBuf>,
         label: impl Fn(&Path) -> L + Send + Sync + 'static,
@@ -80,19 +80,19 @@ impl ImageLoaders {
         Self::new(path).label(label)
     }
 
-    /// Takes all images below a folder, with the class that the first group of a regular expression matches in
-    /// each path.
+    /// Loads all images below a folder, with the class that the first group of a regular expression matches in each
+    /// path.
     pub fn from_path_regex(path: impl Into<PathBuf>, pattern: impl Into<String>) -> Self {
         Self::new(path).label(path_regex(pattern))
     }
 
-    /// Takes the images that a CSV file of the folder lists in its first column, with the classes in its second
-    /// one: a file's name, or a [`Csv`] with options.
+    /// Loads the images that a CSV file in the folder lists in its first column, with the classes in its second one.
+    /// `table` is a file's name, or a [`Csv`] with options.
     pub fn from_csv(path: impl Into<PathBuf>, table: impl Into<Csv>) -> Self {
         Self::new(path).items(table.into()).label(column(1))
     }
 
-    /// Takes these images below a folder, with a label each.
+    /// Loads these images below a folder, with a label each.
     pub fn from_lists<P: Into<PathBuf>, L: IntoLabel>(
         path: impl Into<PathBuf>,
         files: impl IntoIterator<Item = P>,
@@ -107,36 +107,36 @@ impl ImageLoaders {
 
     block_methods!(self => self.block);
 
-    /// Sets what the target is; one class unless set.
+    /// Sets the block of the target. Defaults to one class.
     #[must_use]
     pub fn target(mut self, target: impl Into<TargetBlock>) -> Self {
         self.block.target = target.into();
         self
     }
 
-    /// Takes several classes for each item from a column of the table, with a separator between them: fastai's
+    /// Reads several classes for each item from a column of the table, with a separator between them: fastai's
     /// `label_delim`.
     #[must_use]
     pub fn label_separator(self, of_column: impl ToString, separator: impl Into<String>) -> Self {
         self.label(column(of_column).separator(separator)).target(multi_categories())
     }
 
-    /// Makes images of one channel.
+    /// Converts images to one channel (grayscale).
     #[must_use]
     pub fn grey(mut self) -> Self {
         self.block.images = grey_images();
         self
     }
 
-    /// Makes the loaders, as [`DataBlock::loaders`].
+    /// Makes the loaders, as [`DataBlock::loaders`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`DataBlock::loaders`].
     pub fn loaders(&self, accelerator: &Accelerator, batch_size: usize) -> Result<Loaders<Tensor>> {
         self.block.loaders(accelerator, &self.path, batch_size)
     }
 
-    /// Follows one sample through every step, as [`DataBlock::summary`].
+    /// Runs one sample through every step, as [`DataBlock::summary`] does.
     #[must_use]
     pub fn summary(&self) -> Summary {
         self.block.summary(&self.path)
@@ -155,13 +155,14 @@ impl From<PathBuf> for Csv {
     }
 }
 
-/// Loaders of images with masks: fastai's `SegmentationDataLoaders`.
+/// Constructors of loaders of images with segmentation masks: fastai's `SegmentationDataLoaders`.
 #[derive(Clone, Copy, Debug)]
 pub enum SegmentationLoaders {}
 
 impl SegmentationLoaders {
-    /// Takes all images below the folder `images` of a data set, with the mask whose path below the data set's
-    /// folder a function makes of each image's path, and the names of the classes: fastai's `from_label_func`.
+    /// Loads all images below the folder `images` of a data set, with segmentation masks: `mask` returns the mask's
+    /// path below the data set's folder for each image's path, and `codes` are the names of the classes. fastai's
+    /// `from_label_func`.
     pub fn from_folder(
         path: impl Into<PathBuf>,
         mask: impl Fn(&Path) -> PathBuf + Send + Sync + 'static,

@@ -23,8 +23,9 @@ use serde::{Deserialize, Serialize};
 pub enum RandomResizedCrop {}
 
 impl RandomResizedCrop {
-    /// Crops at random in training, and squeezes to a little more than the size and takes the middle in
-    /// validation: [`RandomResizedCrop::fastai`](images::RandomResizedCrop::fastai), which has its options.
+    /// Returns a crop that is random in training; in validation the image is squeezed to a little more than the size
+    /// and its middle is cropped. [`RandomResizedCrop::fastai`](images::RandomResizedCrop::fastai) describes its
+    /// options.
     #[must_use]
     #[expect(
         clippy::new_ret_no_self,
@@ -40,8 +41,8 @@ impl RandomResizedCrop {
 pub enum Resize {}
 
 impl Resize {
-    /// Crops to the size's aspect ratio, anywhere in training and in the middle in validation, and resizes:
-    /// fastai's default method.
+    /// Returns a crop to the size's aspect ratio, at a random place in training and in the middle in validation, with a
+    /// resize: fastai's default method.
     #[must_use]
     #[expect(
         clippy::new_ret_no_self,
@@ -51,23 +52,24 @@ impl Resize {
         images::Resize::crop(size)
     }
 
-    /// Resizes without regard to the aspect ratio: fastai's `ResizeMethod.Squish`.
+    /// Returns a resize that ignores the aspect ratio: fastai's `ResizeMethod.Squish`.
     #[must_use]
     pub fn squish(size: impl Into<Size>) -> images::Resize {
         images::Resize::squish(size)
     }
 
-    /// Resizes to fit in and mirrors the image at its sides for the rest: fastai's `ResizeMethod.Pad`.
+    /// Returns a resize that keeps the aspect ratio and pads the image by reflection at its sides: fastai's
+    /// `ResizeMethod.Pad`.
     #[must_use]
     pub fn pad(size: impl Into<Size>) -> images::Resize {
         images::Resize::pad(size, PadMode::Reflect)
     }
 }
 
-/// Mirrors left and right in training: fastai's `FlipItem`.
+/// A random horizontal flip in training: fastai's `FlipItem`.
 pub type Flip = RandomHorizontalFlip;
 
-/// One transform of a single image: any of `brigade_vision::transforms`, or one's [own](Self::own).
+/// A transform of a single image: any of `brigade_vision::transforms`, or a [custom one](Self::own).
 #[derive(Clone)]
 pub struct ItemTransform(Kind);
 
@@ -78,15 +80,15 @@ enum Kind {
 }
 
 impl ItemTransform {
-    /// Takes a transform of the program's own. It runs behind those of lower order, as fastai has them: 0 is that
-    /// of flips, 1 of crops and resizes, 2 of changes of colour. A Learner with one cannot be exported.
+    /// Makes a custom transform. It runs after those of lower order, as in fastai: 0 is the order of flips, 1 of crops
+    /// and resizes, 2 of changes of colour. A Learner with such a transform cannot be exported.
     pub fn own(transform: impl Transform + Clone + 'static, order: i32) -> Self {
         let name = format!("{transform:?}");
         let append = Arc::new(move |transforms: Compose| transforms.then(transform.clone()));
         Self(Kind::Own { order, name, append })
     }
 
-    /// Returns its place among the transforms of an item: those of lower order run first.
+    /// Returns its order among the transforms of an item: lower ones run first.
     #[must_use]
     pub fn order(&self) -> i32 {
         match &self.0 {
@@ -112,18 +114,18 @@ impl fmt::Debug for ItemTransform {
     }
 }
 
-/// What can stand in a list of transforms.
+/// An element of a list of transforms.
 pub trait Part {
-    /// An [`ItemTransform`] or a [`BatchTransform`](super::BatchTransform).
+    /// Type of the transform: an [`ItemTransform`] or a [`BatchTransform`](super::BatchTransform).
     type Transform;
 
-    /// Makes the transform.
+    /// Converts it to a transform.
     fn part(self) -> Self::Transform;
 }
 
 /// A transform, or a tuple or vector of them, in the order in which they are listed.
 pub trait Parts<T> {
-    /// Lists them.
+    /// Converts it to a list of transforms.
     fn parts(self) -> Vec<T>;
 }
 

@@ -37,7 +37,7 @@ struct Table {
 }
 
 impl Items {
-    /// Takes files below `root`, in their order; paths that begin with `/` stand for themselves.
+    /// Makes the items from paths of files below `root`, in their order. Paths that begin with `/` are absolute.
     #[must_use]
     pub fn new<P: Into<PathBuf>>(
         root: impl Into<PathBuf>,
@@ -53,7 +53,7 @@ impl Items {
         self.paths.len()
     }
 
-    /// Whether there are no items.
+    /// Returns `true` if there are no items.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.paths.is_empty()
@@ -65,7 +65,7 @@ impl Items {
         &self.root
     }
 
-    /// Returns the path of an item from the root on; an empty one for an item that there is not.
+    /// Returns the path of an item relative to the root. Empty for an index that does not exist.
     #[must_use]
     pub fn relative_path(&self, index: usize) -> &Path {
         self.paths.get(index).map_or_else(|| Path::new(""), PathBuf::as_path)
@@ -77,13 +77,13 @@ impl Items {
         self.root.join(self.relative_path(index))
     }
 
-    /// Returns what messages call an item: its path.
+    /// Returns the name of an item for messages: its path.
     #[must_use]
     pub fn name(&self, index: usize) -> String {
         self.path(index).display().to_string()
     }
 
-    /// Returns the place of an item among all that the getter found.
+    /// Returns the index of an item among all items that the getter found.
     #[must_use]
     pub fn number(&self, index: usize) -> usize {
         self.numbers.get(index).copied().unwrap_or(index)
@@ -114,8 +114,8 @@ impl Items {
         })
     }
 
-    /// Keeps the items with these indices, in their order; one may be there twice. Indices that there are not
-    /// are passed over.
+    /// Returns the items with these indices, in their order. An index may occur twice; indices that do not exist are
+    /// ignored.
     #[must_use]
     pub fn subset(&self, indices: &[usize]) -> Self {
         let pick = |index: &usize| self.paths.get(*index).cloned();
@@ -131,7 +131,7 @@ impl Items {
         }
     }
 
-    /// Returns the files as a source of images.
+    /// Returns a source of images that reads the files.
     #[must_use]
     pub fn source(&self) -> ImageFiles {
         ImageFiles::new(&self.root, &self.paths)
@@ -153,8 +153,8 @@ impl Items {
     }
 }
 
-/// Finds the items of a data set, given its folder: fastai's `get_items`. A function
-/// `Fn(&Path) -> Result<Items>`, such as [`image_files`], is one.
+/// A getter of the items of a data set, given its folder: fastai's `get_items`. A function `Fn(&Path) ->
+/// Result<Items>`, such as [`image_files`], is one.
 ///
 /// Each rank lists items for itself, so they must be in an order that follows from their names alone.
 pub trait GetItems: Send + Sync {
@@ -171,8 +171,8 @@ impl<F: Fn(&Path) -> Result<Items> + Send + Sync> GetItems for F {
     }
 }
 
-/// Lists the images below a folder, in the order of their names: fastai's `get_image_files`, which lists them in
-/// the order of the file system. [`Files::images`] has its options.
+/// Lists the images below a folder, sorted by name: fastai's `get_image_files`, which lists them in the order of the
+/// file system. [`Files::images`] has its options.
 ///
 /// # Errors
 /// When a folder cannot be read, or there are no images.
@@ -180,8 +180,8 @@ pub fn image_files(root: &Path) -> Result<Items> {
     Files::images().items(root)
 }
 
-/// Files below a folder: fastai's `get_files` and `get_image_files`. Files and folders whose names begin with a
-/// dot are left out.
+/// A getter of files below a folder: fastai's `get_files` and `get_image_files`. Files and folders whose names begin
+/// with a dot are left out.
 ///
 /// ```
 /// use brigade_learn::data::{Files, GetItems};
@@ -205,26 +205,26 @@ pub struct Files {
 }
 
 impl Files {
-    /// Looks for images, by their extensions.
+    /// Finds images, by their extensions.
     #[must_use]
     pub fn images() -> Self {
         Self { find: FindFiles::new(), folders: Vec::new(), recurse: true }
     }
 
-    /// Looks for files with these extensions, with or without the dot before them.
+    /// Finds files with these extensions, with or without a leading dot.
     #[must_use]
     pub fn with_extensions<E: AsRef<str>>(extensions: impl IntoIterator<Item = E>) -> Self {
         Self { find: FindFiles::new().extensions(extensions), ..Self::images() }
     }
 
-    /// Keeps what is in these folders directly below the root.
+    /// Restricts the search to these folders directly below the root.
     #[must_use]
     pub fn folders<F: Into<String>>(mut self, folders: impl IntoIterator<Item = F>) -> Self {
         self.folders = folders.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Sets whether folders below the root are searched; they are.
+    /// Sets whether folders below the root are searched. Defaults to `true`.
     #[must_use]
     pub fn recurse(mut self, recurse: bool) -> Self {
         self.recurse = recurse;
@@ -266,7 +266,7 @@ impl GetItems for Files {
     }
 }
 
-/// Takes a list of files below the data set's folder, in its order.
+/// Returns a getter for a list of files below the data set's folder, in its order.
 ///
 /// ```
 /// use brigade_learn::data::{GetItems, file_list};
@@ -278,7 +278,7 @@ pub fn file_list<P: Into<PathBuf>>(files: impl IntoIterator<Item = P>) -> FileLi
     FileList(files.into_iter().map(Into::into).collect())
 }
 
-/// A list of files: [`file_list`].
+/// A getter for a list of files. Made by [`file_list`].
 #[derive(Clone, Debug)]
 pub struct FileList(Vec<PathBuf>);
 
@@ -289,8 +289,8 @@ impl GetItems for FileList {
     }
 }
 
-/// Takes the files that a CSV file lists, in its order; the file lies in the data set's folder. The first line
-/// names the columns, and the first column has the paths of the files, as for fastai's `from_csv`.
+/// Returns a getter for the files that a CSV file lists, in its order. The CSV file is in the data set's folder. Its
+/// first line names the columns, and its first column has the paths of the files, as for fastai's `from_csv`.
 pub fn csv(file: impl Into<PathBuf>) -> Csv {
     Csv {
         file: file.into(),
@@ -302,7 +302,7 @@ pub fn csv(file: impl Into<PathBuf>) -> Csv {
     }
 }
 
-/// The files that a CSV file lists: [`csv()`].
+/// A getter for the files that a CSV file lists. Made by [`csv()`].
 ///
 /// ```
 /// use brigade_learn::data::{GetItems, csv};
@@ -328,21 +328,21 @@ pub struct Csv {
 }
 
 impl Csv {
-    /// Sets what is between columns: fastai's `delimiter`.
+    /// Sets the separator of columns: fastai's `delimiter`.
     #[must_use]
     pub fn delimiter(mut self, delimiter: u8) -> Self {
         self.delimiter = delimiter;
         self
     }
 
-    /// Sets whether the first line names the columns. Without names, columns are numbers from 0.
+    /// Sets whether the first line has the names of the columns. Otherwise columns are numbers from 0.
     #[must_use]
     pub fn header(mut self, header: bool) -> Self {
         self.header = header;
         self
     }
 
-    /// Sets the column with the files, by name or by number from 0: fastai's `fn_col`.
+    /// Sets the column with the files' names, by its name or its number from 0: fastai's `fn_col`.
     #[must_use]
     #[expect(clippy::needless_pass_by_value, reason = "a name or a number, as it is written")]
     pub fn file_column(mut self, column: impl ToString) -> Self {
@@ -350,14 +350,14 @@ impl Csv {
         self
     }
 
-    /// Sets the folder, below that of the data set, that files lie in: fastai's `folder`.
+    /// Sets the folder of the files, below the data set's folder: fastai's `folder`.
     #[must_use]
     pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folder = folder.into();
         self
     }
 
-    /// Sets what comes after each name to make it that of a file: fastai's `suff`.
+    /// Sets the suffix that is appended to each name to make it a file's name: fastai's `suff`.
     #[must_use]
     pub fn suffix(mut self, suffix: impl Into<String>) -> Self {
         self.suffix = suffix.into();

@@ -10,27 +10,27 @@ use brigade_vision::labels::Labeller;
 
 use super::items::Items;
 
-/// What a labeller says of an item, before a block makes a target of it.
+/// The label of an item as a labeller returns it, before a block converts it to a target.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Label {
-    /// A class, or a number as it stands in a table.
+    /// A class, or a number as text from a table.
     Name(String),
-    /// Several classes, or none; or the numbers of several columns.
+    /// Several classes or none, or the numbers of several columns.
     Names(Vec<String>),
-    /// One or several numbers.
+    /// One or several numbers of a regression target.
     Numbers(Vec<f64>),
-    /// Another file, such as a mask.
+    /// Path of another file, such as a mask.
     File(PathBuf),
 }
 
-/// What a function of a path may return as a [`Label`]: names, lists of names, booleans, numbers, paths, and an
-/// `Option` or a `Result` of them. `None` is an error that names the item.
+/// A value that can be converted to a [`Label`], such as the result of a function of a path: names, lists of names,
+/// booleans, numbers, paths, and an `Option` or a `Result` of them. `None` is an error that names the item.
 pub trait IntoLabel {
-    /// Makes a label, or says why there is none.
+    /// Converts the value to a label, or returns the reason why that is impossible.
     ///
     /// # Errors
-    /// The reason.
+    /// Returns the reason as a text.
     fn into_label(self) -> Result<Label, String>;
 }
 
@@ -75,7 +75,8 @@ impl<L: IntoLabel, E: Display> IntoLabel for Result<L, E> {
     }
 }
 
-/// Finds the labels of items: fastai's `get_y`. A function of an item's path, such as [`parent_name`], is one:
+/// A labeller, which finds the labels of items: fastai's `get_y`. A function of an item's path, such as
+/// [`parent_name`], is one:
 ///
 /// ```
 /// use std::path::Path;
@@ -117,13 +118,13 @@ fn each(items: &Items, label: impl Fn(&Path) -> Result<Label, String>) -> Result
     (0..items.len()).map(of).collect()
 }
 
-/// Takes the name of the folder that a file is in: fastai's `parent_label`.
+/// Returns the name of the folder that contains a file: fastai's `parent_label`.
 #[must_use]
 pub fn parent_name(path: &Path) -> Option<String> {
     Some(path.parent()?.file_name()?.to_string_lossy().into_owned())
 }
 
-/// Takes what the first group of a regular expression matches in a file's name: fastai's `from_name_re`. The
+/// Returns a labeller that takes the first group of a regular expression in a file's name: fastai's `from_name_re`. The
 /// syntax is that of [`Labeller::regex`].
 ///
 /// ```
@@ -138,13 +139,13 @@ pub fn name_regex(pattern: impl Into<String>) -> Pattern {
     Pattern { pattern: pattern.into(), whole_path: false }
 }
 
-/// Takes what the first group of a regular expression matches in a file's whole path: fastai's `RegexLabeller`
-/// and `from_path_re`.
+/// Returns a labeller that takes the first group of a regular expression in a file's whole path: fastai's
+/// `RegexLabeller` and `from_path_re`.
 pub fn path_regex(pattern: impl Into<String>) -> Pattern {
     Pattern { pattern: pattern.into(), whole_path: true }
 }
 
-/// A regular expression for names or paths: [`name_regex`], [`path_regex`].
+/// A labeller that matches a regular expression. Made by [`name_regex`] or [`path_regex`].
 #[derive(Clone, Debug)]
 pub struct Pattern {
     pattern: String,
@@ -163,7 +164,7 @@ impl LabelItems for Pattern {
     }
 }
 
-/// Takes what a function makes of a file's name: fastai's `from_name_func`.
+/// Returns a labeller that calls a function of a file's name: fastai's `from_name_func`.
 pub fn name_function<L: IntoLabel + 'static>(
     function: impl Fn(&str) -> L + Send + Sync + 'static,
 ) -> impl LabelItems {
@@ -172,19 +173,19 @@ pub fn name_function<L: IntoLabel + 'static>(
     }
 }
 
-/// Takes a column of the table that items come from, by name or by number from 0: fastai's `ColReader`.
+/// Returns a labeller that reads a column of the items' table, by name or by number from 0: fastai's `ColReader`.
 #[expect(clippy::needless_pass_by_value, reason = "a name or a number, as it is written")]
 pub fn column(column: impl ToString) -> Column {
     Column { columns: vec![column.to_string()], separator: None }
 }
 
-/// Takes several columns of the table that items come from, such as the numbers of a regression.
+/// Returns a labeller that reads several columns of the items' table, such as the numbers of a regression.
 pub fn columns<C: ToString>(columns: impl IntoIterator<Item = C>) -> Column {
     let columns = columns.into_iter().map(|column| column.to_string()).collect();
     Column { columns, separator: None }
 }
 
-/// One or several columns of a table: [`column()`], [`columns`].
+/// A labeller that reads one or several columns of a table. Made by [`column()`] or [`columns`].
 #[derive(Clone, Debug)]
 pub struct Column {
     columns: Vec<String>,
@@ -192,8 +193,8 @@ pub struct Column {
 }
 
 impl Column {
-    /// Sets what is between the labels of an item that may have several: fastai's `label_delim`. An empty cell
-    /// is an item without a label.
+    /// Sets the separator between the labels of an item that may have several: fastai's `label_delim`. An empty cell is
+    /// an item without a label.
     #[must_use]
     pub fn separator(mut self, separator: impl Into<String>) -> Self {
         self.separator = Some(separator.into());
@@ -220,12 +221,12 @@ impl LabelItems for Column {
     }
 }
 
-/// Takes labels from a list, one for each item that the getter finds, in its order.
+/// Returns a labeller for a list of labels, one for each item that the getter finds, in its order.
 pub fn label_list<L: IntoLabel>(labels: impl IntoIterator<Item = L>) -> LabelList {
     LabelList(labels.into_iter().map(IntoLabel::into_label).collect())
 }
 
-/// A list of labels: [`label_list`].
+/// A labeller for a list of labels. Made by [`label_list`].
 #[derive(Clone, Debug)]
 pub struct LabelList(Vec<Result<Label, String>>);
 

@@ -65,29 +65,29 @@ impl Options {
 /// The methods of builders whose field `block` leads to the block's parts, written once.
 macro_rules! block_methods {
     ($self:ident => $block:expr) => {
-        /// Sets where items are found; [`image_files`](crate::data::image_files) unless set.
+        /// Sets the getter of the items. Defaults to [`image_files`](crate::data::image_files).
         #[must_use]
         pub fn items(mut $self, items: impl GetItems + 'static) -> Self {
             $block.items = Arc::new(items);
             $self
         }
 
-        /// Sets how the labels of items are found.
+        /// Sets the labeller of the items.
         #[must_use]
         pub fn label(mut $self, label: impl LabelItems + 'static) -> Self {
             $block.label = Some(Arc::new(label));
             $self
         }
 
-        /// Sets which items are to validate with; a fifth of them at random unless set.
+        /// Sets how items are split into training and validation. Defaults to a random fifth for validation.
         #[must_use]
         pub fn split(mut $self, split: impl SplitItems + 'static) -> Self {
             $block.split = Arc::new(split);
             $self
         }
 
-        /// Sets what is done to each image: a transform, or a tuple or vector of them. As in fastai they run in an
-        /// order of their own and not in that of the list: flips, then crops and resizes, then changes of colour
+        /// Sets the transforms of each image: a transform, or a tuple or vector of them. As in fastai they run in a
+        /// fixed order, not in that of the list: flips, then crops and resizes, then changes of colour
         /// ([`in_given_order`](Self::in_given_order) keeps the list's).
         #[must_use]
         pub fn item_transforms(mut $self, transforms: impl Parts<ItemTransform>) -> Self {
@@ -102,69 +102,67 @@ macro_rules! block_methods {
             $self
         }
 
-        /// Sets what is done to each batch on its device: a transform, or a tuple or vector of them. They run in
-        /// fastai's order: maps of the plane, lighting, hue, normalisation, erasing.
+        /// Sets the transforms of each batch, which run on its device: a transform, or a tuple or vector of them. They
+        /// run in fastai's order: geometric transforms, lighting, hue, normalisation, erasing.
         #[must_use]
         pub fn batch_transforms(mut $self, transforms: impl Parts<BatchTransform>) -> Self {
             $block.options.batch_transforms = transforms.parts();
             $self
         }
 
-        /// Sets the seed of random splits, of the order of training and of all that is random in samples. Without
-        /// one, rank 0 draws it. Rank 0's counts on all ranks.
+        /// Sets the seed of random splits, of the order of training samples and of random transforms. Defaults to a
+        /// seed drawn by rank 0. All ranks use the seed of rank 0.
         #[must_use]
         pub fn seed(mut $self, seed: u64) -> Self {
             $block.options.seed = Some(seed);
             $self
         }
 
-        /// Sets the number of threads that read and transform for each loader (2); 0 makes batches in the training's
-        /// thread.
+        /// Sets the number of threads that read and transform samples for each loader. Defaults to 2; 0 makes batches
+        /// in the training's thread.
         #[must_use]
         pub fn threads(mut $self, threads: usize) -> Self {
             $block.options.threads = threads;
             $self
         }
 
-        /// Sets whether a smaller last batch of training is left out (true, as in fastai).
+        /// Sets whether a smaller last batch of training is left out. Defaults to `true`, as in fastai.
         #[must_use]
         pub fn drop_last(mut $self, drop_last: bool) -> Self {
             $block.options.drop_last = drop_last;
             $self
         }
 
-        /// Sets whether threads begin the next epoch of training before validation (true).
+        /// Sets whether threads begin the next epoch of training before validation. Defaults to `true`.
         #[must_use]
         pub fn overlap_epochs(mut $self, overlap: bool) -> Self {
             $block.options.overlap_epochs = overlap;
             $self
         }
 
-        /// Keeps decoded images in a file from the first epoch on.
+        /// Caches decoded images in a file from the first epoch on.
         #[must_use]
         pub fn cache(mut $self, options: CacheOptions) -> Self {
             $block.options.cache = Some(options);
             $self
         }
 
-        /// Sets what happens with images that cannot be read: an error (the default), or the next image in their
-        /// place.
+        /// Sets what happens with unreadable images: an error (the default), or the next image in their place.
         #[must_use]
         pub fn on_broken(mut $self, policy: OnBroken) -> Self {
             $block.options.on_broken = policy;
             $self
         }
 
-        /// Draws training items in proportion to a weight that follows from an item's path, with replacement, in
-        /// place of a shuffle: fastai's `WeightedDL`.
+        /// Draws training items in proportion to a weight that a function computes from an item's path, with
+        /// replacement, instead of shuffling: fastai's `WeightedDL`.
         #[must_use]
         pub fn weighted(mut $self, weight: impl Fn(&Path) -> f64 + Send + Sync + 'static) -> Self {
             $block.options.weights = Weights::Of(Arc::new(weight));
             $self
         }
 
-        /// Draws training items so that each class is as likely as the others, with replacement, in place of a
-        /// shuffle.
+        /// Draws training items such that all classes are equally likely, with replacement, instead of shuffling.
         #[must_use]
         pub fn balanced(mut $self) -> Self {
             $block.options.weights = Weights::Balanced;

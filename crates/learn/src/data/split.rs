@@ -12,10 +12,10 @@ use brigade_vision::labels::Split;
 use super::items::Items;
 use super::labels::Label;
 
-/// Divides items into those to train with and those to validate with: fastai's splitters.
+/// A rule that splits items into training and validation: fastai's splitters.
 pub trait SplitItems: Send + Sync {
-    /// Divides the items. What is random must follow from `seed`, which is the same on all ranks; `labels` finds
-    /// the label of each item.
+    /// Splits the items. Random draws must follow from `seed`, which is the same on all ranks; `labels` finds the label
+    /// of each item.
     ///
     /// # Errors
     /// When the items cannot be divided.
@@ -26,7 +26,7 @@ pub trait SplitItems: Send + Sync {
         seed: u64,
     ) -> Result<Split>;
 
-    /// Whether a part without items to validate with is meant, as for [`no_split`].
+    /// Returns `true` if a split without validation items is intended, as for [`no_split`].
     fn may_lack_validation(&self) -> bool {
         false
     }
@@ -34,7 +34,7 @@ pub trait SplitItems: Send + Sync {
 
 type Rule = dyn Fn(&Items, &dyn Fn() -> Result<Vec<Label>>, u64) -> Result<Split> + Send + Sync;
 
-/// A rule by which items are divided, as the functions of this module make them.
+/// A rule that splits items, made by the functions of this module.
 pub struct Splitter {
     rule: Box<Rule>,
     seed: Option<u64>,
@@ -55,7 +55,7 @@ impl Splitter {
         Self::new(move |items, _, _| rule(items))
     }
 
-    /// Sets the seed of a random split, in place of the data block's; nothing changes for others.
+    /// Sets the seed of a random split, in place of the data block's. Has no effect on others.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
@@ -84,9 +84,9 @@ impl SplitItems for Splitter {
     }
 }
 
-/// One name of a folder, or several of which any counts.
+/// One or several names of folders, any of which matches.
 pub trait FolderNames {
-    /// Lists the names.
+    /// Returns the list of names.
     fn names(self) -> Vec<String>;
 }
 
@@ -102,8 +102,8 @@ impl<const N: usize> FolderNames for [&str; N] {
     }
 }
 
-/// Divides by the name of the folder above the one that a file is in: fastai's `GrandparentSplitter`, whose
-/// names are `train` and `valid`. Files elsewhere are in neither part.
+/// Splits by the name of the folder above the one that contains a file: fastai's `GrandparentSplitter`, whose names are
+/// `train` and `valid`. Files elsewhere are in neither part.
 ///
 /// ```
 /// use brigade_learn::data::{Items, SplitItems, grandparent};
@@ -155,7 +155,7 @@ pub fn random_split(share: f64) -> Splitter {
     })
 }
 
-/// Validates with the items of these numbers, in the getter's order: fastai's `IndexSplitter`.
+/// Validates with the items of these indices, in the getter's order: fastai's `IndexSplitter`.
 pub fn index_split(valid: impl IntoIterator<Item = usize>) -> Splitter {
     let valid: Vec<usize> = valid.into_iter().collect();
     Splitter::of_items(move |items| {
@@ -178,13 +178,13 @@ pub fn mask_split(valid: impl IntoIterator<Item = bool>) -> Splitter {
     })
 }
 
-/// Validates with the items whose path the function says yes to: fastai's `FuncSplitter`.
+/// Validates with the items for whose path the function returns `true`: fastai's `FuncSplitter`.
 pub fn function_split(is_valid: impl Fn(&Path) -> bool + Send + Sync + 'static) -> Splitter {
     Splitter::of_items(move |items| Ok(by(items, |index| is_valid(&items.path(index)))))
 }
 
-/// Validates with the files that a text file lists, one a line: fastai's `FileSplitter`. A line is the end of a
-/// path; the file lies in the data set's folder.
+/// Validates with the files that a text file lists, one per line: fastai's `FileSplitter`. A line is the end of a path;
+/// the text file is in the data set's folder.
 pub fn file_split(file: impl Into<PathBuf>) -> Splitter {
     let file = file.into();
     Splitter::of_items(move |items| {
@@ -193,8 +193,8 @@ pub fn file_split(file: impl Into<PathBuf>) -> Splitter {
     })
 }
 
-/// Validates with the items whose column is `true` or `1`, in small or large letters: fastai's `ColSplitter`,
-/// whose column is `is_valid`.
+/// Validates with the items whose column is `true` or `1`, case-insensitively: fastai's `ColSplitter`, whose column is
+/// `is_valid`.
 #[expect(clippy::needless_pass_by_value, reason = "a name or a number, as it is written")]
 pub fn column_split(column: impl ToString) -> Splitter {
     let column = column.to_string();
@@ -231,7 +231,7 @@ pub fn column_values_split<V: ToString>(
     })
 }
 
-/// Validates with the last share of the items, for data in an order of time: fastai's `EndSplitter`.
+/// Validates with the last share of the items, for data in order of time: fastai's `EndSplitter`.
 #[must_use]
 pub fn end_split(share: f64) -> Splitter {
     Splitter::of_items(move |items| {
@@ -241,9 +241,9 @@ pub fn end_split(share: f64) -> Splitter {
     })
 }
 
-/// Validates with a share of the items of each label, drawn at random: fastai's `TrainTestSplitter(stratify=…)`.
-/// The parts have the labels in the same shares, as nearly as whole items allow, so that labels of few items
-/// are not all in one part.
+/// Validates with a share of the items of each label, drawn at random: fastai's `TrainTestSplitter(stratify=…)`. The
+/// parts have the labels in the same shares, as nearly as whole items allow, so that labels of few items are not all in
+/// one part.
 ///
 /// ```
 /// use brigade_learn::data::{Items, LabelItems, SplitItems, parent_name, stratified_split};
@@ -284,7 +284,7 @@ pub fn stratified_split(share: f64) -> Splitter {
     })
 }
 
-/// Trains and validates with random shares of the items and leaves out the rest, to try something out: fastai's
+/// Trains and validates with random shares of the items and leaves out the rest, for quick experiments: fastai's
 /// `RandomSubsetSplitter`.
 #[must_use]
 pub fn subset_split(train: f64, valid: f64) -> Splitter {

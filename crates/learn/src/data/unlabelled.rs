@@ -10,9 +10,8 @@ use tch::Tensor;
 
 use crate::loaders::{Item, ItemCodec};
 
-/// Files without targets, read as the validation data are: fastai's `test_dl`. A
-/// [`DataLoader`](brigade_data::DataLoader) of them is what the Learner's
-/// [`predictions_of`](crate::Learner::predictions_of) takes.
+/// Files without targets, read in the same way as the validation data: fastai's `test_dl`. The Learner's
+/// [`predictions_of`](crate::Learner::predictions_of) takes a [`DataLoader`](brigade_data::DataLoader) of them.
 ///
 /// ```
 /// use brigade_data::{BatchedDataset, DataLoader};
@@ -41,7 +40,7 @@ pub struct Unlabelled {
 }
 
 impl Unlabelled {
-    /// Takes files, in their order, and how they are read.
+    /// Makes the data set from files, in their order, and the codec that reads them.
     pub fn new<P: Into<PathBuf>>(
         codec: &Arc<dyn ItemCodec>,
         files: impl IntoIterator<Item = P>,

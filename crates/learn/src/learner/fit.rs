@@ -18,16 +18,16 @@ use crate::loaders::{Parts, PreparedSource};
 use crate::recording::Recording;
 use crate::state::{CurrentBatch, LearnerState, Position};
 
-/// What a fit can be told besides its epochs.
+/// Options of a fit besides its number of epochs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FitOptions {
-    /// The learning rates; the Learner's unless set.
+    /// Learning rates of the parameter groups. Defaults to the Learner's.
     pub rates: Option<Rates>,
-    /// The weight decay; what it was before unless set.
+    /// Weight decay. Defaults to its current value.
     pub weight_decay: Option<f64>,
-    /// Begins with a new optimizer.
+    /// `true` if the fit begins with a new optimizer.
     pub reset_optimizer: bool,
-    /// Epochs before this one are left out, and schedules begin at their place.
+    /// Number of the first epoch: those before it are left out, and schedules begin at its position.
     pub start_epoch: usize,
 }
 
@@ -42,7 +42,7 @@ impl Learner {
     /// ```
     ///
     /// # Errors
-    /// The first error of data, model, optimizer, metric or callback; when a rank is gone.
+    /// Returns the first error of data, model, optimizer, metric or callback, and fails when a rank is lost.
     #[track_caller]
     pub fn fit(
         &mut self,
@@ -57,10 +57,10 @@ impl Learner {
         )
     }
 
-    /// [`Learner::fit`] with all that can be chosen.
+    /// Trains for a number of epochs as [`Learner::fit`] does, with options.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Learner::fit`].
     #[track_caller]
     pub fn fit_with(
         &mut self,

@@ -7,10 +7,10 @@ use super::Learner;
 use crate::state::LearnerState;
 
 impl LearnerState {
-    /// Freezes parameter groups, also in the middle of a fit: see [`Learner::freeze_to`]. Every rank calls it.
+    /// Freezes parameter groups, also during a fit; see [`Learner::freeze_to`]. Every rank calls it.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Learner::freeze_to`].
     pub fn freeze_to(&mut self, group: isize) -> Result<()> {
         let groups = self.grouped.len();
         let first = match usize::try_from(group) {
@@ -73,12 +73,12 @@ impl LearnerState {
 }
 
 impl Learner {
-    /// Freezes all parameter groups before the one with this number, and trains the others. Negative numbers count
-    /// from the end: -1 trains the last group alone. Normalisations stay trained unless
-    /// [`Learner::train_norms`] is off. The optimizer's state begins anew; its hyperparameters stay.
+    /// Freezes all parameter groups before the one with this number, and unfreezes the others. Negative numbers count
+    /// from the end: -1 trains only the last group. Normalisations stay trained unless [`Learner::train_norms`] is off.
+    /// The optimizer's state is reset; its hyperparameters are kept.
     ///
     /// # Errors
-    /// When there is no such group, or libtorch refuses.
+    /// When no group has this number, or libtorch fails.
     pub fn freeze_to(&mut self, group: isize) -> Result<()> {
         self.state.freeze_to(group)
     }
@@ -86,15 +86,15 @@ impl Learner {
     /// Freezes all parameter groups but the last.
     ///
     /// # Errors
-    /// As [`Learner::freeze_to`].
+    /// Returns the same errors as [`Learner::freeze_to`].
     pub fn freeze(&mut self) -> Result<()> {
         self.freeze_to(-1)
     }
 
-    /// Trains all parameter groups.
+    /// Unfreezes all parameter groups.
     ///
     /// # Errors
-    /// As [`Learner::freeze_to`].
+    /// Returns the same errors as [`Learner::freeze_to`].
     pub fn unfreeze(&mut self) -> Result<()> {
         self.freeze_to(0)
     }

@@ -11,16 +11,16 @@ use crate::hyper::Hyper;
 use crate::recording::RecorderOptions;
 use crate::state::LearnerState;
 
-/// How the finder goes through learning rates (Smith, 2017; fastai's `lr_find`).
+/// Options of the learning-rate finder (Smith, 2017; fastai's `lr_find`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LrFindOptions {
-    /// The first rate; 1e-7.
+    /// First learning rate. Defaults to 1e-7.
     pub start_lr: f64,
-    /// The last rate; 10.
+    /// Last learning rate. Defaults to 10.
     pub end_lr: f64,
-    /// The number of batches, at least 6; 100.
+    /// Number of batches, at least 6. Defaults to 100.
     pub steps: usize,
-    /// Whether it ends when the smoothed loss is more than four times its least; true.
+    /// `true` if the finder stops once the smoothed loss is more than four times its minimum. Defaults to `true`.
     pub stop_div: bool,
 }
 
@@ -30,24 +30,24 @@ impl Default for LrFindOptions {
     }
 }
 
-/// A rule that reads a learning rate off the curve.
+/// A rule that suggests a learning rate from the curve of losses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suggestion {
-    /// A third of the way into the longest descent; fastai's default.
+    /// The rate a third of the way into the longest descent: fastai's default.
     Valley,
-    /// Where the slope ends to change before the loss explodes.
+    /// The rate at which the slope stops changing before the loss diverges.
     Slide,
-    /// A tenth of the rate with the least loss.
+    /// A tenth of the rate with the minimum loss.
     Minimum,
-    /// The steepest descent.
+    /// The rate of the steepest descent.
     Steep,
 }
 
 impl Suggestion {
-    /// All of them, in fastai's order.
+    /// All rules, in fastai's order.
     pub const ALL: [Self; 4] = [Self::Valley, Self::Slide, Self::Minimum, Self::Steep];
 
-    /// Returns fastai's name of it.
+    /// Returns the rule's name in fastai.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -58,7 +58,8 @@ impl Suggestion {
         }
     }
 
-    /// Reads the rate off a curve of rates and losses; `None` when it is too short, or not finite at its place.
+    /// Returns the rate that the rule suggests for a curve of rates and losses. `None` if the curve is too short, or
+    /// not finite at the rule's point.
     #[must_use]
     pub fn of(self, lrs: &[f64], losses: &[f64]) -> Option<f64> {
         let rate = match self {
@@ -78,7 +79,7 @@ impl Suggestion {
     }
 }
 
-/// The curve that the finder has seen: rates and smoothed losses of its batches.
+/// The curve that the finder measured: learning rates and smoothed losses of its batches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LrFinding {
     lrs: Vec<f64>,
@@ -87,7 +88,7 @@ pub struct LrFinding {
 }
 
 impl LrFinding {
-    /// Returns the rates of the batches.
+    /// Returns the learning rates of the batches.
     #[must_use]
     pub fn lrs(&self) -> &[f64] {
         &self.lrs
@@ -99,8 +100,8 @@ impl LrFinding {
         &self.losses
     }
 
-    /// Returns the part that suggestions look at: without the first tenth, the last five batches, and what follows a
-    /// loss that is NaN.
+    /// Returns the part of the curve that suggestions use: without the first tenth, the last five batches, and
+    /// everything from a NaN loss on.
     #[must_use]
     pub fn curve(&self) -> (&[f64], &[f64]) {
         let end = self.lrs.len().saturating_sub(5);
@@ -110,7 +111,7 @@ impl LrFinding {
         (&self.lrs[begin..begin + sound], &losses[..sound])
     }
 
-    /// Suggests a rate.
+    /// Suggests a learning rate by a rule.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] where the finder ended too early for it.
@@ -126,10 +127,10 @@ impl LrFinding {
         })
     }
 
-    /// Suggests fastai's default, [`Suggestion::Valley`].
+    /// Suggests a learning rate by fastai's default rule, [`Suggestion::Valley`].
     ///
     /// # Errors
-    /// As [`LrFinding::suggest`].
+    /// Returns the same errors as [`LrFinding::suggest`].
     pub fn valley(&self) -> Result<f64> {
         self.suggest(Suggestion::Valley)
     }
@@ -241,8 +242,8 @@ impl Callback for Finder {
 }
 
 impl Learner {
-    /// Trains with a learning rate that rises with every batch, and puts everything back: weights, optimizer,
-    /// recorder, and the place in the data. Callbacks that save, log or stop are left out.
+    /// Trains with a learning rate that rises with every batch, and restores everything afterwards: weights, optimizer,
+    /// recorder, and the position in the data. Callbacks that save, log or stop are left out.
     ///
     /// ```no_run
     /// # fn f(mut learner: brigade_learn::Learner) -> brigade_torch::Result<()> {
@@ -252,15 +253,16 @@ impl Learner {
     /// ```
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn lr_find(&mut self) -> Result<LrFinding> {
         self.lr_find_with(LrFindOptions::default())
     }
 
-    /// [`Learner::lr_find`] with all that can be chosen.
+    /// Runs the learning-rate finder as [`Learner::lr_find`] does, with options.
     ///
     /// # Errors
-    /// As there; [`brigade_torch::ErrorKind::InvalidArgument`] for rates that do not rise from above 0.
+    /// Returns the same errors as [`Learner::lr_find`], and [`brigade_torch::ErrorKind::InvalidArgument`] for rates
+    /// that do not rise from above 0.
     pub fn lr_find_with(&mut self, options: LrFindOptions) -> Result<LrFinding> {
         let options = LrFindOptions { steps: options.steps.max(6), ..options };
         let LrFindOptions { start_lr, end_lr, steps, .. } = options;

@@ -19,58 +19,58 @@ impl Learner {
         self
     }
 
-    /// Sets the loss, in place of the data's.
+    /// Sets the loss, which replaces the data's default.
     #[must_use]
     pub fn loss(mut self, loss: impl Loss + 'static) -> Self {
         self.state.loss = Arc::new(loss);
         self
     }
 
-    /// Sets the optimizer: any of `brigade_optim`'s settings, or those of a rule of one's own. Its parameter groups
-    /// are replaced by the Learner's. fastai's Adam (`AdamW::fastai()`) unless set.
+    /// Sets the optimizer: any of `brigade_optim`'s settings, or those of a custom update rule. Its parameter groups
+    /// are replaced by the Learner's. Defaults to fastai's Adam (`AdamW::fastai()`).
     #[must_use]
     pub fn optimizer(mut self, settings: impl OptimizerSettings + 'static) -> Self {
         self.state.grouped.set_settings(Arc::new(settings));
         self
     }
 
-    /// Sets the learning rate of fits that are given none; the optimizer's unless set.
+    /// Sets the learning rate of fits without one of their own. Defaults to the optimizer's.
     #[must_use]
     pub fn lr(mut self, lr: f64) -> Self {
         self.lr = Some(lr);
         self
     }
 
-    /// Sets the weight decay; the optimizer's unless set.
+    /// Sets the weight decay. Defaults to the optimizer's.
     #[must_use]
     pub fn weight_decay(mut self, weight_decay: f64) -> Self {
         self.state.grouped.options.weight_decay = Some(weight_decay);
         self
     }
 
-    /// Whether norms and biases have weight decay as well (fastai's `wd_bn_bias`); false unless set.
+    /// Sets whether norms and biases have weight decay as well (fastai's `wd_bn_bias`). Defaults to `false`.
     #[must_use]
     pub fn decay_norms_and_biases(mut self, on: bool) -> Self {
         self.state.grouped.options.decay_norms_and_biases = on;
         self
     }
 
-    /// Whether normalisations train in frozen groups (fastai's `train_bn`); true unless set.
+    /// Sets whether normalisations are trained in frozen groups (fastai's `train_bn`). Defaults to `true`.
     #[must_use]
     pub fn train_norms(mut self, on: bool) -> Self {
         self.state.grouped.options.train_norms = on;
         self
     }
 
-    /// Sets the momentum at the beginning, at the highest rate and at the end of a cycle; 0.95, 0.85, 0.95 unless
-    /// set.
+    /// Sets the momentum at the beginning, at the highest rate and at the end of a cycle. Defaults to 0.95, 0.85 and
+    /// 0.95.
     #[must_use]
     pub fn momenta(mut self, momenta: [f64; 3]) -> Self {
         self.momenta = momenta;
         self
     }
 
-    /// Divides the parameters into groups, each a list of names, from the input's side to the output's: for
+    /// Divides the parameters into groups, each a list of names, from the input side to the output side: for
     /// discriminative learning rates and for freezing (fastai's `splitter`).
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl Learner {
         Ok(self)
     }
 
-    /// Divides the parameters by the beginning of their names, a list for each group.
+    /// Divides the parameters into groups by the prefixes of their names, a list of prefixes for each group.
     ///
     /// ```no_run
     /// # fn f(learner: brigade_learn::Learner) -> brigade_torch::Result<()> {
@@ -90,7 +90,7 @@ impl Learner {
     /// ```
     ///
     /// # Errors
-    /// As [`Learner::split_parameters`].
+    /// Returns the same errors as [`Learner::split_parameters`].
     pub fn split_by_prefix(self, groups: &[&[&str]]) -> Result<Self> {
         let parameters = self.state.model.parameters();
         let below = |prefix: &str, name: &str| {
@@ -106,7 +106,7 @@ impl Learner {
         self.split_parameters(groups)
     }
 
-    /// Sets the precision of the forward pass; the Accelerator's unless set.
+    /// Sets the precision of the forward pass. Defaults to the Accelerator's.
     ///
     /// # Errors
     /// When the device has no such precision.
@@ -115,8 +115,8 @@ impl Learner {
         Ok(self)
     }
 
-    /// Sets how the model is sharded over the ranks, or that each has the whole model (`None`); the Accelerator's setting
-    /// unless set. A model that is [deferred](brigade_nn::Model::deferred) is never whole in any rank's memory.
+    /// Sets how the model is sharded over the ranks; `None` keeps the whole model on each. Defaults to the
+    /// Accelerator's setting. A [deferred](brigade_nn::Model::deferred) model is never whole in any rank's memory.
     ///
     /// ```no_run
     /// use brigade_sharding::Sharding;
@@ -139,15 +139,15 @@ impl Learner {
         Ok(self)
     }
 
-    /// Sets whether convolutional models and their images have their channels last in memory; where that is faster,
-    /// unless set. Results are equal to rounding.
+    /// Sets whether convolutional models and their images have their channels last in memory. Defaults to the faster
+    /// format. Results are equal up to rounding.
     #[must_use]
     pub fn channels_last(mut self, on: bool) -> Self {
         self.state.accelerator = self.state.accelerator.with_channels_last(on);
         self
     }
 
-    /// Records metrics of the training batches as well (fastai's `train_metrics`).
+    /// Sets whether metrics of the training batches are recorded as well (fastai's `train_metrics`).
     #[must_use]
     pub fn train_metrics(mut self, on: bool) -> Self {
         self.recording.train_metrics = on;
@@ -155,7 +155,7 @@ impl Learner {
         self
     }
 
-    /// Whether loss and metrics of the validation are recorded; true unless set.
+    /// Sets whether loss and metrics of the validation are recorded. Defaults to `true`.
     #[must_use]
     pub fn valid_metrics(mut self, on: bool) -> Self {
         self.recording.valid_metrics = on;
@@ -169,14 +169,14 @@ impl Learner {
         self
     }
 
-    /// Leaves out the bars and the table of epochs.
+    /// Sets whether progress bars and the table of epochs are left out.
     #[must_use]
     pub fn quiet(mut self, quiet: bool) -> Self {
         self.state.quiet = quiet;
         self
     }
 
-    /// Sets the seed of what callbacks draw at random, such as MixUp's shares; 42 unless set.
+    /// Sets the seed of the random draws of callbacks, such as MixUp's shares. Defaults to 42.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.state.seed = seed;

@@ -10,8 +10,9 @@ use crate::parallel::replicas;
 
 impl Learner {
     /// Computes each batch on several devices in one process: the batch is scattered over them, each has a replica of
-    /// the model, outputs are gathered on the Learner's device, and gradients added up there
-    /// (`torch.nn.DataParallel`). The first device is the Learner's own; BatchNorm's statistics are those of its part.
+    /// the model, outputs are gathered on the Learner's device, and gradients are summed on it
+    /// (`torch.nn.DataParallel`). The first device is the Learner's own; BatchNorm uses the statistics of its part of
+    /// the batch.
     ///
     /// `build` makes the same model as the Learner's. Several processes, one for each device, are faster: that is
     /// what `brigade launch` starts.

@@ -18,19 +18,19 @@ use crate::state::LearnerState;
 /// A part of the Learner's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Part {
-    /// The data to validate with.
+    /// The validation data of the Learner.
     #[default]
     Valid,
-    /// The data to train with, each sample once and in order, with the training's transforms.
+    /// The training data, each sample once and in order, with the training's transforms.
     Train,
 }
 
-/// What a validation has found.
+/// Results of a validation: loss and metrics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Validation {
-    /// The mean loss.
+    /// Mean loss over the samples.
     pub loss: f64,
-    /// The metrics, by name.
+    /// Values of the metrics, by name.
     pub metrics: Vec<(String, f64)>,
 }
 
@@ -42,27 +42,27 @@ impl Validation {
     }
 }
 
-/// Predictions of all samples in the order of the data, on the CPU; the same on every rank.
+/// Predictions of all samples in the order of the data, on the CPU and equal on every rank.
 #[derive(Debug)]
 pub struct Predictions {
-    /// The model's outputs after the loss's activation: probabilities of classes, for example.
+    /// Outputs of the model after the loss's activation: probabilities of classes, for example.
     pub predictions: Tensor,
-    /// The targets, where the data have some.
+    /// Targets of the samples. `None` if the data have none.
     pub targets: Option<Tensor>,
-    /// What is decided: the number of the most probable class, for example.
+    /// Decoded predictions: the number of the most probable class, for example.
     pub decoded: Tensor,
-    /// The loss of each sample, the mean over its elements; where there are targets.
+    /// Loss of each sample, the mean over its elements. `None` without targets.
     pub losses: Option<Tensor>,
 }
 
 /// The prediction of one item.
 #[derive(Debug)]
 pub struct Prediction {
-    /// The name of the class, where the data have names.
+    /// Name of the class. `None` if the data have no class names.
     pub class: Option<String>,
-    /// What is decided: the number of the most probable class, for example.
+    /// Decoded prediction: the number of the most probable class, for example.
     pub decoded: Tensor,
-    /// The model's output after the loss's activation: probabilities of classes, for example.
+    /// Output of the model after the loss's activation: probabilities of classes, for example.
     pub probabilities: Tensor,
 }
 
@@ -157,7 +157,7 @@ pub(crate) fn predicted(
 }
 
 impl Learner {
-    /// Computes loss and metrics on the validation data, or on those to train with. The recorder stays as it is.
+    /// Computes loss and metrics on the validation data. The recorder is not changed.
     ///
     /// # Errors
     /// When there are no such data; as [`Learner::fit`].
@@ -165,10 +165,10 @@ impl Learner {
         self.validate_on(Part::Valid)
     }
 
-    /// [`Learner::validate`] on a part of the data.
+    /// Computes loss and metrics on a part of the data, as [`Learner::validate`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Learner::validate`].
     pub fn validate_on(&mut self, part: Part) -> Result<Validation> {
         unique(&self.state.metrics.iter().map(|metric| metric.name()).collect::<Vec<_>>())?;
         let found = Rc::new(RefCell::new(Vec::new()));
@@ -188,10 +188,10 @@ impl Learner {
         self.predictions_on(Part::Valid)
     }
 
-    /// [`Learner::predictions`] on a part of the data.
+    /// Predicts a part of the data, as [`Learner::predictions`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Learner::predictions`].
     pub fn predictions_on(&mut self, part: Part) -> Result<Predictions> {
         let gathered = Rc::new(RefCell::new(Gathered::default()));
         let places = match (part, &self.valid) {
@@ -203,10 +203,10 @@ impl Learner {
         self.collected(gathered.take(), places.as_deref())
     }
 
-    /// Predicts other data: batches `(X, target)`, or `(X, None::<Tensor>)` without targets.
+    /// Predicts other data, in batches `(X, target)`, or `(X, None::<Tensor>)` without targets.
     ///
     /// # Errors
-    /// As [`Learner::predictions`].
+    /// Returns the same errors as [`Learner::predictions`].
     pub fn predictions_of<D, X, Y>(&mut self, loader: DataLoader<D>) -> Result<Predictions>
     where
         D: BatchedDataset<Batch = (X, Y)> + 'static,
@@ -229,11 +229,13 @@ impl Learner {
         self.collected(gathered.take(), places.as_deref())
     }
 
-    /// Predicts the validation data with the training's transforms `passes` times and without them once, and mixes the
-    /// two (test-time augmentation, fastai's `tta`): `beta` is the share of the plain prediction, 0.25 in fastai.
+    /// Predicts the validation data `passes` times with the training's transforms and once without them, and mixes the
+    /// results (test-time augmentation, fastai's `tta`): `beta` is the weight of the prediction without transforms,
+    /// 0.25 in fastai.
     ///
     /// # Errors
-    /// When the data cannot be transformed anew: data blocks of images can. As [`Learner::predictions`].
+    /// When the data cannot be transformed again, which data blocks of images can. Otherwise the same errors as
+    /// [`Learner::predictions`].
     pub fn tta(&mut self, passes: usize, beta: f64) -> Result<Predictions> {
         let augmented = self.augmented_valid.take().ok_or_else(|| {
             Error::invalid_argument(
@@ -261,10 +263,10 @@ impl Learner {
         outcome
     }
 
-    /// Predicts one item: a file or its bytes where the data have a codec, such as images; or a tensor of the
-    /// model's input without the dimension of the batch. It needs no other rank, outside of
-    /// [`Learner::distributed`]; with a sharded model every rank calls it, and may give another item, and where ranks divide
-    /// layers or sequences, those of one group call it with the same one.
+    /// Predicts one item: a file or its bytes if the data have a codec, such as for images; or a tensor of the model's
+    /// input without the batch dimension. One rank alone can call it outside of [`Learner::distributed`]. With a
+    /// sharded model every rank calls it, each with an item of its own; where ranks divide layers or sequences, those
+    /// of a group pass the same one.
     ///
     /// # Errors
     /// When the item cannot be read or does not fit.
@@ -275,12 +277,12 @@ impl Learner {
         predicted(&*self.state.loss, &output, self.state.classes.as_deref())
     }
 
-    /// Runs `body` with the model in evaluation and without autograd: for what a program does with the module of the
-    /// Learner itself, such as generating text. It needs no other rank; a sharded model is whole meanwhile, and every rank
-    /// calls it. The next fit trains again.
+    /// Runs `body` with the model in evaluation mode and without autograd, to use the module of the Learner directly,
+    /// such as for generating text. One rank alone can call it; with a sharded model, which is whole within the scope,
+    /// every rank calls it. The next fit switches back to training.
     ///
     /// # Errors
-    /// Those of `body`, and of [`LearnerState::gathered`].
+    /// Returns the errors of `body`, and of [`LearnerState::gathered`].
     pub fn evaluated<R>(&mut self, body: impl FnOnce(&LearnerState) -> Result<R>) -> Result<R> {
         self.state.model.set_training(false);
         let _without_autograd = tch::no_grad_guard();

@@ -16,9 +16,9 @@ use crate::saved;
 use crate::state::LearnerState;
 
 impl LearnerState {
-    /// Writes the model to a file, with the optimizer where it is asked for, from rank 0; the others wait. The file is
-    /// a dictionary `{"model", "opt"}` that PyTorch reads, and appears whole or not at all. Of a model of which
-    /// ranks have parts rank 0 has all that is written in the host's memory meanwhile.
+    /// Writes the model to a file, with the optimizer if `with_optimizer` is set, from rank 0, for which the other
+    /// ranks wait. The file is a dictionary `{"model", "opt"}` that PyTorch reads, and appears whole or not at all. If
+    /// ranks have parts of the model, rank 0 holds all written tensors in the host's memory meanwhile.
     ///
     /// # Errors
     /// On every rank when rank 0 cannot write.
@@ -39,10 +39,11 @@ impl LearnerState {
         })
     }
 
-    /// Reads such a file on rank 0, and sends it to the others: only rank 0 needs the file.
+    /// Reads a file of [`LearnerState::save`] on rank 0, and sends its contents to the others: only rank 0 needs the
+    /// file.
     ///
     /// # Errors
-    /// On every rank when rank 0 cannot read the file, it does not fit, or it lacks an optimizer that is asked for:
+    /// On every rank when rank 0 cannot read the file, it does not fit, or it lacks the requested optimizer:
     /// nothing was changed then.
     pub fn load(&mut self, path: impl AsRef<Path>, with_optimizer: bool) -> Result<()> {
         let path = path.as_ref();
@@ -132,21 +133,21 @@ pub(crate) fn state_dict(path: &Path, value: &Value<Tensor>) -> Result<StateDict
 }
 
 impl Learner {
-    /// Writes the model to a file, with the optimizer where it is asked for: see [`LearnerState::save`]. Every rank
-    /// calls it.
+    /// Writes the model to a file, with the optimizer if `with_optimizer` is set; see [`LearnerState::save`]. Every
+    /// rank calls it.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`LearnerState::save`].
     pub fn save(&self, path: impl AsRef<Path>, with_optimizer: bool) -> Result<PathBuf> {
         self.state.save(&path, with_optimizer)?;
         Ok(path.as_ref().to_owned())
     }
 
-    /// Reads a model from such a file, or from a weights file of PyTorch or safetensors, and the optimizer where it is
-    /// asked for. Every rank calls it, and rank 0 alone needs the file.
+    /// Reads a model from a file of [`Learner::save`], or from a weights file of PyTorch or safetensors, and the
+    /// optimizer if `with_optimizer` is set. Every rank calls it, and only rank 0 needs the file.
     ///
     /// # Errors
-    /// As [`LearnerState::load`].
+    /// Returns the same errors as [`LearnerState::load`].
     pub fn load(&mut self, path: impl AsRef<Path>, with_optimizer: bool) -> Result<()> {
         self.place_model()?;
         if with_optimizer {

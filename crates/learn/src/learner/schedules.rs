@@ -10,8 +10,8 @@ use crate::callback::IntoCallbacks;
 use crate::callbacks::ParamScheduler;
 use crate::hyper::{Hyper, Rates};
 
-/// One cycle (Smith, 2018): the rate rises along a cosine and falls along another, the momentum the other way
-/// round. fastai's `fit_one_cycle`.
+/// Options of the one-cycle policy (Smith, 2018; fastai's `fit_one_cycle`): the learning rate rises along a cosine and
+/// falls along another, the momentum moves inversely.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
 pub struct OneCycleOptions {
@@ -25,12 +25,12 @@ pub struct OneCycleOptions {
 }
 
 impl OneCycleOptions {
-    /// A cycle of a number of epochs up to these rates.
+    /// Returns the options of a cycle over a number of epochs with these maximum rates.
     pub fn new(epochs: usize, rates: impl Into<Rates>) -> Self {
         Self { rates: Some(rates.into()), ..Self::of(epochs) }
     }
 
-    /// A cycle up to the Learner's own rate.
+    /// Returns the options of a cycle whose maximum is the Learner's learning rate.
     pub fn of(epochs: usize) -> Self {
         Self {
             epochs,
@@ -43,32 +43,33 @@ impl OneCycleOptions {
         }
     }
 
-    /// What the first rate is the highest divided by; 25 unless set.
+    /// Sets the ratio of the highest rate to the initial rate. Defaults to 25.
     pub fn div_initial(mut self, div: f64) -> Self {
         self.div = div;
         self
     }
 
-    /// What the last rate is the highest divided by; 1e5 unless set.
+    /// Sets the ratio of the highest rate to the final rate. Defaults to 1e5.
     pub fn div_final(mut self, div: f64) -> Self {
         self.div_final = div;
         self
     }
 
-    /// The share of the fit in which the rate rises; 0.25 unless set.
+    /// Sets the share of the fit in which the rate rises. Defaults to 0.25.
     pub fn pct_start(mut self, share: f64) -> Self {
         self.pct_start = share;
         self
     }
 
-    /// First, middle and last momentum; the Learner's unless set.
+    /// Sets the momentum at the beginning, at the highest rate and at the end. Defaults to the Learner's.
     pub fn momenta(mut self, momenta: [f64; 3]) -> Self {
         self.momenta = Some(momenta);
         self
     }
 }
 
-/// A flat rate, then a cosine: fastai's `fit_flat_cos`. The momentum is not scheduled.
+/// Options of a fit at a constant rate that ends with a cosine (fastai's `fit_flat_cos`). The momentum is not
+/// scheduled.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
 pub struct FlatCosOptions {
@@ -80,7 +81,7 @@ pub struct FlatCosOptions {
 }
 
 impl FlatCosOptions {
-    /// A number of epochs at these rates.
+    /// Returns the options of a fit over a number of epochs at these rates.
     pub fn new(epochs: usize, rates: impl Into<Rates>) -> Self {
         Self {
             epochs,
@@ -91,20 +92,20 @@ impl FlatCosOptions {
         }
     }
 
-    /// What the last rate is the first divided by; 1e5 unless set.
+    /// Sets the ratio of the initial rate to the final rate. Defaults to 1e5.
     pub fn div_final(mut self, div: f64) -> Self {
         self.div_final = div;
         self
     }
 
-    /// The share of the fit at the first rate; 0.75 unless set.
+    /// Sets the share of the fit at the initial rate. Defaults to 0.75.
     pub fn pct_start(mut self, share: f64) -> Self {
         self.pct_start = share;
         self
     }
 }
 
-/// Cosines with restarts (Loshchilov and Hutter, 2017): fastai's `fit_sgdr`.
+/// Options of cosine annealing with warm restarts (SGDR; Loshchilov and Hutter, 2017; fastai's `fit_sgdr`).
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
 pub struct SgdrOptions {
@@ -116,7 +117,8 @@ pub struct SgdrOptions {
 }
 
 impl SgdrOptions {
-    /// A number of cycles, the first of so many epochs, each twice as long as the one before.
+    /// Returns the options of a number of cycles, the first of `cycle_len` epochs, each twice as long as the one
+    /// before.
     pub fn new(cycles: usize, cycle_len: usize, rates: impl Into<Rates>) -> Self {
         Self {
             cycles,
@@ -127,14 +129,15 @@ impl SgdrOptions {
         }
     }
 
-    /// How many times as long as the one before each cycle is; 2 unless set.
+    /// Sets the ratio of the lengths of consecutive cycles. Defaults to 2.
     pub fn cycle_mult(mut self, factor: usize) -> Self {
         self.cycle_mult = factor;
         self
     }
 }
 
-/// The last group alone for an epoch, then all groups: fastai's `fine_tune`.
+/// Options of fine-tuning: an epoch with only the last group trained, then epochs with all groups (fastai's
+/// `fine_tune`).
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
 pub struct FineTuneOptions {
@@ -148,7 +151,7 @@ pub struct FineTuneOptions {
 }
 
 impl FineTuneOptions {
-    /// A number of epochs with all groups, after one with the last group alone.
+    /// Returns the options of a number of epochs with all groups, after one epoch with only the last group.
     pub fn new(epochs: usize) -> Self {
         Self {
             epochs,
@@ -161,31 +164,31 @@ impl FineTuneOptions {
         }
     }
 
-    /// The rate of the last group in the frozen epochs; half of it afterwards. 2e-3 unless set.
+    /// Sets the rate of the last group in the frozen epochs, of which the following epochs use half. Defaults to 2e-3.
     pub fn base_lr(mut self, lr: f64) -> Self {
         self.base_lr = lr;
         self
     }
 
-    /// Epochs with the last group alone; 1 unless set.
+    /// Sets the number of epochs with only the last group trained. Defaults to 1.
     pub fn freeze_epochs(mut self, epochs: usize) -> Self {
         self.freeze_epochs = epochs;
         self
     }
 
-    /// What the first group's rate is the last one's divided by; 100 unless set.
+    /// Sets the ratio of the last group's rate to the first one's. Defaults to 100.
     pub fn lr_mult(mut self, factor: f64) -> Self {
         self.lr_mult = factor;
         self
     }
 
-    /// The share of the second cycle in which the rate rises; 0.3 unless set.
+    /// Sets the share of the second cycle in which the rate rises. Defaults to 0.3.
     pub fn pct_start(mut self, share: f64) -> Self {
         self.pct_start = share;
         self
     }
 
-    /// What the first rate of the second cycle is the highest divided by; 5 unless set.
+    /// Sets the ratio of the highest rate to the initial rate of the second cycle. Defaults to 5.
     pub fn div_initial(mut self, div: f64) -> Self {
         self.div = div;
         self
@@ -196,19 +199,19 @@ impl FineTuneOptions {
 macro_rules! common {
     ($($schedule:ident),+) => {
         $(impl $schedule {
-            /// The weight decay; what it was before unless set.
+            /// Sets the weight decay. Defaults to its current value.
             pub fn weight_decay(mut self, weight_decay: f64) -> Self {
                 self.options.weight_decay = Some(weight_decay);
                 self
             }
 
-            /// Begins with a new optimizer.
+            /// Sets whether the fit begins with a new optimizer.
             pub fn reset_optimizer(mut self, reset: bool) -> Self {
                 self.options.reset_optimizer = reset;
                 self
             }
 
-            /// Leaves out the epochs before this one; the schedule begins at its place.
+            /// Sets the first epoch: those before it are left out, and the schedule begins at its position.
             pub fn start_epoch(mut self, epoch: usize) -> Self {
                 self.options.start_epoch = epoch;
                 self
@@ -220,7 +223,7 @@ macro_rules! common {
 common!(OneCycleOptions, FlatCosOptions, SgdrOptions);
 
 impl FineTuneOptions {
-    /// The weight decay; what it was before unless set.
+    /// Sets the weight decay. Defaults to its current value.
     pub fn weight_decay(mut self, weight_decay: f64) -> Self {
         self.options.weight_decay = Some(weight_decay);
         self
@@ -228,10 +231,10 @@ impl FineTuneOptions {
 }
 
 impl Learner {
-    /// Trains in one cycle up to these rates. [`Learner::fit_cycle`] takes all that can be chosen.
+    /// Trains by the one-cycle policy with these maximum rates. [`Learner::fit_cycle`] takes further options.
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn fit_one_cycle(
         &mut self,
         epochs: usize,
@@ -241,7 +244,7 @@ impl Learner {
         self.fit_cycle(OneCycleOptions::new(epochs, rates), callbacks)
     }
 
-    /// Trains in a cycle.
+    /// Trains by the one-cycle policy with options.
     ///
     /// ```no_run
     /// # use brigade_learn::OneCycleOptions;
@@ -251,7 +254,7 @@ impl Learner {
     /// ```
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn fit_cycle(
         &mut self,
         cycle: OneCycleOptions,
@@ -268,10 +271,10 @@ impl Learner {
         self.scheduled(epochs, options, scheduler, callbacks)
     }
 
-    /// Trains at these rates, and lets them fall along a cosine in the last quarter.
+    /// Trains at these rates, which fall along a cosine in the last quarter.
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn fit_flat_cos(
         &mut self,
         epochs: usize,
@@ -281,10 +284,10 @@ impl Learner {
         self.fit_flat(FlatCosOptions::new(epochs, rates), callbacks)
     }
 
-    /// Trains at a flat rate and along a cosine.
+    /// Trains at constant rates that end with a cosine, with options.
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn fit_flat(&mut self, flat: FlatCosOptions, callbacks: impl IntoCallbacks) -> Result<()> {
         let FlatCosOptions { epochs, rates, div_final, pct_start, options } = flat;
         let rates = self.rates(rates)?;
@@ -295,10 +298,10 @@ impl Learner {
         self.scheduled(epochs, options, ParamScheduler::each_group(Hyper::Lr, each), callbacks)
     }
 
-    /// Trains along cosines with restarts.
+    /// Trains by cosine annealing with warm restarts.
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn fit_sgdr(&mut self, sgdr: SgdrOptions, callbacks: impl IntoCallbacks) -> Result<()> {
         let SgdrOptions { cycles, cycle_len, cycle_mult, rates, options } = sgdr;
         let rates = self.rates(rates)?;
@@ -334,15 +337,15 @@ impl Learner {
     /// rates. The callbacks are called in both fits.
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn fine_tune(&mut self, epochs: usize, callbacks: impl IntoCallbacks) -> Result<()> {
         self.fine_tune_with(FineTuneOptions::new(epochs), callbacks)
     }
 
-    /// [`Learner::fine_tune`] with all that can be chosen.
+    /// Fine-tunes the model as [`Learner::fine_tune`] does, with options.
     ///
     /// # Errors
-    /// As [`Learner::fit`].
+    /// Returns the same errors as [`Learner::fit`].
     pub fn fine_tune_with(
         &mut self,
         tune: FineTuneOptions,

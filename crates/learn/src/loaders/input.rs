@@ -2,15 +2,15 @@
 
 use tch::Tensor;
 
-/// What a model's forward takes: a tensor, or a tuple of two or three.
+/// The argument of a model's forward: a tensor, or a tuple of two or three.
 pub trait ModelInput: Sized + 'static {
-    /// The form in which a forward borrows it.
+    /// Borrowed form of the input, which a forward takes.
     type Ref<'a>;
 
-    /// Gives up its tensors, in order.
+    /// Returns its tensors, in order.
     fn into_tensors(self) -> Vec<Tensor>;
 
-    /// Borrows it from its tensors; `None` when there are not as many.
+    /// Returns the borrowed input made of these tensors. `None` if their number is wrong.
     fn borrowed(tensors: &[Tensor]) -> Option<Self::Ref<'_>>;
 }
 
@@ -59,10 +59,9 @@ impl ModelInput for (Tensor, Tensor, Tensor) {
     }
 }
 
-/// What a batch has besides the model's input: a tensor of targets, or an `Option` of one, which is `None` where a
-/// model only predicts.
+/// The target of a batch: a tensor, or an `Option` of one, which is `None` where a model only predicts.
 pub trait Target: Sized + 'static {
-    /// Gives up its tensor.
+    /// Returns the tensor of the target.
     fn into_target(self) -> Option<Tensor>;
 }
 

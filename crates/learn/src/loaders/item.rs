@@ -8,17 +8,17 @@ use tch::Tensor;
 
 use brigade_torch::{Error, Result};
 
-/// One item to predict: what [`Learner::predict`](crate::Learner::predict) takes.
+/// A single item to predict: the argument of [`Learner::predict`](crate::Learner::predict).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Item {
-    /// A file, such as an image.
+    /// Path of a file, such as an image.
     File(PathBuf),
-    /// An encoded image or another file's bytes.
+    /// Bytes of an encoded image or of another file.
     Bytes(Vec<u8>),
-    /// A text, where the data are texts.
+    /// A text, for data that are texts.
     Text(String),
-    /// The model's input without the dimension of the batch.
+    /// The model's inputs without the batch dimension.
     Tensors(Vec<Tensor>),
 }
 
@@ -52,36 +52,35 @@ impl From<Tensor> for Item {
     }
 }
 
-/// A picture of an item: `width * height` pixels of three bytes, row by row.
+/// An RGB image of an item: `width * height` pixels of three bytes, row by row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture {
-    /// Pixels in a row.
+    /// Width in pixels.
     pub width: u32,
-    /// Rows.
+    /// Height in pixels.
     pub height: u32,
-    /// Red, green and blue of each pixel.
+    /// Red, green and blue of each pixel, one byte each.
     pub rgb: Vec<u8>,
 }
 
-/// How single items become the model's input and are shown, and how that is written down: the part of the data
-/// that a saved Learner needs to predict.
+/// A codec of single items: it converts them to the model's input, shows them, and can be saved. It is the part of the
+/// data that a saved Learner needs to predict.
 pub trait ItemCodec: Any + fmt::Debug + Send + Sync {
-    /// Makes the model's input of one item, with a batch dimension of 1, transformed as in validation.
+    /// Converts one item to the model's inputs, with a batch dimension of 1, transformed as in validation.
     ///
     /// # Errors
     /// When the item cannot be read.
     fn encode(&self, item: &Item) -> Result<Vec<Tensor>>;
 
-    /// Draws a row of a batch, with what was done to make it a model's input undone (normalisation); `None`
-    /// where it is no picture.
+    /// Draws a row of a batch, with the normalisation and other preparation undone. `None` if the data are not images.
     ///
     /// # Errors
     /// When the tensors are not such a batch.
     fn picture(&self, inputs: &[Tensor], row: i64) -> Result<Option<Picture>>;
 
-    /// Draws a row of a batch with its target, or with a prediction in the form of one: a mask is laid over the
-    /// picture; of all else the text tells it, as names of `classes` where it is one of classes. `None` where it
-    /// is no picture.
+    /// Draws a row of a batch with its target, or with a prediction of the same form: a mask is drawn over the picture;
+    /// other targets are the returned text, with names from `classes` for class numbers. `None` if the data are not
+    /// images.
     ///
     /// # Errors
     /// When the tensors are not such a batch.
@@ -99,7 +98,7 @@ pub trait ItemCodec: Any + fmt::Debug + Send + Sync {
         Ok(Some((picture, name.cloned().unwrap_or_default())))
     }
 
-    /// Writes a row of a batch as a text; `None` where it is none, which is so unless implemented.
+    /// Returns a row of a batch as a text. `None`, which is the default, if the data are not texts.
     ///
     /// # Errors
     /// When the tensors are not such a batch.

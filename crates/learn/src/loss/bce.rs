@@ -6,8 +6,8 @@ use tch::{Reduction, Tensor};
 use super::weights::Weights;
 use super::{Loss, read};
 
-/// The binary cross-entropy of scores of labels: `-w (v y ln σ(x) + (1 - y) ln(1 - σ(x)))`, with weights `w` of
-/// labels and `v` of positive targets.
+/// Binary cross-entropy of logits of labels: `-w (v y ln σ(x) + (1 - y) ln(1 - σ(x)))`, with weights `w` of labels and
+/// `v` of positive targets.
 ///
 /// Predictions and targets `[n, labels]`, in any further dimensions before the last; targets of any dtype, 0 and 1 or
 /// between.
@@ -35,21 +35,21 @@ impl Default for BceWithLogits {
 }
 
 impl BceWithLogits {
-    /// Weighs labels, one weight for each.
+    /// Sets a weight for each label.
     #[must_use]
     pub fn weight(mut self, weight: &[f64]) -> Self {
         self.weight = Weights::new(weight);
         self
     }
 
-    /// Weighs positive targets of labels, one weight for each label.
+    /// Sets a weight for the positive targets of each label.
     #[must_use]
     pub fn pos_weight(mut self, weight: &[f64]) -> Self {
         self.pos_weight = Weights::new(weight);
         self
     }
 
-    /// Sets the probability above which a label is decided to be there; 0.5, unless set.
+    /// Sets the probability above which a label is predicted. Defaults to 0.5.
     #[must_use]
     pub fn threshold(mut self, threshold: f64) -> Self {
         self.threshold = threshold;

@@ -7,7 +7,7 @@ use tch::{Reduction, Tensor};
 use super::weights::Weights;
 use super::{Loss, read};
 
-/// The cross-entropy of scores: `-wᵧ ln softmax(prediction)ᵧ` of the target's class `y`, PyTorch's in all.
+/// Cross-entropy of logits: `-wᵧ ln softmax(prediction)ᵧ` of the target's class `y`, as PyTorch computes it.
 ///
 /// Predictions `[n, classes, …]`, targets `[n, …]` of class numbers, of which
 /// [`IGNORED`] is left out. The mean is weighted: the sum over that of the weights. A target that names no class is
@@ -30,15 +30,15 @@ pub struct CrossEntropy {
 }
 
 impl CrossEntropy {
-    /// Weighs classes, one weight for each.
+    /// Sets a weight for each class.
     #[must_use]
     pub fn weight(mut self, weight: &[f64]) -> Self {
         self.weight = Weights::new(weight);
         self
     }
 
-    /// Takes targets for the mixture of their class, `1 - eps`, and all classes, `eps`. With weights this is PyTorch's
-    /// smoothing, which weighs both parts; fastai's is
+    /// Sets label smoothing: targets become the mixture of their class, `1 - eps`, and all classes, `eps`. With class
+    /// weights this is PyTorch's smoothing, which weighs both parts; fastai's is
     /// [`LabelSmoothingCrossEntropy`](super::LabelSmoothingCrossEntropy).
     #[must_use]
     pub fn label_smoothing(mut self, eps: f64) -> Self {

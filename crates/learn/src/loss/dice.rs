@@ -5,8 +5,8 @@ use tch::{Kind, Tensor};
 
 use super::{Loss, read};
 
-/// The Dice loss: of each image and class `1 - (2 Σ p t + smooth) / (Σ (p + t) + smooth)` over its pixels, with the
-/// softmax `p` of scores and `t` 1 where the target is the class.
+/// Dice loss: for each image and class `1 - (2 Σ p t + smooth) / (Σ (p + t) + smooth)` over its pixels, with the
+/// softmax `p` of the logits, and `t` 1 where the target is the class.
 ///
 /// Predictions `[n, classes, h, w]`, masks `[n, h, w]` or `[n, 1, h, w]`. The mean over images and classes; fastai's
 /// sum is [`DiceLoss::summed`].
@@ -34,22 +34,23 @@ impl Default for DiceLoss {
 }
 
 impl DiceLoss {
-    /// Sets what is added above and below, so that a class that is not in an image costs nothing; 1e-6, unless set.
+    /// Sets the value added to numerator and denominator, so that a class that is not in an image costs nothing.
+    /// Defaults to 1e-6.
     #[must_use]
     pub fn smooth(mut self, smooth: f64) -> Self {
         self.smooth = smooth;
         self
     }
 
-    /// Takes `p²` for `p` in the denominator, which makes gradients steeper.
+    /// Uses `p²` instead of `p` in the denominator, which makes gradients steeper.
     #[must_use]
     pub fn square_in_union(mut self) -> Self {
         self.square_in_union = true;
         self
     }
 
-    /// Adds over images and classes instead of taking the mean, which is what fastai's loss does unless told
-    /// otherwise. The gradient then grows with the batch.
+    /// Sums over images and classes instead of taking the mean, as fastai's loss does by default. The gradient then
+    /// grows with the batch.
     #[must_use]
     pub fn summed(mut self) -> Self {
         self.summed = true;

@@ -7,8 +7,8 @@ use super::cross_entropy::entropy;
 use super::weights::Weights;
 use super::{Loss, read};
 
-/// The focal loss (Lin et al., 2017): `(1 - p)^gamma · ce`, with the cross-entropy `ce` and `p = exp(-ce)`, so that
-/// samples that are right already count less.
+/// Focal loss (Lin et al., 2017): `(1 - p)^gamma · ce`, with the cross-entropy `ce` and `p = exp(-ce)`, so that
+/// well-classified samples have less weight.
 ///
 /// Predictions `[n, classes, …]`, targets `[n, …]`. A weight of the class is part of `ce`, so of `p`, as in fastai; the
 /// mean is over all samples, not weighted.
@@ -32,13 +32,13 @@ impl Default for Focal {
 }
 
 impl Focal {
-    /// Makes it; with a `gamma` of 0 it is the cross-entropy.
+    /// Makes the loss with a focusing parameter `gamma`. With 0 it is the cross-entropy.
     #[must_use]
     pub fn new(gamma: f64) -> Self {
         Self { gamma, weight: Weights::default() }
     }
 
-    /// Weighs classes, one weight for each.
+    /// Sets a weight for each class.
     #[must_use]
     pub fn weight(mut self, weight: &[f64]) -> Self {
         self.weight = Weights::new(weight);

@@ -11,9 +11,10 @@ use super::Loss;
 
 type Compute = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync;
 
-/// Makes a loss of a function of predictions and targets, which returns the mean over the batch with its graph.
+/// Makes a loss from a function of predictions and targets, which returns the mean over the batch with its autograd
+/// graph.
 ///
-/// Predictions are taken for numbers, until [`LossFn::read_as`] tells how they are to be read.
+/// Predictions are decoded as numbers, unless [`LossFn::read_as`] sets another loss to decode them.
 ///
 /// ```
 /// use brigade_learn::loss::{BceWithLogits, Loss, loss_from};
@@ -35,7 +36,7 @@ pub fn loss_from(
     LossFn { name: name.into(), forward: Arc::new(forward), each: None, reading: Arc::new(Mse) }
 }
 
-/// What [`loss_from`] makes.
+/// A loss made from a function by [`loss_from`].
 #[derive(Clone)]
 pub struct LossFn {
     name: String,
@@ -45,8 +46,8 @@ pub struct LossFn {
 }
 
 impl LossFn {
-    /// Adds the loss of each element, flat; without it [`Loss::each`] is an error, and what asks for the losses of
-    /// samples cannot be had.
+    /// Sets a function that computes the loss of each element, as a flat tensor. Without it [`Loss::each`], and
+    /// everything that needs the losses of samples, is an error.
     #[must_use]
     pub fn with_each(
         mut self,
@@ -56,7 +57,7 @@ impl LossFn {
         self
     }
 
-    /// Reads predictions and targets as another loss does: its activation and decision, and whether targets are class
+    /// Decodes predictions and targets as another loss does: its activation and decision, and whether targets are class
     /// numbers.
     #[must_use]
     pub fn read_as(mut self, loss: impl Loss + 'static) -> Self {

@@ -6,7 +6,7 @@ use tch::{Reduction, Tensor};
 
 use super::{Loss, read};
 
-/// The mean absolute error, `mean(|prediction - target|)`. Predictions and targets of one shape; `[n, 1]` and `[n]`
+/// Mean absolute error, `mean(|prediction - target|)`. Predictions and targets have the same shape; `[n, 1]` and `[n]`
 /// fit, too.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct L1;

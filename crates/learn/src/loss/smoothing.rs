@@ -7,8 +7,8 @@ use super::cross_entropy::entropy;
 use super::weights::Weights;
 use super::{Loss, read};
 
-/// The cross-entropy with smoothed labels: `eps/classes · Σₖ -ln pₖ + (1 - eps) · -wᵧ ln pᵧ`, of probabilities `p`
-/// and the target's class `y`.
+/// Cross-entropy with smoothed labels: `eps/classes · Σₖ -ln pₖ + (1 - eps) · -wᵧ ln pᵧ`, with probabilities `p` and
+/// the target's class `y`.
 ///
 /// Predictions `[n, classes, …]`, targets `[n, …]`. Weights of classes concern the second part alone, of which the
 /// mean is the weighted one, as in fastai; without weights it is PyTorch's `label_smoothing`.
@@ -33,13 +33,13 @@ impl Default for LabelSmoothingCrossEntropy {
 }
 
 impl LabelSmoothingCrossEntropy {
-    /// Makes it with a share of all classes, 0 to 1.
+    /// Makes the loss with `eps`, the share of all classes, 0 to 1.
     #[must_use]
     pub fn new(eps: f64) -> Self {
         Self { eps, weight: Weights::default() }
     }
 
-    /// Weighs classes in the second part, one weight for each.
+    /// Sets a weight for each class in the second term.
     #[must_use]
     pub fn weight(mut self, weight: &[f64]) -> Self {
         self.weight = Weights::new(weight);

@@ -7,7 +7,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use brigade_plot::escape_markup;
 
-/// What a cell shows, as text and in other forms. Jupyter shows the best form that it can: HTML, SVG, PNG, text.
+/// The content of a cell, as text and in other forms. Jupyter displays the best form that it supports: HTML, SVG, PNG,
+/// text.
 ///
 /// ```
 /// use brigade_notebook::display::Content;
@@ -29,13 +30,13 @@ pub struct Content {
 }
 
 impl Content {
-    /// Makes content of text.
+    /// Makes content from a text.
     #[must_use]
     pub fn new(plain: impl Into<String>) -> Self {
         Self { plain: plain.into(), ..Self::default() }
     }
 
-    /// Adds the form in HTML: a part of a page, whose texts are escaped already.
+    /// Adds the form in HTML: a part of a page, whose texts must be escaped.
     #[must_use]
     pub fn html(mut self, html: impl Into<String>) -> Self {
         self.html = Some(html.into());
@@ -49,20 +50,20 @@ impl Content {
         self
     }
 
-    /// Adds the form in PNG: the bytes of a file. It is what a viewer shows that does not trust the notebook.
+    /// Adds the form in PNG: the bytes of a file. Viewers that do not trust the notebook display it.
     #[must_use]
     pub fn png(mut self, png: impl Into<Vec<u8>>) -> Self {
         self.png = Some(png.into());
         self
     }
 
-    /// Returns the text.
+    /// Returns the form as text.
     #[must_use]
     pub fn plain(&self) -> &str {
         &self.plain
     }
 
-    /// Puts contents below each other.
+    /// Stacks contents vertically.
     #[must_use]
     pub fn stacked(contents: impl IntoIterator<Item = Self>) -> Self {
         let mut all = Self::default();
@@ -93,7 +94,7 @@ impl Content {
         }
     }
 
-    /// Writes all forms as evcxr reads them from a process's standard output. Nothing for an empty content.
+    /// Writes all forms as evcxr reads them from a process's standard output. Writes nothing for empty content.
     ///
     /// # Errors
     /// When the output takes no more.
@@ -123,7 +124,7 @@ impl Content {
         out.write_all(blocks.as_bytes())
     }
 
-    /// Writes the text and the end of its line. Nothing for an empty content.
+    /// Writes the text with an end of line. Writes nothing for empty content.
     ///
     /// # Errors
     /// When the output takes no more.

@@ -3,7 +3,7 @@
 use brigade_plot::{Chart, Grid};
 use brigade_schedule::LrSchedule;
 
-/// Numbers that [`curve`] draws: a list, or one for each rank as `notebook_launcher` returns them.
+/// Values that [`curve`] plots: a list, or one for each rank as `notebook_launcher` returns them.
 pub trait Curves {
     /// Returns the values of each line.
     #[must_use]
@@ -49,7 +49,7 @@ where
     }
 }
 
-/// Draws numbers by their place, from 0: a line for a list, and one for each rank for what a launch returns.
+/// Plots values by their index, from 0: a line for a list, or one for each rank for the result of a launch.
 ///
 /// ```
 /// use brigade_notebook::display::curve;
@@ -70,7 +70,7 @@ pub fn curve<C: Curves + ?Sized>(title: &str, values: &C) -> Chart {
     chart
 }
 
-/// Draws learning rate and momentum of the first `steps` steps of a schedule.
+/// Plots learning rate and momentum of the first `steps` steps of a schedule.
 ///
 /// ```
 /// use brigade_notebook::display::schedule_plot;

@@ -5,8 +5,8 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use super::{CellDisplay, Content};
 
-/// Makes pictures of a tensor: an image `[height, width]` or `[1 or 3, height, width]`, or several, `[n, height, width]`
-/// or `[n, 1 or 3, height, width]`.
+/// Makes images from a tensor: one image `[height, width]` or `[1 or 3, height, width]`, or several, `[n, height,
+/// width]` or `[n, 1 or 3, height, width]`.
 ///
 /// Bytes are 0 to 255, other numbers 0 to 1. Where some of these are outside, as after normalisation, the least and
 /// the greatest value become black and white; NaN is black; [`denormalize`](Images::denormalize) gives the true colours back.
@@ -34,7 +34,7 @@ pub fn images(tensor: &Tensor) -> Images {
     }
 }
 
-/// Pictures of a tensor: what [`images`] returns.
+/// The images of a tensor, made by [`images`].
 #[derive(Debug)]
 pub struct Images {
     tensor: Tensor,
@@ -45,62 +45,63 @@ pub struct Images {
     limit: usize,
 }
 
-/// Why a tensor cannot be shown as pictures.
+/// Reason why a tensor cannot be displayed as images.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImagesError {
-    /// A shape that is not one of images.
+    /// The shape of the tensor is not that of images.
     #[error(
         "a tensor of shape {shape:?} holds no images: expected [height, width], [n, height, width], or 1 or 3 channels \
          before the height, each of at least 1"
     )]
     Shape {
-        /// The tensor's.
+        /// Shape of the tensor.
         shape: Vec<i64>,
     },
-    /// Complex numbers have no brightness.
+    /// The tensor has complex numbers, which have no brightness.
     #[error(
         "a tensor of kind {kind:?} holds no images: expected bytes, other integers, floats or booleans"
     )]
     Kind {
-        /// The tensor's.
+        /// Kind of the tensor.
         kind: Kind,
     },
-    /// Another number of captions or labels than of images.
+    /// The number of captions or labels differs from that of images.
     #[error("{given} {what} were given for {images} images: one each, or none")]
     Captions {
-        /// `captions` or `labels`.
+        /// Name of the list: `captions` or `labels`.
         what: &'static str,
-        /// How many.
+        /// Number of captions or labels that were passed.
         given: usize,
-        /// How many were needed.
+        /// Number of images in the tensor.
         images: usize,
     },
-    /// libtorch cannot compute or copy the pixels.
+    /// An operation of libtorch on the pixels failed.
     #[error("cannot read the images: {0}")]
     Torch(#[from] TchError),
-    /// The gallery refuses the image.
+    /// The image cannot be drawn in the gallery.
     #[error(transparent)]
     Plot(#[from] PlotError),
 }
 
 impl Images {
-    /// Undoes the normalisation by a mean and a deviation of each channel: `Normalize::IMAGENET` of `brigade-vision`
-    /// has those of ImageNet. The first is for an image of one channel.
+    /// Undoes the normalisation by a mean and a standard deviation of each channel: `Normalize::IMAGENET` of
+    /// `brigade-vision` has those of ImageNet. An image of one channel uses the first.
     #[must_use]
     pub fn denormalize(mut self, mean: [f32; 3], std: [f32; 3]) -> Self {
         self.statistics = Some((mean, std));
         self
     }
 
-    /// Puts a line above each image.
+    /// Adds a caption above each image.
     #[must_use]
     pub fn captions<T: ToString>(mut self, captions: impl IntoIterator<Item = T>) -> Self {
         self.captions = captions.into_iter().map(|it| it.to_string()).collect();
         self
     }
 
-    /// Puts the name of its class above each image; the number where there is no name. `labels` is `[n]`, of integers.
+    /// Adds the name of its class above each image, or the class number if it has no name. `labels` is `[n]`, of
+    /// integers.
     #[must_use]
     pub fn labels<T: AsRef<str>>(mut self, labels: &Tensor, names: &[T]) -> Self {
         let names = names.iter().map(|it| it.as_ref().to_owned()).collect();
@@ -108,21 +109,21 @@ impl Images {
         self
     }
 
-    /// Sets how many images stand side by side; about as many as there are rows by default.
+    /// Sets the number of images in a row. Defaults to about the number of rows.
     #[must_use]
     pub fn columns(mut self, columns: usize) -> Self {
         self.columns = columns;
         self
     }
 
-    /// Sets how many images are shown at most, 1 or more; 64 by default.
+    /// Sets the maximum number of images that are displayed, at least 1. Defaults to 64.
     #[must_use]
     pub fn limit(mut self, images: usize) -> Self {
         self.limit = images;
         self
     }
 
-    /// Makes the plot, for a title or a file.
+    /// Makes the gallery of the images, to set a title or write a file.
     ///
     /// # Errors
     /// [`ImagesError::Shape`] and [`ImagesError::Kind`] for a tensor that holds no images, [`ImagesError::Captions`]

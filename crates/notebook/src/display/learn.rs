@@ -46,7 +46,7 @@ fn time(time: Duration) -> String {
     if hours > 0 { format!("{hours}:{rest}") } else { rest }
 }
 
-/// Makes a callback that shows the losses in the cell after each epoch: fastai's `ShowGraphCallback`.
+/// Makes a callback that plots the losses in the cell after each epoch: fastai's `ShowGraphCallback`.
 ///
 /// ```
 /// let callback = brigade_notebook::display::show_graph();

@@ -10,7 +10,7 @@ use crate::store::milliseconds;
 use crate::work::Work;
 
 impl ProcessGroup {
-    /// Returns when all ranks have called it.
+    /// Waits until all ranks have called it.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`].
@@ -19,10 +19,10 @@ impl ProcessGroup {
         self.start_barrier()?.wait()
     }
 
-    /// Starts [`ProcessGroup::barrier`].
+    /// Starts [`ProcessGroup::barrier`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::barrier`].
     #[track_caller]
     pub fn start_barrier(&self) -> Result<Work<()>, Error> {
         let device = gpu(self.device())?.map_or(-1, i64::from);
@@ -32,8 +32,8 @@ impl ProcessGroup {
         Ok(pending.giving(()))
     }
 
-    /// A barrier that names the missing ranks: rank 0 waits for every rank and its error names all that did
-    /// not come within the limit ([`crate::CollectiveError::missing`]). Gloo only.
+    /// Waits until all ranks have called it, as a barrier that reports missing ranks: rank 0 waits for every rank, and
+    /// its error names all that did not arrive within the limit ([`crate::CollectiveError::missing`]). Gloo only.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`], on rank 0 with the missing ranks, on the others because rank 0 did not

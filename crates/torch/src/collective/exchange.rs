@@ -37,10 +37,10 @@ impl ProcessGroup {
         self.begin_all_to_all(inputs, outputs)?.wait()
     }
 
-    /// Starts [`ProcessGroup::all_to_all`].
+    /// Starts [`ProcessGroup::all_to_all`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::all_to_all`].
     #[track_caller]
     pub fn start_all_to_all(
         &self,
@@ -87,9 +87,8 @@ impl ProcessGroup {
         }))
     }
 
-    /// Sends blocks of rows to all ranks and receives theirs. `send_rows[i]` rows go to rank `i`,
-    /// `receive_rows[j]` come from rank `j`; empty slices mean equal parts. The result has the rows of
-    /// all ranks, by rank.
+    /// Sends blocks of rows to all ranks and receives theirs. `send_rows[i]` rows go to rank `i`, `receive_rows[j]`
+    /// come from rank `j`; empty slices mean equal parts. The result has the rows of all ranks, in the order of ranks.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] when the counts are not one per rank or do
@@ -104,10 +103,10 @@ impl ProcessGroup {
         self.begin_all_to_all_flat(input, send_rows, receive_rows)?.wait()
     }
 
-    /// Starts [`ProcessGroup::all_to_all_flat`].
+    /// Starts [`ProcessGroup::all_to_all_flat`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::all_to_all_flat`].
     #[track_caller]
     pub fn start_all_to_all_flat(
         &self,

@@ -12,7 +12,7 @@ use crate::group::ProcessGroup;
 use crate::work::Work;
 
 impl ProcessGroup {
-    /// Replaces the tensor by rank `root`'s.
+    /// Replaces the tensor by that of rank `root`.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
@@ -32,10 +32,10 @@ impl ProcessGroup {
         self.begin_broadcast(tensor.shallow_clone(), root)?.wait().map(drop)
     }
 
-    /// Starts [`ProcessGroup::broadcast`].
+    /// Starts [`ProcessGroup::broadcast`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::broadcast`].
     #[track_caller]
     pub fn start_broadcast(&self, tensor: Tensor, root: usize) -> Result<Work<Tensor>, Error> {
         self.begin_broadcast(unshared(tensor)?, root)
@@ -49,8 +49,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Replaces all tensors by rank `root`'s, in few messages of up to `bytes` each. The time limit is
-    /// the group's for each message, whatever [`ProcessGroup::within`] says.
+    /// Replaces all tensors by those of rank `root`, in few messages of up to `bytes` each. The time limit of each
+    /// message is the group's, not that of [`ProcessGroup::within`].
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
@@ -72,7 +72,7 @@ impl ProcessGroup {
         Ok(done.map_err(|error| self.failure(started, since, &error))?)
     }
 
-    /// The tensors of all ranks, by rank.
+    /// Gathers the tensors of all ranks on every rank, in the order of ranks.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`].
@@ -91,10 +91,10 @@ impl ProcessGroup {
         self.begin_all_gather(tensor)?.wait()
     }
 
-    /// Starts [`ProcessGroup::all_gather`].
+    /// Starts [`ProcessGroup::all_gather`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::all_gather`].
     #[track_caller]
     pub fn start_all_gather(&self, tensor: &Tensor) -> Result<Work<Vec<Tensor>>, Error> {
         self.begin_all_gather(&copy(tensor)?)
@@ -112,7 +112,7 @@ impl ProcessGroup {
         Ok(pending.giving(outputs).reading([input]))
     }
 
-    /// The tensors of all ranks in one, along the first dimension: `[n, …]` becomes `[size * n, …]`, a
+    /// Gathers the tensors of all ranks, concatenated along the first dimension: `[n, …]` becomes `[size * n, …]`, a
     /// scalar becomes `[size]`.
     ///
     /// # Errors
@@ -122,10 +122,10 @@ impl ProcessGroup {
         self.begin_all_gather_flat(tensor)?.wait()
     }
 
-    /// Starts [`ProcessGroup::all_gather_flat`].
+    /// Starts [`ProcessGroup::all_gather_flat`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::all_gather_flat`].
     #[track_caller]
     pub fn start_all_gather_flat(&self, tensor: &Tensor) -> Result<Work<Tensor>, Error> {
         self.begin_all_gather_flat(&copy(tensor)?)
@@ -149,11 +149,12 @@ impl ProcessGroup {
         Ok((input, output))
     }
 
-    /// Gathers each tensor as [`ProcessGroup::all_gather_flat`] does, in one operation; Gloo with ranks that are not
-    /// Brigade's has several in flight.
+    /// Gathers each tensor as [`ProcessGroup::all_gather_flat`] does, in one operation, or in several concurrent ones
+    /// with Gloo and ranks that are not Brigade's.
     ///
     /// # Errors
-    /// As there; [`crate::Fault::Invalid`] when the tensors are not on one device.
+    /// Returns the same errors as [`ProcessGroup::all_gather_flat`], and [`crate::Fault::Invalid`] when the tensors are
+    /// not on one device.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -169,10 +170,11 @@ impl ProcessGroup {
         self.begin_all_gather_flat_coalesced(tensors)?.wait()
     }
 
-    /// Starts [`ProcessGroup::all_gather_flat_coalesced`].
+    /// Starts [`ProcessGroup::all_gather_flat_coalesced`] without waiting for it, and returns a handle of the
+    /// operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::all_gather_flat_coalesced`].
     #[track_caller]
     pub fn start_all_gather_flat_coalesced(
         &self,
@@ -237,7 +239,7 @@ impl ProcessGroup {
         Ok(fill_all(pending, outputs, targets).reading(inputs))
     }
 
-    /// On rank `root` the tensors of all ranks, by rank; `None` elsewhere.
+    /// Gathers the tensors of all ranks on rank `root`, in the order of ranks. `None` on other ranks.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] when there is no such rank.
@@ -246,10 +248,10 @@ impl ProcessGroup {
         self.begin_gather(tensor, root)?.wait()
     }
 
-    /// Starts [`ProcessGroup::gather`].
+    /// Starts [`ProcessGroup::gather`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::gather`].
     #[track_caller]
     pub fn start_gather(
         &self,
@@ -276,7 +278,7 @@ impl ProcessGroup {
         Ok(pending.giving(outputs).reading([input]))
     }
 
-    /// Fills `output` with this rank's tensor of rank `root`'s list, which only that rank gives.
+    /// Fills `output` with this rank's tensor of rank `root`'s list, which only that rank passes.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`], with [`crate::Fault::Invalid`] when there is no such rank, when the root's
@@ -291,10 +293,10 @@ impl ProcessGroup {
         self.begin_scatter(output.shallow_clone(), inputs, root)?.wait().map(drop)
     }
 
-    /// Starts [`ProcessGroup::scatter`].
+    /// Starts [`ProcessGroup::scatter`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::scatter`].
     #[track_caller]
     pub fn start_scatter(
         &self,

@@ -31,10 +31,10 @@ impl ProcessGroup {
         self.begin_send(tensor, to, tag)?.wait().map(drop)
     }
 
-    /// Starts [`ProcessGroup::send`].
+    /// Starts [`ProcessGroup::send`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::send`].
     pub fn start_send(&self, tensor: &Tensor, to: usize, tag: u16) -> Result<Work<Tensor>, Error> {
         self.begin_send(&copy(tensor)?, to, tag)
     }
@@ -47,18 +47,18 @@ impl ProcessGroup {
         Ok(pending.giving(tensor))
     }
 
-    /// Fills a tensor with what rank `from` sends under the same tag.
+    /// Receives a tensor that rank `from` sends with the same tag.
     ///
     /// # Errors
-    /// As [`ProcessGroup::send`].
+    /// Returns the same errors as [`ProcessGroup::send`].
     pub fn recv(&self, tensor: &mut Tensor, from: usize, tag: u16) -> Result<(), Error> {
         self.begin_recv(tensor.shallow_clone(), from, tag)?.wait().map(drop)
     }
 
-    /// Starts [`ProcessGroup::recv`].
+    /// Starts [`ProcessGroup::recv`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::recv`].
     pub fn start_recv(&self, tensor: Tensor, from: usize, tag: u16) -> Result<Work<Tensor>, Error> {
         self.begin_recv(unshared(tensor)?, from, tag)
     }
@@ -71,7 +71,7 @@ impl ProcessGroup {
         Ok(fill(pending, tensor, target))
     }
 
-    /// Fills a tensor with what any rank sends under the tag, and tells which rank it was. Gloo only.
+    /// Receives a tensor that any rank sends with the tag, and returns the sender's rank. Gloo only.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`].
@@ -82,10 +82,10 @@ impl ProcessGroup {
         })
     }
 
-    /// Starts [`ProcessGroup::recv_any`]; [`Work::wait_source`] tells the sender.
+    /// Starts [`ProcessGroup::recv_any`] and returns without waiting. [`Work::wait_source`] returns the sender.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::recv_any`].
     pub fn start_recv_any(&self, tensor: Tensor, tag: u16) -> Result<Work<Tensor>, Error> {
         self.begin_recv_any(unshared(tensor)?, tag)
     }

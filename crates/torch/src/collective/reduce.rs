@@ -9,19 +9,19 @@ use crate::error::Error;
 use crate::group::ProcessGroup;
 use crate::work::Work;
 
-/// How values of several ranks become one.
+/// Operation by which the values of several ranks are reduced to one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReduceOp {
-    /// The sum.
+    /// Sum of the values.
     Sum,
     /// The sum divided by the number of ranks. Floating-point tensors only.
     Mean,
-    /// The product.
+    /// Product of the values.
     Product,
-    /// The smallest.
+    /// Minimum of the values.
     Min,
-    /// The largest.
+    /// Maximum of the values.
     Max,
     /// Bitwise and, of integers.
     BitAnd,
@@ -54,10 +54,10 @@ impl ProcessGroup {
         self.begin_all_reduce(tensor.shallow_clone(), op)?.wait().map(drop)
     }
 
-    /// Starts [`ProcessGroup::all_reduce`].
+    /// Starts [`ProcessGroup::all_reduce`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::all_reduce`].
     #[track_caller]
     pub fn start_all_reduce(&self, tensor: Tensor, op: ReduceOp) -> Result<Work<Tensor>, Error> {
         self.begin_all_reduce(unshared(tensor)?, op)
@@ -73,10 +73,11 @@ impl ProcessGroup {
     }
 
     /// Replaces each tensor by its reduction over all ranks: with NCCL in one kernel, with Gloo in one message for each
-    /// type, which costs less time than one after another. The results are those of [`ProcessGroup::all_reduce`].
+    /// type, which is faster than one after another. The results are those of [`ProcessGroup::all_reduce`].
     ///
     /// # Errors
-    /// As there; [`crate::Fault::Invalid`] also when the tensors are not on one device.
+    /// Returns the same errors as [`ProcessGroup::all_reduce`], and [`crate::Fault::Invalid`] when the tensors are not
+    /// on one device.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -95,10 +96,10 @@ impl ProcessGroup {
         self.begin_all_reduce_coalesced(handles, op)?.wait().map(drop)
     }
 
-    /// Starts [`ProcessGroup::all_reduce_coalesced`].
+    /// Starts [`ProcessGroup::all_reduce_coalesced`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::all_reduce_coalesced`].
     #[track_caller]
     pub fn start_all_reduce_coalesced(
         &self,
@@ -125,20 +126,21 @@ impl ProcessGroup {
         Ok(all_divided(fill_all(pending, tensors, targets), divisor))
     }
 
-    /// Replaces rank `root`'s tensor by the reduction over all ranks. What the other ranks' tensors hold
-    /// afterwards is not defined.
+    /// Replaces rank `root`'s tensor by the reduction over all ranks. The contents of the other ranks' tensors are
+    /// undefined afterwards.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when there is no such rank.
+    /// Returns the same errors as [`ProcessGroup::all_reduce`], and [`crate::Fault::Invalid`] when there is no such
+    /// rank.
     #[track_caller]
     pub fn reduce(&self, tensor: &mut Tensor, op: ReduceOp, root: usize) -> Result<(), Error> {
         self.begin_reduce(tensor.shallow_clone(), op, root)?.wait().map(drop)
     }
 
-    /// Starts [`ProcessGroup::reduce`].
+    /// Starts [`ProcessGroup::reduce`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::reduce`].
     #[track_caller]
     pub fn start_reduce(
         &self,
@@ -167,8 +169,8 @@ impl ProcessGroup {
     /// Reduces tensor `i` of every rank's list onto rank `i`.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when the list is not one tensor
-    /// per rank, all of one shape and type.
+    /// Returns the same errors as [`ProcessGroup::all_reduce`], and [`crate::Fault::Invalid`] when the list is not one
+    /// tensor per rank, all of one shape and type.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -186,10 +188,10 @@ impl ProcessGroup {
         self.begin_reduce_scatter(inputs, op)?.wait()
     }
 
-    /// Starts [`ProcessGroup::reduce_scatter`].
+    /// Starts [`ProcessGroup::reduce_scatter`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::reduce_scatter`].
     #[track_caller]
     pub fn start_reduce_scatter(
         &self,
@@ -214,20 +216,20 @@ impl ProcessGroup {
         Ok(divided(pending.giving(output).reading(inputs), divisor))
     }
 
-    /// Reduces `[size * n, …]` over all ranks and leaves rows `rank * n .. (rank + 1) * n` here.
+    /// Reduces `[size * n, …]` over all ranks and returns rows `rank * n .. (rank + 1) * n`.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when the rows do not divide by the
-    /// number of ranks.
+    /// Returns the same errors as [`ProcessGroup::all_reduce`], and [`crate::Fault::Invalid`] when the rows do not
+    /// divide by the number of ranks.
     #[track_caller]
     pub fn reduce_scatter_flat(&self, input: &Tensor, op: ReduceOp) -> Result<Tensor, Error> {
         self.begin_reduce_scatter_flat(input, op)?.wait()
     }
 
-    /// Starts [`ProcessGroup::reduce_scatter_flat`].
+    /// Starts [`ProcessGroup::reduce_scatter_flat`] without waiting for it, and returns a handle of the operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::reduce_scatter_flat`].
     #[track_caller]
     pub fn start_reduce_scatter_flat(
         &self,
@@ -255,11 +257,12 @@ impl ProcessGroup {
         Ok(divided(pending.giving(output).reading([input]), divisor))
     }
 
-    /// Reduces each tensor as [`ProcessGroup::reduce_scatter_flat`] does, in one operation; Gloo with ranks that are
-    /// not Brigade's, or for types and operations of its own, has several in flight.
+    /// Reduces each tensor as [`ProcessGroup::reduce_scatter_flat`] does, in one operation, or in several concurrent
+    /// ones with Gloo and ranks that are not Brigade's, or for types and operations that only Gloo has.
     ///
     /// # Errors
-    /// As there; [`crate::Fault::Invalid`] also when the tensors are not on one device.
+    /// Returns the same errors as [`ProcessGroup::reduce_scatter_flat`], and [`crate::Fault::Invalid`] when the tensors
+    /// are not on one device.
     #[track_caller]
     pub fn reduce_scatter_flat_coalesced(
         &self,
@@ -269,10 +272,11 @@ impl ProcessGroup {
         self.begin_reduce_scatter_flat_coalesced(inputs, op)?.wait()
     }
 
-    /// Starts [`ProcessGroup::reduce_scatter_flat_coalesced`].
+    /// Starts [`ProcessGroup::reduce_scatter_flat_coalesced`] without waiting for it, and returns a handle of the
+    /// operation.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`ProcessGroup::reduce_scatter_flat_coalesced`].
     #[track_caller]
     pub fn start_reduce_scatter_flat_coalesced(
         &self,
@@ -304,8 +308,8 @@ impl ProcessGroup {
     /// output may be the rows of its input that stay on this rank; other tensors must not share memory.
     ///
     /// # Errors
-    /// As [`ProcessGroup::all_reduce`]; [`crate::Fault::Invalid`] also when an input is not `size` times its output's
-    /// shape, or the tensors are not on one device.
+    /// Returns the same errors as [`ProcessGroup::all_reduce`], and [`crate::Fault::Invalid`] when an input is not
+    /// `size` times its output's shape, or the tensors are not on one device.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};

@@ -7,7 +7,7 @@ use crate::backend::Backend;
 use crate::bridge::ffi;
 use crate::error::Error;
 
-/// NVIDIA's GPUs.
+/// The device kind of NVIDIA's GPUs.
 #[derive(Debug, Clone, Copy)]
 pub struct Cuda;
 
@@ -59,13 +59,13 @@ fn number(index: usize) -> Result<i32, Error> {
     gpu(Device::Cuda(index)).map(Option::unwrap_or_default)
 }
 
-/// Whether this program was built with the feature `cuda`.
+/// Returns `true` if this program was built with the feature `cuda`.
 #[must_use]
 pub fn cuda_compiled() -> bool {
     cfg!(feature = "cuda")
 }
 
-/// Why no GPU can be used. Its text is a clause such as `there is no NVIDIA driver`.
+/// Reason why no GPU can be used. Its text is a clause such as `there is no NVIDIA driver`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaUnavailable {
@@ -78,32 +78,32 @@ pub enum CudaUnavailable {
     /// The driver is older than libtorch's CUDA.
     #[error("the NVIDIA driver is made for CUDA {driver}, and libtorch needs {needed}")]
     DriverTooOld {
-        /// The newest CUDA that the driver can serve, such as `12.4`.
+        /// Newest CUDA version that the driver supports, such as `12.4`.
         driver: String,
-        /// The CUDA that this program was built with, such as `13.0`.
+        /// CUDA version that this program was built with, such as `13.0`.
         needed: String,
     },
-    /// There is a driver, but no GPU that this process may use.
+    /// The driver is installed, but no GPU is available to this process.
     #[error("the NVIDIA driver finds no GPU")]
     NoDevice,
     /// `CUDA_VISIBLE_DEVICES` names no GPU of this machine.
     #[error("CUDA_VISIBLE_DEVICES={0} leaves no GPU")]
     Hidden(String),
-    /// CUDA does not start for another reason.
+    /// CUDA did not start for another reason.
     #[error("CUDA does not start: {text} (error {code})")]
     Failed {
-        /// The `cudaError_t`.
+        /// Number of the `cudaError_t`.
         code: i32,
-        /// CUDA's own words.
+        /// Error message of CUDA.
         text: String,
     },
 }
 
-/// The number of GPUs that this process can use through CUDA, which is never 0. The first call starts the
+/// Returns the number of GPUs that this process can use through CUDA, which is never 0. The first call starts the
 /// driver, but makes no context on a GPU.
 ///
 /// # Errors
-/// Why there is none.
+/// Returns the reason why there is none.
 ///
 /// ```
 /// match brigade_torch::cuda_devices() {
@@ -126,8 +126,8 @@ pub fn cuda_devices() -> Result<usize, CudaUnavailable> {
     )
 }
 
-/// The number of GPUs that this process can use: none, without the feature `cuda`, unless something else
-/// has registered devices under the name with libtorch.
+/// Returns the number of GPUs that this process can use: an error without the feature `cuda`, unless other code has
+/// registered devices under the name with libtorch.
 ///
 /// # Errors
 /// [`CudaUnavailable::NotCompiled`].

@@ -6,20 +6,20 @@ use super::gpu;
 use crate::bridge::ffi;
 use crate::error::Error;
 
-/// The memory of a GPU that tensors of this process take, in bytes. Libraries (cuDNN, NCCL) and CUDA
-/// itself take more, which is not counted here.
+/// Memory of a GPU that tensors of this process use, in bytes. Libraries (cuDNN, NCCL) and CUDA itself use more, which
+/// is not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// In tensors now (`torch.cuda.memory_allocated`).
+    /// Bytes of tensors now (`torch.cuda.memory_allocated`).
     pub allocated: u64,
-    /// The most that there was (`torch.cuda.max_memory_allocated`).
+    /// Maximum of the bytes of tensors so far (`torch.cuda.max_memory_allocated`).
     pub peak: u64,
-    /// Taken from the GPU, in tensors or kept for later (`torch.cuda.memory_reserved`).
+    /// Bytes taken from the GPU, for tensors or kept for reuse (`torch.cuda.memory_reserved`).
     pub reserved: u64,
 }
 
 impl DeviceMemory {
-    /// As libtorch's allocator counts it; `None` for the CPU, where libtorch does not count.
+    /// Returns the memory as libtorch's allocator counts it. `None` for the CPU, for which libtorch does not count.
     ///
     /// ```
     /// use brigade_torch::DeviceMemory;

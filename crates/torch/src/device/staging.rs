@@ -6,9 +6,9 @@ use super::gpu;
 use crate::bridge::{borrow, borrow_optional, ffi, own};
 use crate::error::Error;
 
-/// Begins to copy a tensor of a GPU into pinned memory of the host: into that of `into`, which an earlier copy of
-/// another tensor of its shape and kind has, or into new memory. It may be read after
-/// [`crate::DeviceExt::synchronize`]. A tensor of the CPU is copied at once, into ordinary memory.
+/// Starts to copy a tensor of a GPU into pinned memory of the host: into that of `into`, the result of an earlier copy
+/// of another tensor of its shape and kind, or into new memory. It may be read after [`crate::DeviceExt::synchronize`].
+/// A tensor of the CPU is copied at once, into ordinary memory.
 ///
 /// ```
 /// use brigade_torch::copy_to_host;
@@ -26,9 +26,9 @@ pub fn copy_to_host(from: &Tensor, into: Option<&Tensor>) -> Result<Tensor, Erro
         .map_err(|error| Error::libtorch("copy to the host", &error))
 }
 
-/// Begins to copy a tensor to a device through pinned memory, on this thread's stream there, and does not wait for it:
-/// kernels that this thread gives the device come behind the copy. The tensor may be changed at once. On the CPU, and
-/// where it is on the device already, it is the tensor itself.
+/// Starts to copy a tensor to a device through pinned memory, on this thread's stream, and does not wait for it: later
+/// kernels of this thread on the device come behind the copy. The tensor may be changed at once. For the CPU, and if it
+/// is on the device already, the tensor itself is returned.
 ///
 /// ```
 /// use brigade_torch::copy_to_device;
@@ -56,8 +56,8 @@ pub(crate) fn begin_copy(from: &Tensor, into: &Tensor) -> Result<(), Error> {
         .map_err(|error| Error::libtorch("copy", &error))
 }
 
-/// Returns a tensor in pinned memory of the host, with the shape, strides and kind of another one; its values are not set.
-/// Copies between it and a GPU run beside what the host does.
+/// Returns a tensor in pinned memory of the host, with the shape, strides and kind of another one. Its values are not
+/// set. Copies between it and a GPU run beside the work of the host.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] without a GPU, and when memory is full.
@@ -67,7 +67,7 @@ pub fn pinned_like(like: &Tensor) -> Result<Tensor, Error> {
         .map_err(|error| Error::libtorch("pinned memory", &error))
 }
 
-/// Returns whether a tensor lies in pinned memory of the host.
+/// Returns `true` if a tensor is in pinned memory of the host.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] for a tensor without memory.

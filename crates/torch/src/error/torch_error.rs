@@ -6,118 +6,118 @@ use std::time::Duration;
 
 use super::ErrorKind;
 
-/// What failed at the border with libtorch: the detail of an [`Error`](super::Error).
+/// Errors of libtorch and of calls into it: the detail of an [`Error`](super::Error).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TorchError {
-    /// A collective, a point-to-point operation or the making of a group failed.
+    /// A collective, a point-to-point operation or the construction of a group failed.
     #[error("{0}")]
     Collective(Box<CollectiveError>),
     /// A key-value store failed or timed out.
     #[error("store {operation} of {key:?} failed ({fault}): {detail}")]
     Store {
-        /// What was asked: `get`, `wait`, ...
+        /// Operation of the store: `get`, `wait`, ...
         operation: &'static str,
-        /// The key or keys, or the address for `connect`.
+        /// Key or keys, or the address for `connect`.
         key: String,
-        /// The kind of failure.
+        /// Kind of the failure.
         fault: Fault,
-        /// libtorch's own words.
+        /// Error message of libtorch.
         detail: String,
     },
     /// Another function of libtorch failed.
     #[error("{operation} failed ({fault}): {detail}")]
     Libtorch {
-        /// What was asked.
+        /// Name of the operation.
         operation: &'static str,
-        /// The kind of failure.
+        /// Kind of the failure.
         fault: Fault,
-        /// libtorch's own words.
+        /// Error message of libtorch.
         detail: String,
     },
     /// A tensor operation of tch failed.
     // Not as its source: that would be printed with libtorch's backtrace, of dozens of lines.
     #[error("tensor operation failed: {}", reason(.0))]
     Tensor(tch::TchError),
-    /// The caller asked for something that cannot be.
+    /// The arguments of a call are invalid.
     #[error("{0}")]
     InvalidArgument(String),
-    /// An invariant of Brigade does not hold: a defect of the library, not of the program.
+    /// An invariant of Brigade does not hold: a bug of the library, not of the program.
     #[error("internal error: {0}; this is a defect in Brigade: please report it with this line")]
     Internal(String),
-    /// The model of this rank is not the model of rank 0.
+    /// The model of this rank differs from that of rank 0.
     #[error(
         "the models of rank 0 and rank {rank} differ: rank 0 has {expected}, rank {rank} has \
          {found}; build the same model on every rank"
     )]
     ModelsDiffer {
-        /// The first rank that differs.
+        /// First rank that differs.
         rank: usize,
-        /// The first parameter that differs, on rank 0.
+        /// First parameter that differs, on rank 0.
         expected: String,
-        /// What stands in its place on that rank.
+        /// Parameter in its place on the rank that differs.
         found: String,
     },
-    /// A rank ran out of data in a join that was to end then.
+    /// A rank ran out of data in a join that ends in that case.
     #[error(
         "rank {rank} has no more data, and the join was to end there (throw_on_early_termination)"
     )]
     EarlyTermination {
-        /// The first rank without data.
+        /// First rank without data.
         rank: usize,
     },
-    /// In debug mode: the ranks do not do the same.
+    /// The calls of the ranks differ, found in debug mode.
     #[error("{0}")]
     Desync(Box<crate::check::Desync>),
-    /// A file has fewer bytes than it had, or than it was to have.
+    /// A file is shorter than it was, or than it should be.
     #[error(
         "{} was cut short while it was read: expected {expected} bytes, found {found}; let nothing \
          else write it meanwhile, and take another copy of it",
         path.display()
     )]
     CutShort {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its bytes, or the end of what was to be read.
+        /// Expected size in bytes, or the end of the range to be read.
         expected: u64,
-        /// The bytes it has now.
+        /// Current size in bytes.
         found: u64,
     },
-    /// The system could not read a file.
+    /// A file could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's reason.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// An object could not be turned into bytes or back.
+    /// An object could not be serialised or deserialised.
     #[error("{operation}: the object cannot be carried between ranks: {detail}")]
     Object {
-        /// The collective.
+        /// Name of the collective.
         operation: &'static str,
-        /// serde's own words.
+        /// Error message of serde.
         detail: String,
     },
 }
 
-/// Which collective failed, where, and why.
+/// A failed collective, with its group and the reason.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct CollectiveError {
-    /// The operation, by its c10d name.
+    /// Name of the operation in c10d.
     pub operation: &'static str,
-    /// The group's name.
+    /// Name of the group.
     pub group: String,
-    /// The rank in the group that reports.
+    /// Rank in the group that reports the failure.
     pub rank: usize,
-    /// The number of ranks in the group.
+    /// Number of ranks in the group.
     pub size: usize,
-    /// The kind of failure.
+    /// Kind of the failure.
     pub fault: Fault,
-    /// libtorch's own words.
+    /// Error message of libtorch.
     pub detail: String,
-    /// Ranks of the group that had not arrived at this operation, where that could be found out.
+    /// Ranks of the group that had not arrived at this operation, if that could be found out.
     pub missing: Vec<usize>,
 }
 
@@ -139,7 +139,7 @@ impl fmt::Display for CollectiveError {
 
 impl std::error::Error for CollectiveError {}
 
-/// The kind of a failure.
+/// The kind of a failure, by its cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
@@ -149,13 +149,13 @@ pub enum Fault {
     PeerLost,
     /// A host or address could not be reached or resolved, or a port is taken.
     Network,
-    /// The store answered with an error.
+    /// The store returned an error.
     Store,
     /// The communication library (Gloo, NCCL) failed.
     Backend,
     /// The operation was aborted on this rank.
     Aborted,
-    /// The backend has no such operation, or this program was built without it.
+    /// The backend does not support the operation, or this program was built without it.
     Unsupported,
     /// Memory ran out on the host or the device.
     OutOfMemory,
@@ -180,7 +180,7 @@ impl fmt::Display for Fault {
 }
 
 impl TorchError {
-    /// The kind of failure, where the error has one.
+    /// Returns the kind of failure, if the error has one.
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
         match self {
@@ -366,8 +366,8 @@ fn reason(error: &tch::TchError) -> String {
     }
 }
 
-/// Whether an error's text is that of an allocator without memory: for what has no type to tell it by.
-/// libtorch's allocator of CPU memory throws a plain `c10::Error`, and errors of tch are texts.
+/// Returns `true` if an error's text is that of a failed allocation: for errors whose type does not show it. libtorch's
+/// CPU allocator throws a plain `c10::Error`, and errors of tch are texts.
 ///
 /// ```
 /// use brigade_torch::says_out_of_memory;

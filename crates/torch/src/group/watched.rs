@@ -40,14 +40,14 @@ struct State {
 }
 
 impl ProcessGroup {
-    /// Gives a device's work in which all ranks meet the group's time limit, where c10d does not watch it, such as a
-    /// replayed graph with collectives. Does not wait.
+    /// Applies the group's time limit to a device's work in which all ranks meet and that c10d does not watch, such as
+    /// a replayed graph with collectives. Does not wait.
     ///
-    /// A thread asks `is_done` ([`StreamEvent::is_done`](crate::StreamEvent::is_done), say) every 50 ms. Work that is
-    /// not done within the limit, counted from this call or from the end of the work before it, fails: the thread
+    /// A thread calls `is_done` (such as [`StreamEvent::is_done`](crate::StreamEvent::is_done)) every 50 ms. Work that
+    /// is not done within the limit, counted from this call or from the end of the work before it, fails: the thread
     /// aborts the group, which ends NCCL's kernels, and the next `watch` or [`ProcessGroup::watched`] returns the
-    /// error. It is numbered as a collective, so that the error names ranks that had not come; all ranks call it in
-    /// the same order.
+    /// error. It is numbered as a collective, so that the error names ranks that had not come; all ranks call it in the
+    /// same order.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store, StreamEvent};
@@ -63,7 +63,7 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// As [`ProcessGroup::watched`].
+    /// Returns the same errors as [`ProcessGroup::watched`].
     pub fn watch(
         &self,
         operation: &'static str,
@@ -86,7 +86,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Returns whether all watched work was done in time so far ([`ProcessGroup::watch`]), once with its own error.
+    /// Returns `Ok` if all watched work was done in time so far ([`ProcessGroup::watch`]), otherwise its error, once.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`] with [`Fault::Timeout`] for work that was not, then with [`Fault::Aborted`];

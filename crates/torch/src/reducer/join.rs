@@ -13,14 +13,13 @@ use crate::collective::ReduceOp;
 use crate::error::{Error, Fault, Thrown, TorchError};
 use crate::memory::elements;
 
-/// How gradients are averaged in a join, and what it does at the first rank without data.
+/// Options of a join: how gradients are averaged, and what happens at the first rank without data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JoinOptions {
-    /// Sums of gradients are divided by the number of all ranks, so that each sample keeps its weight;
-    /// otherwise by the number of those that still have data. A communication hook always divides by
-    /// all.
+    /// `true` if sums of gradients are divided by the number of all ranks, so that each sample keeps its weight;
+    /// otherwise by the number of ranks that still have data. A communication hook always divides by all.
     pub divide_by_initial_world_size: bool,
-    /// The first rank without data ends the join with an error on every rank.
+    /// `true` if the first rank without data ends the join with an error on every rank.
     pub throw_on_early_termination: bool,
 }
 
@@ -30,16 +29,16 @@ impl Default for JoinOptions {
     }
 }
 
-/// What the other ranks did in a [`Reducer::shadow`].
+/// Iteration of the other ranks that a [`Reducer::shadow`] took part in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shadowed {
-    /// No rank has any data left.
+    /// The end of the join: no rank has any data left.
     Ended,
-    /// A forward whose backward leaves the gradients where they are.
+    /// A forward whose backward does not reduce gradients.
     WithoutReduction,
     /// A forward and its backward, in which gradients were reduced.
     Reduced {
-        /// Whether they were finite where a [`crate::LossFlag`] leaves its mark.
+        /// `true` if the gradients were finite in the element that a [`crate::LossFlag`] marks.
         finite: bool,
     },
 }
@@ -68,13 +67,13 @@ struct Roll {
 }
 
 impl Reducer {
-    /// Begins a join: from now on ranks may take unequal numbers of iterations, if each that has no
-    /// more calls [`Reducer::shadow`] until that gives [`Shadowed::Ended`]. Every rank calls it.
+    /// Begins a join: from now on ranks may have unequal numbers of iterations, if each rank without more data calls
+    /// [`Reducer::shadow`] until it returns [`Shadowed::Ended`]. Every rank calls it.
     pub fn begin_join(&self, options: JoinOptions) {
         self.join.replace(Some(Join { options, authority: None }));
     }
 
-    /// Does what one iteration of the others asks of a rank that has run out of data.
+    /// Takes part in one iteration of the other ranks, on a rank that has run out of data.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`] when a peer is gone; [`crate::TorchError::EarlyTermination`] when that was
@@ -105,8 +104,8 @@ impl Reducer {
         Ok(Shadowed::Reduced { finite })
     }
 
-    /// Ends a join on all ranks, when none has data left: all take the parameters and buffers of a rank
-    /// that was there to the end.
+    /// Ends a join on all ranks, when none has data left: all receive the parameters and buffers of a rank that had
+    /// data to the end.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`] when a peer is gone.
@@ -119,12 +118,12 @@ impl Reducer {
         }
     }
 
-    /// Ends a join on this rank alone, after an error: nothing is sent.
+    /// Ends a join on this rank alone, after an error. Nothing is sent.
     pub fn abandon_join(&self) {
         self.leave_join();
     }
 
-    /// Whether a join is in progress.
+    /// Returns `true` if a join is in progress.
     #[must_use]
     pub fn is_joining(&self) -> bool {
         self.join.borrow().is_some()

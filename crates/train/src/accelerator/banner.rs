@@ -12,19 +12,19 @@ use crate::accelerator::Accelerator;
 use crate::model::PreparedModel;
 use crate::precision::{Precision, caveat};
 
-/// The banner's contents.
+/// Contents of the banner.
 #[derive(Debug)]
 struct Start {
     processes: usize,
     device: Device,
-    /// Of a CPU.
+    /// Number of threads of a CPU.
     threads: usize,
     /// Why it is a CPU, in a program that was built for GPUs.
     missing_gpu: Option<CudaUnavailable>,
-    /// What a GPU is called.
+    /// Name of the GPU's hardware.
     hardware: Option<String>,
     precision: Precision,
-    /// Whether products of float32 tensors are computed in TF32.
+    /// `true` if products of float32 tensors are computed in TF32.
     tf32: bool,
     channels_last: bool,
     /// Batches of a full accumulation window.

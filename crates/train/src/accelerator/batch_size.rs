@@ -7,13 +7,13 @@ use crate::batch_size;
 use crate::precision::scaler::GradScaler;
 
 impl Accelerator {
-    /// Runs the body with a batch size, and again with half of it as long as memory runs out. The body
-    /// makes everything whose size depends on it: loaders, usually model and optimizer too, since a try
-    /// that failed may have changed them.
+    /// Runs the body with a batch size, and again with half of it whenever memory runs out. The body makes everything
+    /// whose size depends on it: loaders, usually model and optimizer too, since a try that failed may have changed
+    /// them.
     ///
-    /// All ranks go on with the same size: when memory ran out on one of them, all try again. Where one
+    /// All ranks continue with the same size: when memory ran out on one of them, all try again. Where one
     /// rank alone runs out, the others' collectives end at once with an error that the body hands back,
-    /// and the ranks meet anew: a model that was prepared outside of the body cannot be used any more
+    /// and the ranks connect again: a model that was prepared outside of the body cannot be used any more
     /// then.
     ///
     /// ```
@@ -29,7 +29,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// The body's, when it is not about memory; [`crate::TrainError::Leader`] when it was another rank's;
+    /// Returns the body's error, if memory has not run out; [`crate::TrainError::Leader`] when it was another rank's;
     /// [`crate::TrainError::NoBatchSize`] when a single sample does not fit;
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a start at 0.
     pub fn find_executable_batch_size<R, E: Into<Error>>(
@@ -40,11 +40,12 @@ impl Accelerator {
         self.find_executable_batch_size_by(start, |size| size / 2, body)
     }
 
-    /// As [`Accelerator::find_executable_batch_size`], with the next size to try after one that did not
-    /// fit.
+    /// Searches for a batch size as [`Accelerator::find_executable_batch_size`] does, with a function that returns the
+    /// next size to try after one that did not fit.
     ///
     /// # Errors
-    /// As there; [`brigade_torch::ErrorKind::InvalidArgument`] when the next size is not smaller.
+    /// Returns the same errors as [`Accelerator::find_executable_batch_size`], and
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] when the next size is not smaller.
     pub fn find_executable_batch_size_by<R, E: Into<Error>>(
         &self,
         start: usize,

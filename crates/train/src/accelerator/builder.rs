@@ -28,14 +28,14 @@ use crate::processes::Processes;
 use crate::sharding::ShardedModels;
 use crate::watch::{Watch, WatchOptions};
 
-/// Settings of an [`Accelerator`]. Every one has a default.
+/// Settings of an [`Accelerator`], each of which has a default.
 #[derive(Debug)]
 #[must_use]
 pub struct AcceleratorBuilder {
     connection: ConnectOptions,
-    /// `None`: yes.
+    /// `true` if freed CPU memory is kept. `None` means `true`.
     keep_memory: Option<bool>,
-    /// `None`: as the environment says.
+    /// Options of gradient accumulation. `None` takes those of the environment.
     accumulation: Option<GradientAccumulationOptions>,
     numerics: NumericsOptions,
     loss_check: LossCheckOptions,
@@ -47,7 +47,7 @@ pub struct AcceleratorBuilder {
     quiet: bool,
     watch: WatchOptions,
     project: ProjectConfiguration,
-    /// `None`: as the environment says.
+    /// Sharding of models. `None` takes that of the environment.
     sharding: Option<Option<Sharding>>,
     arrangement: ArrangementOptions,
 }
@@ -77,38 +77,38 @@ impl AcceleratorBuilder {
         }
     }
 
-    /// Stays on the CPU where there is a GPU. So does the environment (`ACCELERATE_USE_CPU`, which
-    /// `brigade launch --cpu` sets).
+    /// Sets whether the CPU is used even where there is a GPU. The environment can ask for the same
+    /// (`ACCELERATE_USE_CPU`, which `brigade launch --cpu` sets).
     pub fn cpu(mut self, cpu: bool) -> Self {
         self.connection.cpu = cpu;
         self
     }
 
-    /// Whether the process keeps the CPU memory that tensors free, for the tensors of the next step
-    /// ([`brigade_torch::keep_freed_memory`]). On unless set, or turned off by `BRIGADE_KEEP_MEMORY=0`.
+    /// Sets whether the process keeps the CPU memory that tensors free, for the tensors of the next step
+    /// ([`brigade_torch::keep_freed_memory`]). Defaults to `true`, unless `BRIGADE_KEEP_MEMORY=0` turns it off.
     ///
     /// It is a setting of the whole process: libtorch's allocator of the CPU is replaced by one that keeps
     /// tensors of 1 MB and more in huge pages, and the C library keeps freed memory.
-    /// A program that does more than train, or has an allocator of its own, may want to turn it off; a
+    /// A program that does more than train, or has an allocator of its own, should consider turning it off; a
     /// step of a small network then takes up to a third longer.
     pub fn keep_memory(mut self, keep: bool) -> Self {
         self.keep_memory = Some(keep);
         self
     }
 
-    /// The time limit of joining and of every collective; 30 minutes unless set.
+    /// Sets the time limit of joining and of every collective. Defaults to 30 minutes.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.connection.timeout = Some(timeout);
         self
     }
 
-    /// The interface or address that Gloo listens on.
+    /// Sets the network interface or address that Gloo listens on.
     pub fn gloo_device(mut self, device: GlooDevice) -> Self {
         self.connection.gloo = Some(device);
         self
     }
 
-    /// This rank's place in the job; what the environment says, unless set.
+    /// Sets rank, world size and hosts of the job. Defaults to the values of the environment.
     ///
     /// With [`AcceleratorBuilder::store`] ranks need no launcher: threads of one process can be the ranks of
     /// a test or a notebook, each with an Accelerator of its own.
@@ -146,51 +146,51 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// The store where the ranks meet; the one whose address the world has, unless set. All ranks need handles
-    /// of one store, such as clones of [`Store::hash`] between threads.
+    /// Sets the store where the ranks rendezvous. Defaults to the store whose address the world has. All ranks need
+    /// handles of one store, such as clones of [`Store::hash`] between threads.
     pub fn store(mut self, store: Store) -> Self {
         self.connection.store = Some(store);
         self
     }
 
-    /// The device of this rank; unless set, the GPU of its local rank where there is one.
+    /// Sets the device of this rank. Defaults to the GPU of its local rank if there is one.
     pub fn device(mut self, device: Device) -> Self {
         self.connection.device = Some(device);
         self
     }
 
-    /// What moves data between ranks; unless set, NCCL for GPUs and Gloo for CPUs. With [`Backend::Fake`] a
-    /// process plays one rank of a world of any size, and every collective answers as if all ranks had sent
-    /// the same.
+    /// Sets the backend of the collectives. Defaults to NCCL for GPUs and Gloo for CPUs. With [`Backend::Fake`] a
+    /// process simulates one rank of a world of any size, and every collective returns as if all ranks had sent the
+    /// same.
     pub fn backend(mut self, backend: Backend) -> Self {
         self.connection.backend = Some(backend);
         self
     }
 
-    /// Batches whose gradients are added up before each optimizer step; see
-    /// [`Accelerator::accumulate`]. Unless set it is what the environment says
-    /// (`ACCELERATE_GRADIENT_ACCUMULATION_STEPS`), else 1.
+    /// Sets the number of batches whose gradients are added up before each optimizer step; see
+    /// [`Accelerator::accumulate`]. Defaults to the value of `ACCELERATE_GRADIENT_ACCUMULATION_STEPS`, else 1.
     pub fn gradient_accumulation_steps(self, steps: usize) -> Self {
         let before = self.accumulation.unwrap_or_default();
         self.gradient_accumulation(GradientAccumulationOptions { steps, ..before })
     }
 
-    /// [`AcceleratorBuilder::gradient_accumulation_steps`] with all that can be chosen about them.
+    /// Sets all options of gradient accumulation, where [`AcceleratorBuilder::gradient_accumulation_steps`] sets only
+    /// the number of batches.
     pub fn gradient_accumulation(mut self, settings: GradientAccumulationOptions) -> Self {
         self.accumulation = Some(settings);
         self
     }
 
-    /// Leaves out the line that the main process writes to standard error when the first model is
-    /// prepared: processes, device, precision, memory format. Off unless set.
+    /// Sets whether the line is left out that the main process writes to standard error when the first model is
+    /// prepared: processes, device, precision, memory format. Defaults to `false`.
     pub fn quiet(mut self, quiet: bool) -> Self {
         self.quiet = quiet;
         self
     }
 
-    /// Spreads the parameters, gradients and optimizer states of the models that are prepared over the ranks (ZeRO,
-    /// PyTorch's FSDP). Unless set it is what the environment says (`BRIGADE_SHARDING`, which
-    /// `brigade launch --sharding` sets), else every rank has whole models; `None` says so whatever the environment.
+    /// Shards the parameters, gradients and optimizer states of prepared models over the ranks (ZeRO, PyTorch's FSDP).
+    /// Defaults to the value of `BRIGADE_SHARDING`, which `brigade launch --sharding` sets, else every rank has whole
+    /// models; `None` turns sharding off whatever the environment.
     ///
     /// The loop stays the same. An optimizer that was built with whole parameters steps this rank's shards from
     /// `prepare` on. Outside of the model's forward the parameters have no memory: read them within
@@ -221,10 +221,10 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Arranges the ranks in a mesh, whose axis `tp` divides layers (tensor parallelism): the ranks of a tensor group read the
-    /// same samples and compute each divided layer together. Unless set, the environment says how many those are
-    /// (`BRIGADE_TENSOR`, which `brigade launch --tensor` sets), and all others read other samples. Along `dp_shard` parameters
-    /// are spread as [`AcceleratorBuilder::sharding`] says; along `dp_replicate` every rank has a copy. Models are built by
+    /// Arranges the ranks in a mesh, whose axis `tp` divides layers (tensor parallelism): the ranks of a tensor group
+    /// read the same samples and compute each divided layer together. Defaults to tensor groups of `BRIGADE_TENSOR`
+    /// ranks, which `brigade launch --tensor` sets. Along `dp_shard` parameters are sharded as set by
+    /// [`AcceleratorBuilder::sharding`]; along `dp_replicate` every rank has a copy. Models are built by
     /// [`Accelerator::parallel_model`].
     ///
     /// ```
@@ -245,8 +245,8 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Has so many neighbouring ranks divide each layer between them, whatever the number of ranks is that they divide: the
-    /// mesh follows from it and from [`AcceleratorBuilder::sharding`].
+    /// Sets the size of tensor groups: this many neighbouring ranks divide each layer between them. The number of such
+    /// groups follows from the world size, and the mesh from it and from [`AcceleratorBuilder::sharding`].
     ///
     /// ```
     /// use brigade_train::Accelerator;
@@ -260,10 +260,10 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Has the ranks of a tensor group compute a part of the sequence each between divided layers (Megatron-LM's
-    /// `sequence_parallelism`): the activations of normalisations, dropout and residuals are divided too, for as many bytes in
-    /// messages. The number of tokens has to be a multiple of the ranks. Off unless set, or a plan
-    /// [says so](brigade_sharding::TensorPlan::sequence_regions).
+    /// Sets whether each rank of a tensor group computes a part of the sequence between divided layers (Megatron-LM's
+    /// `sequence_parallelism`): the activations of normalisations, dropout and residual branches are divided too, for
+    /// as many bytes in messages. The number of tokens must be a multiple of the ranks. Defaults to `false`, unless the
+    /// [plan](brigade_sharding::TensorPlan::sequence_regions) turns it on.
     ///
     /// ```
     /// use brigade_train::Accelerator;
@@ -277,10 +277,11 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Has so many neighbouring ranks compute a part of every sequence (context parallelism): for sequences whose activations
-    /// do not fit one device. They read the same samples, and each of them computes some of the tokens. The mesh follows from
-    /// it, [`AcceleratorBuilder::tensor_parallel`] and [`AcceleratorBuilder::sharding`]. Unless set, the environment says how
-    /// many those are (`BRIGADE_CONTEXT`, which `brigade launch --context` sets).
+    /// Sets the size of context groups: this many neighbouring ranks compute a part of every sequence each (context
+    /// parallelism), for sequences whose activations do not fit one device. They read the same samples, and each of
+    /// them computes some of the tokens. The mesh follows from it, [`AcceleratorBuilder::tensor_parallel`] and
+    /// [`AcceleratorBuilder::sharding`]. Defaults to the value of `BRIGADE_CONTEXT`, which `brigade launch --context`
+    /// sets.
     ///
     /// ```
     /// use brigade_sharding::ContextMethod;
@@ -296,10 +297,10 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Has so many ranks have the stages of each model (pipeline parallelism): for models that do not fit a device, over slow
-    /// networks. They read the same samples, and the loop is that of [`Accelerator::forward_backward`]. The mesh follows from
-    /// it and the other axes. Unless set, the environment says how many those are (`BRIGADE_PIPELINE`, which
-    /// `brigade launch --pipeline` sets).
+    /// Sets the number of ranks that hold the stages of each model (pipeline parallelism): for models that do not fit a
+    /// device, over slow networks. They read the same samples, and the loop calls [`Accelerator::forward_backward`].
+    /// The mesh follows from it and the other axes. Defaults to the value of `BRIGADE_PIPELINE`, which `brigade launch
+    /// --pipeline` sets.
     ///
     /// ```
     /// use brigade_train::Accelerator;
@@ -313,10 +314,10 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Has so many neighbouring ranks have the experts of each mixture between them (expert parallelism): for mixtures that do
-    /// not fit a device. They read other samples, and send tokens to the ranks of their experts. The mesh follows from it.
-    /// Models are built by [`Accelerator::parallel_model`]. Unless set, the environment says how many those are
-    /// (`BRIGADE_EXPERT`, which `brigade launch --expert` sets).
+    /// Sets the size of expert groups: this many neighbouring ranks divide the experts of each mixture between them
+    /// (expert parallelism), for mixtures that do not fit a device. They read different samples, and send tokens to the
+    /// ranks of their experts. The mesh follows from it. Models are built by [`Accelerator::parallel_model`]. Defaults
+    /// to the value of `BRIGADE_EXPERT`, which `brigade launch --expert` sets.
     ///
     /// ```
     /// use brigade_train::Accelerator;
@@ -337,113 +338,111 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets how attention gets the keys and values of tokens that other ranks have. Defaults to
-    /// [`ContextMethod::Gather`], or to what the environment says (`BRIGADE_CONTEXT_METHOD`).
+    /// Sets how attention gets the keys and values of tokens that other ranks have. Defaults to the value of
+    /// `BRIGADE_CONTEXT_METHOD`, else [`ContextMethod::Gather`].
     pub fn context_method(mut self, method: ContextMethod) -> Self {
         self.arrangement.context_method = Some(method);
         self
     }
 
-    /// How gradients are reduced.
+    /// Sets the options of the gradient reducer.
     pub fn reducer(mut self, options: ReducerOptions) -> Self {
         self.models.reducer = options;
         self
     }
 
-    /// What goes over the wire when gradients are averaged: all of it, unless set.
+    /// Sets the communication hook that compresses gradients when they are averaged. Defaults to no compression.
     pub fn comm_hook(mut self, hook: CommHook) -> Self {
         self.models.comm_hook = hook;
         self
     }
 
-    /// Batch normalisations of the models that are prepared use the statistics of all ranks; see
-    /// [`brigade_nn::Model::convert_sync_batch_norm`]. Off unless set.
+    /// Sets whether batch normalisations of prepared models use the statistics of all ranks; see
+    /// [`brigade_nn::Model::convert_sync_batch_norm`]. Defaults to `false`.
     pub fn sync_batch_norm(mut self, on: bool) -> Self {
         self.models.sync_batch_norm = on;
         self
     }
 
-    /// A loader's batch size is that of all ranks together: each takes its part of every batch.
+    /// Sets whether a loader's batch size is that of all ranks together, so that each rank takes its part of every
+    /// batch. Defaults to `false`.
     pub fn split_batches(mut self, split: bool) -> Self {
         self.loader.split_batches = split;
         self
     }
 
-    /// All ranks get the same number of equally large batches, completed with duplicates that metrics
-    /// leave out. On unless set.
+    /// Sets whether all ranks get the same number of equally large batches, completed with duplicates that metrics
+    /// leave out. Defaults to `true`.
     pub fn even_batches(mut self, even: bool) -> Self {
         self.loader.even_batches = even;
         self
     }
 
-    /// Rank 0 reads the data and sends every rank its part. Off unless set.
+    /// Sets whether rank 0 reads the data and sends every rank its part. Defaults to `false`.
     pub fn dispatch_batches(mut self, dispatch: bool) -> Self {
         self.loader.dispatch_batches = dispatch;
         self
     }
 
-    /// Compares operation, shape, type and place in the program between ranks before each collective,
-    /// and before each forward and backward that sends anything. A rank that does something else, or
-    /// comes to nothing within the time limit, is named by an error on every other
-    /// ([`brigade_torch::Desync`]). Slow. Off unless set, or asked for by
-    /// the variable `ACCELERATE_DEBUG_MODE`, which `brigade launch --debug-collectives` sets. With `sharing` it is
-    /// the other's.
+    /// Sets whether operation, shape, type and place in the program are compared between ranks before each collective,
+    /// and before each forward and backward that sends anything. If a rank calls something else, or makes no call
+    /// within the time limit, every other rank returns an error that names it ([`brigade_torch::Desync`]). Slow.
+    /// Defaults to `false`, or to the value of `ACCELERATE_DEBUG_MODE`, which `brigade launch --debug-collectives`
+    /// sets. With `sharing` it is the other Accelerator's setting.
     pub fn debug(mut self, on: bool) -> Self {
         self.debug = Some(on);
         self
     }
 
-    /// Where numbered checkpoints go, and how checkpoints are written.
+    /// Sets the folder of numbered checkpoints, and how checkpoints are written.
     pub fn project(mut self, project: ProjectConfiguration) -> Self {
         self.project = project;
         self
     }
 
-    /// Uses another Accelerator's place, connections and device: a process joins its job once. Options that say
-    /// otherwise (`cpu`, `device`, `backend`, `world`, `store`, `timeout`, `gloo_device`, `keep_memory`, another
-    /// `debug`) are errors of `build` then. Its trackers are used as well, unless `log_with` or `logging_dir` says
-    /// otherwise.
+    /// Uses another Accelerator's ranks, connections and device: a process joins its job once. `build` returns an error
+    /// if an option contradicts them (`cpu`, `device`, `backend`, `world`, `store`, `timeout`, `gloo_device`,
+    /// `keep_memory`, another `debug`). Its trackers are used as well, unless `log_with` or `logging_dir` sets others.
     pub fn sharing(mut self, other: &Accelerator) -> Self {
         self.sharing = Some(other.clone());
         self
     }
 
-    /// Uses ranks that a program has joined without an Accelerator, with their device. Options that say
-    /// otherwise are errors of `build`, as with [`AcceleratorBuilder::sharing`].
+    /// Uses the ranks and the device of a program that has joined its job without an Accelerator. `build` returns an
+    /// error if an option contradicts them, as with [`AcceleratorBuilder::sharing`].
     pub fn processes(mut self, processes: &Processes) -> Self {
         self.processes = Some(processes.clone());
         self
     }
 
-    /// The type in which prepared models compute. Unless set it is what the environment says
-    /// (`ACCELERATE_MIXED_PRECISION`, which `brigade launch --mixed-precision` sets), else `no`.
+    /// Sets the floating-point type in which prepared models compute. Defaults to the value of
+    /// `ACCELERATE_MIXED_PRECISION`, which `brigade launch --mixed-precision` sets, else `no`.
     pub fn mixed_precision(mut self, precision: Precision) -> Self {
         self.numerics.precision = Some(precision);
         self
     }
 
-    /// Whether a forward casts a weight once only, however many operations use it. On unless set.
+    /// Sets whether a forward casts a weight only once, however many operations use it. Defaults to `true`.
     pub fn autocast_cache(mut self, cache: bool) -> Self {
         self.numerics.cache = cache;
         self
     }
 
-    /// Whether a prepared model's outputs of 16 bits are converted to 32, so that losses are computed
-    /// in 32. On unless set.
+    /// Sets whether a prepared model's outputs of 16 bits are converted to float32, so that losses are computed in
+    /// float32. Defaults to `true`.
     pub fn float32_outputs(mut self, convert: bool) -> Self {
         self.numerics.float32_outputs = convert;
         self
     }
 
-    /// How the loss is scaled with fp16.
+    /// Sets the options of the loss scaler for fp16.
     pub fn grad_scaler(mut self, options: GradScalerOptions) -> Self {
         self.numerics.scaler = options;
         self
     }
 
-    /// Whether convolutional models, and the images they get, have their channels last in memory.
-    /// Unless set, where that is faster: on a CPU with oneDNN, on a GPU with 16 bits. Results are equal
-    /// to rounding.
+    /// Sets whether convolutional models and their input images have their channels last in memory. Defaults to the
+    /// faster format: channels last on a CPU with oneDNN, and on a GPU with 16 bits. Results are equal up to rounding.
     pub fn channels_last(mut self, on: bool) -> Self {
         self.numerics.channels_last = Some(on);
         self
@@ -453,25 +452,25 @@ impl AcceleratorBuilder {
 /// Settings of the whole process, which libtorch and cuBLAS have once: the last Accelerator's count. One that shares
 /// another's place changes those that it names.
 impl AcceleratorBuilder {
-    /// Whether GPUs round the operands of float32 products and convolutions to TF32, whose 10 bits are those of
-    /// fp16 and whose range is that of float32: several times faster from Ampere on. On unless set; PyTorch has
-    /// it on for convolutions and off for products. Other types are not changed.
+    /// Sets whether GPUs round the operands of float32 matrix products and convolutions to TF32, which has the 10
+    /// mantissa bits of fp16 and the range of float32: several times faster from Ampere on. Defaults to `true`; PyTorch
+    /// turns it on for convolutions and off for matrix products. Other types are not changed.
     pub fn tf32(mut self, on: bool) -> Self {
         self.numerics.math.tf32 = Some(on);
         self
     }
 
-    /// Whether cuDNN tries its kernels at the first convolution of each shape and keeps the fastest
-    /// (`torch.backends.cudnn.benchmark`): for inputs whose shapes repeat. Runs may differ in last digits then.
-    /// Off unless set.
+    /// Sets whether cuDNN benchmarks its kernels at the first convolution of each shape and keeps the fastest
+    /// (`torch.backends.cudnn.benchmark`): for inputs whose shapes repeat. Runs may then differ in the last digits.
+    /// Defaults to `false`.
     pub fn benchmark_kernels(mut self, on: bool) -> Self {
         self.numerics.math.benchmark = Some(on);
         self
     }
 
-    /// Whether only kernels are used that give the same bits in every run
-    /// (`torch.use_deterministic_algorithms`). An operation without such a kernel is an error that names it. On a
-    /// GPU a resumed run has the bits of one that was not stopped only with this. Off unless set.
+    /// Sets whether only kernels are used that give the same bits in every run (`torch.use_deterministic_algorithms`).
+    /// An operation without such a kernel is an error that names it. On a GPU, a resumed run has the bits of an
+    /// uninterrupted one only with this setting. Defaults to `false`.
     ///
     /// ```
     /// use brigade_train::Accelerator;
@@ -483,9 +482,9 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Whether a non-finite loss (infinite or NaN) is an error ([`crate::TrainError::LossNotFinite`]), the same on
-    /// every rank, instead of weights that are NaN afterwards. On by default; with fp16 the loss scaler skips
-    /// such a step instead.
+    /// Sets whether a non-finite loss (infinite or NaN) is an error ([`crate::TrainError::LossNotFinite`]), the same on
+    /// every rank, instead of weights that are NaN afterwards. Defaults to `true`. With fp16 the loss scaler skips such
+    /// a step instead.
     ///
     /// [`crate::Accelerator::backward`] returns it, before a weight changes: with one process before the gradients
     /// are computed, with several when they are reduced, which with accumulation is the last backward of the
@@ -495,7 +494,7 @@ impl AcceleratorBuilder {
     /// rank of another program, such as PyTorch's DistributedDataParallel, can take part.
     ///
     /// A program can leave such a batch out: all ranks get the error in the same backward, so it calls
-    /// [`crate::PreparedOptimizer::zero_grad`] and goes on. With accumulation the window's other batches are
+    /// [`crate::PreparedOptimizer::zero_grad`] and continues. With accumulation the window's other batches are
     /// left out, too, where there are several processes.
     ///
     /// ```
@@ -532,31 +531,31 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Reads the result at the next step on a CPU too, as on a GPU: for tests.
+    /// Sets whether the result of the loss check is read at the next step on a CPU too, as on a GPU: for tests.
     #[doc(hidden)]
     pub fn check_loss_later(mut self, later: bool) -> Self {
         self.loss_check.later = later;
         self
     }
 
-    /// Adds a tracker; several may be added. Without any it is
-    /// [`JsonLines`](brigade_track::JsonLines) in the [logging folder](Self::logging_dir).
+    /// Adds a tracker; several may be added. Without any it is [`JsonLines`](brigade_track::JsonLines) in the [logging
+    /// folder](Self::logging_dir).
     pub fn log_with(mut self, tracker: impl Tracker) -> Self {
         self.watch.trackers.push(Box::new(tracker));
         self
     }
 
-    /// Where the default tracker writes: `runs` unless set.
+    /// Sets the folder in which the default tracker writes. Defaults to `runs`.
     pub fn logging_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.watch.logging_dir = Some(folder.into());
         self
     }
 
-    /// Joins the other ranks.
+    /// Builds the Accelerator: joins the other ranks.
     ///
     /// # Errors
-    /// As [`Accelerator::new`]; [`brigade_torch::ErrorKind::InvalidArgument`] for zero accumulation steps, and for
-    /// options that contradict each other or [`AcceleratorBuilder::sharing`].
+    /// Returns the same errors as [`Accelerator::new`], and [`brigade_torch::ErrorKind::InvalidArgument`] for zero
+    /// accumulation steps, and for options that contradict each other or [`AcceleratorBuilder::sharing`].
     pub fn build(self) -> Result<Accelerator> {
         self.models.comm_hook.check()?;
         let settings = self.accumulation.map_or_else(GradientAccumulationOptions::from_env, Ok)?;

@@ -8,15 +8,15 @@ use super::Accelerator;
 use crate::checkpoint::{Checkpoints, Loaded};
 
 impl Accelerator {
-    /// Returns the checkpoints as a value of their own: for code that needs nothing else of the Accelerator.
+    /// Returns the checkpoints, for code that needs nothing else of the Accelerator.
     #[must_use]
     pub fn checkpoints(&self) -> &Checkpoints {
         &self.checkpoints
     }
 
-    /// Saves everything that was prepared into the folder `path`, so that [`Accelerator::load_state`]
-    /// goes on from here: models, optimizers, schedules, scalers, the random states of all ranks, the
-    /// position in the data and in the accumulation window, and what was registered. Every rank calls it.
+    /// Saves everything that was prepared into the folder `path`, so that [`Accelerator::load_state`] continues from
+    /// this point: models, optimizers, schedules, scalers, the random states of all ranks, the position in the data and
+    /// in the accumulation window, and registered objects. Every rank calls it.
     ///
     /// A prepared object that the program has dropped is not saved any more, and a load does not expect it.
     ///
@@ -33,19 +33,18 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// As [`Checkpoints::save`].
+    /// Returns the same errors as [`Checkpoints::save`].
     pub fn save_state(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
         self.checkpoints.save(path)
     }
 
-    /// Continues from a checkpoint: puts all that it holds into what was prepared. Every rank calls it,
-    /// after `prepare` and before the loop. A line on standard error says where the run cannot go on bit for
-    /// bit ([`Loaded::rounding_differs`]).
+    /// Loads a checkpoint into the prepared objects. Every rank calls it, after `prepare` and before the loop. A line
+    /// on standard error reports where the run cannot continue bit for bit ([`Loaded::rounding_differs`]).
     ///
     /// Everything is validated before anything is changed; see [`Checkpoints::load`].
     ///
     /// # Errors
-    /// As [`Checkpoints::load`].
+    /// Returns the same errors as [`Checkpoints::load`].
     pub fn load_state(&self, path: impl AsRef<Path>) -> Result<Loaded> {
         self.checkpoints.load(path)
     }

@@ -4,7 +4,8 @@ use super::Accelerator;
 use crate::loader::source::DataLoaderConfiguration;
 
 impl Accelerator {
-    /// How batches are shared out among the ranks, as the builder's options say: for data sets that depend on it.
+    /// Returns how batches are distributed over the ranks, as set by the builder's options: for data sets that depend
+    /// on it.
     #[must_use]
     pub fn data_loader_configuration(&self) -> DataLoaderConfiguration {
         self.options.loader

@@ -15,22 +15,21 @@ use crate::loss_weight::LossWeight;
 use crate::parameters::Parameters;
 
 impl Accelerator {
-    /// Returns the accumulation of gradients as a value of its own: for code that needs nothing else of the
-    /// Accelerator.
+    /// Returns the gradient accumulator, for code that needs nothing else of the Accelerator.
     #[must_use]
     pub fn gradient_accumulator(&self) -> &GradientAccumulator {
         &self.gradients.accumulator
     }
 
-    /// Whether the current batch ends its window: its backward reduces gradients, and prepared
+    /// Returns `true` if the current batch ends its accumulation window: its backward reduces gradients, and prepared
     /// optimizers and schedulers step.
     #[must_use]
     pub fn sync_gradients(&self) -> bool {
         self.gradients.accumulator.sync_gradients()
     }
 
-    /// The gradients of `loss`, added to those that are there. When the current batch ends its window,
-    /// they are averaged over the ranks.
+    /// Computes the gradients of `loss`, and adds them to the existing gradients. If the current batch ends its
+    /// accumulation window, they are averaged over the ranks.
     ///
     /// The loss is divided by the number of batches in the window, the real number where the data end
     /// before the window does: the result is the gradient of the mean over the whole window.
@@ -44,9 +43,9 @@ impl Accelerator {
         self.backward_with(loss, BackwardOptions::default())
     }
 
-    /// [`Accelerator::backward`] with options: `retain_graph` for a further backward through the same
-    /// forward, `create_graph` for gradients of gradients. [`brigade_torch::grad`] gives gradients of chosen
-    /// tensors, such as a critic's input under WGAN-GP.
+    /// Computes gradients as [`Accelerator::backward`] does, with options: `retain_graph` for a further backward
+    /// through the same forward, `create_graph` for gradients of gradients. [`brigade_torch::grad`] computes gradients
+    /// of chosen tensors, such as a critic's input under WGAN-GP.
     ///
     /// A second backward through a graph that was kept adds to the gradients, and is averaged over the ranks
     /// as the first. The reducer cannot do that with `find_unused_parameters` or `static_graph`, nor while
@@ -70,22 +69,21 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// As [`Accelerator::backward`].
+    /// Returns the same errors as [`Accelerator::backward`].
     #[track_caller]
     pub fn backward_with(&self, loss: &Tensor, options: BackwardOptions) -> Result<()> {
         self.gradients.backward(loss, options)
     }
 
-    /// Whether the last step of a prepared optimizer was left out, because gradients of 16 bits had
-    /// overflowed or a loss was not finite. Schedules stay where they are then.
+    /// Returns `true` if the last step of a prepared optimizer was skipped, because gradients of 16 bits had overflowed
+    /// or a loss was not finite. Schedules do not advance then.
     #[must_use]
     pub fn optimizer_step_was_skipped(&self) -> bool {
         self.gradients.accumulator.skipped()
     }
 
-    /// Runs the body for one batch of an accumulation window. The model's forward, the backward, the
-    /// optimizer's and scheduler's `step` and `zero_grad` all go inside; whether they do something is
-    /// decided here.
+    /// Runs the body for one batch of an accumulation window. The model's forward, the backward, the optimizer's and
+    /// scheduler's `step` and `zero_grad` all go inside; whether they do something is decided here.
     ///
     /// The last batch of the data ends the window, however short it is.
     ///
@@ -114,7 +112,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// The body's.
+    /// Returns the error of the body.
     pub fn accumulate<B, R>(
         &self,
         models: &(impl PreparedModels + ?Sized),
@@ -128,7 +126,7 @@ impl Accelerator {
     /// inside. Gradients add up on each rank until a backward outside.
     ///
     /// # Errors
-    /// The body's.
+    /// Returns the error of the body.
     pub fn no_sync<R>(
         &self,
         models: &(impl PreparedModels + ?Sized),
@@ -168,9 +166,9 @@ impl Accelerator {
     /// A window without a token has gradients of 0.
     ///
     /// # Errors
-    /// As [`Accelerator::backward`]; [`brigade_torch::ErrorKind::InvalidArgument`], on every rank at the end of the
-    /// window, when a weight is negative, NaN, or a tensor of several elements. One that is a tensor on a GPU makes
-    /// the loss NaN then.
+    /// Returns the same errors as [`Accelerator::backward`], and [`brigade_torch::ErrorKind::InvalidArgument`], on
+    /// every rank at the end of the window, when a weight is negative, NaN, or a tensor of several elements. One that
+    /// is a tensor on a GPU makes the loss NaN then.
     pub fn backward_weighted(
         &self,
         models: &(impl PreparedModels + ?Sized),
@@ -204,7 +202,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a limit that is negative or NaN;
-    /// [`crate::TrainError::GradientNorm`], on every rank, as [`ClipNorm::error_if_nonfinite`] says.
+    /// [`crate::TrainError::GradientNorm`], on every rank, if [`ClipNorm::error_if_nonfinite`] is set.
     pub fn clip_grad_norm(
         &self,
         parameters: &(impl Parameters + ?Sized),
@@ -226,9 +224,9 @@ impl Accelerator {
         self.gradients.clip_value(parameters, limit)
     }
 
-    /// With fp16, divides the gradients by the scale now, to look at them or change them before the step;
-    /// else they are what they are. Clipping does it by itself. Returns whether the gradients overflowed,
-    /// so that the step will be left out; on a GPU it waits for that. Clipping does not.
+    /// Divides the gradients by the loss scale, to read or change them before the step; without fp16 they are left
+    /// unchanged. Clipping does it by itself. Returns `true` if the gradients overflowed, so that the step will be
+    /// skipped. On a GPU it waits for that result, which clipping does not.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
@@ -236,9 +234,9 @@ impl Accelerator {
         self.gradients.unscale(parameters)
     }
 
-    /// Runs a training loop in which ranks may have unequal numbers of batches, as PyTorch's `Join`. A rank without
-    /// more data takes part in the other ranks' collectives with zeros until all have ended; then all ranks receive
-    /// the weights of a rank that had data to the end. Optimizer states are not sent.
+    /// Runs a training loop in which ranks may have unequal numbers of batches, as PyTorch's `Join` does. A rank
+    /// without more data takes part in the other ranks' collectives with zeros until all have ended; then all ranks
+    /// receive the weights of a rank that had data to the end. Optimizer states are not sent.
     ///
     /// Only the reducer's collectives are shadowed: a rank that gathers inside the loop, or normalises over ranks
     /// (SyncBatchNorm), waits for ranks that have ended until the time limit. Forwards without gradients send nothing.
@@ -270,7 +268,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// The body's; [`brigade_torch::ErrorKind::Communication`] when a peer is gone, or, with
+    /// Returns the error of the body; [`brigade_torch::ErrorKind::Communication`] when a peer is gone, or, with
     /// `throw_on_early_termination`, when a rank has no more data.
     pub fn join_uneven_inputs<R>(
         &self,
@@ -281,7 +279,8 @@ impl Accelerator {
         self.gradients.join_uneven_inputs(models, options, &self.even_batches, body)
     }
 
-    /// Begins [`LocalSgd`]. With `enabled` false it has no effect, so that one loop serves both.
+    /// Starts [`LocalSgd`]: gradients stay local, and parameters are averaged in every `steps`-th step. With `enabled`
+    /// false it has no effect, so that one loop serves both cases.
     ///
     /// ```
     /// # use brigade_optim::Adam;

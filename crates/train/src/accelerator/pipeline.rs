@@ -58,8 +58,8 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// As [`crate::Pipeline::forward_backward`] and [`Accelerator::backward`]; [`TrainError::LossNotFinite`] on every rank when
-    /// the loss of one is infinite or NaN.
+    /// Returns the same errors as [`crate::Pipeline::forward_backward`] and [`Accelerator::backward`], and
+    /// [`TrainError::LossNotFinite`] on every rank when the loss of one is infinite or NaN.
     #[track_caller]
     pub fn forward_backward<M, B, L>(
         &self,
@@ -112,7 +112,8 @@ impl Accelerator {
         Ok(found)
     }
 
-    /// Returns the number of micro-batches into which [`Accelerator::forward_backward`] cuts a batch: 1 without a pipeline.
+    /// Returns the number of micro-batches into which [`Accelerator::forward_backward`] cuts a batch. Always 1 without
+    /// a pipeline.
     ///
     /// ```
     /// let accelerator = brigade_train::Accelerator::builder().cpu(true).quiet(true).build()?;
@@ -146,9 +147,9 @@ impl Accelerator {
         Err(TrainError::LossNotFinite { rank, step: None, weights_corrupted: false }.into())
     }
 
-    /// Computes a value of a batch without gradients, in the micro-batches of a pipeline where there is one, and returns the
-    /// values of all micro-batches on all ranks of the pipeline: losses, logits, or what the closure makes of them. Without a
-    /// pipeline it is one value, of the whole batch.
+    /// Computes a value of a batch without gradients, in the micro-batches of a pipeline if there is one, and returns
+    /// the values of all micro-batches on all ranks of the pipeline: losses, logits, or other results of the closure.
+    /// Without a pipeline it is one value, of the whole batch.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -165,7 +166,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// As [`crate::Pipeline::forward`].
+    /// Returns the same errors as [`crate::Pipeline::forward`].
     #[track_caller]
     pub fn forward_stages<M, B, T>(
         &self,

@@ -11,14 +11,14 @@ use crate::precision::scaler::GradScaler;
 use crate::precision::{MathOptions, Numerics, NumericsOptions, Precision};
 
 impl Accelerator {
-    /// The type in which prepared models compute.
+    /// Returns the floating-point type in which prepared models compute.
     #[must_use]
     pub fn mixed_precision(&self) -> Precision {
         self.numerics.autocast.precision
     }
 
-    /// Returns the same Accelerator with another precision for what it prepares from now on. Ranks, trackers,
-    /// checkpoints and all other options are shared. A loss scale of fp16 begins anew.
+    /// Returns the same Accelerator with another precision for the models that it prepares from now on. Ranks,
+    /// trackers, checkpoints and all other options are shared. The loss scale of fp16 is reset.
     ///
     /// ```
     /// use brigade_train::{Accelerator, Precision};
@@ -72,16 +72,16 @@ impl Accelerator {
         }
     }
 
-    /// Returns the same Accelerator with another memory format for the convolutional models that it prepares from
-    /// now on, see [`crate::AcceleratorBuilder::channels_last`].
+    /// Returns the same Accelerator with another memory format for the convolutional models that it prepares from now
+    /// on; see [`crate::AcceleratorBuilder::channels_last`].
     #[must_use]
     pub fn with_channels_last(&self, on: bool) -> Self {
         let numerics = Numerics { channels_last: Some(on), ..*self.numerics };
         Self { numerics: Arc::new(numerics), ..self.clone() }
     }
 
-    /// Runs the body with this Accelerator's autocast: for parts of a loss that are not a prepared model's
-    /// forward, which has it anyway.
+    /// Runs the body with this Accelerator's autocast: for parts of a loss outside of a prepared model's forward, which
+    /// uses autocast by itself.
     ///
     /// ```
     /// use brigade_train::{Accelerator, Precision};
@@ -100,7 +100,7 @@ impl Accelerator {
         self.numerics.autocast.run(self.device(), body)
     }
 
-    /// The scaler of the loss: with fp16 only.
+    /// Returns the loss scaler. `None` unless the precision is fp16.
     #[must_use]
     pub fn grad_scaler(&self) -> Option<&GradScaler> {
         self.gradients.scaler.as_ref()

@@ -14,21 +14,21 @@ use crate::model::{ModelContext, PreparedModel};
 use crate::optimizer::PreparedOptimizer;
 use crate::scheduler::PreparedScheduler;
 
-/// Something that works on one process and can be made to work on all ranks: a model, an optimizer, a
-/// loader, a scheduler, or a tuple of up to eight of them.
+/// An object that can be prepared for distributed training: a model, an optimizer, a loader, a scheduler, or a tuple of
+/// up to eight of them.
 pub trait Prepare {
-    /// The same thing, prepared.
+    /// Type of the prepared object.
     type Prepared;
 
-    /// Called by [`Accelerator::prepare`].
+    /// Prepares the object for the ranks of an Accelerator. Called by [`Accelerator::prepare`].
     ///
     /// # Errors
     /// When the ranks disagree or one is gone.
     fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared>;
 }
 
-/// In the order of the tuple, on every rank: preparing sends messages. No order is wrong: optimizers
-/// share their model's tensors, and schedulers their optimizer's learning rate.
+/// Prepares the elements of a tuple in order, on every rank, since preparing sends messages. Any order is valid:
+/// optimizers share their model's tensors, and schedulers their optimizer's learning rate.
 macro_rules! tuples {
     ($($name:ident $index:tt),+) => {
         impl<$($name: Prepare),+> Prepare for ($($name,)+) {

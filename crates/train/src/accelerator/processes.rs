@@ -8,15 +8,16 @@ use super::Accelerator;
 use crate::processes::Processes;
 
 impl Accelerator {
-    /// Returns the ranks as a value of their own: for code that needs nothing else of the Accelerator.
+    /// Returns the ranks, for code that needs nothing else of the Accelerator.
     #[must_use]
     pub fn processes(&self) -> &Processes {
         &self.processes
     }
 
-    /// Returns the ranks that read other samples than this one, and this one: all ranks, unless some divide layers or sequences
-    /// between them ([`AcceleratorBuilder::mesh`](crate::AcceleratorBuilder::mesh)), of which each tensor and each context
-    /// group reads the same. Sums and means over samples are taken over these.
+    /// Returns the data-parallel ranks: this one and those that read other samples. These are all ranks, unless some
+    /// divide layers or sequences between them ([`AcceleratorBuilder::mesh`](crate::AcceleratorBuilder::mesh)): the
+    /// ranks of a tensor or context group read the same samples. Sums and means over samples are taken over these
+    /// ranks.
     ///
     /// ```
     /// use brigade_train::Accelerator;
@@ -30,11 +31,11 @@ impl Accelerator {
         &self.data
     }
 
-    /// As [`Processes::gather`], for what was computed from a batch, without the duplicates that
-    /// complete uneven batches: over an epoch, every sample counts exactly once.
+    /// Gathers values computed from a batch as [`Processes::gather`] does, without the duplicates that complete uneven
+    /// batches: over an epoch, every sample counts exactly once.
     ///
     /// # Errors
-    /// As [`Processes::gather_for_metrics`].
+    /// Returns the same errors as [`Processes::gather_for_metrics`].
     #[track_caller]
     pub fn gather_for_metrics<B, T: TensorTree>(
         &self,
@@ -44,13 +45,13 @@ impl Accelerator {
         self.data_processes().gather_for_metrics(batch, values)
     }
 
-    /// Whether this is rank 0.
+    /// Returns `true` on rank 0.
     #[must_use]
     pub fn is_main_process(&self) -> bool {
         self.processes.is_main_process()
     }
 
-    /// The device of this process: models and batches are put there.
+    /// Returns the device of this process, on which models and batches are placed.
     #[must_use]
     pub fn device(&self) -> Device {
         self.processes.device()

@@ -14,34 +14,35 @@ use crate::gradients::backward::Gradients;
 use crate::gradients::hook::CommHook;
 use crate::sharding::{ShardedModel, ShardedModels};
 
-/// Bytes that this rank has of sharded models, by kind: as planned, and as measured so far. Made by
-/// [`Accelerator::memory_report`], and printed as a table.
+/// The memory of this rank's sharded models in bytes, by kind: planned, and measured so far. Made by
+/// [`Accelerator::memory_report`]; its `Display` is a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryReport {
-    /// One row for each kind.
+    /// Rows of the report, one for each kind of memory.
     pub rows: Vec<MemoryRow>,
 }
 
-/// One kind of memory.
+/// A row of a [`MemoryReport`]: one kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryRow {
-    /// What it is for: `parameters`, `gradients`, `optimizer`, `gathered`, `reduced`; `offloaded` is in the host's memory.
+    /// Name of the kind: `parameters`, `gradients`, `optimizer`, `gathered`, `reduced`, or `offloaded`, which is in the
+    /// host's memory.
     pub kind: &'static str,
-    /// Bytes of the rank with the most of them, by the plan.
+    /// Planned bytes of the rank that needs the most.
     pub planned: u64,
-    /// Bytes of this rank: now, or the most at once for what is gathered and reduced.
+    /// Measured bytes of this rank: the current number, or the peak for `gathered` and `reduced`.
     pub measured: u64,
 }
 
 impl Accelerator {
-    /// Returns how models are sharded that are prepared; `None` where every rank has whole models.
+    /// Returns how prepared models are sharded. `None` if every rank has whole models.
     #[must_use]
     pub fn sharding(&self) -> Option<&Sharding> {
         self.gradients.sharded.as_ref().map(|sharded| sharded.sharding())
     }
 
-    /// Returns the same Accelerator with models that it prepares from now on sharded in this way, or whole on each rank
-    /// (`None`). Ranks, trackers, what checkpoints hold, and all other options are shared.
+    /// Returns the same Accelerator with another sharding of the models that it prepares from now on, or with whole
+    /// models on each rank (`None`). Ranks, trackers, what checkpoints hold, and all other options are shared.
     ///
     /// ```
     /// use brigade_sharding::Sharding;
@@ -53,7 +54,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// As [`AcceleratorBuilder::build`](crate::AcceleratorBuilder::build) with
+    /// Returns the same errors as [`AcceleratorBuilder::build`](crate::AcceleratorBuilder::build) with
     /// [`sharding`](crate::AcceleratorBuilder::sharding).
     pub fn with_sharding(&self, sharding: impl Into<Option<Sharding>>) -> Result<Self> {
         let job = &self.gradients.processes.job;
@@ -87,7 +88,7 @@ impl Accelerator {
         Ok(Self { numerics: Arc::new(numerics), gradients, checkpoints, ..self.clone() })
     }
 
-    /// Returns the ranks as the grid in which models are sharded and replicated. Without sharding all ranks are along
+    /// Returns the ranks as the mesh in which models are sharded and replicated. Without sharding all ranks are along
     /// `dp_replicate`, since each has the whole model.
     ///
     /// ```
@@ -111,8 +112,9 @@ impl Accelerator {
         self.arrangement().mesh_with(&averaged)
     }
 
-    /// Builds a model whose layers the ranks of this rank's tensor group divide as its architecture says, whose experts those of
-    /// its expert group, and whose sequences those of its context group; of a pipeline this rank's stages. It is the model that [`Model::new`] builds where there is one such rank.
+    /// Builds a model for model parallelism: the ranks of this rank's tensor group divide its layers by the plan of its
+    /// architecture, those of the expert group its experts, and those of the context group its sequences; in a pipeline
+    /// it has this rank's stages. In groups of one rank it is the model that [`Model::new`] builds.
     ///
     /// ```
     /// use brigade_models::{LlamaForCausalLm, LlamaOptions};
@@ -129,7 +131,8 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// Those of [`brigade_nn::ModelBuilder::build`], among them heads and sizes that the ranks do not divide.
+    /// Returns the errors of [`brigade_nn::ModelBuilder::build`], among them heads and sizes that the ranks do not
+    /// divide.
     pub fn parallel_model<M: TensorParallelPlan>(
         &self,
         constructor: impl FnOnce(&ParamPath<'_>) -> M,
@@ -137,8 +140,9 @@ impl Accelerator {
         self.parallel_builder(M::tensor_plan()).build(constructor)
     }
 
-    /// Returns the options of a model whose layers the ranks of this rank's tensor group divide as a plan says: for a model of
-    /// one's own, for weights that are read, and for one that gets its memory in [`Accelerator::prepare`].
+    /// Returns the builder of a model whose layers the ranks of this rank's tensor group divide by `plan`: for a custom
+    /// model, for weights that are read from a file, and for a model whose memory is allocated in
+    /// [`Accelerator::prepare`].
     ///
     /// ```
     /// use brigade_nn::{Linear, ParamPath, Relu, Sequential};
@@ -186,8 +190,7 @@ impl Accelerator {
         }
     }
 
-    /// Returns the memory of the sharded models that are prepared, as planned and as measured so far; `None` where no
-    /// model is sharded.
+    /// Returns the memory of the prepared sharded models, planned and measured so far. `None` if no model is sharded.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -206,7 +209,7 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// Those of [`brigade_optim::Optimizer::state_dict`].
+    /// Returns the errors of [`brigade_optim::Optimizer::state_dict`].
     pub fn memory_report(&self) -> Result<Option<MemoryReport>> {
         let Some(sharded) = &self.gradients.sharded else { return Ok(None) };
         let models = sharded.models();
@@ -309,13 +312,13 @@ fn bytes_of(tensor: &Tensor) -> u64 {
 }
 
 impl MemoryReport {
-    /// Returns the sum of a rank's bytes by the plan.
+    /// Returns the total of the planned bytes of a rank.
     #[must_use]
     pub fn planned(&self) -> u64 {
         self.rows.iter().map(|row| row.planned).sum()
     }
 
-    /// Returns the sum of this rank's bytes.
+    /// Returns the total of the measured bytes of this rank.
     #[must_use]
     pub fn measured(&self) -> u64 {
         self.rows.iter().map(|row| row.measured).sum()

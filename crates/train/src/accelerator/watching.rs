@@ -19,19 +19,18 @@ impl Accelerator {
         }
     }
 
-    /// As [`Accelerator::println`], without the end of line.
+    /// Prints a text as [`Accelerator::println`] does, without the end of line.
     pub fn print(&self, text: impl fmt::Display) {
         if self.processes.is_local_main_process() {
             self.watch.print(format_args!("{text}"));
         }
     }
 
-    /// Shows how far the iterations over `items` are, on rank 0 only and on standard error: a bar on a
-    /// terminal, below those of the loops around it; else a plain line now and then (10 s after the one
-    /// before, later a tenth of the run so far, at most 5 minutes), and none for a loop that is over
-    /// soon.
+    /// Shows the progress of the iterations over `items`, on rank 0 only and on standard error: a bar on a terminal,
+    /// below those of the enclosing loops; elsewhere a plain line at intervals (10 s after the one before, later a
+    /// tenth of the run so far, at most 5 minutes), and none for a short loop.
     ///
-    /// Under `brigade launch` all ranks tell the launcher instead, at most five times a second and
+    /// Under `brigade launch` all ranks report to the launcher instead, at most five times a second and
     /// without waiting for it. It shows one line for all of them, of the innermost loop, with the slowest
     /// rank and the throughput of all.
     ///
@@ -51,8 +50,8 @@ impl Accelerator {
         Progress::new(&self.watch, items)
     }
 
-    /// Records what the body does on this rank: the operations of this thread and of its backward, and
-    /// with CUDA the kernels. Gives the body's result and the recording.
+    /// Profiles the body on this rank: the operations of this thread and of its backward, and with CUDA the kernels.
+    /// Returns the body's result and the profile. Gives the body's result and the recording.
     ///
     /// The body calls [`Profiler::step`] after each step; without a schedule that only marks them.
     ///
@@ -80,9 +79,9 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// The body's; [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule without active steps;
-    /// [`crate::TrainError::File`] when a trace cannot be written; [`brigade_torch::ErrorKind::Tensor`] when this
-    /// thread is being recorded already.
+    /// Returns the error of the body; [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule without active
+    /// steps; [`crate::TrainError::File`] when a trace cannot be written; [`brigade_torch::ErrorKind::Tensor`] when
+    /// this thread is being recorded already.
     pub fn profile<R>(
         &self,
         options: ProfileOptions,
@@ -91,20 +90,20 @@ impl Accelerator {
         profile::profile(&self.processes, options, body)
     }
 
-    /// Returns the log of the run, whose lines have the rank and the step.
+    /// Returns the log of the run, whose lines contain the rank and the step.
     #[must_use]
     pub fn logging(&self) -> Logging<'_> {
         Logging { watch: &self.watch, processes: &self.processes }
     }
 
-    /// Returns the trackers as a value of their own: for code that needs nothing else of the Accelerator.
+    /// Returns the trackers, for code that needs nothing else of the Accelerator.
     #[must_use]
     pub fn trackers(&self) -> &Trackers {
         &self.watch.trackers
     }
 
-    /// Gives values to all trackers, on rank 0; elsewhere it does nothing. Values keep their order. The
-    /// step is that of log lines from now on, too.
+    /// Logs values to all trackers, on rank 0; on other ranks it does nothing. Values keep their order. Log lines show
+    /// this step from now on, too.
     ///
     /// Values of one kind go in as they are; for several kinds use
     /// [`Value`](brigade_track::Value):

@@ -9,9 +9,8 @@ use crate::model::PreparedModel;
 use crate::weights_file::{WeightsTarget, file_in};
 
 impl Accelerator {
-    /// Writes a model's parameters and buffers under PyTorch's names, from rank 0; the others wait.
-    /// A path that does not end in `.safetensors` is a folder, made if it is missing, for
-    /// `model.safetensors`.
+    /// Writes a model's parameters and buffers under PyTorch's names, from rank 0, for which the other ranks wait. A
+    /// path that does not end in `.safetensors` is a folder for `model.safetensors`, created if it is missing.
     ///
     /// # Errors
     /// On every rank when rank 0 cannot write.
@@ -20,10 +19,11 @@ impl Accelerator {
         model.save_weights(&self.processes, &WeightsTarget::File(file_in(path.as_ref())))
     }
 
-    /// As [`Accelerator::save_model`], in files of at most `max_bytes` each with their index, as Hugging Face's libraries
-    /// write them (`max_shard_size`): `model-00001-of-00002.safetensors`, and so on. Where all fits into one file, that is
-    /// `model.safetensors`. Tied weights are written once, under their first name. Beside a sharded model's shards a rank has
-    /// one tensor in memory. Weights of an earlier save in the folder are removed.
+    /// Writes a model's parameters and buffers as [`Accelerator::save_model`] does, in files of at most `max_bytes`
+    /// each with their index, as Hugging Face's libraries write them (`max_shard_size`):
+    /// `model-00001-of-00002.safetensors`, and so on. Where all fits into one file, that is `model.safetensors`. Tied
+    /// weights are written once, under their first name. Beside a sharded model's shards a rank has one tensor in
+    /// memory. Weights of an earlier save in the folder are removed.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -50,10 +50,10 @@ impl Accelerator {
         model.save_weights(&self.processes, &target)
     }
 
-    /// Reads a model's parameters and buffers on rank 0 and sends them to the others, so that only rank
-    /// 0 needs the file: safetensors, or a file of `torch.save` with one state dictionary, alone or in a
-    /// dictionary; also several files with their index, and a folder. Every name and shape must fit, where need be without a prefix
-    /// ([`Model::load_state_dict`](brigade_nn::Model::load_state_dict)); a line on standard error says so.
+    /// Reads a model's parameters and buffers on rank 0 and sends them to the others, so that only rank 0 needs the
+    /// file: safetensors, or a file of `torch.save` with one state dictionary, alone or in a dictionary; also several
+    /// files with their index, and a folder. Every name and shape must fit, if necessary without a prefix
+    /// ([`Model::load_state_dict`](brigade_nn::Model::load_state_dict)), which a line on standard error reports.
     ///
     /// # Errors
     /// On every rank when rank 0 cannot read the file or it does not fit; the model is unchanged then.
@@ -67,11 +67,11 @@ impl Accelerator {
         Ok(())
     }
 
-    /// As [`Accelerator::load_model`], of the state dictionary at one key of a file of `torch.save`
-    /// ([`brigade_nn::weights::load_entry`]).
+    /// Reads a model's parameters and buffers as [`Accelerator::load_model`] does, from the state dictionary at one key
+    /// of a file of `torch.save` ([`brigade_nn::weights::load_entry`]).
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Accelerator::load_model`].
     pub fn load_model_entry<M>(
         &self,
         model: &mut PreparedModel<M>,

@@ -139,7 +139,7 @@ fn given_up(number: u64) -> String {
     format!("brigade/try/{number}/given_up")
 }
 
-/// Between two polls while an attempt runs: small against a training step.
+/// Interval of polls while an attempt runs: short compared with a training step.
 const LOOK: Duration = Duration::from_millis(500);
-/// Between two polls while this rank waits for nothing else.
+/// Interval of polls while this rank waits for nothing else.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 
 pub(super) const SCOPE: &str = "find_executable_batch_size";
 
-/// What a body gave, or panicked with.
+/// Result of a body, or its panic.
 pub(super) type Outcome<R> = std::thread::Result<Result<R>>;
 
-/// How one rank's try ended.
+/// End of one rank's attempt.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum End {
     Fits,
     OutOfMemory,
-    /// It ended because another rank had given up.
+    /// The attempt was cut off because another rank had failed.
     Cut,
     Failed(String),
 }

@@ -11,7 +11,7 @@ use tch::{Device, Kind, Tensor};
 #[derive(Default)]
 pub(super) struct BufferPool(Mutex<HashMap<Form, Vec<Tensor>>>);
 
-/// With whether it is pinned.
+/// Kind and shape of a buffer, and whether it is pinned.
 type Form = (Kind, Vec<i64>, bool);
 
 impl BufferPool {

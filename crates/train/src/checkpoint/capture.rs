@@ -43,7 +43,7 @@ pub(super) struct NamedTensor {
     pub(super) tensor: Tensor,
     /// Only rank 0's counts.
     main_only: bool,
-    /// Which rows of it this rank has, where it is spread over ranks.
+    /// Rows of the tensor that this rank holds, if it is sharded over ranks.
     part: Option<Part>,
 }
 
@@ -89,7 +89,8 @@ pub(super) fn capture(checkpoints: &Inner) -> Result<Captured> {
     Ok(captured)
 }
 
-/// Where the state of a run has how many ranks read other samples, if its mesh does not say it: no axis has context ranks.
+/// Key of the number of data-parallel ranks in the state of a run, if its mesh does not determine it: no axis has
+/// context ranks.
 pub(super) const DATA_RANKS: &str = "data_ranks";
 
 impl Captive {
@@ -139,7 +140,7 @@ fn join_stages(pipeline: &PipelineRanks, objects: Result<Vec<Captive>>) -> Resul
     joined.collect()
 }
 
-/// What the ranks of a pipeline have of these objects. All of them take part.
+/// Returns the shares of the ranks of a pipeline in these objects. All of them take part.
 pub(super) fn shares_of(
     checkpoints: &Inner,
     pipeline: &PipelineRanks,

@@ -21,23 +21,23 @@ use crate::registry::Registry;
 use crate::sharding::ShardedModels;
 use crate::tensor_parallel::TensorModels;
 
-/// What all handles of the checkpoints share.
+/// State that all handles of the checkpoints share.
 pub(super) struct Inner {
     pub(super) processes: Processes,
-    /// How many ranks read other samples.
+    /// Number of data-parallel ranks.
     pub(super) data_ranks: usize,
     pub(super) project: ProjectConfiguration,
     pub(super) registry: Arc<Registry>,
     pub(super) accumulator: GradientAccumulator,
-    /// Of an Accelerator: weights that a non-finite loss has corrupted are not saved.
+    /// Loss check of an Accelerator: weights that a non-finite loss has corrupted are not saved.
     pub(super) loss_check: Option<Arc<LossCheck>>,
-    /// How models are sharded, where they are.
+    /// Sharded models, if models are sharded.
     pub(super) sharded: Option<Arc<ShardedModels>>,
-    /// Where ranks divide layers between them.
+    /// Models of tensor groups, if ranks divide layers.
     pub(super) tensor: Option<Arc<TensorModels>>,
-    /// Where ranks have stages of models.
+    /// Ranks of pipelines, if ranks have stages of models.
     pub(super) pipeline: Option<Arc<PipelineRanks>>,
-    /// Whether warnings are left out.
+    /// `true` if warnings are left out.
     pub(super) quiet: bool,
     /// A save that is still being written.
     pub(super) pending: Mutex<Option<Pending>>,
@@ -50,7 +50,7 @@ pub(super) struct Inner {
 pub(super) struct Holders {
     /// This rank's place among them.
     pub(super) place: usize,
-    /// Their number.
+    /// Number of ranks.
     pub(super) ranks: usize,
     /// The place in the pipeline, and the number of its ranks.
     pub(super) stage: Option<(usize, usize)>,

@@ -23,7 +23,7 @@ use crate::stateful::same_shape;
 
 const SCOPE: &str = "load_state";
 
-/// Choices of [`crate::Checkpoints::load_with`].
+/// Options of a load with [`crate::Checkpoints::load_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct LoadOptions {
@@ -37,27 +37,28 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
-    /// Whether checksums are compared first; on unless set. Sizes and headers always are.
+    /// Sets whether checksums are compared before anything is loaded. Defaults to `true`. Sizes and headers are always
+    /// compared.
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
         self
     }
 }
 
-/// A checkpoint that was loaded.
+/// Description of a checkpoint that was loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loaded {
-    /// Its folder.
+    /// Path of the checkpoint folder.
     pub path: PathBuf,
-    /// Optimizer steps that its run had taken.
+    /// Number of optimizer steps that the run had taken.
     pub step: u64,
-    /// Samples that its run had trained on, all ranks together.
+    /// Number of samples that all ranks of the run together had trained on.
     pub samples: u64,
-    /// Ranks of its run.
+    /// World size of the run.
     pub world_size: usize,
-    /// Why the last digits will differ from those of the run that was saved: another number of threads, other
-    /// instructions or another libtorch, which add in another order. `None` where the run goes on bit for bit,
-    /// and where nothing is known of it: on a GPU, and with another number of ranks.
+    /// Reason why the last digits will differ from those of the saved run: another number of threads, other CPU
+    /// instructions or another libtorch, which add in another order. `None` if the run continues bit for bit, and where
+    /// it cannot be determined: on a GPU, and with another number of ranks.
     pub rounding_differs: Option<String>,
 }
 
@@ -340,7 +341,7 @@ struct Wanted {
     stored: StoredTensor,
     /// Boxes of the stored tensor, each with its place in what this rank has.
     pieces: Vec<(Region, Region)>,
-    /// Of what this rank has.
+    /// Shape of this rank's part.
     shape: Vec<u64>,
 }
 
@@ -381,7 +382,7 @@ impl Wanted {
     }
 }
 
-/// An object's tree with its stored tensors, of which `parts` says what this rank has.
+/// Returns an object's tree with its stored tensors, with this rank's parts of them from `parts`.
 fn placed(
     checkpoint: &Checkpoint,
     object: &Object,
@@ -402,7 +403,7 @@ fn placed(
     })
 }
 
-/// How many objects of each kind a checkpoint has, for messages.
+/// Returns the number of objects of a kind in a checkpoint, for messages.
 fn count_kinds(checkpoint: &Checkpoint, kind: &str) -> usize {
     checkpoint.manifest().of_kind(kind).count()
 }

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use brigade_torch::{Error, Result};
 
-/// Where checkpoints with a number go, how many are kept, and how all checkpoints are written.
+/// Settings of checkpoints: the folder of numbered ones, how many of them are kept, and how all checkpoints are
+/// written.
 ///
 /// ```
 /// use brigade_train::{Accelerator, ProjectConfiguration};
@@ -45,50 +46,49 @@ impl Default for ProjectConfiguration {
 }
 
 impl ProjectConfiguration {
-    /// In a folder, which is made when it is needed.
+    /// Makes the configuration of a project folder, which is created when it is needed.
     pub fn new(project_dir: impl Into<PathBuf>) -> Self {
         Self { project_dir: Some(project_dir.into()), ..Self::default() }
     }
 
-    /// How many numbered checkpoints are kept; all unless set. The oldest are removed when the new one is
-    /// there, not before.
+    /// Sets the maximum number of numbered checkpoints. By default all are kept. The oldest are removed once the new
+    /// one is complete.
     pub fn total_limit(mut self, limit: usize) -> Self {
         self.total_limit = Some(limit.max(1));
         self
     }
 
-    /// The least number of the next checkpoint; 0 unless set. One that is greater than all that are there
-    /// is taken in any case.
+    /// Sets the minimum number of the next checkpoint. Defaults to 0. If the folder has a greater one, the next is one
+    /// more than that.
     pub fn iteration(mut self, iteration: u64) -> Self {
         self.iteration = iteration;
         self
     }
 
-    /// The largest safetensors file, 5 GB unless set: weights beyond it are written in several, with an
-    /// index. With several ranks the files are smaller, one or more for each rank.
+    /// Sets the maximum size of a safetensors file in bytes: larger weights are written in several files, with an
+    /// index. Defaults to 5 GB. With several ranks the files are smaller, one or more for each rank.
     pub fn max_shard_bytes(mut self, bytes: u64) -> Self {
         self.max_shard_bytes = bytes.max(1);
         self
     }
 
-    /// Whether a thread writes while training goes on, from a copy in memory. On unless set. Without,
-    /// there is no copy and `save_state` returns when all is written.
+    /// Sets whether a thread writes checkpoints while training continues, from a copy in memory. Defaults to `true`.
+    /// Otherwise nothing is copied, and `save_state` returns when everything is written.
     pub fn background(mut self, background: bool) -> Self {
         self.background = background;
         self
     }
 
-    /// Whether files are flushed to the disk before the checkpoint gets its name. On unless set: without,
-    /// a checkpoint survives a killed program, but not a power failure.
+    /// Sets whether files are flushed to the disk before the checkpoint gets its name. Defaults to `true`. Otherwise a
+    /// checkpoint survives a killed program, but not a power failure.
     pub fn flush(mut self, flush: bool) -> Self {
         self.flush = flush;
         self
     }
 
-    /// Whether the memory of a background save's copy is kept for the next save: as much as this rank
-    /// writes, so at most all weights and states. On unless set. Without, every save takes new memory,
-    /// which can take longer than the copy itself.
-    /// [`Checkpoints::release_memory`](crate::Checkpoints::release_memory) frees it once.
+    /// Sets whether the memory of a background save's copy is kept for the next save: as much as this rank writes, so
+    /// at most all weights and states. Defaults to `true`. Otherwise every save allocates new memory, which can take
+    /// longer than the copy itself. [`Checkpoints::release_memory`](crate::Checkpoints::release_memory) frees it once.
     pub fn keep_copies(mut self, keep: bool) -> Self {
         self.keep_copies = keep;
         self
@@ -110,5 +110,5 @@ impl ProjectConfiguration {
     }
 }
 
-/// As Hugging Face's.
+/// Default maximum size of a weights file, as Hugging Face's.
 const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;

@@ -56,7 +56,7 @@ pub(super) fn state(checkpoints: &Inner, objects: &[Named]) -> Result<Value<Tens
     ]))
 }
 
-/// What decides the order in which a CPU adds, and so the last bits of a step.
+/// Returns the settings that determine the order in which a CPU adds, and so the last bits of a step.
 fn arithmetic() -> [(&'static str, Value<Tensor>); 3] {
     [
         ("threads", Value::Int(i64::from(tch::get_num_threads()))),
@@ -65,8 +65,8 @@ fn arithmetic() -> [(&'static str, Value<Tensor>); 3] {
     ]
 }
 
-/// Why the run on a CPU does not go on bit for bit from a rank's state; `None` where it does, or where the
-/// state does not say.
+/// Returns the reason why the run on a CPU does not continue bit for bit from a rank's state. `None` if it does, or if
+/// the state does not show it.
 fn other_arithmetic(state: &Value<Tensor>) -> Option<String> {
     let saved = state.get("arithmetic")?;
     let show = |value: &Value<Tensor>| match value {

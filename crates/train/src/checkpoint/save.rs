@@ -34,7 +34,7 @@ pub(super) enum Target {
 struct Save {
     rank: usize,
     ranks: usize,
-    /// The ranks' store and their keys in it; with several ranks.
+    /// Store of the ranks and their keys in it, with several ranks.
     store: Option<(Store, String)>,
     time_limit: Duration,
     flush: bool,
@@ -42,16 +42,16 @@ struct Save {
     captured: Captured,
     /// The axes of the ranks' mesh, where models are sharded.
     mesh: Option<Vec<MeshAxis>>,
-    /// Where the copies' memory goes back to; without a copy there is none.
+    /// Pool to which the copies' memory is returned. `None` without a copy.
     copies: Option<Arc<BufferPool>>,
-    /// On rank 0.
+    /// Work of rank 0.
     main: Option<Main>,
 }
 
 struct Main {
     staging: Staging,
     target: PathBuf,
-    /// For numbered checkpoints: how many stay.
+    /// Number of numbered checkpoints to keep.
     keep: Option<usize>,
 }
 
@@ -286,7 +286,7 @@ impl Save {
     }
 }
 
-/// How long rank 0 waits for acknowledgements of a save's outcome.
+/// Time limit of rank 0 for acknowledgements of a save's outcome.
 const ACK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An error of this rank, or another rank's as text.

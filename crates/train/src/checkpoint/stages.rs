@@ -11,16 +11,16 @@ use serde::{Deserialize, Serialize};
 use crate::pipeline::PipelineRanks;
 use crate::registry::{Checkpointed, Kind};
 
-/// What a rank has of an object.
+/// Share of a rank in an object.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Share {
     /// The names of its tensors.
     pub(super) tensors: Vec<String>,
-    /// The tree of its state, which has the tensors' names, as JSON; `None` for a model.
+    /// Tree of its state, which contains the tensors' names, as JSON. `None` for a model.
     state: Option<serde_json::Value>,
 }
 
-/// What the ranks of a pipeline have of all objects, by the objects' names, for each rank in the pipeline's order.
+/// Shares of the ranks of a pipeline in all objects, by the objects' names, for each rank in the pipeline's order.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     all: Vec<HashMap<String, Share>>,

@@ -86,5 +86,5 @@ fn write_file(folder: &Path, file: &FilePlan, flush: bool) -> Result<FileFacts> 
 /// Small enough for a processor's cache.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// One copies into the system's cache while another waits for the disk.
+/// Number of writing threads: one copies into the system's cache while another waits for the disk.
 const THREADS: usize = 2;

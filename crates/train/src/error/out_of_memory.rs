@@ -4,33 +4,33 @@ use std::fmt;
 
 use brigade_torch::{DeviceMemory, MemoryInfo};
 
-/// How memory stood when a GPU had none left.
+/// State of the memory of a GPU when an allocation failed.
 #[derive(Debug, Clone)]
 pub struct OutOfMemory {
-    /// The rank.
+    /// Rank that ran out of memory.
     pub rank: usize,
     /// The device, such as `cuda:1`.
     pub device: String,
-    /// What was being done, such as `the backward pass`.
+    /// Operation that failed, such as `the backward pass`.
     pub during: &'static str,
-    /// The first line of libtorch's words: of which layer or parameter, and how much was asked for.
+    /// First line of libtorch's message: the layer or parameter, and the size of the allocation.
     pub detail: String,
-    /// Free and total memory of the device as the driver counts it, where it says so.
+    /// Free and total memory of the device as the driver reports them, if it does.
     pub driver: Option<MemoryInfo>,
-    /// What this process's tensors have.
+    /// Memory of this process's tensors, as the allocator counts it.
     pub allocator: Option<DeviceMemory>,
-    /// What the plan of a sharded model says; `None` without sharding.
+    /// Plan of the sharded models. `None` without sharding.
     pub plan: Option<MemoryPlan>,
 }
 
-/// What the plan of a sharded model says of a rank's memory, with two states of the optimizer and without activations.
+/// Planned memory of a rank for sharded models, with two optimizer states and without activations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// The strategy, such as `zero2`.
+    /// Sharding strategy, such as `zero2`.
     pub strategy: String,
-    /// Bytes on the device.
+    /// Planned bytes on the device.
     pub bytes: u64,
-    /// The smallest change that needs less there, and its bytes.
+    /// Smallest change of the sharding that needs less memory on the device, and its planned bytes.
     pub smaller: Option<(String, u64)>,
 }
 
@@ -69,7 +69,7 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-/// What [`OutOfMemory::during`] says where no batch is in memory yet.
+/// Value of [`OutOfMemory::during`] before any batch is in memory.
 pub(crate) const MOVE_OF_MODEL: &str = "the move of the model to the GPU";
 
 fn gibibytes(bytes: u64) -> String {

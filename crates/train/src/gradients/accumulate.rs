@@ -13,16 +13,16 @@ use crate::gradients::models::{NoSyncGuard, PreparedModels, scale_gradients};
 use crate::loss_weight::WeightedWindow;
 use crate::precision::scaler::GradScaler;
 
-/// How gradients of several batches become one optimizer step.
+/// Options of gradient accumulation, which adds up the gradients of several batches for one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GradientAccumulationOptions {
-    /// Batches of a full window; 1.
+    /// Number of batches in a full window. Defaults to 1.
     pub steps: usize,
-    /// The last batch of the data ends the window, however short it is; true. Else the window goes on
-    /// with the next epoch's first batches.
+    /// `true` if the last batch of the data ends the window, however short it is; otherwise the window continues with
+    /// the next epoch's first batches. Defaults to `true`.
     pub sync_with_dataloader: bool,
-    /// Average over the ranks after every batch, not only after the last of a window: more messages,
-    /// for models whose gradients must not differ between ranks; false.
+    /// `true` if gradients are averaged over the ranks after every batch, not only after the last of a window: more
+    /// messages, for models whose gradients must not differ between ranks. Defaults to `false`.
     pub sync_each_batch: bool,
 }
 
@@ -33,7 +33,8 @@ impl Default for GradientAccumulationOptions {
 }
 
 impl GradientAccumulationOptions {
-    /// Unless the builder sets it: what `ACCELERATE_GRADIENT_ACCUMULATION_STEPS` says.
+    /// Returns the options with the number of batches in `ACCELERATE_GRADIENT_ACCUMULATION_STEPS`, for a builder that
+    /// does not set it.
     pub(crate) fn from_env() -> Result<Self> {
         use brigade_rank_env::env::ACCELERATE_GRADIENT_ACCUMULATION_STEPS as NAME;
         let Some(text) = std::env::var(NAME).ok().filter(|text| !text.is_empty()) else {
@@ -48,8 +49,8 @@ impl GradientAccumulationOptions {
     }
 }
 
-/// Adds gradients up over the batches of a window, and says when the window ends. An Accelerator has one; a
-/// program that trains without one uses this value alone.
+/// Adds gradients up over the batches of a window, and determines when the window ends. An Accelerator contains one; a
+/// program without an Accelerator can use it on its own.
 ///
 /// A handle: clones are in the same window.
 ///
@@ -86,19 +87,19 @@ pub struct GradientAccumulator {
     window: Arc<Window>,
 }
 
-/// Where the loop stands in its window of batches.
+/// Position of the loop in its window of batches.
 #[derive(Debug)]
 struct Window {
     settings: GradientAccumulationOptions,
     /// Batches of this window so far.
     position: AtomicUsize,
-    /// What the current batch's loss is divided by: the batches of its window.
+    /// Divisor of the current batch's loss: the number of batches in its window.
     divisor: AtomicUsize,
-    /// Whether the current batch ends its window: gradients are reduced and optimizers step.
+    /// `true` if the current batch ends its window: gradients are reduced and optimizers step.
     sync: AtomicBool,
-    /// Whether an optimizer's last step was left out, so that schedules stay.
+    /// `true` if an optimizer's last step was skipped, so that schedules do not advance.
     skipped: AtomicBool,
-    /// What is not known yet of the last step.
+    /// Last step, if its result is not known yet.
     late: Mutex<LateStep>,
     weighted: Mutex<Option<WeightedWindow>>,
 }
@@ -111,7 +112,7 @@ impl Default for GradientAccumulator {
 }
 
 impl GradientAccumulator {
-    /// Begins the first window.
+    /// Makes an accumulator at the beginning of its first window.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for windows of 0 batches.
@@ -137,26 +138,26 @@ impl GradientAccumulator {
         Self { window: Arc::new(window) }
     }
 
-    /// Returns how windows are made.
+    /// Returns the options of the accumulation.
     #[must_use]
     pub fn settings(&self) -> GradientAccumulationOptions {
         self.window.settings
     }
 
-    /// Returns the number of batches that this window has added up: 0 between windows.
+    /// Returns the number of batches whose gradients the current window has added up: 0 between windows.
     #[must_use]
     pub fn position(&self) -> usize {
         self.window.position.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the current batch ends its window: then gradients are averaged over the ranks, and
-    /// optimizers and schedulers step.
+    /// Returns `true` if the current batch ends its window: then gradients are averaged over the ranks, and optimizers
+    /// and schedulers step.
     #[must_use]
     pub fn sync_gradients(&self) -> bool {
         self.window.sync.load(Ordering::Relaxed)
     }
 
-    /// Returns the loss divided by the number of batches in the window, the real number where the data end
+    /// Returns the loss divided by the number of batches in the window, or by the actual number where the data end
     /// before the window does: its backward then adds the batch's share of the gradient of the mean.
     ///
     /// # Errors
@@ -173,14 +174,14 @@ impl GradientAccumulator {
         1.0 / self.window.divisor.load(Ordering::Relaxed) as f64
     }
 
-    /// Runs the body for one batch of a window: forward and backward of `models`, and the step where
-    /// [`GradientAccumulator::sync_gradients`] says so. Prepared models average their gradients over the ranks
-    /// in the last backward of the window alone, unless [`GradientAccumulationOptions::sync_each_batch`] is set.
+    /// Runs the body for one batch of a window: forward and backward of `models`, and the step if
+    /// [`GradientAccumulator::sync_gradients`] is `true`. Prepared models average their gradients over the ranks only
+    /// in the last backward of the window, unless [`GradientAccumulationOptions::sync_each_batch`] is set.
     ///
     /// The last batch of the data ends the window, however short it is.
     ///
     /// # Errors
-    /// The body's.
+    /// Returns the error of the body.
     pub fn accumulate<B, R>(
         &self,
         models: &(impl PreparedModels + ?Sized),
@@ -213,8 +214,7 @@ impl GradientAccumulator {
         body()
     }
 
-    /// Discards a window that was interrupted. The gradients stay: clear them with the optimizer's
-    /// `zero_grad`.
+    /// Discards an interrupted window. The gradients stay: clear them with the optimizer's `zero_grad`.
     pub fn reset(&self) {
         let window = &*self.window;
         window.position.store(0, Ordering::Relaxed);
@@ -234,19 +234,19 @@ impl GradientAccumulator {
         self.window.settings.steps
     }
 
-    /// Returns whether the batch's step was left out for an overflow. Waits for a device that has to say it.
+    /// Returns `true` if the batch's step was skipped because of an overflow. Waits for the device if it decides.
     pub(crate) fn skipped(&self) -> bool {
         // A device that has failed says so in the next operation.
         let _ = self.settle();
         self.window.skipped.load(Ordering::Relaxed)
     }
 
-    /// A device will say whether the last step was left out.
+    /// Marks that the device decides whether the last step was skipped.
     pub(crate) fn set_skipped_later(&self, scaler: &GradScaler) {
         self.window.late.lock().scaler = Some(scaler.clone());
     }
 
-    /// Whether a device has still to say it.
+    /// Returns `true` if the device's decision is not known yet.
     pub(crate) fn is_late(&self) -> bool {
         self.window.late.lock().scaler.is_some()
     }
@@ -278,7 +278,7 @@ impl GradientAccumulator {
     }
 }
 
-/// A step of which a device has to say whether it was made.
+/// A step whose execution the device decides.
 #[derive(Debug, Default)]
 struct LateStep {
     scaler: Option<GradScaler>,

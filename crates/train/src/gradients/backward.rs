@@ -17,24 +17,24 @@ use crate::processes::Processes;
 use crate::sharding::ShardedModels;
 use crate::tensor_parallel::TensorModels;
 
-/// What becomes of a loss's gradients until an optimizer steps: the parts that one Accelerator shares with all that
-/// it prepares.
+/// State of gradients between the loss and the optimizer's step, which one Accelerator shares with everything that it
+/// prepares.
 #[derive(Clone)]
 pub(crate) struct Gradients {
     /// The ranks over which gradients are averaged.
     pub(crate) processes: Processes,
     pub(crate) accumulator: GradientAccumulator,
-    /// With fp16 only.
+    /// Loss scaler, with fp16 only.
     pub(crate) scaler: Option<GradScaler>,
     /// `None` when it is off, and with a loss scaler.
     pub(crate) loss_check: Option<Arc<LossCheck>>,
-    /// How models are sharded, where they are.
+    /// Sharded models, if models are sharded.
     pub(crate) sharded: Option<Arc<ShardedModels>>,
-    /// Where ranks divide layers between them.
+    /// Models of tensor groups, if ranks divide layers.
     pub(crate) tensor: Option<Arc<TensorModels>>,
-    /// Where ranks have parts of each sequence.
+    /// Ranks of context groups, if ranks have parts of each sequence.
     pub(crate) context: Option<Arc<ContextRanks>>,
-    /// Where ranks have stages of models.
+    /// Ranks of pipelines, if ranks have stages of models.
     pub(crate) pipeline: Option<Arc<PipelineRanks>>,
 }
 
@@ -153,7 +153,7 @@ impl Gradients {
         Ok(weight.f_clamp_min(1.0)?.f_nan_to_num(1.0, None, None)?.f_mul_scalar(steps)?)
     }
 
-    /// Where the number is: the host waits for the sum of numbers of the host.
+    /// Sums a number over the ranks, on its device: the host waits only for numbers on the host.
     fn sum_over_ranks(&self, number: Tensor) -> Result<Tensor> {
         let Some(group) = self.processes.group() else {
             return Ok(number);

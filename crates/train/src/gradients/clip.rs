@@ -8,8 +8,8 @@ use crate::gradients::backward::Gradients;
 use crate::gradients::norm::norm;
 use crate::parameters::Parameters;
 
-/// How gradients are clipped by their norm: by [`crate::Accelerator::clip_grad_norm`], or by
-/// [`ClipNorm::clip`] in a program without an Accelerator.
+/// Options of gradient clipping by norm: for [`crate::Accelerator::clip_grad_norm`], or for [`ClipNorm::clip`] in a
+/// program without an Accelerator.
 ///
 /// ```
 /// use brigade_optim::Adam;
@@ -31,12 +31,12 @@ use crate::parameters::Parameters;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClipNorm {
-    /// The largest norm that is left unchanged.
+    /// Maximum norm: gradients with a smaller one are left unchanged.
     pub max_norm: f64,
-    /// The p of the norm; infinity is the largest absolute value.
+    /// Exponent p of the p-norm. Infinity means the largest absolute value.
     pub norm_type: f64,
-    /// Whether a norm that is infinite or NaN is an error, which leaves the gradients unchanged. An overflow
-    /// of fp16 is none: its step is skipped.
+    /// `true` if an infinite or NaN norm is an error, which leaves the gradients unchanged. An overflow of fp16 is not
+    /// an error: its step is skipped.
     pub error_if_nonfinite: bool,
 }
 
@@ -61,7 +61,7 @@ impl ClipNorm {
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a negative or NaN option;
-    /// [`crate::TrainError::GradientNorm`] as [`ClipNorm::error_if_nonfinite`] says.
+    /// [`crate::TrainError::GradientNorm`] if [`ClipNorm::error_if_nonfinite`] is set.
     pub fn clip(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
         self.check()?;
         let gradients = gradients_of(parameters)?;
@@ -90,7 +90,7 @@ impl ClipNorm {
     }
 }
 
-/// Clamps every value of the gradients to `[-limit, limit]`, as `torch.nn.utils.clip_grad_value_`.
+/// Clamps every value of the gradients to `[-limit, limit]`, as `torch.nn.utils.clip_grad_value_` does.
 ///
 /// # Errors
 /// [`brigade_torch::ErrorKind::InvalidArgument`] when `limit` is negative or NaN.
@@ -164,7 +164,7 @@ impl Gradients {
         clip_grad_value(parameters, limit)
     }
 
-    /// With fp16, divides the gradients by the scale; returns whether they overflowed.
+    /// Divides the gradients by the scale with fp16. Returns `true` if they overflowed.
     pub(crate) fn unscale(&self, parameters: &(impl Parameters + ?Sized)) -> Result<bool> {
         let Some(scaler) = self.scaler.as_ref().filter(|_| self.accumulator.sync_gradients())
         else {

@@ -17,8 +17,8 @@ use power_sgd::PowerSgdHook;
 
 use crate::stateful::Stateful;
 
-/// A communication hook with a state ([`Stateful`]) that differs between ranks and that checkpoints hold, as
-/// [`PowerSgd`]'s does.
+/// A communication hook with a state ([`Stateful`]) that differs between ranks and that checkpoints hold, such as
+/// [`PowerSgd`]'s.
 ///
 /// The function given to [`CommHook::stateful`] creates one for each model when the model is prepared, with the
 /// parameters that are trained.
@@ -66,19 +66,18 @@ use crate::stateful::Stateful;
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait StatefulHook: GradientHook + Stateful {
-    /// Continues on another number of ranks: takes the states of all ranks of the run that was saved, or none
-    /// of a checkpoint that has none. On the same number of ranks each loads its own with
-    /// [`Stateful::load_state_dict`].
+    /// Loads the state on another number of ranks, from the states of all ranks of the saved run; the list is empty if
+    /// the checkpoint has none. On the same number of ranks each loads its own with [`Stateful::load_state_dict`].
     ///
     /// # Errors
     /// When a tensor cannot be copied.
     fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<()>;
 
-    /// Continues from the state that the hook of the same model had before parameters were frozen or thawed
-    /// ([`crate::PreparedModel::set_trainable`]): unless implemented, as [`Stateful::load_state_dict`].
+    /// Loads the state that the hook of the same model had before parameters were frozen or unfrozen
+    /// ([`crate::PreparedModel::set_trainable`]). By default it calls [`Stateful::load_state_dict`].
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Stateful::load_state_dict`].
     fn carry_over(&self, state: &Value<Tensor>) -> Result<()> {
         self.load_state_dict(state)
     }
@@ -90,8 +89,8 @@ pub trait StatefulHook: GradientHook + Stateful {
 /// Creates a model's hook from its trained parameters.
 type MakeHook = Arc<dyn Fn(&[NamedTensor]) -> Arc<dyn StatefulHook> + Send + Sync>;
 
-/// How buckets of gradients are averaged over the ranks; chosen with
-/// [`crate::AcceleratorBuilder::comm_hook`] for all models that are prepared.
+/// Method by which buckets of gradients are averaged over the ranks. [`crate::AcceleratorBuilder::comm_hook`] sets it
+/// for all prepared models.
 ///
 /// ```
 /// use brigade_torch::Compression;
@@ -115,11 +114,11 @@ pub enum CommHook {
     Bf16,
     /// Sends matrices as products of two low-rank factors.
     PowerSgd(PowerSgd),
-    /// A custom hook; every prepared model uses this instance.
+    /// A custom hook. Every prepared model uses this instance.
     Custom(Arc<dyn GradientHook>),
     /// A custom hook with a state, created for each model: see [`CommHook::stateful`].
     Stateful(MakeHook),
-    /// Casts buckets to another type for the hook inside.
+    /// Casts buckets to another type before the inner hook gets them.
     Wrapped(Compression, Box<Self>),
 }
 
@@ -133,8 +132,8 @@ impl CommHook {
         Self::Stateful(Arc::new(move |parameters| Arc::new(make(parameters))))
     }
 
-    /// Casts buckets to another type before this hook gets them, as PyTorch's `fp16_compress_wrapper`
-    /// and `bf16_compress_wrapper`.
+    /// Returns a hook that casts buckets to another type before this one gets them, as PyTorch's
+    /// `fp16_compress_wrapper` and `bf16_compress_wrapper` do.
     #[must_use]
     pub fn wrapped(self, compression: Compression) -> Self {
         Self::Wrapped(compression, Box::new(self))
@@ -145,7 +144,7 @@ impl CommHook {
         matches!(self, Self::None)
     }
 
-    /// Checks the options.
+    /// Checks the options of the hook.
     pub(crate) fn check(&self) -> Result<()> {
         match self {
             Self::PowerSgd(options) => options.check(),

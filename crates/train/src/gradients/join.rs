@@ -9,16 +9,16 @@ use crate::gradients::loss_check::LossCheck;
 use crate::gradients::models::{Joining, PreparedModels};
 use crate::precision::scaler::GradScaler;
 
-/// Options of [`crate::Accelerator::join_uneven_inputs`].
+/// Options for ranks with unequal numbers of batches, see [`crate::Accelerator::join_uneven_inputs`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JoinInputs {
     /// Overrides `even_batches` of prepared loaders of data sets inside the join: `Some(false)` lets each rank have its
-    /// own number of batches. Streams keep their rule.
+    /// own number of batches. Streams keep their setting.
     pub even_batches: Option<bool>,
-    /// Divides gradients by the world size even when some ranks have no more data, so that each sample keeps its
-    /// weight; otherwise by the number of ranks that have data.
+    /// `true` if gradients are divided by the world size even when some ranks have no more data, so that each sample
+    /// keeps its weight; otherwise by the number of ranks that have data.
     pub divide_by_initial_world_size: bool,
-    /// Ends the join with an error on every rank when the first rank has no more data.
+    /// `true` if the join ends with an error on every rank when the first rank has no more data.
     pub throw_on_early_termination: bool,
 }
 

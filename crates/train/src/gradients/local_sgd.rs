@@ -49,7 +49,7 @@ impl<'a, P: PreparedModels + ?Sized> LocalSgd<'a, P> {
 }
 
 impl<P: PreparedModels + ?Sized> LocalSgd<'_, P> {
-    /// Counts an optimizer step, and averages the parameters in every `steps`-th. While batches are being
+    /// Counts an optimizer step, and averages the parameters in every `steps`-th one. While batches are being
     /// accumulated it does nothing, as the optimizer does.
     ///
     /// # Errors
@@ -63,8 +63,8 @@ impl<P: PreparedModels + ?Sized> LocalSgd<'_, P> {
         if self.taken.is_multiple_of(self.steps) { self.average() } else { Ok(()) }
     }
 
-    /// Averages the parameters a last time when steps were made since the last average. Afterwards gradients are
-    /// averaged again.
+    /// Averages the parameters a last time if steps were made since the last average. Afterwards gradients are averaged
+    /// again.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.

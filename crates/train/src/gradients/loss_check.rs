@@ -36,7 +36,7 @@ pub(crate) struct LossCheck {
     /// This check's number in the job, by which its keys in the store differ: ranks create them in the same order.
     number: u64,
     device: Device,
-    /// Whether the result is read at the next step.
+    /// `true` if the result is read at the next step.
     later: bool,
     /// `None` when there is one rank.
     store: Option<Store>,
@@ -53,11 +53,11 @@ struct State {
     backwards: u64,
     /// Backwards so far in which gradients were reduced: the same number on all ranks.
     reductions: u64,
-    /// Whether a loss since the last reduction was not finite on this rank.
+    /// `true` if a loss since the last reduction was not finite on this rank.
     own: bool,
     /// The same, on a device that is not synchronised.
     own_later: Option<Tensor>,
-    /// What was found last.
+    /// Last result of the check.
     found: Option<Found>,
     pending: VecDeque<Pending>,
 }
@@ -84,9 +84,9 @@ struct Pending {
     backward: u64,
     reduction: u64,
     fetch: Fetch,
-    /// Whether an optimizer has stepped before it was read.
+    /// `true` if an optimizer has stepped before the result was read.
     passed: bool,
-    /// That step's number, when it used the gradients.
+    /// Number of that step, if it used the gradients.
     used: Option<u64>,
 }
 
@@ -94,7 +94,7 @@ struct Pending {
 pub(crate) struct CheckedModel {
     flag: LossFlag,
     parameters: Mutex<Vec<Tensor>>,
-    /// Whether the backward of the last forward reduces.
+    /// `true` if the backward of the last forward reduces gradients.
     reduces: AtomicBool,
     hook: Option<Arc<dyn StatefulHook>>,
 }
@@ -107,7 +107,7 @@ pub(crate) struct CheckedOptimizer {
     cleared: AtomicU64,
 }
 
-/// What the builder collects for [`LossCheck`].
+/// Options of [`LossCheck`] set by the builder.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LossCheckOptions {
     pub(crate) on: bool,
@@ -288,7 +288,7 @@ impl LossCheck {
         Ok(())
     }
 
-    /// Whether a step is being recorded; then nothing of it happens now.
+    /// Returns `true` if a step is being recorded, so that its operations are not executed now.
     fn is_recording(&self) -> bool {
         self.job.upgrade().is_some_and(|job| job.recorder.is_recording())
     }
@@ -454,7 +454,7 @@ impl LossCheck {
         Ok(())
     }
 
-    /// As [`LossCheck::next_step`], without waiting for a device.
+    /// Returns the result of [`LossCheck::next_step`] without waiting for a device.
     fn next_launched_step(&self) -> Option<u64> {
         let optimizers = self.optimizers.lock();
         let alive = optimizers.iter().filter_map(Weak::upgrade);
@@ -579,8 +579,8 @@ impl AtReplay for ReadLoss {
     }
 }
 
-/// How long ranks wait for the report of the rank whose loss was not finite, after a device has found one. A rank
-/// of another program does not report.
+/// Time limit for the report of the rank whose loss was not finite, after a device has found one. A rank of another
+/// program does not report.
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
 
 impl fmt::Debug for CheckedModel {

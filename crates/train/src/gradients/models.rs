@@ -9,15 +9,16 @@ use tch::Tensor;
 use crate::gradients::loss_check::CheckedModel;
 use crate::parameters::Parameters;
 
-/// One prepared model or several: what [`crate::Accelerator::accumulate`] and [`crate::Accelerator::no_sync`] take.
+/// One or several prepared models: the argument of [`crate::Accelerator::accumulate`] and
+/// [`crate::Accelerator::no_sync`].
 pub trait PreparedModels {
-    /// Calls `f` with the switch of each model.
+    /// Calls `f` with the gradient synchronisation switch of each model.
     fn each_switch(&self, f: &mut dyn FnMut(&AtomicBool));
     /// Calls `f` with each trained parameter.
     fn each_parameter(&self, f: &mut dyn FnMut(&Tensor));
-    /// Calls `f` for each model whose gradients are reduced.
+    /// Calls `f` with each model whose gradients are reduced.
     fn each_joining<'a>(&'a self, f: &mut dyn FnMut(Joining<'a>));
-    /// Calls `f` with the sharder of each sharded model, which has gradients that are not reduced yet.
+    /// Calls `f` with the sharder of each sharded model that has gradients not yet reduced.
     fn each_sharder(&self, f: &mut dyn FnMut(&Sharder));
 }
 
@@ -86,7 +87,7 @@ several!(A 0, B 1);
 several!(A 0, B 1, C 2);
 several!(A 0, B 1, C 2, D 3);
 
-/// One prepared model in a join.
+/// A prepared model that takes part in [`crate::Accelerator::join_uneven_inputs`].
 #[derive(Debug, Clone, Copy)]
 pub struct Joining<'a> {
     pub(crate) reducer: &'a Reducer,

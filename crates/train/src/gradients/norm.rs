@@ -85,7 +85,7 @@ struct Power {
 }
 
 impl Power {
-    /// Of the gradients that all ranks of the groups have of these parts, in double precision.
+    /// Returns the power sum over the gradients of all ranks of the groups, from these parts, in double precision.
     fn over_ranks(&self, groups: &[(&ProcessGroup, Device)], shards: &[Tensor]) -> Result<Tensor> {
         // The norm of order 0 counts parameters, of which each rank has a part; all others count elements.
         let mut found = if self.norm_type == 0.0 {
@@ -121,7 +121,7 @@ impl Power {
         Ok(found.f_sum(Kind::Double)?)
     }
 
-    /// Of all stages of a pipeline, in double precision.
+    /// Returns the power sum over all stages of a pipeline, in double precision.
     fn over_stages(&self, pipeline: &PipelineRanks, own: &Tensor) -> Result<Tensor> {
         let group = pipeline.group();
         let own = own.f_to_device(pipeline.everyone().device())?.f_reshape([1])?;
@@ -133,7 +133,7 @@ impl Power {
         })
     }
 
-    /// Of a norm.
+    /// Returns the power sum of a norm.
     fn of(&self, norm: &Tensor) -> Result<Tensor> {
         let norm = norm.f_to_kind(Kind::Double)?;
         if self.norm_type == 0.0 || self.norm_type.is_infinite() {

@@ -8,7 +8,7 @@ use brigade_torch::{Fault, Result, Store};
 
 use crate::error::TrainError;
 
-/// One attempt in a store that the launcher serves (`TORCHELASTIC_USE_AGENT_STORE`).
+/// An attempt of a job in a store that the launcher serves (`TORCHELASTIC_USE_AGENT_STORE`).
 ///
 /// torchrun keeps one store for all attempts of a job. Process groups of a later attempt would find the
 /// addresses of ranks that have ended, and fail or hang: PyTorch 2.13 has no prefix for attempts, and its
@@ -75,7 +75,7 @@ impl Attempt {
         Ok(String::from_utf8_lossy(&self.store.get(CONNECTED)?).parse().ok())
     }
 
-    /// Whether ranks of another library's were in the group of that size.
+    /// Returns `true` if ranks of another library were in the group of that size.
     fn had_others(&self, size: usize) -> Result<bool> {
         for rank in 0..size {
             if !self.store.contains(&[&entered(rank)])? {
@@ -154,7 +154,7 @@ fn answered(number: i64, rank: usize) -> String {
 
 /// The number of the newest later attempt.
 const NUMBER: &str = "brigade/attempts";
-/// There is a later attempt.
+/// Key that marks a later attempt.
 const AGAIN: &str = "brigade/again";
 /// The size of the last group.
 const CONNECTED: &str = "brigade/connected";
@@ -200,7 +200,7 @@ mod tests {
         entered.into_iter().map(|it| it.1).collect()
     }
 
-    /// What a rank says that waits for another one for 50 ms.
+    /// Returns the error of a rank that waits for another one for 50 ms.
     fn refusal(store: &Store, world: &World) -> String {
         let limit = Duration::from_millis(50);
         Attempt::enter(store.clone(), world, limit).err().unwrap().to_string()

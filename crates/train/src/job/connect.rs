@@ -18,23 +18,23 @@ use crate::job::attempt::Attempt;
 use crate::job::groups::Groups;
 use crate::recorder::Recorder;
 
-/// How a rank joins its job with [`crate::Processes::join`]; what is not set is found in the environment.
+/// Options for joining a job with [`crate::Processes::join`]. Options that are not set are taken from the environment.
 /// [`crate::AcceleratorBuilder`] has an option of the same name for each field.
 #[derive(Debug, Default)]
 pub struct ConnectOptions {
-    /// Whether to stay on the CPU where there is a GPU.
+    /// `true` if the CPU is used even where there is a GPU.
     pub cpu: bool,
-    /// Rank and world size.
+    /// Rank, world size and hosts.
     pub world: Option<World>,
     /// The store where the ranks rendezvous.
     pub store: Option<Store>,
     /// The device of this rank.
     pub device: Option<Device>,
-    /// The library of the collectives: NCCL for GPUs, Gloo for CPUs unless set.
+    /// Backend of the collectives. Defaults to NCCL for GPUs and Gloo for CPUs.
     pub backend: Option<Backend>,
-    /// The time limit of joining and of every collective; 30 minutes unless set.
+    /// Time limit of joining and of every collective. Defaults to 30 minutes.
     pub timeout: Option<Duration>,
-    /// The interface or address that Gloo listens on.
+    /// Network interface or address that Gloo listens on.
     pub gloo: Option<GlooDevice>,
 }
 
@@ -111,14 +111,14 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
     })
 }
 
-/// The launcher's `--debug-collectives`.
+/// Returns `true` if the launcher's `--debug-collectives` is set.
 pub(crate) fn debug_is_asked_for() -> bool {
     std::env::var("ACCELERATE_DEBUG_MODE").is_ok_and(|value| {
         ["1", "true", "yes", "on", "y", "t"].contains(&value.to_ascii_lowercase().as_str())
     })
 }
 
-/// Whether the environment asks for the CPU.
+/// Returns `true` if the environment requires the CPU.
 pub(crate) fn wants_cpu() -> Result<bool> {
     use brigade_rank_env::env::ACCELERATE_USE_CPU as NAME;
     let text = std::env::var(NAME).unwrap_or_default();
@@ -142,7 +142,8 @@ fn choose_device(world: &World) -> (Device, Option<CudaUnavailable>) {
     (Device::Cpu, missing)
 }
 
-/// On one host the loopback always works; a host's own name may resolve to anything.
+/// Returns the interface of Gloo: the loopback on one host, where it always works, since a host's own name may resolve
+/// to anything.
 fn gloo_device(world: &World) -> GlooDevice {
     let loopback = world.store.addr.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
     if world.num_nodes == 1 && loopback && std::env::var_os("GLOO_SOCKET_IFNAME").is_none() {

@@ -17,7 +17,7 @@ pub(crate) struct Groups {
     /// The ranks' rendezvous, for messages beside the collectives.
     pub(crate) store: Store,
     backend: Backend,
-    /// Where Gloo listens beside NCCL.
+    /// Network interface or address of Gloo beside NCCL.
     gloo: GlooDevice,
     timeout: Duration,
     debug: bool,
@@ -29,7 +29,7 @@ struct Connected {
     world: ProcessGroup,
     /// The ranks of this host, when there are several hosts.
     host: Option<ProcessGroup>,
-    /// Those of sharded models, made for the first of them, with their mesh and the size of parts.
+    /// Groups of sharded models, made for the first of them, with their mesh and the size of parts.
     sharding: Mutex<Option<(Mesh, Option<usize>, ShardingGroups)>>,
 }
 

@@ -8,7 +8,7 @@ use brigade_torch::{Error, ErrorKind, ProcessGroup, Result, TensorTree, TreeSpec
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-/// What rank 0 says before a round.
+/// Message of rank 0 before a round.
 #[derive(Debug, Serialize, Deserialize)]
 enum Header {
     Batch {
@@ -25,10 +25,10 @@ enum Header {
     End,
 }
 
-/// One epoch that rank 0 reads.
+/// An epoch that rank 0 reads.
 pub(crate) struct Dispatch<T> {
     group: ProcessGroup,
-    /// On rank 0.
+    /// The epoch's data, on rank 0 only.
     epoch: Option<Epoch<T>>,
     ended: bool,
 }

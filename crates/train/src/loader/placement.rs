@@ -6,13 +6,13 @@ use tch::Device;
 
 use crate::processes::Processes;
 
-/// The share of a GPU's free memory that [`Processes::place_dataset`] lets a data set take.
+/// Maximum share of a GPU's free memory that [`Processes::place_dataset`] uses for a data set.
 pub const DATASET_SHARE: f64 = 0.5;
 
 impl Processes {
-    /// Puts a data set on this rank's device where it takes at most half of the memory that is free there
-    /// ([`DATASET_SHARE`]), and leaves it on the host otherwise; its [`device`](TensorDataset::device) and a line of
-    /// the log say which it was. Each rank decides for itself: batches hold the same values either way.
+    /// Moves a data set to this rank's device if it needs at most half of the device's free memory ([`DATASET_SHARE`]),
+    /// and leaves it on the host otherwise. Its [`device`](TensorDataset::device) and a log line show the result. Each
+    /// rank decides for itself: batches hold the same values either way.
     ///
     /// It is to be called when model and optimizer are on the device, since they count as memory in use; what
     /// activations will take is not known here, and is what the other half is for.
@@ -32,7 +32,7 @@ impl Processes {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when the device does not say what is free or has failed.
+    /// [`brigade_torch::ErrorKind::Tensor`] when the device cannot report its free memory or has failed.
     pub fn place_dataset<T>(&self, dataset: TensorDataset<T>) -> Result<TensorDataset<T>>
     where
         T: TensorTree<Owned = T> + Send + 'static,
@@ -40,10 +40,12 @@ impl Processes {
         self.place_dataset_within(dataset, DATASET_SHARE)
     }
 
-    /// As [`Processes::place_dataset`], with another share of the free memory, 0 to 1.
+    /// Moves a data set to this rank's device as [`Processes::place_dataset`] does, with another share of the free
+    /// memory, 0 to 1.
     ///
     /// # Errors
-    /// As there; [`brigade_torch::ErrorKind::InvalidArgument`] for another share.
+    /// Returns the same errors as [`Processes::place_dataset`], and [`brigade_torch::ErrorKind::InvalidArgument`] for
+    /// another share.
     pub fn place_dataset_within<T>(
         &self,
         dataset: TensorDataset<T>,

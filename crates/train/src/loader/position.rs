@@ -6,17 +6,17 @@ use brigade_checkpoint::Value;
 use brigade_sampling::Round;
 use parking_lot::Mutex;
 
-/// Where the newest iteration stands.
+/// Position of the newest iteration.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Position(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Between the first `next` of an epoch and the end of its loop.
+    /// Position between the first `next` of an epoch and the end of its loop.
     open: Option<Open>,
     /// Iterations begun: an older one that is still around must not count.
     iterations: u64,
-    /// What the next iteration begins with, from a checkpoint.
+    /// Position from a checkpoint at which the next iteration begins.
     resumed: Option<Mark>,
     /// Real samples of all ranks since the beginning.
     total: u64,
@@ -92,7 +92,7 @@ impl Position {
         ])
     }
 
-    /// Where the next batch would come from.
+    /// Returns the position of the next batch.
     fn mark(&self, next_epoch: u64) -> (Mark, u64) {
         let state = self.0.lock();
         let waiting = state.resumed.filter(|mark| mark.epoch == next_epoch);

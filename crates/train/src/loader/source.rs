@@ -13,15 +13,16 @@ use tch::{Device, Tensor};
 use crate::error::TrainError;
 use crate::processes::Processes;
 
-/// How batches are shared out among the ranks.
+/// Options of the distribution of batches over the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataLoaderConfiguration {
-    /// A loader's batch size is that of all ranks together: each takes its part of every batch; false.
+    /// `true` if a loader's batch size is that of all ranks together, so that each takes its part of every batch.
+    /// Defaults to `false`.
     pub split_batches: bool,
-    /// All ranks get the same number of equally large batches, completed with duplicates that metrics leave
-    /// out; true.
+    /// `true` if all ranks get the same number of equally large batches, completed with duplicates that metrics leave
+    /// out. Defaults to `true`.
     pub even_batches: bool,
-    /// Rank 0 reads the data and sends every rank its part; false.
+    /// `true` if rank 0 reads the data and sends every rank its part. Defaults to `false`.
     pub dispatch_batches: bool,
 }
 
@@ -31,22 +32,22 @@ impl Default for DataLoaderConfiguration {
     }
 }
 
-/// What [`DataLoader`] and [`StreamLoader`] do for [`PreparedLoader`](crate::PreparedLoader) each in its own way; the
-/// rest is their [`LoaderCore`].
+/// A loader that [`PreparedLoader`](crate::PreparedLoader) can distribute over the ranks: a [`DataLoader`] or a
+/// [`StreamLoader`]. The trait has the methods in which these differ; the others are those of their [`LoaderCore`].
 pub trait Loader: Deref<Target = LoaderCore> + Send + Sync {
-    /// The data of a batch.
+    /// Type of the data of a batch.
     type Data: TensorTree<Owned = Self::Data> + Send + 'static;
 
-    /// Returns the number of samples; `None` for a stream, which has no length.
+    /// Returns the number of samples. `None` for a stream, which has no length.
     fn num_samples(&self) -> Option<usize>;
 
-    /// Takes a seed on which the ranks have agreed, and the device of threads.
+    /// Sets the seed on which the ranks have agreed, and the device of the loader's threads.
     #[must_use]
     fn agreed(self, seed: u64, device: Device) -> Self
     where
         Self: Sized;
 
-    /// Makes it the loader of one rank, or, without a rank, of one that reads for all.
+    /// Restricts the loader to the batches of one rank; without a rank, the loader reads the batches of all ranks.
     ///
     /// # Errors
     /// When the options do not fit the batch size or each other.
@@ -57,7 +58,7 @@ pub trait Loader: Deref<Target = LoaderCore> + Send + Sync {
     /// Begins the next epoch.
     fn begin(&self) -> Epoch<Self::Data>;
 
-    /// Overrides whether ranks get equally many batches, where the loader can.
+    /// Overrides whether all ranks get the same number of batches, if the loader supports it.
     fn override_even_batches(&self, _even: Option<bool>) {}
 }
 

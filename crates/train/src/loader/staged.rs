@@ -15,12 +15,12 @@ pub(super) struct StagedEpoch<T> {
     /// `None` once the epoch has ended.
     batches: Option<Receiver<Result<Copied<T>>>>,
     thread: Option<JoinHandle<()>>,
-    /// Why there is no thread.
+    /// Reason why the thread could not be started.
     failed: Option<Error>,
     remaining: Option<usize>,
 }
 
-/// A batch on its way, and the point in the copying stream's work behind which it is there.
+/// A batch that is being copied, and the event behind its copy in the stream.
 type Copied<T> = (Batch<T>, Option<StreamEvent>);
 
 impl<T: TensorTree<Owned = T> + Send + 'static> StagedEpoch<T> {

@@ -8,9 +8,9 @@ use super::PreparedModel;
 use crate::stateful::infos;
 
 impl<M> PreparedModel<M> {
-    /// Returns this rank's state of a communication hook that has one, as a copy (PowerSGD: `iteration`, and
-    /// under `error` and `factor` tensors by the parameter's name); `None` for the others. A checkpoint
-    /// ([`crate::Accelerator::save_state`]) holds it anyway.
+    /// Returns a copy of this rank's state of the communication hook (PowerSGD: `iteration`, and under `error` and
+    /// `factor` tensors by the parameter's name). `None` for a hook without a state. Checkpoints
+    /// ([`crate::Accelerator::save_state`]) hold this state anyway.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Tensor`] when memory runs out.
@@ -20,7 +20,7 @@ impl<M> PreparedModel<M> {
         Ok(Some(state.try_map(&mut |_, tensor| tensor.f_detach_copy())?))
     }
 
-    /// Continues from such a state, which this rank has saved.
+    /// Loads a state that [`PreparedModel::comm_hook_state`] returned on this rank.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] when this model's hook has no state, or the state does not fit it.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::PreparedModel;
 
-/// What a rank was asked for, and what stands against it.
+/// A rank's request to freeze or unfreeze, with the reason why it cannot be granted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Request {
     /// The method with its arguments.
@@ -20,11 +20,11 @@ struct Request {
 }
 
 impl<M> PreparedModel<M> {
-    /// Freezes (`false`) or thaws (`true`) the parameters whose whole name matches: `*` stands for any
-    /// characters, dots included, `?` for one. Returns how many match.
+    /// Freezes (`false`) or unfreezes (`true`) the parameters whose whole name matches a pattern: `*` stands for any
+    /// characters, dots included, `?` for one. Returns the number of matching parameters.
     ///
     /// Every rank calls it with the same arguments, between an optimizer's step and the next forward. What
-    /// depends on the set of trained parameters is made anew: the reducer with its communication hook
+    /// depends on the set of trained parameters is rebuilt: the reducer with its communication hook
     /// (whose state is carried over), the groups of every optimizer that this Accelerator has prepared and
     /// that steps this model, and what checkpoints hold. A thawed parameter joins the optimizer's group that
     /// matches its name; a frozen one leaves it, and its state (momentum and the like) is dropped. Gradients are
@@ -69,10 +69,10 @@ impl<M> PreparedModel<M> {
         Ok(count)
     }
 
-    /// Trains the parameters of these names, and freezes all others, as [`PreparedModel::set_trainable`] does.
+    /// Unfreezes the parameters of these names and freezes all others, as [`PreparedModel::set_trainable`] does.
     ///
     /// # Errors
-    /// As there, also for a name that the model lacks.
+    /// Returns the same errors as [`PreparedModel::set_trainable`], also for a name that the model lacks.
     #[track_caller]
     pub fn train_only(&mut self, names: &HashSet<String>) -> Result<()> {
         let parameters = self.local_parameters();

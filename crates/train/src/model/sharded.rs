@@ -78,8 +78,8 @@ impl<M> PreparedModel<M> {
         Ok(())
     }
 
-    /// Runs `read` with the whole parameters of a sharded model, on every rank; without sharding the model is passed as
-    /// it is. Within the scope a rank needs memory for the whole model.
+    /// Runs `read` with the whole parameters of a sharded model, on every rank; without sharding the model is passed
+    /// unchanged. Within the scope a rank needs memory for the whole model.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -98,8 +98,8 @@ impl<M> PreparedModel<M> {
     /// ```
     ///
     /// # Errors
-    /// Those of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error inside of another
-    /// `gathered`.
+    /// Returns the errors of `read`; [`brigade_torch::ErrorKind::Communication`] when a peer is gone; an error inside
+    /// of another `gathered`.
     pub fn gathered<T>(&self, read: impl FnOnce(&Model<M>) -> Result<T>) -> Result<T> {
         match &self.sharded {
             Some(sharded) => sharded.sharder().gathered(|| read(&self.model)),
@@ -107,11 +107,11 @@ impl<M> PreparedModel<M> {
         }
     }
 
-    /// Runs `write` with the whole parameters of a sharded model, on every rank, and takes this rank's rows of what it
-    /// has written over into the shards. Every rank writes the same values.
+    /// Runs `write` with the whole parameters of a sharded model, on every rank, and copies this rank's rows of the
+    /// result into the shards. Every rank writes the same values.
     ///
     /// # Errors
-    /// As [`PreparedModel::gathered`]; after an error of `write` the shards are as before.
+    /// Returns the same errors as [`PreparedModel::gathered`]; after an error of `write` the shards are as before.
     pub fn gathered_mut<T>(&mut self, write: impl FnOnce(&mut Model<M>) -> Result<T>) -> Result<T> {
         let Self { model, sharded, .. } = self;
         match sharded {
@@ -121,7 +121,7 @@ impl<M> PreparedModel<M> {
     }
 }
 
-/// Returns what a plan says of memory, and the smallest change that needs less of the device.
+/// Returns the planned memory of a model, and the smallest change that needs less of the device.
 fn memory_plan<M>(model: &Model<M>, plan: &ShardingPlan) -> Result<MemoryPlan> {
     let workload = Workload { states: 2, ..Workload::default() };
     let (sharding, bytes) = (plan.sharding(), plan.memory(workload).total());

@@ -18,7 +18,7 @@ use crate::weights_file::{TargetWriter, WeightsTarget};
 pub(crate) struct Spread<'a, M> {
     model: &'a Model<M>,
     sharded: Option<&'a ShardedModel>,
-    /// By all names of the parameters.
+    /// Parts by all names of the parameters.
     parts: HashMap<String, Part>,
     region: TensorRegion,
     /// All ranks that have something of it.

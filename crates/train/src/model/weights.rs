@@ -11,7 +11,8 @@ use crate::processes::Processes;
 use crate::weights_file::WeightsTarget;
 
 impl<M> PreparedModel<M> {
-    /// Writes the model's weights from rank 0; the others wait. Files with an index have tied weights once.
+    /// Writes the model's weights from rank 0, for which the others wait. Files with an index contain tied weights
+    /// once.
     pub(crate) fn save_weights(&self, processes: &Processes, to: &WeightsTarget) -> Result<()> {
         let mut state: Vec<(String, Tensor)> = self.model.state_dict().into_iter().collect();
         if matches!(to, WeightsTarget::Parts(..)) {

@@ -52,7 +52,7 @@ impl<M, T: TensorTree> Step<'_, M, T> {
     }
 }
 
-/// What another rank needs to know of a tree.
+/// Structure, shapes and kinds of a tree, which another rank needs to receive it.
 type Form = (TreeSpec, Vec<(Vec<i64>, i64)>);
 
 /// Returns a tree that the root has, on all ranks.

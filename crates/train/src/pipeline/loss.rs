@@ -5,14 +5,14 @@ use tch::{Device, Kind, Tensor};
 
 use crate::loss_weight::LossWeight;
 
-/// What a closure of [`crate::Pipeline::forward_backward`] returns for a micro-batch: a tensor, the mean over the
-/// micro-batch's rows; or a sum and its weight, such as the number of tokens, where the loss of the batch is the sum of all
-/// micro-batches over the weight of all.
+/// The result of a loss closure of [`crate::Pipeline::forward_backward`] for a micro-batch: a tensor, the mean over the
+/// micro-batch's rows; or a sum and its weight, such as the number of tokens, where the loss of the batch is the sum of
+/// all micro-batches over the total weight.
 pub trait PipelineLoss {
-    /// Whether it is a sum with a weight.
+    /// `true` if the loss is a sum with a weight.
     const IS_SUM: bool;
 
-    /// Returns the loss, a tensor of one element, and the weight of a sum.
+    /// Returns the loss, a tensor of one element, and the weight if it is a sum.
     fn parts(self) -> (Tensor, Option<LossWeight>);
 }
 
@@ -50,7 +50,7 @@ impl StepLoss {
         self.value
     }
 
-    /// Returns what the batch weighs: the sum of its micro-batches' weights, or its number of rows.
+    /// Returns the weight of the batch: the sum of its micro-batches' weights, or its number of rows.
     #[must_use]
     pub fn weight(&self) -> f64 {
         self.weight
@@ -62,7 +62,7 @@ impl StepLoss {
 pub(super) struct Losses {
     /// Sums, each with its weight.
     sums: Vec<(Tensor, Tensor)>,
-    /// Of losses that are sums: what they are divided by until the weight of all is known.
+    /// Divisor of losses that are sums, until the total weight is known.
     divisor: Option<f64>,
 }
 

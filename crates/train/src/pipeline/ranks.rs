@@ -234,8 +234,8 @@ impl PipelineRanks {
     }
 }
 
-/// Micro-batches for each rank of a pipeline, where a program does not say how many: 1F1B waits for a quarter of its time
-/// then, at most.
+/// Default number of micro-batches for each rank of a pipeline, with which 1F1B is idle for a quarter of its time at
+/// most.
 const MICRO_BATCHES_OF_RANK: usize = 4;
 
 impl fmt::Debug for PipelineRanks {

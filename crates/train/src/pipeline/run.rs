@@ -23,7 +23,7 @@ pub(super) struct Step<'a, M, T> {
     pub(super) stages: &'a PipelineStages,
     pub(super) micros: Vec<T>,
     pub(super) forms: Vec<MicroForm>,
-    /// Of all micro-batches.
+    /// Number of rows of all micro-batches.
     rows: usize,
     factor: f64,
     pub(super) wire: Wire<'a>,
@@ -37,15 +37,15 @@ pub(super) struct Step<'a, M, T> {
     splits: bool,
 }
 
-/// What a pass keeps for its backward.
+/// Values that a forward pass keeps for its backward.
 struct Held {
     /// `None` for the first stage.
     input: Option<Tensor>,
     /// The output of the stage's last block, or a loss.
     output: Tensor,
-    /// What the gradient of a loss begins with; of an output, its gradient once it is there.
+    /// Initial gradient of a loss; for an output its gradient, once it has been received.
     seed: Option<Tensor>,
-    /// What comes behind the last block, where its backward is apart.
+    /// Layers behind the last block, if their backward is separate.
     head: Option<Head>,
 }
 
@@ -258,7 +258,7 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         held.ok_or_else(|| missing(Action::new(ActionKind::Forward, stage, micro)))
     }
 
-    /// What a pass holds, with what its gradient begins with.
+    /// Returns the kept values of a pass, with its initial gradient.
     fn with_seed(&mut self, (stage, micro): Pass) -> Result<Held> {
         let mut held = self.held((stage, micro))?;
         if let Some(head) = held.head.take() {

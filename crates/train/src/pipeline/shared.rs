@@ -11,16 +11,16 @@ use super::wire::Wire;
 /// The tensors in which the gradients of a step end: the parameters that are trained, or their shards.
 pub(crate) struct Stepped<'a> {
     pub(crate) tensors: Vec<NamedTensor>,
-    /// Of a model that is sharded.
+    /// Sharder of a sharded model.
     pub(crate) sharder: Option<&'a Sharder>,
 }
 
-/// What gradients of sums are multiplied by at the end of a step.
+/// Factors of the gradients of sums at the end of a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shares {
-    /// Those of the step.
+    /// Factor of the step's own gradients.
     pub(crate) own: f64,
-    /// Those that were there before.
+    /// Factor of the gradients that existed before.
     pub(crate) earlier: f64,
 }
 

@@ -13,7 +13,7 @@ pub(super) type MicroForm = (Vec<(Vec<i64>, Kind)>, Kind);
 /// Shape and type of an activation.
 type Form = (Vec<i64>, Kind);
 
-/// What is known of the activations that come out of stages: sent once for each form of micro-batches, and the same on both
+/// Known shapes and types of the activations of stages: sent once for each form of micro-batches, and equal on both
 /// ends.
 #[derive(Debug, Default)]
 pub(super) struct Forms(Mutex<HashMap<(usize, MicroForm), Form>>);

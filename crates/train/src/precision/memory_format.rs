@@ -6,7 +6,7 @@ use tch::{Device, Kind};
 
 use crate::precision::{Numerics, Precision};
 
-/// What counts for the choice.
+/// Facts on which the choice of the memory format depends.
 struct Facts {
     /// A parameter has four dimensions, as a convolution's weight.
     convolutions: bool,
@@ -17,8 +17,8 @@ struct Facts {
 }
 
 impl Facts {
-    /// oneDNN's and cuDNN's kernels for 16 bits take channels last, and reorder what comes otherwise.
-    /// There are none for float64, and in 32 bits cuDNN's are no faster.
+    /// Returns `true` if channels last is faster: oneDNN's and cuDNN's kernels for 16 bits take channels last, and
+    /// reorder other inputs. Neither has such kernels for float64, and in float32 cuDNN's are not faster.
     fn pays(&self) -> bool {
         let short = matches!(self.kind, Kind::Half | Kind::BFloat16);
         self.convolutions
@@ -30,7 +30,7 @@ impl Facts {
     }
 }
 
-/// Whether this model is put into channels last.
+/// Returns `true` if this model is converted to channels last.
 pub(crate) fn channels_last<M>(model: &Model<M>, numerics: &Numerics) -> bool {
     let convolutions = model.parameters().iter().any(|parameter| parameter.tensor.dim() == 4);
     if let Some(on) = numerics.channels_last {

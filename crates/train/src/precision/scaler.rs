@@ -19,16 +19,16 @@ use crate::job::Job;
 use crate::parameters::Parameters;
 use crate::stateful::Stateful;
 
-/// How the scale moves. The defaults are PyTorch's.
+/// Options of the dynamic loss scale. The defaults are PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GradScalerOptions {
-    /// The first scale; 65536.
+    /// Initial scale. Defaults to 65536.
     pub init_scale: f64,
-    /// The scale is multiplied by it after `growth_interval` good steps in a row; 2.
+    /// Factor of the scale after `growth_interval` consecutive steps without overflow. Defaults to 2.
     pub growth_factor: f64,
-    /// The scale is multiplied by it after a step whose gradients overflowed; 0.5.
+    /// Factor of the scale after a step whose gradients overflowed. Defaults to 0.5.
     pub backoff_factor: f64,
-    /// Good steps in a row before the scale grows; 2000.
+    /// Number of consecutive steps without overflow before the scale grows. Defaults to 2000.
     pub growth_interval: u32,
 }
 
@@ -38,18 +38,17 @@ impl Default for GradScalerOptions {
     }
 }
 
-/// What a checkpoint keeps of a [`GradScaler`].
+/// The state of a [`GradScaler`] in a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct GradScalerState {
-    /// What the next loss is multiplied by.
+    /// Factor of the next loss.
     pub scale: f64,
-    /// Good steps since the scale last moved.
+    /// Number of steps without overflow since the scale last changed.
     pub growth_tracker: u32,
 }
 
-/// Multiplies the loss before the backward pass and divides the gradients after it, skips steps whose
-/// gradients overflowed, and moves the scale accordingly (Micikevicius et al., 2018; the rules of
-/// `torch.amp.GradScaler`).
+/// Dynamic loss scaling: multiplies the loss before the backward pass and divides the gradients after it, skips steps
+/// whose gradients overflowed, and adapts the scale (Micikevicius et al., 2018; the rules of `torch.amp.GradScaler`).
 ///
 /// The Accelerator owns one with fp16, and uses it in `backward`, in clipping and in a prepared optimizer's
 /// `step`; nothing is to be called. All ranks agree on whether a step is left out. Gradients are divided
@@ -100,7 +99,7 @@ struct ScalerInner {
     /// Parameters whose gradients have been divided since the last backward pass, and
     /// whether a value among those divided with them was not finite.
     unscaled: HashMap<TensorId, FoundInf>,
-    /// Whether an optimizer step since the last backward pass was left out; `None` before the first.
+    /// `true` if an optimizer step since the last backward pass was skipped. `None` before the first.
     stepped: Option<bool>,
     skipped: bool,
     /// The scale on a GPU.
@@ -152,7 +151,7 @@ impl GradScaler {
         Ok(Self { inner: Arc::new(Mutex::new(inner)) })
     }
 
-    /// The scale and its tracker as the next backward pass will find them: for a checkpoint.
+    /// Returns the scale and its growth tracker as the next backward pass will use them, for a checkpoint.
     #[must_use]
     pub fn state(&self) -> GradScalerState {
         let mut inner = self.inner.lock();
@@ -164,8 +163,8 @@ impl GradScaler {
         }
     }
 
-    /// Continues from a checkpoint. Between a backward pass and its step it would be too late for that
-    /// step.
+    /// Loads the state of a checkpoint. Call it outside of a backward pass and its step, whose loss was multiplied by
+    /// the former scale.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] when the scale is not a number above 0.
@@ -187,13 +186,13 @@ impl GradScaler {
         Ok(())
     }
 
-    /// The settings that it was made with.
+    /// Returns the options of the scaler.
     #[must_use]
     pub fn options(&self) -> GradScalerOptions {
         self.inner.lock().options
     }
 
-    /// What the next loss is multiplied by.
+    /// Returns the factor of the next loss.
     #[must_use]
     pub fn scale(&self) -> f64 {
         self.state().scale
@@ -218,9 +217,9 @@ impl GradScaler {
         Ok(loss.f_to_kind(Kind::Float)?.f_mul_scalar(self.before_backward()?)?)
     }
 
-    /// Divides the gradients by the scale, to clip or read them before the step. Gradients are divided once,
-    /// however often this is called. Returns whether a value of theirs, on any rank, is not finite: the step
-    /// will be skipped.
+    /// Divides the gradients by the scale, to clip or read them before the step. Gradients are divided once, however
+    /// often this is called. Returns `true` if one of their values, on any rank, is not finite: the step will be
+    /// skipped.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
@@ -230,11 +229,12 @@ impl GradScaler {
         self.unscale_tensors(&handles.iter().collect::<Vec<_>>())
     }
 
-    /// Divides the gradients by the scale where that has not happened, and steps the optimizer unless one of
-    /// its gradients has overflowed. Returns whether it has stepped.
+    /// Divides the gradients by the scale unless that was done already, and steps the optimizer unless one of its
+    /// gradients has overflowed. Returns `true` if the step was made.
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    /// Returns the same errors as [`Optimizer::step`], and [`brigade_torch::ErrorKind::Communication`] when a peer is
+    /// gone.
     pub fn step(&self, optimizer: &mut Optimizer) -> Result<bool> {
         if self.inner.lock().device.is_some() {
             let found = optimizer.with_parameters(|parameters| self.found_on_device(parameters))?;
@@ -256,7 +256,7 @@ impl GradScaler {
         Ok(admits)
     }
 
-    /// What the loss of this backward pass is multiplied by.
+    /// Returns the factor of the loss of this backward pass.
     fn before_backward(&self) -> Result<f64> {
         let mut inner = self.inner.lock();
         if let Some(found) = inner.stepped.take() {
@@ -272,8 +272,8 @@ impl GradScaler {
         Ok(inner.state.scale)
     }
 
-    /// Divides the gradients of those parameters that have not been divided yet. Returns whether any
-    /// value of theirs, on any rank, was not finite.
+    /// Divides the gradients of those parameters that have not been divided yet. Returns `true` if one of their values,
+    /// on any rank, was not finite.
     fn unscale_tensors(&self, parameters: &[&Tensor]) -> Result<bool> {
         if self.inner.lock().device.is_some() {
             return Ok(self.unscale_on_device(parameters)?.f_double_value(&[0])? != 0.0);
@@ -371,7 +371,7 @@ impl GradScaler {
     }
 }
 
-/// Whether a gradient was not finite when it was divided.
+/// Result of the check for non-finite gradients at their division.
 #[derive(Debug)]
 enum FoundInf {
     Known(bool),

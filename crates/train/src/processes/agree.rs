@@ -8,8 +8,8 @@ use crate::error::TrainError;
 use crate::processes::Processes;
 
 impl Processes {
-    /// Returns every rank's value; when a rank has failed, its own error there and [`crate::TrainError::Leader`] on
-    /// the others.
+    /// Returns every rank's value. If a rank has failed, it returns its own error, and the others
+    /// [`crate::TrainError::Leader`].
     pub(crate) fn agree<T>(&self, scope: &'static str, mine: Result<T>) -> Result<Vec<T>>
     where
         T: Serialize + DeserializeOwned,

@@ -11,8 +11,8 @@ use crate::error::TrainError;
 use crate::processes::Processes;
 
 impl Processes {
-    /// The tensors of all ranks, one after another along the first dimension: `[n, …]` becomes
-    /// `[num_processes * n, …]`, a scalar `[num_processes]`. All ranks' tensors have one shape; see
+    /// Gathers the tensors of all ranks, concatenated along the first dimension: `[n, …]` becomes `[num_processes * n,
+    /// …]`, a scalar `[num_processes]`. All ranks' tensors must have the same shape; see
     /// [`Processes::pad_across_processes`].
     ///
     /// # Errors
@@ -30,8 +30,8 @@ impl Processes {
         })
     }
 
-    /// As [`Processes::gather`], for what was computed from a batch, without the duplicates that
-    /// complete uneven batches: over an epoch, every sample counts exactly once.
+    /// Gathers values computed from a batch as [`Processes::gather`] does, without the duplicates that complete uneven
+    /// batches: over an epoch, every sample counts exactly once.
     ///
     /// The count of real rows travels with the batch, so nested loops, early breaks and skipped batches
     /// change nothing. Each tensor has one row per sample of the batch.
@@ -60,7 +60,7 @@ impl Processes {
         })
     }
 
-    /// Objects of all ranks that were computed from a batch, one per sample, without those of duplicates.
+    /// Gathers objects computed from a batch, one per sample, from all ranks, without those of duplicates.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is not one object per sample; otherwise as
@@ -97,7 +97,7 @@ impl Processes {
             .collect())
     }
 
-    /// The reduction of each tensor over all ranks, on every rank. The arguments stay as they are.
+    /// Reduces each tensor over all ranks and returns the result on every rank. The arguments are not changed.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone, or for the mean of integers.
@@ -119,7 +119,7 @@ impl Processes {
         })
     }
 
-    /// The tensors of rank `from`, on every rank. Shapes and types are the same on all ranks.
+    /// Broadcasts the tensors of rank `from` to every rank. Shapes and types must be the same on all ranks.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone or there is no such rank.
@@ -135,8 +135,8 @@ impl Processes {
         })
     }
 
-    /// Makes the tensors of all ranks equally long in one dimension, so that they can be gathered:
-    /// shorter ones are filled with `value` at the end, or at the front with `first`.
+    /// Pads the tensors of all ranks to the same length in one dimension, so that they can be gathered: shorter ones
+    /// are filled with `value` at the end, or at the front with `first`.
     ///
     /// A negative dimension counts from the end. A tensor that lacks the dimension stays as it is.
     ///
@@ -168,7 +168,7 @@ impl Processes {
         })
     }
 
-    /// Rank `from`'s object, on every rank.
+    /// Broadcasts the object of rank `from` to every rank.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone or the object cannot be carried.
@@ -183,7 +183,7 @@ impl Processes {
         }
     }
 
-    /// The objects of all ranks, by rank, on every rank.
+    /// Gathers the objects of all ranks on every rank, in the order of ranks.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone or an object cannot be carried.

@@ -8,7 +8,7 @@ use crate::error::TrainError;
 use crate::processes::Processes;
 
 impl Processes {
-    /// Returns when every rank has called it.
+    /// Waits until every rank has called it: a barrier.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone or the time limit passed.
@@ -20,8 +20,8 @@ impl Processes {
         }
     }
 
-    /// Runs the body on rank 0 first, then on the others: for a download or a cache that one rank makes
-    /// and all read.
+    /// Runs the body on rank 0 first, then on the others: for a download or a cache that one rank makes and all ranks
+    /// read.
     ///
     /// When rank 0 fails, no other rank runs the body: all get the error. The body must not contain
     /// collectives.
@@ -44,7 +44,7 @@ impl Processes {
     /// ```
     ///
     /// # Errors
-    /// The body's own; [`crate::TrainError::Leader`] on the others when rank 0 failed;
+    /// Returns the body's own error; [`crate::TrainError::Leader`] on the others when rank 0 failed;
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn main_process_first<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<R>
@@ -54,11 +54,11 @@ impl Processes {
         first("main_process_first", self.traced().as_ref(), 0, 0, body)
     }
 
-    /// As [`Processes::main_process_first`], on each host for itself: for files that are not shared
+    /// Runs the body on the first rank of each host first, then on the host's others: for files that are not shared
     /// between hosts. Hosts do not wait for each other.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Processes::main_process_first`].
     #[track_caller]
     pub fn local_main_process_first<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<R>
     where
@@ -70,10 +70,10 @@ impl Processes {
         first("local_main_process_first", group.as_ref(), 0, leader, body)
     }
 
-    /// Runs the body on rank 0 alone; the others wait until it has ended.
+    /// Runs the body only on rank 0; the others wait until it has ended.
     ///
     /// # Errors
-    /// The body's own; [`crate::TrainError::Leader`] on the others when rank 0 failed;
+    /// Returns the body's own error; [`crate::TrainError::Leader`] on the others when rank 0 failed;
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn on_main_process<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<Option<R>>
@@ -83,10 +83,10 @@ impl Processes {
         lead("on_main_process", self.traced().as_ref(), 0, 0, body)
     }
 
-    /// Runs the body on the first rank of each host; the host's others wait.
+    /// Runs the body on the first rank of each host; the host's other ranks wait until it has ended.
     ///
     /// # Errors
-    /// As [`Processes::on_main_process`].
+    /// Returns the same errors as [`Processes::on_main_process`].
     #[track_caller]
     pub fn on_local_main_process<R, E>(
         &self,
@@ -101,10 +101,10 @@ impl Processes {
         lead("on_local_main_process", group.as_ref(), 0, leader, body)
     }
 
-    /// Runs the body on the last rank alone; the others wait.
+    /// Runs the body only on the last rank; the others wait until it has ended.
     ///
     /// # Errors
-    /// As [`Processes::on_main_process`].
+    /// Returns the same errors as [`Processes::on_main_process`].
     #[track_caller]
     pub fn on_last_process<R, E>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<Option<R>>
     where
@@ -113,10 +113,11 @@ impl Processes {
         self.on_process(self.num_processes() - 1, body)
     }
 
-    /// Runs the body on one rank; the others wait.
+    /// Runs the body only on rank `rank`; the others wait until it has ended.
     ///
     /// # Errors
-    /// As [`Processes::on_main_process`]; [`brigade_torch::ErrorKind::InvalidArgument`] when there is no such rank.
+    /// Returns the same errors as [`Processes::on_main_process`], and [`brigade_torch::ErrorKind::InvalidArgument`]
+    /// when there is no such rank.
     #[track_caller]
     pub fn on_process<R, E>(
         &self,

@@ -7,8 +7,8 @@ use brigade_torch::{Result, Split};
 use crate::processes::Processes;
 
 impl Processes {
-    /// This rank's part of the input: contiguous, in order, the first ranks one element longer when it
-    /// does not divide evenly.
+    /// Returns this rank's part of the input: contiguous and in order; the first ranks get one element more if it does
+    /// not divide evenly.
     ///
     /// ```
     /// # use brigade_train::{ConnectOptions, Processes};
@@ -20,17 +20,17 @@ impl Processes {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Split`].
+    /// Returns the errors of [`Split`].
     pub fn split_between_processes<S: Split + ?Sized>(&self, input: &S) -> Result<S::Part> {
         let (range, _) = share(input.length()?, self.process_index(), self.num_processes());
         input.part(range, 0)
     }
 
-    /// As [`Processes::split_between_processes`], with the last element of the whole input repeated so
-    /// that all parts are equally long and can be gathered.
+    /// Returns this rank's part of the input as [`Processes::split_between_processes`] does, with the last element of
+    /// the whole input repeated so that all parts are equally long and can be gathered.
     ///
     /// # Errors
-    /// Those of [`Split`].
+    /// Returns the errors of [`Split`].
     pub fn split_between_processes_padded<S: Split + ?Sized>(&self, input: &S) -> Result<S::Part> {
         let (range, repeats) = share(input.length()?, self.process_index(), self.num_processes());
         input.part(range, repeats)

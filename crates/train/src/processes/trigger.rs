@@ -8,14 +8,14 @@ use tch::Tensor;
 use crate::processes::Processes;
 
 impl Processes {
-    /// Sets the trigger on this rank; [`Processes::check_trigger`] tells all ranks. For a decision
-    /// that one rank comes to and all must follow, such as to stop early.
+    /// Sets the trigger on this rank, which [`Processes::check_trigger`] reads on all ranks. For a decision that one
+    /// rank makes and all must follow, such as early stopping.
     pub fn set_trigger(&self) {
         self.trigger.store(true, Ordering::Relaxed);
     }
 
-    /// Whether any rank has set the trigger since the last check; it is unset by this. Every rank calls
-    /// it, at the same place of the loop.
+    /// Returns `true` if any rank has set the trigger since the last check, and resets it. Every rank calls it, at the
+    /// same place of the loop.
     ///
     /// ```
     /// # use brigade_train::{ConnectOptions, Processes};

@@ -7,8 +7,8 @@ use tch::Tensor;
 use super::Processes;
 
 impl Processes {
-    /// Returns rank 0's tree of values and tensors on every rank, with its tensors on the process's device; the other
-    /// ranks give `None`. Every rank calls it.
+    /// Broadcasts rank 0's tree of values and tensors to every rank, with its tensors on the process's device; the
+    /// other ranks pass `None`. Every rank calls it.
     ///
     /// ```
     /// use brigade_checkpoint::Value;

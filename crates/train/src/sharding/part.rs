@@ -9,17 +9,17 @@ use brigade_sharding::{Axis, Mesh, TensorPart};
 use brigade_torch::{ProcessGroup, Result};
 use tch::{Device, Tensor};
 
-/// What this rank has of a tensor: rows, a part along tensor ranks, or rows of such a part.
+/// Part of a tensor on this rank: rows, a part along tensor ranks, or rows of such a part.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     /// The shape of what is spread by rows: the whole tensor, or a tensor rank's part of it.
     pub(crate) shape: Vec<u64>,
-    /// How tensor ranks divide the whole tensor.
+    /// Division of the whole tensor among tensor ranks.
     pub(crate) tensor: Option<TensorPart>,
     /// This rank's place among those that share one copy.
     place: usize,
     writers: Arc<Writers>,
-    /// For each axis of the mesh.
+    /// Placements, one for each axis of the mesh.
     pub(crate) placements: Vec<Placement>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Writers {
     places: usize,
     /// Ranks that divide layers.
     tensor_ranks: usize,
-    /// For each place the ranks that write the parts of all tensor ranks.
+    /// Ranks that write the parts of all tensor ranks, for each place.
     ranks: Vec<usize>,
 }
 

@@ -19,7 +19,7 @@ use crate::error::TrainError;
 use crate::processes::Processes;
 use crate::watch::Watch;
 
-/// The log of a run, whose lines have the rank and the step. Returned by [`crate::Accelerator::logging`].
+/// The log of a run, whose lines contain the rank and the step. Returned by [`crate::Accelerator::logging`].
 #[derive(Debug, Clone, Copy)]
 pub struct Logging<'a> {
     pub(crate) watch: &'a Arc<Watch>,
@@ -27,9 +27,9 @@ pub struct Logging<'a> {
 }
 
 impl Logging<'_> {
-    /// Writes what this process logs, from this call on: its own lines and those of all crates that use `tracing`. A
-    /// line has the time, the level, the rank, and the step that [`Trackers::log`](crate::Trackers::log) or
-    /// [`Trackers::set_step`](crate::Trackers::set_step) got last:
+    /// Starts writing log lines of this process: its own and those of all crates that use `tracing`. A line has the
+    /// time, the level, the rank, and the step that was last passed to [`Trackers::log`](crate::Trackers::log) or
+    /// [`Trackers::set_step`](crate::Trackers::set_step):
     ///
     /// ```text
     /// 2026-11-21T20:35:46.250Z INFO rank=0 step=12 train: loss is 0.5
@@ -45,7 +45,7 @@ impl Logging<'_> {
         self.layer(options)?.install()
     }
 
-    /// Returns what [`Logging::init`] installs, for a program that puts its own subscriber together.
+    /// Returns the `tracing` layer that [`Logging::init`] installs, for a program with a subscriber of its own.
     ///
     /// # Errors
     /// [`crate::TrainError::File`] when the file cannot be opened.
@@ -53,8 +53,8 @@ impl Logging<'_> {
         LogLayer::new(self.watch, options)
     }
 
-    /// Returns a logger of this name. Its lines come from rank 0 unless [`Logger::everywhere`] or
-    /// [`Logger::in_order`] is asked for.
+    /// Returns a logger of this name. Its lines come from rank 0 only, unless [`Logger::everywhere`] or
+    /// [`Logger::in_order`] is used.
     ///
     /// ```
     /// # let accelerator = brigade_train::Accelerator::builder().cpu(true).build()?;
@@ -70,16 +70,16 @@ impl Logging<'_> {
     }
 }
 
-/// How log lines are written.
+/// Options of log lines: level, ranks, format and destination.
 #[derive(Debug, Clone)]
 pub struct LogOptions {
-    /// The least important that is written.
+    /// Minimum level of the lines that are written.
     pub level: Level,
-    /// Whether ranks other than 0 write, too. A [`Logger`] may ask for it line by line.
+    /// `true` if ranks other than 0 write lines, too. A [`Logger`] can enable it for single lines.
     pub all_ranks: bool,
-    /// One JSON object per line, in place of text.
+    /// `true` if each line is a JSON object instead of text.
     pub json: bool,
-    /// Appends to this file; standard error otherwise.
+    /// Path of the file to which lines are appended. `None` writes to standard error.
     pub file: Option<PathBuf>,
 }
 
@@ -90,8 +90,7 @@ impl Default for LogOptions {
     }
 }
 
-/// Writes the events of `tracing` with the fields `rank` and `step`. Made by
-/// [`Logging::layer`].
+/// A `tracing` layer that writes events with the fields `rank` and `step`. Made by [`Logging::layer`].
 #[derive(Debug)]
 pub struct LogLayer {
     watch: Arc<Watch>,
@@ -101,8 +100,7 @@ pub struct LogLayer {
     file: Option<Mutex<File>>,
 }
 
-/// Writes log lines, on the main process only unless configured otherwise. Made by
-/// [`Logging::logger`].
+/// A logger that writes lines on the main process only, unless configured otherwise. Made by [`Logging::logger`].
 #[derive(Debug, Clone)]
 pub struct Logger {
     name: String,
@@ -138,7 +136,7 @@ impl Logger {
         Self { name, processes: processes.clone(), everywhere: false }
     }
 
-    /// The same logger with lines of all ranks.
+    /// Returns the same logger with lines of all ranks.
     #[must_use]
     pub fn everywhere(&self) -> Self {
         Self { everywhere: true, ..self.clone() }
@@ -163,28 +161,28 @@ impl Logger {
         Ok(())
     }
 
-    /// A line that explains.
+    /// Logs a line at level DEBUG.
     pub fn debug(&self, message: impl fmt::Display) {
         if self.is_enabled() {
             tracing::debug!(logger = self.name, everywhere = self.everywhere, "{message}");
         }
     }
 
-    /// A line that informs.
+    /// Logs a line at level INFO.
     pub fn info(&self, message: impl fmt::Display) {
         if self.is_enabled() {
             tracing::info!(logger = self.name, everywhere = self.everywhere, "{message}");
         }
     }
 
-    /// A line that warns.
+    /// Logs a line at level WARN.
     pub fn warn(&self, message: impl fmt::Display) {
         if self.is_enabled() {
             tracing::warn!(logger = self.name, everywhere = self.everywhere, "{message}");
         }
     }
 
-    /// A line about a failure.
+    /// Logs a line at level ERROR.
     pub fn error(&self, message: impl fmt::Display) {
         if self.is_enabled() {
             tracing::error!(logger = self.name, everywhere = self.everywhere, "{message}");
@@ -229,7 +227,7 @@ impl<S: Subscriber> Layer<S> for LogLayer {
     }
 }
 
-/// One line before it is formatted.
+/// A log line before it is formatted.
 struct Line<'a> {
     time: SystemTime,
     level: Level,
@@ -273,7 +271,7 @@ impl Line<'_> {
     }
 }
 
-/// An event's fields.
+/// Fields of an event.
 #[derive(Default)]
 struct Fields {
     message: String,

@@ -9,7 +9,7 @@ use tch::Device;
 
 use crate::processes::Processes;
 
-/// Counts what each step has seen, over a window of the last steps. Made by [`Processes::meter`].
+/// Measures throughput and step times over a window of the last steps. Made by [`Processes::meter`].
 ///
 /// Rates are of all ranks together, each taken to have done as much as this one.
 ///
@@ -40,32 +40,32 @@ pub struct Meter {
     ends: VecDeque<(Instant, u64, u64)>,
 }
 
-/// What a [`Meter`] says.
+/// Throughput and step times that a [`Meter`] measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
-    /// Samples of all ranks in a second.
+    /// Samples per second of all ranks together.
     pub samples_per_second: f64,
-    /// Tokens of all ranks in a second; 0 where none were counted.
+    /// Tokens per second of all ranks together. 0 if no tokens were counted.
     pub tokens_per_second: f64,
-    /// The mean time of a step.
+    /// Mean time of a step.
     pub step: Duration,
-    /// The longest of them.
+    /// Longest time of a step.
     pub slowest_step: Duration,
-    /// How many steps this is about.
+    /// Number of steps in the window.
     pub steps: usize,
 }
 
-/// The memory of this process, in bytes.
+/// Memory of this process in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// In main memory now.
+    /// Resident memory: bytes in main memory now.
     pub resident: u64,
-    /// The most that there was.
+    /// Peak of the resident memory.
     pub peak: u64,
 }
 
 impl Processes {
-    /// Returns a meter over the last `window` steps, at least one, that begins now.
+    /// Returns a meter over the last `window` steps, at least one, that starts now.
     #[must_use]
     pub fn meter(&self, window: usize) -> Meter {
         Meter::starting_at(Instant::now(), window, self.num_processes(), self.device())
@@ -77,22 +77,22 @@ impl Meter {
         Self { ranks, device, window: window.max(1), ends: VecDeque::from([(now, 0, 0)]) }
     }
 
-    /// A step has ended that saw this many samples on this rank.
+    /// Records the end of a step, with the number of samples that this rank processed in it.
     pub fn step(&mut self, samples: usize) {
         self.ended(Instant::now(), samples as u64, 0);
     }
 
-    /// The same with the tokens in them.
+    /// Records the end of a step as [`Meter::step`] does, with its number of tokens.
     pub fn step_with_tokens(&mut self, samples: usize, tokens: usize) {
         self.ended(Instant::now(), samples as u64, tokens as u64);
     }
 
-    /// Leaves out the time until now: an evaluation or a checkpoint that lies between two steps.
+    /// Excludes the time since the last step from the measurement: an evaluation or a checkpoint between two steps.
     pub fn pause_ended(&mut self) {
         self.resume(Instant::now());
     }
 
-    /// The rates of the window; `None` before the first step.
+    /// Returns the rates of the window. `None` before the first step.
     #[must_use]
     pub fn rates(&self) -> Option<Rates> {
         let (first, last) = (self.ends.front()?.0, self.ends.back()?.0);
@@ -119,10 +119,9 @@ impl Meter {
         })
     }
 
-    /// Rates and memory under names, as [`crate::Accelerator::log`] takes them: `samples_per_second`,
-    /// `tokens_per_second` where tokens were counted, `step_ms`, `slowest_step_ms`, `resident_mib`,
-    /// `peak_mib`, and on a GPU `gpu_allocated_mib`, `gpu_peak_mib`, `gpu_reserved_mib`. What is not known
-    /// is left out.
+    /// Returns rates and memory as named values for [`crate::Accelerator::log`]: `samples_per_second`,
+    /// `tokens_per_second` where tokens were counted, `step_ms`, `slowest_step_ms`, `resident_mib`, `peak_mib`, and on
+    /// a GPU `gpu_allocated_mib`, `gpu_peak_mib`, `gpu_reserved_mib`. Unknown values are left out.
     #[must_use]
     pub fn values(&self) -> Values {
         let mut values = Values::new();
@@ -166,7 +165,7 @@ impl Meter {
 }
 
 impl ProcessMemory {
-    /// As the system says, on Linux; `None` elsewhere.
+    /// Reads the memory of this process from the operating system. `None` on systems other than Linux.
     #[must_use]
     pub fn now() -> Option<Self> {
         Self::of(&std::fs::read_to_string("/proc/self/status").ok()?)

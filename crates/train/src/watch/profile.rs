@@ -12,38 +12,38 @@ pub use summary::{OperationSummary, Table};
 use crate::error::TrainError;
 use crate::processes::Processes;
 
-/// What [`crate::Accelerator::profile`] records.
+/// Options of a profile with [`crate::Accelerator::profile`].
 #[derive(Debug, Clone, Default)]
 pub struct ProfileOptions {
-    /// Where each rank writes `trace_rankN.json`, which `chrome://tracing` and
-    /// [Perfetto](https://ui.perfetto.dev) show; further cycles of the schedule are
-    /// `trace_rankN.2.json` and so on. `None` writes no file.
+    /// Folder in which each rank writes `trace_rankN.json`, for `chrome://tracing` and
+    /// [Perfetto](https://ui.perfetto.dev); further cycles of the schedule are `trace_rankN.2.json` and so on. `None`
+    /// writes no file.
     pub trace_dir: Option<PathBuf>,
-    /// Which steps are recorded; `None` is all.
+    /// Schedule of the recorded steps. `None` records all steps.
     pub schedule: Option<ProfileSchedule>,
-    /// The shapes of the operations' inputs.
+    /// `true` if the shapes of the operations' inputs are recorded.
     pub shapes: bool,
-    /// What is allocated and freed.
+    /// `true` if allocations and deallocations of memory are recorded.
     pub memory: bool,
-    /// Floating-point operations of those whose formula libtorch knows (matrix products,
-    /// convolutions); needs `shapes`.
+    /// `true` if floating-point operations are counted, for operations whose formula libtorch has (matrix products,
+    /// convolutions). Requires `shapes`.
     pub flops: bool,
 }
 
-/// Which steps are recorded, as `torch.profiler.schedule`: first `skip_first` are left out, then in turn
-/// `wait` are, `warmup` are recorded and thrown away (the profiler's first steps are slower), and
-/// `active` are kept.
+/// Schedule of the recorded steps, as `torch.profiler.schedule`: the first `skip_first` steps are not recorded; then,
+/// in cycles, `wait` steps are not recorded, `warmup` steps are recorded and discarded (the profiler's first steps are
+/// slower), and `active` steps are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProfileSchedule {
-    /// Steps left out at the start, once.
+    /// Number of steps left out once, at the start.
     pub skip_first: usize,
-    /// Steps left out in each cycle.
+    /// Number of steps left out at the beginning of each cycle.
     pub wait: usize,
-    /// Steps recorded for nothing.
+    /// Number of steps in each cycle that are recorded and discarded.
     pub warmup: usize,
-    /// Steps kept; at least 1.
+    /// Number of steps in each cycle that are kept, at least 1.
     pub active: usize,
-    /// Cycles; 0 goes on to the end.
+    /// Number of cycles. 0 repeats them to the end.
     pub repeat: usize,
 }
 
@@ -53,7 +53,7 @@ impl Default for ProfileSchedule {
     }
 }
 
-/// What happens in a step.
+/// Phase of a step in the schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Idle,
@@ -82,7 +82,7 @@ impl ProfileSchedule {
     }
 }
 
-/// Handed to the body of [`crate::Accelerator::profile`], to mark each step.
+/// Marks the steps of a profiled loop. Passed to the body of [`crate::Accelerator::profile`].
 pub struct Profiler {
     options: ProfileOptions,
     recorded: ProfilerOptions,
@@ -99,23 +99,23 @@ enum State {
     Record(Recording),
 }
 
-/// What was recorded on this rank.
+/// The recording of [`crate::Accelerator::profile`] on this rank.
 #[derive(Debug, Clone, Default)]
 pub struct Profile {
-    /// All events of all cycles.
+    /// Recorded events of all cycles.
     pub events: Vec<ProfiledEvent>,
-    /// The files written, one for each cycle.
+    /// Paths of the trace files, one for each cycle.
     pub traces: Vec<PathBuf>,
 }
 
 impl Profile {
-    /// Operations by name, the one with the most time of its own first.
+    /// Returns the operations by name, sorted by their own time, longest first.
     #[must_use]
     pub fn operations(&self) -> Vec<OperationSummary> {
         summary::summarize(&self.events)
     }
 
-    /// The first `rows` of [`Profile::operations`], to print.
+    /// Returns the first `rows` of [`Profile::operations`] as a table to print.
     #[must_use]
     pub fn table(&self, rows: usize) -> Table {
         Table::new(self.operations(), rows)
@@ -158,10 +158,10 @@ pub(crate) fn profile<R>(
 }
 
 impl Profiler {
-    /// Ends a step of the loop and begins the next.
+    /// Marks the end of a step of the loop, and begins the next.
     ///
     /// # Errors
-    /// As [`crate::Accelerator::profile`].
+    /// Returns the same errors as [`crate::Accelerator::profile`].
     pub fn step(&mut self) -> Result<()> {
         self.scope = None;
         if self.phase() == Phase::RecordAndSave {

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::watch::Watch;
 
-/// An iterator with a bar on the main process's terminal. Made by [`crate::Accelerator::progress`].
+/// An iterator that shows its progress on the main process's terminal. Made by [`crate::Accelerator::progress`].
 #[derive(Debug)]
 pub struct Progress<I> {
     iterator: I,
@@ -17,14 +17,14 @@ pub struct Progress<I> {
     label: String,
     began: Instant,
     watch: Arc<Watch>,
-    /// Whether plain lines are due: on the main process, when standard error is not a terminal.
+    /// `true` if plain lines are printed: on the main process, if standard error is not a terminal.
     lines: bool,
     values: ProgressValues,
     /// When the launcher last got a report.
     reported: Option<Instant>,
 }
 
-/// Values that stand beside a bar, for the body of its loop to set. Made by [`Progress::values`].
+/// Values shown beside a progress bar, which the body of the loop sets. Made by [`Progress::values`].
 #[derive(Debug, Clone, Default)]
 pub struct ProgressValues(Arc<Mutex<Values>>);
 
@@ -70,7 +70,7 @@ impl<I: Iterator> Progress<I> {
 }
 
 impl<I> Progress<I> {
-    /// What stands before the bar: `train`, `epoch 3`.
+    /// Sets the label shown before the bar, such as `train` or `epoch 3`.
     #[must_use]
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = label.into();
@@ -78,7 +78,7 @@ impl<I> Progress<I> {
         self
     }
 
-    /// The values that stand beside the bar.
+    /// Returns a handle of the values shown beside the bar.
     #[must_use]
     pub fn values(&self) -> ProgressValues {
         self.values.clone()
@@ -122,7 +122,7 @@ impl<I> Progress<I> {
 }
 
 impl ProgressValues {
-    /// Shows a value under this name, in place of the one before: a loss, a learning rate.
+    /// Shows a value under this name, such as a loss or a learning rate, and replaces the one before.
     pub fn set(&self, name: &str, value: f64) {
         let text = match value.abs() {
             size if size != 0.0 && !(1e-3..1e5).contains(&size) => format!("{value:.2e}"),
@@ -135,14 +135,14 @@ impl ProgressValues {
         }
     }
 
-    /// Shows this as what the rank gets done, in place of iterations: `1200.0, "samples"` a second. The
-    /// launcher adds up what all ranks say.
+    /// Shows a throughput of this rank in place of iterations per second, such as `1200.0, "samples"`. The launcher
+    /// adds up the throughputs of all ranks.
     pub fn rate(&self, per_second: f64, unit: &str) {
         let mut values = self.0.lock();
         values.throughput = Some((per_second, unit.to_owned()));
     }
 
-    /// As they stand behind a bar.
+    /// Returns the values as they are shown behind a bar.
     fn message(&self) -> String {
         let values = self.0.lock();
         let rate = values.throughput.iter().map(|(rate, unit)| format!(", {rate:.1} {unit}/s"));

@@ -13,8 +13,8 @@ use serde::Serialize;
 use crate::error::TrainError;
 use crate::processes::Processes;
 
-/// The trackers of a run: every rank calls the methods, rank 0 writes. An Accelerator has one such value; a
-/// program without one uses it alone.
+/// The trackers of a run: every rank calls the methods, rank 0 writes. An Accelerator contains one; a program without
+/// an Accelerator can use it on its own.
 ///
 /// ```
 /// use brigade_track::JsonLines;
@@ -32,7 +32,7 @@ use crate::processes::Processes;
 pub struct Trackers {
     processes: Processes,
     state: Mutex<State>,
-    /// The step that was logged last, plus one; 0 before the first.
+    /// Step that was logged last, plus one. 0 before the first.
     step: AtomicU64,
 }
 
@@ -42,14 +42,14 @@ struct State {
 }
 
 impl Trackers {
-    /// Takes the trackers; the run begins with [`Trackers::start`].
+    /// Makes the trackers of a run, which begins with [`Trackers::start`].
     #[must_use]
     pub fn new(processes: &Processes, trackers: Vec<Box<dyn Tracker>>) -> Self {
         let state = Mutex::new(State { trackers, started: false });
         Self { processes: processes.clone(), state, step: AtomicU64::new(0) }
     }
 
-    /// Begins a run of a project, with the run's settings: anything that serde can serialise, `&()` for none.
+    /// Starts a run of a project, with the run's configuration: any value that serde can serialise, `&()` for none.
     /// Every rank calls it, rank 0 writes.
     ///
     /// ```
@@ -97,13 +97,13 @@ impl Trackers {
         Ok(())
     }
 
-    /// Whether the run has begun and has not ended.
+    /// Returns `true` if the run has begun and has not ended.
     #[must_use]
     pub fn is_started(&self) -> bool {
         self.state.lock().started
     }
 
-    /// Gives values to all trackers, on rank 0; elsewhere it does nothing. Values keep their order.
+    /// Logs values to all trackers, on rank 0; on other ranks it does nothing. Values keep their order.
     ///
     /// # Errors
     /// [`crate::TrainError::Track`] when a tracker cannot write, after all have been given the values;
@@ -135,8 +135,8 @@ impl Trackers {
         each(&mut state.trackers, |tracker| tracker.log(&values, at))
     }
 
-    /// Returns one of the trackers, by name: `jsonl`, `csv`, `tensorboard`, `mlflow`, or that of a tracker of
-    /// the program's own. On other ranks than 0 it takes everything and writes nothing.
+    /// Returns one of the trackers, by name: `jsonl`, `csv`, `tensorboard`, `mlflow`, or the name of a custom tracker.
+    /// On ranks other than 0 its methods accept everything and write nothing.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] when there is none of that name.
@@ -152,8 +152,8 @@ impl Trackers {
         Ok(TrackerHandle { trackers: self, place, silent: !self.processes.is_main_process() })
     }
 
-    /// Ends the run: everything is written when this returns. Every rank calls it, and waits for rank 0.
-    /// Where no run has begun it does nothing.
+    /// Ends the run: everything is written when this returns. Every rank calls it, and waits for rank 0. If no run has
+    /// begun it does nothing.
     ///
     /// # Errors
     /// [`crate::TrainError::Track`] when the last values could not be written, [`crate::TrainError::Leader`] on the
@@ -173,7 +173,7 @@ impl Trackers {
         self.step.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// Sets the step that log lines show, where nothing is logged to the trackers.
+    /// Sets the step that log lines show, for programs that log nothing to the trackers.
     pub fn set_step(&self, step: u64) {
         self.step.store(step.saturating_add(1), Ordering::Relaxed);
     }
@@ -187,7 +187,7 @@ impl fmt::Debug for Trackers {
     }
 }
 
-/// One tracker of a run. Made by [`Trackers::tracker`].
+/// A single tracker of a run. Made by [`Trackers::tracker`].
 #[derive(Debug)]
 pub struct TrackerHandle<'a> {
     trackers: &'a Trackers,
@@ -196,7 +196,7 @@ pub struct TrackerHandle<'a> {
 }
 
 impl TrackerHandle<'_> {
-    /// Gives values to this tracker alone.
+    /// Logs values to this tracker only.
     ///
     /// # Errors
     /// [`crate::TrainError::Track`] when it cannot write.
@@ -205,7 +205,7 @@ impl TrackerHandle<'_> {
         self.ask(|tracker| tracker.log(values, at))
     }
 
-    /// Gives it a text.
+    /// Logs a text to this tracker.
     ///
     /// # Errors
     /// [`crate::TrainError::Track`] when it cannot write, or has no place for texts.
@@ -214,7 +214,7 @@ impl TrackerHandle<'_> {
         self.ask(|tracker| tracker.log_text(name, text, at))
     }
 
-    /// Gives it a picture.
+    /// Logs an image to this tracker.
     ///
     /// # Errors
     /// [`crate::TrainError::Track`] when it cannot write, or has no place for pictures.
@@ -223,7 +223,7 @@ impl TrackerHandle<'_> {
         self.ask(|tracker| tracker.log_image(name, image, at))
     }
 
-    /// Gives it a table.
+    /// Logs a table to this tracker.
     ///
     /// # Errors
     /// [`crate::TrainError::Track`] when it cannot write, or has no place for tables.
@@ -232,8 +232,8 @@ impl TrackerHandle<'_> {
         self.ask(|tracker| tracker.log_table(name, table, at))
     }
 
-    /// The tracker itself, on rank 0: for what only a tracker of this type can do. `None` on other ranks,
-    /// and where it is of another type.
+    /// Calls `body` with the tracker itself, on rank 0: for methods of a particular type of tracker. Returns `None` on
+    /// other ranks, and if the tracker has another type.
     pub fn with<T: Tracker, R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
         if self.silent {
             return None;
@@ -258,7 +258,7 @@ fn at(step: impl Into<Option<u64>>) -> Stamp {
     Stamp { step: step.into(), time: SystemTime::now() }
 }
 
-/// Asks all of them, whatever one says, and gives the first error.
+/// Calls all of them, even if one fails, and returns the first error.
 fn each(
     trackers: &mut [Box<dyn Tracker>],
     mut call: impl FnMut(&mut dyn Tracker) -> brigade_track::Result<()>,

@@ -18,24 +18,24 @@ use crate::data::blocks::Targets;
 use crate::data::item_transforms::compose;
 use crate::data::samples::Samples;
 
-/// One step of a [`Summary`].
+/// A step of a [`Summary`] with its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What was done: `items`, `split`, `labels`, `targets`, `decode`, a transform, `batch`, `batch transforms`.
+    /// Name of the step: `items`, `split`, `labels`, `targets`, `decode`, a transform, `batch`, or `batch transforms`.
     pub name: String,
-    /// What it gave, or why it failed, with the item.
+    /// Description of the step's output, or the error message with the item.
     pub result: Result<String, String>,
 }
 
-/// One training sample and a batch on their way through a [`DataBlock`], as far as they came.
+/// The steps of one training sample and a batch through a [`DataBlock`], up to the first failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// The steps, in their order; only the last one can have failed.
+    /// Steps in their order. Only the last one can have failed.
     pub steps: Vec<Step>,
 }
 
 impl Summary {
-    /// Returns the step that failed, if one did.
+    /// Returns the step that failed, if any.
     #[must_use]
     pub fn failed(&self) -> Option<&Step> {
         self.steps.last().filter(|step| step.result.is_err())

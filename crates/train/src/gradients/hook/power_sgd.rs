@@ -14,26 +14,27 @@ use tch::Tensor;
 
 use factors::{normal, orthogonal};
 
-/// [PowerSGD](https://arxiv.org/abs/1905.13727): a matrix of n by m values goes over the wire as one of n
-/// by r and one of m by r. What that loses is added to the next step's gradients.
+/// [PowerSGD](https://arxiv.org/abs/1905.13727) gradient compression: a matrix of n by m values is sent as one of n by
+/// r and one of m by r. The error of this approximation is added to the next step's gradients.
 ///
 /// The names are those of PyTorch's `PowerSGDState`. Vectors and small matrices go whole.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PowerSgd {
-    /// r; 1.
+    /// Rank r of the low-rank factors. Defaults to 1.
     pub matrix_approximation_rank: i64,
-    /// Steps that are reduced whole first (`start_powerSGD_iter`); 1000. At least 2 with error feedback
-    /// or warm start, as in PyTorch: the first gradients of all are the least like the next.
+    /// Number of first steps whose gradients are sent uncompressed (`start_powerSGD_iter`). Defaults to 1000. At least
+    /// 2 with error feedback or warm start, as in PyTorch: the very first gradients differ most from the next.
     pub start_iteration: u64,
-    /// A matrix is compressed when that makes it more than this many times smaller; 2.
+    /// Minimum compression rate: a matrix is compressed if that makes it more than this many times smaller. Defaults to
+    /// 2.
     pub min_compression_rate: f64,
-    /// Adds what compression lost to the next gradients; true.
+    /// `true` if the compression error is added to the next gradients. Defaults to `true`.
     pub use_error_feedback: bool,
-    /// Begins with the last step's factor instead of random numbers; true.
+    /// `true` if each step starts from the factor of the step before instead of random numbers. Defaults to `true`.
     pub warm_start: bool,
-    /// Added to lengths that are divided by; 0.
+    /// Value added to divisors in the orthogonalisation. Defaults to 0.
     pub orthogonalization_epsilon: f64,
-    /// Of the random first factors, the same on all ranks; 0.
+    /// Seed of the random first factors, the same on all ranks. Defaults to 0.
     pub random_seed: u64,
 }
 
@@ -92,7 +93,7 @@ impl PowerSgd {
 /// that runs whenever the message has ended, so ranks could send in different orders.
 pub(super) struct PowerSgdHook {
     options: PowerSgd,
-    /// In the reducer's order.
+    /// Parameters in the reducer's order.
     parameters: Vec<Parameter>,
     state: Mutex<State>,
 }
@@ -104,12 +105,12 @@ struct Parameter {
     m: i64,
 }
 
-/// What is kept belongs to parameters, not to places in buckets: buckets are put together anew after the
-/// first backward, also the first one after a resume.
+/// State by parameter, not by place in buckets: buckets are rebuilt after the first backward, also after the first one
+/// of a resumed run.
 #[derive(Default)]
 struct State {
     iteration: u64,
-    /// What was lost, `[n, m]`.
+    /// Compression errors, `[n, m]`.
     errors: BTreeMap<usize, Tensor>,
     /// The m by r factor.
     factors: BTreeMap<usize, Tensor>,
@@ -125,7 +126,7 @@ struct Underway {
     stage: Stage,
 }
 
-/// Which factors are on their way, all of a bucket in one message.
+/// Stage of a bucket: the factors that are being sent, all of a bucket in one message.
 enum Stage {
     Whole,
     Left(Work<Tensor>),
@@ -137,9 +138,9 @@ struct Matrix {
     parameter: usize,
     /// The gradient as `[n, m]`: a view.
     values: Tensor,
-    /// What should have been sent, with error feedback.
+    /// Uncompressed gradient with the added error, with error feedback.
     wanted: Option<Tensor>,
-    /// `[m, r]`.
+    /// Factor `[m, r]` of the matrix.
     factor: Tensor,
 }
 
@@ -308,7 +309,7 @@ fn start_mean(group: &ProcessGroup, values: &Tensor) -> Result<Work<Tensor>> {
     group.start_all_reduce(values.f_div_scalar(group.size() as f64)?, ReduceOp::Sum)
 }
 
-/// In one piece of memory: one message instead of many.
+/// Concatenates tensors in contiguous memory: one message instead of many.
 fn join(tensors: &[Tensor]) -> Result<Tensor> {
     let flat = tensors.iter().map(|t| t.f_reshape([-1])).collect::<Result<Vec<_>, _>>()?;
     Ok(Tensor::f_cat(&flat, 0)?)

@@ -13,20 +13,20 @@ use crate::error::TrainError;
 use crate::parameters::Parameters;
 use crate::recorder::AtReplay;
 
-/// The scale where a GPU keeps it, so that no step waits for it: there it is multiplied by, and moved. The host
-/// computes the same scale from the overflows that it learns later.
+/// The scale on a GPU, where it is applied and updated, so that no step waits for it. The host computes the same scale
+/// from the overflows that it reads later.
 #[derive(Debug)]
 pub(super) struct DeviceScale {
-    /// One float32, and what PyTorch's kernel counts, one int32.
+    /// The scale, one float32, and the growth counter of PyTorch's kernel, one int32.
     pub(super) scale: Tensor,
     growth_tracker: Tensor,
-    /// Whether a gradient of a step since the last backward pass was not finite: one float32.
+    /// Overflow flag of the steps since the last backward pass: one float32.
     found: Tensor,
-    /// Whether an optimizer has stepped since the last backward pass.
+    /// `true` if an optimizer has stepped since the last backward pass.
     pub(super) stepped: bool,
     /// Backward passes so far that followed a step.
     iteration: u64,
-    /// What each step has found, on its way to the host, with the iteration that it belongs to.
+    /// Overflow flags of steps that are being copied to the host, with their iterations.
     arriving: VecDeque<(u64, Fetch)>,
 }
 
@@ -107,8 +107,8 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Divides the gradients where that has not happened, and returns a float32 `[1]` on their device: not 0 where
-    /// one of them was not finite, so that the step is left out there. The host waits for nothing.
+    /// Divides the gradients unless that was done already, and returns a float32 `[1]` on their device: not 0 if one of
+    /// them was not finite, so that the device skips the step. The host does not wait.
     pub(crate) fn found_on_device(&self, parameters: &[&Tensor]) -> Result<Tensor> {
         let found = self.unscale_on_device(parameters)?;
         let mut guard = self.inner.lock();
@@ -171,13 +171,13 @@ impl GradScaler {
         Ok(found)
     }
 
-    /// Whether a GPU keeps the scale: from the first backward on.
+    /// Returns `true` if a GPU keeps the scale: from the first backward on.
     pub(crate) fn is_on_device(&self) -> bool {
         self.inner.lock().device.is_some()
     }
 
-    /// As [`GradScaler::unscale`], without waiting for the device, where a float32 `[1]` says whether a value was not
-    /// finite.
+    /// Divides the gradients as [`GradScaler::unscale`] does, without waiting for the device. Returns a float32 `[1]`
+    /// on the device that is not 0 if a value was not finite.
     pub(crate) fn unscale_later(&self, parameters: &(impl Parameters + ?Sized)) -> Result<Tensor> {
         let mut handles = Vec::new();
         parameters.each(&mut |parameter| handles.push(parameter.shallow_clone()));

@@ -5,26 +5,26 @@ use std::fmt;
 
 use brigade_torch::ProfiledEvent;
 
-/// All calls of one operation.
+/// Totals over all calls of one operation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OperationSummary {
-    /// `aten::conv2d`.
+    /// Name of the operation, such as `aten::conv2d`.
     pub name: String,
-    /// Ran on a GPU: a kernel.
+    /// `true` if it is a kernel that ran on a GPU.
     pub on_device: bool,
-    /// Calls.
+    /// Number of calls of the operation.
     pub calls: usize,
-    /// Nanoseconds without those of the operations that it called.
+    /// Time in nanoseconds, without the operations that it called.
     pub self_ns: u64,
-    /// Nanoseconds in all.
+    /// Total time in nanoseconds.
     pub total_ns: u64,
-    /// Bytes that it allocated itself and did not give back.
+    /// Bytes that the operation itself allocated and did not free.
     pub self_bytes: i64,
-    /// Floating-point operations, where known.
+    /// Number of floating-point operations, where it is known.
     pub flops: u64,
 }
 
-/// What libtorch calls an allocation.
+/// Name of an allocation in libtorch's events.
 const MEMORY: &str = "[memory]";
 
 /// Adds up events by name. An event lies in another of its thread when that one spans it.
@@ -71,11 +71,11 @@ pub(super) fn summarize(events: &[ProfiledEvent]) -> Vec<OperationSummary> {
     sums
 }
 
-/// The operations that take the most time, as text.
+/// A table of the operations that take the most time. Its `Display` is text.
 #[derive(Debug, Clone)]
 pub struct Table {
     rows: Vec<OperationSummary>,
-    /// Of all rows, also those that are not shown; CPU and GPU.
+    /// Total time of all rows, including those that are not shown, for CPU and GPU.
     self_ns: [u64; 2],
     memory: bool,
     flops: bool,

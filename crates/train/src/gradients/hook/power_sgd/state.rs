@@ -76,7 +76,7 @@ impl StatefulHook for PowerSgdHook {
         Ok(())
     }
 
-    /// What is lost of parameters that are frozen now is dropped.
+    /// Loads the state, without the errors of parameters that are frozen now.
     fn carry_over(&self, state: &Value<Tensor>) -> Result<()> {
         let known = |kind: &str| {
             let entries = state.get(kind).and_then(Value::as_dict).unwrap_or_default().iter();
