@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: the invariants of ARCHITECTURE.md that a program can check.
 
+mod architecture;
 mod circles;
 mod crates;
 mod harness;
@@ -7,7 +8,6 @@ mod reexports;
 mod source;
 mod text;
 mod waits;
-mod words;
 
 use std::fs;
 use std::path::Path;
@@ -17,19 +17,17 @@ use anyhow::{Context, Result, bail};
 
 use crate::checkout::Checkout;
 
-/// Names every violation with its place, and what to do; fails when there is one.
-pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
+/// Names every violation with its place, and what to do; fails when there is one. With `write`, first writes anew what is
+/// generated.
+pub(crate) fn run(checkout: &Checkout, write: bool) -> Result<ExitCode> {
     let mut findings = Findings::default();
     crates::check(checkout, &mut findings)?;
-    let architecture = fs::read_to_string(checkout.root().join(words::GLOSSARY))
-        .with_context(|| format!("cannot read {}", words::GLOSSARY))?;
-    let words = words::Words::of(&architecture)?;
+    architecture::check(checkout, write, &mut findings)?;
     let (mut sources, mut manifests) = (Vec::new(), Vec::new());
     for path in tracked_files(checkout)? {
         // Git lists what was deleted a moment ago, and some files are not text.
         let Ok(contents) = fs::read_to_string(checkout.root().join(&path)) else { continue };
         text::check(&path, &contents, &mut findings);
-        words.check(&path, &contents, &mut findings);
         if Path::new(&path).extension().is_some_and(|it| it == "rs") {
             source::check(&path, &contents, &mut findings);
             sources.push((path, contents));

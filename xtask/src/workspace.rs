@@ -22,6 +22,8 @@ pub(crate) struct Workspace {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Package {
     pub(crate) name: String,
+    /// One line, from its `Cargo.toml`; empty where it has none.
+    pub(crate) description: String,
     /// From the root of the checkout.
     pub(crate) folder: PathBuf,
     /// The packages of the workspace that it depends on, for its build and its tests, too.
@@ -81,6 +83,7 @@ impl Workspace {
                 programs: targets("bin"),
                 has_library: !targets("lib").is_empty() || !targets("proc-macro").is_empty(),
                 settings: settings.unwrap_or_default(),
+                description: package.description.unwrap_or_default(),
                 name: package.name,
             })
         };
@@ -138,6 +141,7 @@ struct Metadata {
 #[derive(Deserialize)]
 struct PackageMetadata {
     name: String,
+    description: Option<String>,
     manifest_path: PathBuf,
     dependencies: Vec<Dependency>,
     targets: Vec<Target>,
