@@ -28,6 +28,8 @@ pub(crate) struct Package {
     pub(crate) folder: PathBuf,
     /// The packages of the workspace that it depends on, for its build and its tests, too.
     pub(crate) dependencies: BTreeSet<String>,
+    /// Those of them that are not for its build or its tests alone.
+    pub(crate) shipped_dependencies: BTreeSet<String>,
     /// Its test programs.
     pub(crate) tests: BTreeSet<String>,
     /// Its programs.
@@ -74,11 +76,14 @@ impl Workspace {
                 of_kind.map(|it| it.name.clone()).collect()
             };
             let folder = package.manifest_path.parent().unwrap_or_else(|| Path::new(""));
-            let dependencies = package.dependencies.iter().map(|it| it.name.clone());
+            let of_workspace =
+                package.dependencies.iter().filter(|dependency| names.contains(&dependency.name));
+            let shipped = of_workspace.clone().filter(|dependency| dependency.kind.is_none());
             let settings = package.metadata.and_then(|it| it.brigade);
             Ok(Package {
                 folder: checkout.relative(folder).to_path_buf(),
-                dependencies: dependencies.filter(|it| names.contains(it)).collect(),
+                dependencies: of_workspace.map(|it| it.name.clone()).collect(),
+                shipped_dependencies: shipped.map(|it| it.name.clone()).collect(),
                 tests: targets("test"),
                 programs: targets("bin"),
                 has_library: !targets("lib").is_empty() || !targets("proc-macro").is_empty(),
@@ -157,6 +162,8 @@ pub(crate) struct OwnMetadata {
 #[derive(Deserialize)]
 struct Dependency {
     name: String,
+    /// `dev` or `build`; none for what the package itself uses.
+    kind: Option<String>,
 }
 
 #[derive(Deserialize)]

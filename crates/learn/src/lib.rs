@@ -1,8 +1,8 @@
 //! The Learner: fastai's layer above the loop. Data, a model and metrics, trained by schedules and callbacks, on
 //! one process or many.
 //!
-//! It is built on the public API of the Accelerator, the optimizers and the loaders. [`Learner`] has an example;
-//! the book's page on the Learner goes through all of it.
+//! It is built on the public API of the Accelerator, the optimizers and the loaders. The book's page on the Learner goes
+//! through all of it.
 //!
 //! ```
 //! use brigade_data::{DataLoader, TensorDataset};
@@ -39,7 +39,7 @@
 //! The loop (`learner/fit.rs`) sends fastai's events in its order. A cancellation is a value,
 //! `Err(Interrupt::Cancel(level))`, which `?` carries to the part of the loop that it cancels; cancelling a part that
 //! does not run is an error that names the callback. [`Callback::ended`] is called however a fit ends, so that
-//! changes for the time of a fit are undone. A callback states the ranks on which it is called ([`Ranks`]): all, if
+//! changes for the time of a fit are undone. A callback states the ranks on which it is called ([`Ranks`](callback::Ranks)): all, if
 //! its decisions depend on values that are equal everywhere; rank 0, if it writes and does not cancel; or all with a
 //! vote at certain events, where a cancellation of any rank is one of all.
 //!

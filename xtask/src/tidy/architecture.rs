@@ -1,4 +1,5 @@
-//! ARCHITECTURE.md: its table of crates is generated, the files that it names exist, and it stays short.
+//! ARCHITECTURE.md: its table of crates is generated, its layers are those of the dependencies, the files that it names
+//! exist, and it stays short.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +22,8 @@ const MOST_BYTES: usize = 14_000;
 pub(super) fn check(checkout: &Checkout, write: bool, findings: &mut Findings) -> Result<()> {
     let file = checkout.root().join(PAGE);
     let mut page = fs::read_to_string(&file).with_context(|| format!("cannot read {PAGE}"))?;
-    let table = table(&Workspace::of(checkout)?.packages);
+    let workspace = Workspace::of(checkout)?;
+    let table = table(&workspace.packages);
     if write {
         page = with_table(&page, &table)?;
         fs::write(&file, &page).with_context(|| format!("cannot write {PAGE}"))?;
@@ -31,6 +33,7 @@ pub(super) fn check(checkout: &Checkout, write: bool, findings: &mut Findings) -
             "{PAGE}: the table of crates differs from the descriptions in Cargo.toml: `{WRITE}` writes it anew"
         ));
     }
+    findings.violations.extend(misplaced(&page, &workspace.packages));
     for (line, path) in named_paths(&page) {
         if !checkout.root().join(path).exists() {
             findings.violations.push(format!("{PAGE}:{line}: `{path}` does not exist"));
@@ -70,6 +73,36 @@ fn with_table(page: &str, table: &str) -> Result<String> {
     ensure!(marks.is_some(), "{PAGE} has no table between `{BEGIN}` and `{END}`");
     let (before, after) = marks.unwrap_or_default();
     Ok(format!("{before}{BEGIN}\n\n{table}\n{END}{after}"))
+}
+
+/// Names the crates that are not on exactly one line of the page's first block of text, and those whose dependencies are
+/// not on a line above.
+fn misplaced(page: &str, packages: &[Package]) -> Vec<String> {
+    let block = page.split("```").nth(1).unwrap_or_default();
+    let lines: Vec<Vec<&str>> =
+        block.lines().map(|line| line.split_whitespace().collect()).collect();
+    let line_of = |package: &Package| {
+        let name = package.folder.strip_prefix("crates").ok()?.to_str()?.to_owned();
+        let mut found = (0..lines.len()).filter(|&line| lines[line].contains(&name.as_str()));
+        Some((found.next(), found.next().is_some()))
+    };
+    let mut violations = Vec::new();
+    for package in packages {
+        let Some((line, is_twice)) = line_of(package) else { continue };
+        let Some(line) = line.filter(|_| !is_twice) else {
+            violations.push(format!("{PAGE}: {} must be on one line of the layers", package.name));
+            continue;
+        };
+        for used in packages.iter().filter(|it| package.shipped_dependencies.contains(&it.name)) {
+            if line_of(used).is_some_and(|(found, _)| found.is_none_or(|found| found >= line)) {
+                violations.push(format!(
+                    "{PAGE}: {} depends on {}, which is not on a line above it",
+                    package.name, used.name
+                ));
+            }
+        }
+    }
+    violations
 }
 
 /// Returns the paths from the root of the checkout that stand in backticks, with their line numbers.
@@ -126,6 +159,17 @@ mod tests {
         assert_eq!(written, format!("# Page\n{BEGIN}\n\nnew\n\n{END}\nrest\n"));
         assert_eq!(with_table(&written, "new\n").unwrap(), written);
         assert!(with_table("# Page\n", "new\n").is_err());
+    }
+
+    #[test]
+    fn crates_depend_on_lines_above() {
+        let mut packages = packages();
+        packages[0].shipped_dependencies.insert("a".to_owned());
+        assert_eq!(misplaced("```\na\nb\n```", &packages), Vec::<String>::new());
+        let below = ["ARCHITECTURE.md: b depends on a, which is not on a line above it"];
+        assert_eq!(misplaced("```\na b\n```", &packages), below);
+        let twice = ["ARCHITECTURE.md: a must be on one line of the layers"];
+        assert_eq!(misplaced("```\na\nb\na\n```", &packages), twice);
     }
 
     #[test]
