@@ -131,10 +131,16 @@ fn copy_pages(docs: &Path, to: &Path) -> Result<()> {
     for name in ["book.toml", "book.css"] {
         copy(&docs.join(name), &to.join(name))?;
     }
-    for entry in fs::read_dir(docs).with_context(|| format!("cannot read {}", docs.display()))? {
-        let path = entry.with_context(|| format!("cannot read {}", docs.display()))?.path();
-        if let (Some(name), Some("md")) = (path.file_name(), extension(&path)) {
-            copy(&path, &pages.join(name))?;
+    for folder in FOLDERS {
+        let (from, to) = (docs.join(folder), pages.join(folder));
+        fs::create_dir_all(&to).with_context(|| format!("cannot make {}", to.display()))?;
+        for entry in
+            fs::read_dir(&from).with_context(|| format!("cannot read {}", from.display()))?
+        {
+            let path = entry.with_context(|| format!("cannot read {}", from.display()))?.path();
+            if let (Some(name), Some("md")) = (path.file_name(), extension(&path)) {
+                copy(&path, &to.join(name))?;
+            }
         }
     }
     Ok(())
@@ -165,8 +171,14 @@ fn copy_images(docs: &Path, to: &Path) -> Result<()> {
 /// are skipped if it was not built.
 fn broken_links(book: &Path, with_api: bool) -> Result<Vec<String>> {
     let mut pages = BTreeMap::new();
-    for entry in fs::read_dir(book).with_context(|| format!("cannot read {}", book.display()))? {
-        let path = entry.with_context(|| format!("cannot read {}", book.display()))?.path();
+    let mut files = Vec::new();
+    for folder in FOLDERS.map(|folder| book.join(folder)) {
+        let unreadable = || format!("cannot read {}", folder.display());
+        for entry in fs::read_dir(&folder).with_context(unreadable)? {
+            files.push(entry.with_context(unreadable)?.path());
+        }
+    }
+    for path in files {
         // The page for unknown addresses has links relative to the server's root.
         let is_a_page = extension(&path) == Some("html") && name(&path) != "404.html";
         if is_a_page {
@@ -183,7 +195,8 @@ fn broken_links(book: &Path, with_api: bool) -> Result<Vec<String>> {
                 continue;
             }
             let (file, place) = link.split_once('#').unwrap_or((link, ""));
-            let target = if file.is_empty() { page.clone() } else { normal(&book.join(file)) };
+            let folder = page.parent().unwrap_or(book);
+            let target = if file.is_empty() { page.clone() } else { normal(&folder.join(file)) };
             if !target.is_file() {
                 broken.push(format!("{}: {link}: there is no such file", name(page)));
                 continue;
@@ -240,6 +253,8 @@ fn name(path: &Path) -> String {
 const VERSION: &str = "0.5.4";
 /// Folder of the pages, and folder of the API reference in the book.
 const PAGES: &str = "pages";
+/// The folders of docs/ with pages.
+const FOLDERS: [&str; 3] = ["", "contributing", "decisions"];
 const API: &str = "api";
 
 #[cfg(test)]
@@ -260,13 +275,19 @@ mod tests {
         )
         .unwrap();
         fs::write(book.join("two.html"), "").unwrap();
+        for folder in FOLDERS {
+            fs::create_dir_all(book.join(folder)).unwrap();
+        }
+        let decision = "<a href=\"../one.html#here\"> <a href=\"one.html\">";
+        fs::write(book.join("decisions/four.html"), decision).unwrap();
         let found = broken_links(book, true).unwrap();
         let wanted = [
+            "four.html: one.html: there is no such file",
             "one.html: two.html#x: the page has no such heading",
             "one.html: three.html: there is no such file",
             "one.html: api/b.html: there is no such file",
         ];
         assert_eq!(found, wanted);
-        assert_eq!(broken_links(book, false).unwrap().len(), 2);
+        assert_eq!(broken_links(book, false).unwrap().len(), 3);
     }
 }

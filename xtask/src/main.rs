@@ -146,7 +146,11 @@ enum Command {
         library: bool,
     },
     /// Check the invariants of ARCHITECTURE.md that a program can check
-    Tidy,
+    Tidy {
+        /// First write the table of crates in ARCHITECTURE.md anew, from the descriptions in Cargo.toml
+        #[arg(long)]
+        write: bool,
+    },
     /// Build the book in docs/ and the API reference as HTML, and check the links
     ///
     /// Into target/book. Needs mdBook, which `install docs` installs.
@@ -215,7 +219,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Check { packages, .. } if packages.is_empty() => check::run(&checkout),
         Command::Check { packages, .. } => check::run_on(&checkout, &packages),
         Command::Cross { library } => cross::run(&checkout, library),
-        Command::Tidy => tidy::run(&checkout),
+        Command::Tidy { write } => tidy::run(&checkout, write),
         Command::Docs { no_api } => docs::run(&checkout, no_api),
         Command::Notebook(options) => notebook::run(&checkout, &options),
         Command::Fuzz(options) => fuzz::run(&checkout, &options),

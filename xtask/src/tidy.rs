@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: checks the invariants of ARCHITECTURE.md.
 
+mod architecture;
 mod circles;
 mod crates;
 mod docs;
@@ -9,7 +10,6 @@ mod reexports;
 mod source;
 mod text;
 mod waits;
-mod words;
 
 use std::fs;
 use std::path::Path;
@@ -19,19 +19,17 @@ use anyhow::{Context, Result, bail};
 
 use crate::checkout::Checkout;
 
-/// Lists every violation with its place and its remedy. Fails if there is one.
-pub(crate) fn run(checkout: &Checkout) -> Result<ExitCode> {
+/// Lists every violation with its place and its remedy. Fails if there is one. With `write`, first writes the generated
+/// tables anew.
+pub(crate) fn run(checkout: &Checkout, write: bool) -> Result<ExitCode> {
     let mut findings = Findings::default();
     crates::check(checkout, &mut findings)?;
-    let architecture = fs::read_to_string(checkout.root().join(words::GLOSSARY))
-        .with_context(|| format!("cannot read {}", words::GLOSSARY))?;
-    let words = words::Words::of(&architecture)?;
+    architecture::check(checkout, write, &mut findings)?;
     let (mut sources, mut manifests) = (Vec::new(), Vec::new());
     for path in tracked_files(checkout)? {
         // Git may list a file that was just deleted, and some files are not text.
         let Ok(contents) = fs::read_to_string(checkout.root().join(&path)) else { continue };
         text::check(&path, &contents, &mut findings);
-        words.check(&path, &contents, &mut findings);
         if Path::new(&path).extension().is_some_and(|it| it == "rs") {
             source::check(&path, &contents, &mut findings);
             docs::check(&path, &contents, &mut findings);

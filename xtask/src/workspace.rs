@@ -22,10 +22,14 @@ pub(crate) struct Workspace {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Package {
     pub(crate) name: String,
+    /// Description in its `Cargo.toml`, one line; empty if it has none.
+    pub(crate) description: String,
     /// Folder, relative to the root of the checkout.
     pub(crate) folder: PathBuf,
     /// Packages of the workspace that it depends on, including those for its build and its tests.
     pub(crate) dependencies: BTreeSet<String>,
+    /// Packages among them that it needs when it runs, not only for its build or its tests.
+    pub(crate) shipped_dependencies: BTreeSet<String>,
     /// Names of its test programs.
     pub(crate) tests: BTreeSet<String>,
     /// Names of its programs.
@@ -72,15 +76,19 @@ impl Workspace {
                 of_kind.map(|it| it.name.clone()).collect()
             };
             let folder = package.manifest_path.parent().unwrap_or_else(|| Path::new(""));
-            let dependencies = package.dependencies.iter().map(|it| it.name.clone());
+            let of_workspace =
+                package.dependencies.iter().filter(|dependency| names.contains(&dependency.name));
+            let shipped = of_workspace.clone().filter(|dependency| dependency.kind.is_none());
             let settings = package.metadata.and_then(|it| it.brigade);
             Ok(Package {
                 folder: checkout.relative(folder).to_path_buf(),
-                dependencies: dependencies.filter(|it| names.contains(it)).collect(),
+                dependencies: of_workspace.map(|it| it.name.clone()).collect(),
+                shipped_dependencies: shipped.map(|it| it.name.clone()).collect(),
                 tests: targets("test"),
                 programs: targets("bin"),
                 has_library: !targets("lib").is_empty() || !targets("proc-macro").is_empty(),
                 settings: settings.unwrap_or_default(),
+                description: package.description.unwrap_or_default(),
                 name: package.name,
             })
         };
@@ -138,6 +146,7 @@ struct Metadata {
 #[derive(Deserialize)]
 struct PackageMetadata {
     name: String,
+    description: Option<String>,
     manifest_path: PathBuf,
     dependencies: Vec<Dependency>,
     targets: Vec<Target>,
@@ -153,6 +162,8 @@ pub(crate) struct OwnMetadata {
 #[derive(Deserialize)]
 struct Dependency {
     name: String,
+    /// `dev` or `build`; none for what the package itself uses.
+    kind: Option<String>,
 }
 
 #[derive(Deserialize)]

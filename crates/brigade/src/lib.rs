@@ -1,17 +1,17 @@
 //! Write the training loop once; run it on one CPU, one GPU, many GPUs or many machines.
 //!
-//! This crate gathers the others under one name. Most programs need no more than the [`prelude`].
+//! This crate re-exports the other crates of Brigade. Most programs need only the [`prelude`].
 //!
 //! | I want to … | look at … |
 //! |---|---|
 //! | train on one process or many, with my own loop | [`train::Accelerator`] |
 //! | have the loop written for me, with callbacks and schedules | `learn::Learner` (feature `learn`) |
 //! | build a model of layers, or take one from `tch` or TorchScript | [`nn`] |
-//! | take a model that others have described, with its weights | [`models`] (feature `models`, on by default) |
+//! | take a published model, with its weights | [`models`] (feature `models`, on by default) |
 //! | choose an optimizer, or write one | [`optim`] |
 //! | change the learning rate during a run | [`schedule`] |
-//! | read samples on threads, dealt out to the ranks | [`data`], and [`sampling`] for the arithmetic |
-//! | take a known data set | [`datasets`] |
+//! | read samples on threads, sharded over the ranks | [`data`], and [`sampling`] for the arithmetic |
+//! | load a known dataset | [`datasets`] |
 //! | read, augment and batch images | `vision` (feature `vision`) |
 //! | tokenize, pad and batch texts | `text` (feature `text`) |
 //! | save, resume and convert checkpoints | [`train::Accelerator::save_state`], [`checkpoint`] |
@@ -19,7 +19,7 @@
 //! | log a run to a file, TensorBoard or MLflow | [`track`] |
 //! | train on several processes from a notebook | `notebook` (feature `notebook`) |
 //! | call a collective, a process group or a store myself | [`torch`] |
-//! | know how a launcher passes a rank its place | [`rank_env`] |
+//! | read the variables that a launcher sets for a rank | [`rank_env`] |
 //!
 //! Models, data sets, optimizers, metrics and loops return one [`Result`], whose [`Error`] has an [`ErrorKind`] to
 //! match.

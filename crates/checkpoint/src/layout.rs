@@ -16,6 +16,13 @@
 //!
 //! It is written under another name in the same folder ([`Staging`]), every file flushed, and renamed
 //! when it is complete. What a killed run leaves is swept by the next save.
+//!
+//! The manifest (`layout/manifest.rs`, version 2) has the mesh of ranks, and of each tensor its type, global shape,
+//! placements (as in DTensor: replicated, or sharded along a dimension) and the stored chunks, each with its file and
+//! offset (`layout/sharding.rs`). Chunks must cover a tensor exactly once. Byte ranges are in the headers of the
+//! files alone, so nothing is stored twice. Version 1 has only the files of each object: opening one takes the
+//! tensors from the headers. `crates/train/tests/it/checkpoint_versions.rs` continues from a checkpoint that a
+//! program of that version has written.
 
 mod direct;
 mod file;

@@ -11,6 +11,45 @@
 //! - [`convert`]: to and from the layouts of PyTorch, Accelerate, Hugging Face's Trainer and Lightning.
 //! - [`torch_optimizer`]: the state of an optimizer in PyTorch's form, in and out.
 //! - [`Value`]: the states of optimizers and schedules as trees of plain values.
+//!
+//! ```
+//! use brigade_checkpoint::{Region, WeightsReader};
+//!
+//! let weights = WeightsReader::open("tests/fixtures/weights/kinds_protocol_4.pth")?;
+//! let matrix = weights.get("base").expect("the file has it");
+//! assert_eq!(matrix.info().to_string(), "[3, 4] of F32");
+//! // The last two rows, as a rank reads its shard.
+//! let rows = Region::whole(&matrix.info().shape).narrow(0, 1, 2);
+//! let mut bytes = vec![0; 2 * 4 * 4];
+//! matrix.read(&rows, &mut bytes)?;
+//! assert_eq!(bytes[..4], 5f32.to_le_bytes());
+//! # Ok::<(), brigade_checkpoint::Error>(())
+//! ```
+//!
+//! # How weights are read
+//!
+//! One function opens weights (`open_weights`, `weights_files.rs`): a file, the parts of an index, or a folder. A
+//! [`WeightsReader`] keeps them open. Each tensor is a place in a file with strides, in every format, and a
+//! [`Region`] of it is read by `pread` into memory of the caller: in one range for rows, through a window of 4 MB for
+//! columns and transposed views. `TensorRead` of `brigade-torch` reads into a tensor of any type, device and order.
+//! `weights::read` of `brigade-nn` checks a list of reads and the checksums before it changes the first tensor;
+//! everything that loads weights into a model uses it, whole tensors and shards alike. Only `weights::load`, which
+//! returns a state dictionary, reads `.pth` files by whole storages, so that views share them.
+//!
+//! A file of `torch.save` is a tree of values ([`pth`]): the zip archives of PyTorch since 1.6 and the streams before
+//! it, pickles in protocols 2 to 5. Nothing is called; objects other than tensors and plain values are names.
+//! `PthFile::state_dict` has the one rule that finds the weights in such a tree; conversions, `Model::load_weights`,
+//! `Pretrained` and the command line all use it.
+//!
+//! Weights in 8 or 4 bits are several tensors in a file. The reader gives one tensor in their place
+//! (`reader/quantized.rs`: Brigade's own layout, GPTQ, AWQ, bitsandbytes), read as float32 or as `PackedWeight`.
+//!
+//! # Foreign bytes
+//!
+//! Files come from elsewhere. A reader refuses what it does not understand, and takes memory in proportion to its
+//! input: sizes that a file declares are compared with the file before anything is allocated, and anything that a few
+//! bytes can request again and again (the memo of a pickle, views of one storage, a gzip stream) has a limit. A name
+//! in a file that becomes a path is a `FileName`, which is one part of a path, as soon as it is read.
 
 pub mod convert;
 mod dcp;

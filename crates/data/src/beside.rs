@@ -1,4 +1,19 @@
 //! What a reading thread computes on a GPU, beside the thread that trains.
+//!
+//! Threads of loaders may compute on a GPU. Each has a stream of its own from the pool of high priority, from which
+//! no training thread takes one, because a stream that is recorded in a graph must not get work of others. A thread
+//! starts behind the work that the starting thread has given the device, such as the copy of the dataset, and sends
+//! each batch with an event (`StreamEvent`). The stream of the receiving thread waits for that event, and the
+//! allocator is told that it uses the memory. So neither thread waits, and batches are ahead in the queue of the
+//! device as they are on the host.
+//!
+//! The memory that a thread reads was allocated on another stream. A thread that ends waits for its stream before it
+//! drops its closure. Streams are kept for the next thread: libtorch's allocator reserves a stream's memory for that
+//! stream alone, and epochs with new streams would leave memory behind for all 32 of the pool.
+//!
+//! A loader without a known device has no such stream, and a batch that its threads make on a GPU is an error.
+//! Waiting for each batch in the reading thread would need no events, but libtorch's events spin while they wait,
+//! which costs a core for each thread.
 
 use brigade_torch::{DeviceExt, Error, ErrorKind, Result, SideStream, StreamEvent, TensorTree};
 use tch::Device;

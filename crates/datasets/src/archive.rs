@@ -1,4 +1,8 @@
 //! Archives from strangers: unpacked into a folder that appears whole or not at all.
+//!
+//! An archive is unpacked into a folder beside its place, which is then renamed. Absolute paths, `..`, links that
+//! lead out of the folder, devices, and sizes and numbers of files above a limit are refused. Links are made last, so
+//! nothing is written through one.
 
 mod tar;
 mod tree;

@@ -1,4 +1,4 @@
-//! The derive macro of [Brigade](https://docs.rs/brigade): `brigade::data::Batch`, where it is documented.
+//! The derive macro `Batch` of [Brigade](https://docs.rs/brigade), documented as `brigade::data::Batch`.
 
 mod batch;
 

@@ -1,4 +1,4 @@
-//! A function of a shared library, found in one process and called in another.
+//! Calls a function of a shared library that another process has found.
 //!
 //! A notebook's kernel compiles each cell to a shared library and loads it. The ranks of a function in that cell are
 //! other processes that load the same file: nothing is compiled again, and no state of the notebook's process is

@@ -1,4 +1,4 @@
-//! Starts the ranks of a job on this host, watches them, and leaves nothing behind.
+//! Starts the ranks of a job on this host, watches them, and stops them with all that they have started.
 //!
 //! Arguments become a plan, and an agent carries the plan out: [`LaunchOptions`] and [`HostFacts`]
 //! give a [`LaunchPlan`] without touching the system, [`agent::run`] does the rest.
@@ -17,6 +17,50 @@
 //! # Ok::<(), brigade_launch::LaunchError>(())
 //! ```
 //!
+//! # The agent
+//!
+//! Every host of a job has one agent ([`agent`]). Its decisions are a pure state machine (`AgentState::handle`, in
+//! `agent/state.rs`): events and the time go in, actions come out. Property tests give it events in any order and check
+//! that it ends, that it reports an attempt as finished only after the last byte of output, and that two attempts never
+//! run at once. `agent.rs` carries the actions out.
+//!
+//! A separate thread sends heartbeats, so that a file system or a driver that blocks the agent's loop does not end the
+//! job; another one reads and makes files and folders. Devices are searched by a thread as well, so that a driver that
+//! hangs does not delay the job.
+//!
+//! Faults that drivers report are read from the kernel's log when a rank fails or is stopped, from the place where the
+//! log ended when the agent began (`agent/device_faults.rs`). The coordinator adds the faults of all hosts to the first
+//! failure.
+//!
+//! A rank that does not end within 10 s of SIGKILL (because of a driver or a file system that does not answer) is
+//! reported with its state and left to the reaper, and the launcher exits with 137.
+//!
+//! `crates/cli/tests/needs/faults.rs` tests all of this together: jobs on four hosts that train and save checkpoints,
+//! under random faults (kill, stop, cut, slow disk, power), end with the bits of a training without faults or with the
+//! failure that the faults must cause, and leave no process behind (`cargo test -p brigade-cli --test needs -- --part
+//! faults::full`: 1,000 faults).
+//!
+//! # Output, events and progress
+//!
+//! - Lines: one thread (`output/pump.rs`) reads the pipes of all ranks and writes whole lines, here or, over ssh,
+//!   through the agent's connection up to a credit.
+//! - Events (`--events`, `docs/events.md`): `Formation` of `brigade-rendezvous` decides which events are written, so
+//!   their order is a part of that pure decision and of its tests. `events.rs` writes them on a thread. Agents report
+//!   the start and end of each rank only if the coordinator asks for it (`Assignment::recorded`), and again after a
+//!   lost connection; the coordinator writes each report once.
+//! - Progress: each rank has a pipe (`BRIGADE_PROGRESS_FD`) into which it writes reports without waiting. Progress bars
+//!   of tqdm on stderr are read as such reports. `output/live.rs` makes one line of all. Agents over ssh forward
+//!   reports twice a second, and drop them while output waits.
+//! - A single rank on a terminal has none of these: it has the terminal itself, as a process group in the foreground,
+//!   like a job of a shell (`agent/job_control.rs`). The gate that holds it before its start is an inherited
+//!   descriptor then, because its stdin is the user's.
+//!
+//! # Secrets
+//!
+//! When one command is started on each host, `guard.rs` finds the job's secret; `--hosts` and `brigade emit` generate
+//! one. `BRIGADE_RDZV_SECRET` and `BRIGADE_ETCD_PASSWORD` are removed from the environment of every process that the
+//! launcher starts.
+//!
 //! # How nothing is left behind
 //!
 //! - Every rank leads a session of its own, so one signal reaches it and its children.
@@ -26,8 +70,11 @@
 //!   a service has started for a rank (`sbatch`, a window of a running `tmux`, a unit of
 //!   `systemd-run`) does not descend from the agent and lives on.
 //! - A small process (`reaper`) waits for the agent's end. After one that was killed itself it kills
-//!   what is left in those sessions, and those orphans of the agent that carry its name
-//!   (`BRIGADE_AGENT`) in their environment.
+//!   what is left in those sessions, and the orphans of the agent that have its name (`BRIGADE_AGENT`) in their
+//!   environment, among processes of the same control group and parent. It searches until the agent has ended, because
+//!   the kernel closes an agent's descriptors before its children get another parent.
+//! - The first process of a container becomes the parent of all orphans there, those of `kubectl exec` too. An agent
+//!   that is this process kills only those of its ranks' sessions and those with its name.
 //! - A rank that has ended is not reaped before the job is over: its process number cannot be
 //!   given to another process, which would then be killed in its place.
 

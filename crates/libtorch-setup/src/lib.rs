@@ -1,5 +1,5 @@
-//! How a project comes to its libtorch: found or fetched once for the user, and named in cargo's
-//! configuration of the project.
+//! Finds libtorch for a project, or fetches it once for the user, and writes its place into the project's cargo
+//! configuration.
 //!
 //! `brigade setup`, `brigade new` and `cargo xtask setup` are thin around this crate.
 //!

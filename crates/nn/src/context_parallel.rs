@@ -1,4 +1,14 @@
 //! Sequences of which each rank of a group has a part (context parallelism).
+//!
+//! A `SequencePart` (`crates/sharding`) has the tokens of a rank. A `ContextPart`, which a model's body gets from its
+//! path, selects them and computes attention to those of all ranks. `crates/torch/cpp/context_attention.cpp` attends
+//! to the keys of one rank after the other and merges the results by the sums of powers. Under a causal mask, early
+//! and late chunks make each pair of ranks one call of libtorch's kernel.
+//!
+//! All collectives have the true adjoint, so the gradient is the average over the ranks that have other tokens, and
+//! no further factor is needed. Sequence regions are a scope of the thread (`TensorRegion::in_sequence_region`),
+//! which layers query: their edges gather and scatter instead of summing, and whole parameters get the sum of their
+//! gradients.
 
 use brigade_sharding::{ContextMethod, SequencePart};
 use brigade_torch::regions::{

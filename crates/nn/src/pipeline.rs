@@ -1,4 +1,12 @@
 //! Models that are cut into the stages of a pipeline.
+//!
+//! A model is cut at a row of blocks (`Stages`). `Model::builder().pipeline` builds a deferred model and keeps the
+//! entries of this rank's stages (`model/stages.rs`), by the order of registration. Those of other stages stay
+//! without memory, since layers ask for them and loads need their names; drawing their values still takes numbers
+//! from the generator.
+//!
+//! In a stage, the row begins with a received activation and ends with an error that carries no failure, because the
+//! output is in the state of the row. So constructors and forwards do not depend on pipelines.
 
 use std::fmt;
 use std::ops::Range;

@@ -1,4 +1,7 @@
 //! Layers whose weights are quantised.
+//!
+//! A layer that can compute with a quantised weight has a `QuantizedSlot` from its path. `Model::quantize` fills the
+//! slots and frees the parameters' memory.
 
 use std::sync::Arc;
 

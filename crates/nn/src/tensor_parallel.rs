@@ -1,4 +1,10 @@
 //! Layers that the ranks of a group compute together, each with a part of their weights (tensor parallelism).
+//!
+//! A `TensorPlan` (`crates/sharding/src/tensor_plan.rs`) names weights. A `TensorPart` is this rank's part of one of
+//! them: a range of each block along one dimension. `ParamPath::divided_parameter` gives a layer its part, drawn as a
+//! part of the whole. The entries of the model keep the part, so loads take whole tensors. `Linear`, `Embedding`,
+//! `Conv1D`, attention and the language head (`crates/models/src/transformer/`) compute with parts; the collectives
+//! with gradients are in `brigade_torch::regions`.
 
 use std::cell::Cell;
 

@@ -29,6 +29,21 @@
 //! The function's arguments and results cross the process boundary in [MessagePack](https://msgpack.org), so they are
 //! types of [`serde`]. Output of the ranks appears in the cell as it comes.
 //!
+//! `notebook_launcher` is generic over the function's type, so the cell's library contains a record for it
+//! ([`Entry`](brigade_dylib_call::Entry)): a random number with the version of the layout, and the address of an
+//! `extern "C"` function that reads the arguments, calls the notebook's function and writes the result. The place of
+//! the record, as the library's path and an offset, is found in `/proc/self/maps`. The launcher writes the arguments
+//! into a folder of the call and starts `brigade notebook-agent`, which ends with the notebook's process, and whose
+//! ranks are `brigade notebook-rank LIBRARY OFFSET`. A rank loads the library, checks the record at the offset, and
+//! calls the function. Results come back as files of the folder, failures from the events of the job.
+//!
+//! A function is found in another process by its type alone, so the type must have no size. That excludes closures
+//! with captured values. Closures without a size are refused as well: one may stand for a captured value without a size
+//! that proves a fact of its own process.
+//!
+//! In a test or program without evcxr ([`debug_launcher`]) there is no library to load: the ranks are the same test
+//! started again (`brigade_launch::children`), as those of `dist_test!`.
+//!
 //! [`display`] shows tensors, images, plots and what a Learner returns as pictures and tables.
 
 mod call;

@@ -34,6 +34,28 @@
 //! assert!((parameters[1].tensor.double_value(&[0]) + 1.0).abs() < 0.05);
 //! # Ok::<(), brigade_torch::Error>(())
 //! ```
+//!
+//! # How an optimizer steps
+//!
+//! [`Optimizer::step`] runs the rule, group by group. A rule (`rules/`, or a program's own [`Rule`]) is arithmetic
+//! over named slots of state. Slots (`param_state.rs`), groups, hyperparameters and files are common to all rules
+//! (`inner.rs`, `state.rs`). States of PyTorch are converted in `crates/checkpoint/src/torch_optimizer.rs`, for
+//! `load_pytorch` and for `brigade checkpoint convert` alike. A [`Scheduler`] holds a handle of the optimizer and
+//! sets the learning rates of its groups by a function of the step, so a checkpoint keeps only the step.
+//!
+//! On a CPU a step is one pass over flat memory by our own loops (`crates/torch/cpp/step_kernels.cpp`), parallel over
+//! the elements of all parameters together (`step_ranges.h`). On other devices Adam, AdamW and SGD use libtorch's
+//! fused kernels (`optimizer.cpp`), the others its foreach operations (`flat.cpp`, `foreach.cpp`): one step of all
+//! parameters of a device and type, in as many operations for a hundred parameters as for one, none of which reads a
+//! value back. `Scratch` is one block of memory with a place for each parameter, so most operations run over the
+//! block; rates of each parameter's own (LAMB, LARS, Adafactor) multiply its rows. Adafactor reduces each matrix by
+//! itself; Muon makes one product of all matrices of one shape.
+//!
+//! [`Optimizer::step_with`] takes the learning rate, the scale of gradients and `found_inf` as tensors
+//! ([`DeviceScalars`]). Steps are then counted on the device, by a tensor that parameters with the same history
+//! share. A step that is left out adds -0 and multiplies by 1, so weights and states keep their bits. One set of
+//! formulas computes a rule's numbers on the host and on the device (`Number`). On a CPU the same operations run,
+//! which is how they are tested; tests count operations with the profiler.
 
 mod builder;
 mod check;

@@ -1,4 +1,9 @@
 //! Text from strangers (files, peers, other programs) on its way to a terminal or a log.
+//!
+//! Text from a peer, ssh or etcd goes through `printable` where it is decoded. Text from a file goes through
+//! `escaped` where a sentence quotes it: in the `Display` of the errors of crates that read files, and in the output
+//! of `crates/cli`, whose `output.rs` writes all of it and escapes what was missed, except line ends.
+//! `crates/cli/tests/it/escaped.rs` gives each command files with hostile names.
 
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write};

@@ -1,9 +1,19 @@
-//! Schedules: the learning rate and the momentum of an optimizer step.
+//! Learning-rate schedules: the learning rate and the momentum as functions of the optimizer's step.
 //!
 //! Steps are counted from 0 and are those of the optimizer, the same number on 1 rank or 64. A
 //! schedule is a function of the step, so it has no state to save: resuming is asking for a later
 //! step. The curves are torch's and fastai's; each constructor names its source. What follows a metric
 //! has a state, and is a [`Plateau`].
+//!
+//! ```
+//! use brigade_schedule::Schedule;
+//!
+//! let schedule = Schedule::cosine(0.1, 0.0, 100)?.warmup(10, 0.1)?;
+//! assert_eq!(schedule.lr(0), 0.1 * 0.1);
+//! assert_eq!(schedule.lr(10), 0.1);
+//! assert!((schedule.lr(60) - 0.05).abs() < 1e-12); // half of the cosine
+//! # Ok::<(), brigade_schedule::ScheduleError>(())
+//! ```
 
 mod annealing;
 mod bounds;

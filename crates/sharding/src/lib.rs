@@ -1,5 +1,7 @@
-//! Sharded training as data: what the ranks of a job divide between them, how they are arranged, and which
-//! messages they send. Nothing here has a tensor or a process group: plans are functions of names and shapes.
+//! Plans of sharded training: which rank has which part of parameters, gradients, optimizer states, layers and
+//! sequences, and which messages the ranks send.
+//!
+//! Nothing here has a tensor or a process group: plans are functions of names and shapes.
 //!
 //! - [`Sharding`] is what a user chooses: a [`Strategy`] and its options.
 //! - [`settings`] reads what Accelerate and DeepSpeed write.
@@ -13,6 +15,27 @@
 //! - [`pipeline`] has the schedules of pipeline parallelism, as tables of actions and messages.
 //! - What a rank has of a tensor is a [`Region`](brigade_checkpoint::Region), whose `copy_to` is how a checkpoint of other
 //!   ranks becomes it.
+//!
+//! ```
+//! use brigade_checkpoint::{Dtype, Region};
+//! use brigade_sharding::{Parameter, Sharding, ShardingPlan};
+//!
+//! let parameters = [
+//!     Parameter::new("embedding.weight", &[100, 8], Dtype::F32),
+//!     Parameter::new("h.0.weight", &[8, 8], Dtype::F32).in_unit("h.0"),
+//!     Parameter::new("h.0.bias", &[8], Dtype::F32).in_unit("h.0"),
+//!     Parameter::new("h.1.weight", &[8, 8], Dtype::F32).in_unit("h.1"),
+//! ];
+//! let sharding = Sharding::zero3();
+//! let plan = ShardingPlan::new(&parameters, &sharding, &sharding.mesh(4)?)?;
+//! let units: Vec<_> = plan.units().iter().map(|unit| unit.title()).collect();
+//! assert_eq!(units, ["the root", "h.0", "h.1"]);
+//!
+//! let bias = &plan.units()[1].parameters[1];
+//! assert_eq!(bias.slot.rows_of(3), 6..8);
+//! assert_eq!(bias.slot.offset, 8 * 8 * 4);
+//! # Ok::<(), brigade_sharding::ShardingError>(())
+//! ```
 
 pub mod byte_size;
 mod description;

@@ -20,6 +20,12 @@
 //! assert_eq!(timeline.bubble(), 0.25);
 //! # Ok::<(), brigade_sharding::pipeline::PipelineError>(())
 //! ```
+//!
+//! `order.rs` has the order of each rank's passes, and times them on a clock of slots. `build.rs` then takes passes
+//! and messages of all ranks from one order by time, so that no two ranks wait for each other, even where a send ends
+//! only when its receive has begun. `check.rs` checks every table, those of schedules too, and returns a topological
+//! order, on which `clock.rs` simulates other costs in one pass. Tests run tables with ranks as threads and channels
+//! without capacity, and check that sixteen kinds of changes to a table are refused.
 
 mod action;
 mod build;

@@ -1,5 +1,7 @@
-//! Starts the running program on other hosts over the user's own ssh, and speaks with it over the
-//! session's standard streams. The launcher and the doctor both reach hosts in this way.
+//! Other hosts over the user's own ssh client: hostfiles, starting the running program there, and messages over the
+//! session's standard streams.
+//!
+//! The launcher and the doctor both reach hosts in this way.
 //!
 //! - [`HostSpec`] reads lists of hosts and hostfiles; [`Selection`] takes some of them.
 //! - [`HostAccess`] makes the command that starts the program on a host, in a role such as `__agent`;
@@ -8,8 +10,27 @@
 //! - [`wire`] sends and receives messages over its two other streams.
 //! - [`forwarded_variables`] chooses the variables that other hosts get.
 //!
-//! A session ends with the process that started it: [`reexec`] starts every client of ssh through a
-//! role of this executable that asks the kernel for that.
+//! A session ends with the process that started it: [`reexec`] starts every ssh client through a role of this
+//! executable that asks the kernel for that.
+//!
+//! # How a job starts over ssh
+//!
+//! `brigade launch --hosts` opens no port. The launcher starts `brigade __agent` on each host through one line of
+//! `sh`, which every login shell accepts, and everything else goes over that session. The line (`remote_command.rs`)
+//! does not run a file that other users of that host could replace. A line before the first frame separates the
+//! messages from a login banner (`wire.rs`).
+//!
+//! A host is asked in steps: its facts, which of the files of `--sync` it lacks, to work in the job's folder with the
+//! job's variables, and whether it could start the ranks. The job starts only when all hosts have agreed. From then
+//! on the same streams carry the coordinator's messages, and the ranks' output up to a credit.
+//!
+//! The remote agent has two parts, one after the other by `exec`. The second already has the job's folder and
+//! variables, so no code in it depends on how they were sent. The files of a Python program (`--sync`) are written
+//! together: all at their own paths, or all in one folder named by their common digest.
+//!
+//! Both sides notice the end of a session: at once when it is closed, or after the heartbeat timeout
+//! (`--heartbeat-timeout`, 30 s) without a message. So no rank is left when the launcher is killed, the cable is cut,
+//! or the process of sshd is killed.
 
 mod access;
 mod child;

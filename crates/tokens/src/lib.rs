@@ -5,6 +5,35 @@
 //! - [`HuggingFaceTokenizer`]: any `tokenizer.json`; [`BpeTrainer`] makes one.
 //! - [`TokenCorpus`]: the tokens of all texts as numbers, in memory or in the files of a [`TokenCache`].
 //! - [`Vocabulary`]: the numbers of tokens, counted with [`TokenCounts`] and chosen by [`VocabularyOptions`].
+//!
+//! ```
+//! use brigade_tokens::{TokenCounts, VocabularyOptions};
+//!
+//! let mut counts = TokenCounts::new();
+//! counts.add(0, ["xxbos", "to", "be", "or", "not", "to", "be"]);
+//! let vocabulary = VocabularyOptions::new().min_freq(2).build(&counts);
+//! assert_eq!(vocabulary.id("to"), Some(9));
+//! assert_eq!((vocabulary.id("or"), vocabulary.unknown()), (None, Some(0)));
+//! assert_eq!(vocabulary.len(), 16);
+//! ```
+//!
+//! # How texts become tokens
+//!
+//! A [`TextSource`] gives texts by index, with labels and places. A [`Tokenizer`] splits one text and describes
+//! itself. `each_row` (`parallel.rs`) tokenizes all texts on all threads, in order, with a bounded number of pieces
+//! in flight.
+//!
+//! A [`TokenCorpus`] is a list of the different tokens and, for each text, their numbers in that list (2 bytes each
+//! if these suffice), in memory or in a file. A vocabulary translates the list and not the texts, so one file serves
+//! every vocabulary: that of a language model, of its classifier, and those of other minimum frequencies. The name of
+//! the file is a hash of the texts' content, the tokenizer's description and the crate's version. `cache.rs` writes
+//! it under another name and a lock; checksums detect damage. It is read by `pread` and not mapped; a row of a
+//! language model's batch is a read of some 150 bytes.
+//!
+//! spaCy's tables (`english/*.txt`) are written by a script from an installed spaCy, and are under its licence; the
+//! code around them takes time linear in the text. `tests/needs/fastai.rs` compares both on random texts. Hugging
+//! Face's tokenizers are the crate `tokenizers` behind one type, which catches its panics and checks what it assumes
+//! of a file.
 
 mod cache;
 mod corpus;

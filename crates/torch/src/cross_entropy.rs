@@ -1,4 +1,9 @@
 //! Cross-entropy over many classes, in less memory.
+//!
+//! The loss of a language model is computed together with its head, some rows of scores at a time
+//! (`cpp/cross_entropy.cpp`), which computes the gradients in the forward and drops the scores. On a CPU, rows whose
+//! label is ignored are left out of the products. A GPU computes and masks them, since the host would have to wait
+//! for their number; BERT's head, where most rows are ignored, selects its rows first, and waits.
 
 use tch::{Reduction, Tensor};
 

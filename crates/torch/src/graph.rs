@@ -1,4 +1,9 @@
 //! Graphs: what a GPU was given, recorded once and given again in one call.
+//!
+//! After a recording that failed, libtorch leaves its allocators in the recording, and before 2.13 its generator too:
+//! `cpp/graph.cpp` takes them out. It also keeps cuBLAS's workspaces, which libtorch 2.13 drops with a graph while
+//! other graphs of the stream write to them, and empties the allocator's cache before a first recording, whose memory
+//! cannot come from there.
 
 use std::fmt;
 use std::sync::OnceLock;

@@ -1,4 +1,8 @@
 //! Weights of linear layers in 8 or 4 bits.
+//!
+//! The arithmetic is in `brigade_checkpoint::quantized` (`PackedWeight`, rows of numbers with scales), without
+//! libtorch, so `brigade checkpoint convert --weights` and this module give the same bits. `QuantizedWeight` computes
+//! products, with libtorch's kernels where they exist and are faster.
 
 use std::ops::Range;
 use std::sync::OnceLock;

@@ -1,4 +1,22 @@
 //! The engine of sharded training: ZeRO's stages and PyTorch's FSDP2.
+//!
+//! The C++ part is `cpp/sharder.cpp` with `sharder_gather.cpp` and `sharder_reduce.cpp`.
+//!
+//! All whole parameters of a unit are views of one storage, in which the rows of the ranks follow each other: a
+//! gather writes straight into place, and one call frees the unit. The layers' own tensors stay, without memory
+//! between uses. Reading one then is an error that names the unit and its parameters, by a flag of libtorch's storage
+//! (`cpp/storage.cpp`).
+//!
+//! A unit is gathered where its forward begins (`Unit::run`), and again when the gradient of one of its outputs is
+//! there. Meanwhile the next unit in the order of the last forward, or of the backward, is gathered, so that besides
+//! the root two units are whole at once. A unit is freed in the backward when an output of the unit before it has its
+//! gradient: autograd runs the nodes of a device from the latest to the earliest, so all nodes of the unit are done
+//! then, also those of frozen parameters.
+//!
+//! Reductions begin when all gradients of a unit have been counted, in one order on all ranks, from the last unit to
+//! the first. Parameters that a backward does not reach count as zeros. Sums are in the order of the ranks and
+//! divided once, so ZeRO-1, -2 and -3 have the bits of the reducer where it divides exactly, which is for a power of
+//! two of ranks.
 
 use std::collections::HashMap;
 use std::fmt;

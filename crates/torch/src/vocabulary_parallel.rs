@@ -1,4 +1,10 @@
 //! A language model's embedding, head and loss, where each rank of a group has a part of the vocabulary.
+//!
+//! Metrics and sampling are here, too; logits are never gathered. The loss is that of `cpp/cross_entropy.cpp`, which
+//! gets `Classes`: sums over a row (`RowSums`) are gathered, one message for a chunk of rows, and joined in the order
+//! of the ranks, so all ranks have the same bits. Without a group the same functions join the sums of one rank.
+//! Summing the gradient of hidden states is left to the edge before the head, because for a divided sequence that is
+//! a reduce-scatter.
 
 use std::ops::Range;
 use std::time::Instant;

@@ -1,4 +1,14 @@
 //! Weights that are in a device's memory while their layers compute, and elsewhere in between.
+//!
+//! `WeightRing` has tensors, their sources and places, and no models. A place is a tensor of bytes; the tensors of a
+//! part become views of it by `set_data`. Outside of their uses they have a guard without memory, whose text names
+//! the part. One thread fills places in the order in which they will be used (`order.rs`, a pure function of the uses
+//! so far: a tied weight has two successors). On a GPU it copies on a stream of its own, behind an event of the last
+//! computation with the place; computations come behind an event of the copies.
+//!
+//! A part that fails is an error of its next use, and is read anew by the use after that. If more parts are in use at
+//! once than there are places, such as the model's own parameters around those of a unit, the ring gets one more
+//! place.
 
 mod order;
 

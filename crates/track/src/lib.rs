@@ -1,4 +1,4 @@
-//! Trackers: where a run's numbers go.
+//! Trackers: writers of a run's metrics, to JSON lines, CSV, TensorBoard or MLflow.
 //!
 //! - [`JsonLines`] (the default): one file per project, one line per call, flushed.
 //! - [`Csv`]: one table per project, whose columns may come later.
@@ -8,8 +8,8 @@
 //!
 //! [`reader`] reads what [`JsonLines`] writes, also while it grows.
 //!
-//! There is no libtorch here, and no rank: `brigade-train` calls a tracker on rank 0 only. The time of
-//! a point is an argument, so that what is written is a function of what is given.
+//! This crate has neither libtorch nor ranks: `brigade-train` calls a tracker on rank 0 only. The time of a point is an
+//! argument, so that the output is a function of the input.
 //!
 //! ```
 //! use brigade_track::{Stamp, JsonLines, Run, Tracker, Value};

@@ -1,4 +1,9 @@
 //! Which ranks of a job compute which part of what: the axes of its mesh as groups of ranks.
+//!
+//! The axes of a mesh give groups of ranks (`Job::along`). The ranks over which gradients are averaged are a `Job` of
+//! their own, on which reducers and sharding run as they do on all ranks elsewhere (`Gradients::processes`). So are
+//! the ranks that read different samples, for loaders and metrics. Norms (`gradients/norm.rs`), the overflow of fp16,
+//! whole states (`model/spread.rs`) and checkpoints cover all ranks.
 
 use std::env;
 use std::fmt::Display;

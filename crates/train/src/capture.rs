@@ -1,4 +1,27 @@
 //! Steps that are recorded once and replayed: [`crate::Accelerator::capture`].
+//!
+//! A recorded step is a graph and a list of what its parts do on the host at each replay (`AtReplay`, `recorder.rs`):
+//! the optimizer writes its rates and counts, the loss check and the scaler fetch their results. Parts add themselves
+//! to the list while the job's `Recorder` is on. Recording fails where something waits for the device; nothing has
+//! been computed then, and the step runs without a recording.
+//!
+//! Everything that a step needs from the host is on the device: learning rates (`DeviceRates`, written by a kernel
+//! when they change), the loss scale and its growth (`DeviceScale`, updated by PyTorch's kernel), overflows
+//! (`found_inf`, by which kernels leave a step out), numbers of steps. Everything that the host needs from a step is
+//! fetched into pinned memory behind it and read when the next step is made: the copy is done by then, and nothing
+//! waits. Schedules that depend on whether an fp16 step was made are stepped then, too
+//! (`GradientAccumulator::settle`); the scale on the host follows the same rule as that on the device. Learning rates
+//! are device numbers in steps that are not recorded, too: a kernel gets a number by value as a double, and from
+//! memory as a float32, so the two would differ in the last bit.
+//!
+//! Numbers that a kernel gets by value cannot change in a recording: momenta and weight decays, learning rates of
+//! float64 parameters, all numbers of a program's own rule. An optimizer with such numbers cuts the recording
+//! (`Recorder::cut`): a replay is then a graph, the optimizer's launches, and a graph. A momentum that has never
+//! changed is recorded, and its first change cuts. A momentum on the device would need no cut, but fused kernels do
+//! not accept one, and steps by foreach operations read and write four times as much.
+//!
+//! Batches are copied from the loader's tensors into those that were recorded, within the GPU's memory. A loader that
+//! wrote into those tensors would have to wait until the step before has read them, and could not be a batch ahead.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,4 +1,20 @@
 //! Checkpoints: the state of everything that is registered, saved and loaded.
+//!
+//! A save copies the state of the registered objects; a thread of the lowest priority writes each rank's share into a
+//! folder under another name; rank 0 writes the manifest, flushes and renames. Files of 16 MB or more bypass the page
+//! cache and are written into space that was allocated first. The memory of the copy is kept for the next save. A
+//! checkpoint that another one has replaced is removed while the program goes on; the next save, `Checkpoints::wait`
+//! and the end of the Accelerator wait for that. The next save also removes what a killed run has left.
+//!
+//! A load checks everything first, on every rank (manifest, checksums, names, shapes, types, then the sizes of the
+//! files once more), and only then reads straight into the tensors.
+//!
+//! State that differs between ranks, such as the errors of PowerSGD, is in the rank's own file (`StatefulHook`). The
+//! position in the data is a number of samples in the order of the epoch, so another number of ranks can continue at
+//! the same sample. `brigade checkpoint convert --like` imports a run of another program: a checkpoint that this
+//! program has saved shows which state goes where.
+//!
+//! The manifest is described in `brigade_checkpoint::layout`.
 
 mod buffer_pool;
 mod capture;

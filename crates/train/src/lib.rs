@@ -9,6 +9,55 @@
 //! [`GradientAccumulator`], [`ClipNorm`] and [`clip_grad_value`] (gradients), [`GradScaler`] and
 //! [`AutocastOptions`] (precision), [`PreparedLoader::new`] (data), [`Checkpoints`] and [`Stateful`], and
 //! [`Trackers`].
+//!
+//! # Layers of this crate
+//!
+//! All methods of [`Accelerator`] are in `accelerator/`, each a call of one of the values above; nothing below names
+//! the Accelerator. Each line uses modules of the lines before it only: `error`, `recorder`, `job` (place,
+//! connections), `parameters`, `stateful`; `precision`, `processes`; `gradients`; `registry`; `model`, `optimizer`,
+//! `scheduler`, `loader`, `capture`; `checkpoint`, `watch`, `batch_size`; `accelerator`. `prepare` registers its
+//! results for checkpoints; without it, [`Checkpoints::register`] does.
+//!
+//! # How a step runs on several ranks
+//!
+//! [`Accelerator::prepare`] compares the models of all ranks by a fingerprint of names, shapes and types (the lists
+//! themselves are sent only if the fingerprints differ), broadcasts the weights of rank 0, and makes a reducer
+//! (c10d's `Reducer`, by `brigade-torch`). The forward broadcasts buffers. The backward fills buckets and reduces
+//! each as soon as it is full. The optimizer runs one fused kernel over all parameters. A communication hook may
+//! start a message in the call for one bucket and wait for it in a later call, at the latest in that for the last
+//! bucket.
+//!
+//! A loader is a plan: every rank computes the order of the epoch from the seed, its own part of it, and the number
+//! of real samples in every rank's batch. So gathering for metrics needs no message to find the duplicates.
+//!
+//! [`PreparedOptimizer`] asks before each step, in this order: is the accumulation window complete, were the losses
+//! of all ranks finite, does the loss scale admit the gradients (agreed between the ranks). [`PreparedScheduler`]
+//! steps when the optimizer has stepped. [`PreparedModel::set_trainable`] freezes and thaws after `prepare`: all
+//! ranks compare what they were asked for; then the optimizers arrange their groups and states anew, and the model
+//! makes a new reducer, communication hook and list for checkpoints.
+//!
+//! Sharded models, pipelines, divided layers and recorded steps are described in the modules `sharding`, `pipeline`,
+//! `arrangement` and `capture`.
+//!
+//! # Groups with Python ranks
+//!
+//! A process group of Brigade has PyTorch's store layout (`default_pg/0//cpu//…`), its Gloo backend and its reducer,
+//! so a Python rank can be part of it if it sends the same messages:
+//!
+//! - `prepare` of a model sends one all-gather of `int64[2]` (number of tensors, fingerprint; the line of a parameter
+//!   that is channels_last contains that), then coalesced broadcasts of parameters and buffers in messages of 250
+//!   MiB.
+//! - `prepare` of a loader sends one all-gather of `int64[2]` (samples, seed).
+//! - The check of losses sends no message. A rank whose loss is not finite adds NaN to one gradient of its next
+//!   reduction, so the first elements of the reduced gradients show it to every rank before a weight changes. A plain
+//!   DDP rank in Python needs no code for it. The rank is named through a key of the store, which only that rank
+//!   writes. `check_loss(false)` turns the check off.
+//! - Each rank of Brigade sets a key `shared_memory/RANK` in the group's part of the store before it connects. A
+//!   Python rank does not, so all ranks see that one is missing, and every collective is Gloo's own.
+//!
+//! `examples/fashion_mnist/tests/needs/python.rs` tests this, under torchrun and under `brigade launch`. In NCHW,
+//! where both sides have the same kernels, the accuracy agrees to the bit. In channels_last our batch norm with ReLU
+//! equals PyTorch's to rounding.
 
 mod accelerator;
 mod arrangement;

@@ -1,4 +1,8 @@
 //! Losses that are sums over unequal numbers of tokens.
+//!
+//! A loss is a sum with a number of tokens (`TokenLoss`): means of batches with unequal numbers of tokens do not add
+//! up. `backward_weighted` divides by the number of tokens of the window on all ranks. The number is a tensor beside
+//! the sum, so a step on a GPU does not wait for it.
 
 use brigade_torch::Result;
 use tch::{Kind, Tensor};

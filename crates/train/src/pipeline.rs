@@ -1,4 +1,21 @@
 //! Pipelines: models whose stages are on several ranks, and the executor of their schedules.
+//!
+//! `run.rs` carries out a rank's list of actions, which `brigade-sharding` has planned. Messages begin in the order
+//! of the table and are waited for where their values are needed, so a rank does not wait for a send before its next
+//! pass. At most two sends to a rank are in flight (`wire.rs`). The shape of an activation is sent once for each
+//! shape of micro-batches.
+//!
+//! With schedules that compute gradients of weights apart, the layers behind the row of blocks have a graph of their
+//! own (`run_split`), whose backward runs once. Losses that are sums are divided by an estimate until the weight of
+//! all is known, and gradients are multiplied at the end (`shared.rs`, which also sums gradients of tied parameters).
+//! `ranks.rs` is the part of it that an Accelerator holds.
+//!
+//! A model of a pipeline has no reducer: its gradients are averaged in one call after the step. With sharding, shards
+//! are gathered around the whole step, and their gradients reduced at its end in one call
+//! (`Sharder::reduce_unreduced`), before those of tied parameters are summed between stages.
+//!
+//! Checkpoints (`checkpoint/stages.rs`) have one state for each object, joined from those of all stages. The first
+//! rank that has a tensor writes it, and a load takes this rank's part of the state.
 
 mod evaluate;
 mod loss;

@@ -1,4 +1,16 @@
 //! What checkpoints hold, in the order of its registration.
+//!
+//! Everything in a checkpoint implements [`Stateful`](crate::Stateful). `Checkpointed` adds what files need: the
+//! kind, counts, and the tensors of a model, into which a load reads directly.
+//!
+//! `prepare` returns handles: an `Arc` of what the object shares with checkpoints (`OptimizerInner`,
+//! `SchedulerInner`, `LoaderInner`; `ModelInner` has all of a model but its layers, which no two threads may share).
+//! The registry has a `Weak` of each, in the order of their preparation, so `save_state` needs no list.
+//!
+//! The program owns what was prepared: an object that it drops is not saved any more. Accelerate keeps such objects
+//! in lists until `free_memory`. With such lists a dropped model would keep its GPU memory, and each try of
+//! `find_executable_batch_size` would leave a model, an optimizer and a loader in all later checkpoints.
+//! `Checkpoints::register`, by contrast, keeps its object.
 
 use std::collections::HashMap;
 use std::fmt;

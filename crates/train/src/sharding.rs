@@ -1,4 +1,20 @@
 //! Models whose parameters, gradients and optimizer states are spread over the ranks.
+//!
+//! `Accelerator::prepare` compares the plans of the ranks, and `Model::shard` (`crates/nn/src/model/shard.rs`) gives
+//! a `ShardingPlan` (`crates/sharding`, a pure function of names and shapes) to a `Sharder`
+//! (`crates/torch/src/sharder.rs`). Optimizers step its shards in the place of whole parameters, whichever of the two
+//! was prepared first.
+//!
+//! All ranks send whether their loss is finite before each backward, since a reduction carries a mark only to the
+//! rank that has the marked row. Norms are sums over the ranks' rows, in the order of the ranks.
+//!
+//! A rule that is not elementwise steps all groups of shards in one call (`Rule::step_shards`,
+//! `crates/optim/src/shards.rs`), so sums over the ranks that share a copy are one message for all parameters. Muon
+//! gives each matrix to one of these ranks.
+//!
+//! A tensor of which this rank has rows has a `Part` (`sharding/part.rs`), by which checkpoints write chunks and read
+//! any others: rows, a tensor rank's part, or rows of such a part. States of an optimizer have one where the
+//! parameter has rows, except those without rows of their own (`Optimizer::spread_slots`).
 
 mod deferred;
 mod part;

@@ -10,6 +10,55 @@
 //! - [`ResizedDataset`]: the same, with the resize on a GPU.
 //! - [`SegmentationDataset`]: images with a mask of classes each.
 //! - [`PointDataset`]: images with points on them.
+//!
+//! ```
+//! use std::borrow::Cow;
+//!
+//! use brigade_data::DataLoader;
+//! use brigade_vision::source::ImageSource;
+//! use brigade_vision::transforms::{Compose, Normalize, RandomResizedCrop, ToTensor};
+//! use brigade_vision::{ImageDataset, ImageError};
+//!
+//! /// The same picture, again and again.
+//! struct Repeated(Vec<u8>, usize);
+//!
+//! impl ImageSource for Repeated {
+//!     fn len(&self) -> usize {
+//!         self.1
+//!     }
+//!
+//!     fn read(&self, _: usize, buffer: &mut Vec<u8>) -> Result<(), ImageError> {
+//!         buffer.clone_from(&self.0);
+//!         Ok(())
+//!     }
+//!
+//!     fn name(&self, index: usize) -> Cow<'_, str> {
+//!         format!("picture {index}").into()
+//!     }
+//! }
+//!
+//! # let mut bmp = b"BM\x3a\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0\x01\0\0\0\x01\0\0\0\x01\0\x18\0".to_vec();
+//! # bmp.resize(54, 0);
+//! # bmp.extend([1, 2, 3, 0]);
+//! let pictures = Repeated(bmp, 100);
+//! let dataset = ImageDataset::new(pictures, (0..100).collect())?
+//!     .transforms(Compose::new().then(RandomResizedCrop::new(32)))
+//!     .to_tensor(ToTensor::f32().normalize(Normalize::IMAGENET));
+//! for batch in &DataLoader::new(dataset).batch_size(20).shuffle(true).threads(2) {
+//!     let (images, labels) = batch?.into_data();
+//!     assert_eq!((images.size(), labels.size()), (vec![20, 3, 32, 32], vec![20]));
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Transforms of batches
+//!
+//! Transforms of a batch draw their random numbers in the loader's threads (`augment/draw.rs`): a row of 25 numbers
+//! for each sample, which travels with the batch, so the device only computes. Constants are made by kernels, never
+//! copied from pageable memory, since the host would wait for such a copy. Positions are computed elementwise,
+//! because a product of matrices is rounded in TF32. Maps that only move pixels (`moves_whole_pixels`) gather them
+//! without interpolation. [`ResizedDataset`] splits the plan of an image at its first resize: decoding and all before
+//! the resize run on the CPU.
 
 mod agree;
 pub mod augment;

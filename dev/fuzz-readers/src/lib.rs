@@ -9,6 +9,14 @@
 //!
 //! The inputs to begin with are good ones and each one that once failed, in `fuzz/regressions/TARGET/`, and those that
 //! took a way of their own through the code, in `fuzz/corpus/TARGET.tar.gz`.
+//!
+//! # Rules for readers
+//!
+//! Weights files, checkpoints, datasets, settings, host lists and messages of peers come from elsewhere. A reader of
+//! them refuses what it does not understand, and takes memory in proportion to its input: sizes that a file declares
+//! are compared with the file before anything is allocated, and anything that a few bytes can request again and again
+//! (the memo of a pickle, views of one storage, a gzip stream, a range of host names) has a limit. A counting
+//! allocator measures the memory. `docs/fuzzing.md` describes how the fuzzer is run, and what was found.
 
 mod corpus;
 mod readers;

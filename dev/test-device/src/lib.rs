@@ -10,6 +10,30 @@
 //! GPUs, and on a real one.
 //!
 //! [`perturb`] and [`changes`] measure, on the processor of the test, how far rounding can move results.
+//!
+//! # How GPUs are made of host memory
+//!
+//! Kernels are registered for libtorch's dispatch key CUDA, which has none in a libtorch for CPUs: a boxed function
+//! turns the tensors of a call into CPU tensors on the same memory, calls the CPU's kernel, and returns the results
+//! as tensors of the device. The hooks that libtorch calls for CUDA, an allocator, and a device guard with streams
+//! and events complete it. tch has no devices but CPU, CUDA, MPS and Vulkan, so a custom device (PrivateUse1) cannot
+//! be used.
+//!
+//! This shows where tensors are, what waits for a device, which copies were not waited for, which memory was freed
+//! too early, and what a graph replays. Only copies on streams other than the default one are delayed; everything
+//! else runs at once, so a missing synchronisation between kernels is not found.
+//!
+//! # Tests of numbers
+//!
+//! Tests of numbers take the device of their tensors from `numeric_device` (without TF32) and compare with
+//! `tolerance`, which is 0 if the kernels are the CPU's. `cargo xtask test --device fake` runs them, and CI does
+//! after the suite. A test of the CPU's own kernels, threads or memory names the CPU. A test of something that only a
+//! GPU does takes its device from `gpu`, in the suite too, and counts waits with `without_waiting`.
+//! `crates/train/tests/torch_losses.rs` compares losses with those of the PyTorch of the machine, on either device.
+//!
+//! Trainings that are compared with fastai's take their tolerance from runs of the same training with weights
+//! perturbed by two units in the last place ([`perturb`], [`changes`]). `cargo xtask test --processor avx2|avx512`
+//! runs the tests of numbers with the kernels of other processors, and CI does after the suite.
 
 mod error;
 pub mod fake;

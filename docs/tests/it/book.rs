@@ -19,13 +19,17 @@ fn root() -> &'static Path {
 
 /// The text of each page, by its file's name.
 fn pages() -> BTreeMap<String, String> {
-    let entries = fs::read_dir(docs()).unwrap().map(|entry| entry.unwrap().path());
-    let pages = entries.filter(|path| path.extension().is_some_and(|it| it == "md"));
-    let named = |path: PathBuf| {
-        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-        (name, fs::read_to_string(path).unwrap())
-    };
-    pages.map(named).collect()
+    let mut pages = BTreeMap::new();
+    for folder in ["", "contributing", "decisions"] {
+        for entry in fs::read_dir(docs().join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|it| it == "md") {
+                let name = path.strip_prefix(docs()).unwrap().to_str().unwrap().to_owned();
+                pages.insert(name, fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+    pages
 }
 
 /// What these tests look at in a page.

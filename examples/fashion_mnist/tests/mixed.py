@@ -1,6 +1,6 @@
 """One rank of two: rank 0 becomes the Rust example, rank 1 trains the same model in PyTorch.
 
-What rank 1 sends is what the example's rank 1 would send; ARCHITECTURE.md lists it.
+What rank 1 sends is what the example's rank 1 would send; the documentation of `brigade-train` lists it.
 """
 
 import hashlib

@@ -1,4 +1,8 @@
 //! What a recurrent network carries from one batch to the next.
+//!
+//! It is a handle that a callback shares with the model. It is not a part of a state dictionary, since the rows of a
+//! rank are its own. `ModelResetter` gathers the rows of all ranks into the checkpoint's JSON, in the order of the
+//! ranks, so that another number of ranks can take its share.
 
 use std::sync::Arc;
 

@@ -1,4 +1,22 @@
 //! Mixture of experts: perceptrons of which each token goes through a few.
+//!
+//! `Experts` sorts a row for each choice of a token by expert, first choices before second ones, computes one product
+//! for each expert that has rows, and adds the choices in their order. No row is taken twice, so no gradient is added
+//! in an order that depends on threads. The host reads the numbers of rows, which is the only wait for a GPU. The
+//! experts of a layer are two tensors; `unbind` gives their gradients in one piece.
+//!
+//! `ParamPath::expert_parameter` gives a rank its range of experts as a `TensorPart`, so loads, deferred values and
+//! whole states are those of divided layers. The registry records which names these are, since their gradients are
+//! averaged over another group. `experts/exchange.rs` sends the numbers, and rows by `regions::all_to_all_rows`. It
+//! scales gradients on both ways, so that an expert's gradient is the mean of its group's losses, and a plain average
+//! over the ranks with the same experts is the gradient (`Reduction::experts`: a reducer of its own; with sharding, a
+//! parameter that stays whole). If a rank has no rows at all, an expert computes an empty product, so that the graphs
+//! of all ranks have the same messages. Blocks return the logits of routers beside their output
+//! (`Block::forward_routed`), so a unit's hooks see both.
+//!
+//! Files have the tensors of each expert apart. `WeightsReader::stack` makes one of several, whose regions are read
+//! from where the parts are stored, so every way of reading works as for other tensors. `Transformer::saved_tensors`
+//! separates them.
 
 mod exchange;
 mod router;

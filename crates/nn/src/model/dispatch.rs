@@ -1,4 +1,14 @@
 //! Models whose weights are on several devices, in the host's memory and on the disk: device maps carried out.
+//!
+//! `Model::place` carries a device map out. `crates/sharding/src/device_map.rs` finds the places from names, sizes
+//! and limits alone, by the rules of Accelerate; free memory comes from `brigade-hardware` and the devices.
+//!
+//! Each tensor has owners: the unit around it, otherwise the layer (`LayerWeights`), otherwise the model; a tied
+//! weight has several, which compute on one device. `Unit::run`, the forward of a layer and `Model::forward` hold
+//! their owners' parts of the ring (`Placed`), and move inputs. For a model without a map this costs a lock.
+//!
+//! A quantised weight is several tensors in the layout of the kernels. From a file they are packed anew at each read
+//! (`dispatch/memory.rs`), since files do not depend on processors.
 
 mod memory;
 

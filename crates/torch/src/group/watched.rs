@@ -1,4 +1,8 @@
 //! The time limit of what a device does for all ranks, and c10d's watchdog does not see: [`ProcessGroup::watch`].
+//!
+//! The watchdog does not see the operations of a recorded step. A thread of this module queries the event behind each
+//! replay, numbers it as a collective, and aborts the group at the time limit. The error is stored before the abort,
+//! since NCCL frees a communicator only when the graphs that use it are gone.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,4 +1,7 @@
 //! Joining the job: store, device, process group.
+//!
+//! Joining makes the rank's device current and gives its thread a stream of its own: autograd's nodes and the hooks
+//! of the reducer stay on the stream on which they were made, and the default stream cannot be recorded in a graph.
 
 use std::net::TcpListener;
 use std::sync::atomic::AtomicU64;

@@ -1,4 +1,8 @@
 //! Data sets on a rank's device, where there is room for them.
+//!
+//! Each rank decides for itself, by free memory (`Processes::place_dataset`). A `TensorDataset` on a GPU gathers rows
+//! by indices that are sent through pinned memory. Its order and the parts of ranks are those of the loader, so the
+//! values do not depend on where the data are.
 
 use brigade_data::TensorDataset;
 use brigade_torch::{DeviceExt, DeviceMemory, Error, Result, TensorTree};

@@ -1,4 +1,10 @@
 //! An epoch's batches on their way to a GPU, one ahead of the loop.
+//!
+//! A thread begins the epoch, copies each batch into pinned memory and from there to the GPU on a stream of high
+//! priority, and passes it on through a channel without capacity, so it is one batch ahead. The stream of the loop
+//! waits for the event of the copy, and the allocator is told that the stream of the loop uses the memory. If the
+//! loader has no threads, this thread also computes on the stream of the copies, under the rules of
+//! `crates/data/src/beside.rs`.
 
 use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
