@@ -48,6 +48,8 @@ pub enum Need {
     Jupyter,
     /// Jupyter, and evcxr, its kernel for Rust.
     RustKernel,
+    /// The wheel and the archive, as `cargo xtask package` builds them.
+    Packages,
     /// An NVIDIA GPU, for programs with the feature `cuda`.
     Gpu,
     /// Two of them.
@@ -111,7 +113,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All of them. Where a test lacks several, it is counted under the first.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -131,6 +133,7 @@ impl Need {
         Self::Trackers,
         Self::Jupyter,
         Self::RustKernel,
+        Self::Packages,
         Self::Gpu,
         Self::Gpus,
     ];
@@ -165,6 +168,7 @@ impl Need {
             Self::Trackers => "trackers",
             Self::Jupyter => "jupyter",
             Self::RustKernel => "rust-kernel",
+            Self::Packages => "packages",
             Self::Gpu => "gpu",
             Self::Gpus => "gpus",
         }
@@ -193,6 +197,7 @@ impl Need {
             Self::Trackers => "TensorBoard and MLflow",
             Self::Jupyter => "Jupyter with IPython",
             Self::RustKernel => "Jupyter with its kernel for Rust",
+            Self::Packages => "Brigade's packages",
             Self::Gpu => "an NVIDIA GPU",
             Self::Gpus => "two NVIDIA GPUs",
         }
@@ -273,6 +278,10 @@ impl Need {
             }
             Self::RustKernel if python(self).is_none() => Some(Lack::missing(self, "Jupyter")),
             Self::RustKernel => (!evcxr().is_file()).then(|| Lack::missing(self, "evcxr")),
+            Self::Packages => packages().is_none().then(|| Lack {
+                reason: "they are not built".to_owned(),
+                remedy: Remedy::Elsewhere("`cargo xtask test --slow` builds and tests them"),
+            }),
             Self::Gpu => gpus(1),
             Self::Gpus => gpus(2),
         }
@@ -376,6 +385,16 @@ fn gpus(wanted: usize) -> Option<Lack> {
         ),
     })
 }
+
+/// The folder of the packages that are to be tested. Only the command that has just built them names it: others may be
+/// old.
+#[must_use]
+pub fn packages() -> Option<PathBuf> {
+    env::var_os(PACKAGES).filter(|it| !it.is_empty()).map(PathBuf::from)
+}
+
+/// The variable with the folder of [`Need::Packages`].
+pub const PACKAGES: &str = "BRIGADE_TEST_PACKAGES";
 
 /// Finds a program in `PATH` or in the folders of the system's daemons, which only root's `PATH` has.
 #[must_use]
