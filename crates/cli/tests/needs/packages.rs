@@ -1,6 +1,7 @@
 //! The packages that `cargo xtask package` builds, installed where nothing else is: `cargo xtask test --slow`.
 
 use std::collections::BTreeSet;
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -53,6 +54,11 @@ impl Environment {
         command.args(words).current_dir(self.folder.path());
         command.env("BRIGADE_CONFIG", "/dev/null").env("PIP_DISABLE_PIP_VERSION_CHECK", "1");
         command.env("PIP_NO_INDEX", "1").env("HOME", self.folder.path());
+        // rustup's cargo would make folders of its own there.
+        let home = PathBuf::from(env::var_os("HOME").unwrap_or_default());
+        for (name, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
+            command.env(name, env::var_os(name).unwrap_or_else(|| home.join(folder).into()));
+        }
         for name in ["BRIGADE_PROGRAM", "PYTHONPATH", "PYTHON_EXEC", "VIRTUAL_ENV"] {
             command.env_remove(name);
         }
@@ -211,7 +217,7 @@ fn the_pytorch_of_an_environment_is_set_up_for_a_rust_project() {
 
 #[needs(Packages)]
 fn the_archive_has_program_licences_completions_and_manual() {
-    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
     let archive = package(&format!("brigade-{VERSION}-{target}"), ".tar.gz");
     let folder = tempfile::tempdir().unwrap();
     text_of(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(folder.path()));
@@ -230,6 +236,30 @@ fn the_archive_has_program_licences_completions_and_manual() {
     }
     let version = text_of(Command::new(root.join("brigade")).arg("--version"));
     assert!(version.ends_with(&format!(", {target})\n")), "{version}");
+}
+
+/// What pip compiles it from; a build of it takes minutes, and is what `cargo xtask package` does in the checkout.
+#[needs(Packages)]
+fn the_source_distribution_is_a_whole_workspace() {
+    let archive = package(&format!("brigade-{VERSION}"), &format!("{VERSION}.tar.gz"));
+    let folder = tempfile::tempdir().unwrap();
+    text_of(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(folder.path()));
+    let root = folder.path().join(format!("brigade-{VERSION}"));
+    for name in [
+        "LICENSE-APACHE",
+        "LICENSE-MIT",
+        "PKG-INFO",
+        "pyproject.toml",
+        "python/brigade/__main__.py",
+        "python/brigade/py.typed",
+    ] {
+        assert!(root.join(name).is_file(), "{name}");
+    }
+    let mut metadata = Command::new("cargo");
+    metadata.args(["metadata", "--locked", "--offline", "--format-version", "1", "--no-deps"]);
+    let said = text_of(metadata.current_dir(&root));
+    assert!(said.contains("\"name\":\"brigade-cli\""), "{said}");
+    assert!(!said.contains("\"name\":\"brigade-torch\""), "the launcher needs no libtorch");
 }
 
 #[needs(Packages)]
