@@ -13,6 +13,7 @@ mod gpu;
 mod install;
 mod nextest;
 mod notebook;
+mod package;
 mod python_environment;
 mod setup;
 mod suite;
@@ -78,6 +79,9 @@ enum Command {
             conflicts_with = "runner_arguments"
         )]
         changed: Option<Option<String>>,
+        /// Build the packages as `package` does, then run the tests that install them: minutes, and only here
+        #[arg(long, conflicts_with_all = ["runner_arguments", "changed", "processor", "device"])]
+        slow: bool,
         /// Also write the times of all tests and programs, as a table, to target/timings.md
         #[arg(long)]
         timings: bool,
@@ -169,6 +173,12 @@ enum Command {
     /// address sanitizer where a nightly toolchain and cargo-fuzz are installed. The suite runs the same readers on
     /// the corpus and some hundred mutations of it.
     Fuzz(fuzz::Options),
+    /// Build the files of a release: wheel, source distribution, archive with completions and manual pages, checksums
+    ///
+    /// Into target/dist. maturin and zig come from PyPI into tools/packaging. The wheel's program runs with glibc 2.17
+    /// and later. Where Rust's standard library for musl is installed, an archive with a static program is built as
+    /// well. `test --slow` installs and runs what was built.
+    Package(package::Options),
     /// Run what needs a GPU: tests, benchmarks, and a report; or make an archive of it for another machine
     ///
     /// Builds with the feature `cuda` in target/gpu and writes target/gpu/report/report.md and report.json. Uses the
@@ -203,11 +213,20 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Setup { cuda, pins } => setup::run(&checkout, cuda, pins.as_deref()),
         Command::Demo => demo::run(&checkout),
-        Command::Test { no_install, changed, timings, processor, device, runner_arguments } => {
+        Command::Test {
+            no_install,
+            changed,
+            slow,
+            timings,
+            processor,
+            device,
+            runner_arguments,
+        } => {
             let selection = match (changed, processor, device) {
                 (Some(commit), _, _) => Selection::Changed(commit),
                 (None, Some(processor), _) => Selection::OnProcessor(processor),
                 (None, None, Some(device)) => Selection::OnDevice(device),
+                (None, None, None) if slow => Selection::Slow,
                 (None, None, None) if runner_arguments.is_empty() => Selection::All,
                 (None, None, None) => Selection::Chosen(runner_arguments),
             };
@@ -223,6 +242,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Docs { no_api } => docs::run(&checkout, no_api),
         Command::Notebook(options) => notebook::run(&checkout, &options),
         Command::Fuzz(options) => fuzz::run(&checkout, &options),
+        Command::Package(options) => package::run(&checkout, &options),
         Command::Gpu(options) => gpu::run(&checkout, &options),
         Command::Bench { picture: true, .. } => bench::draw(&checkout),
         Command::Bench { peers, bench_arguments, .. } => {

@@ -57,6 +57,12 @@ impl Environment {
         Self { folder: checkout.root().join("notebooks-env/jupyter"), packages }
     }
 
+    /// maturin and zig, for `cargo xtask package`.
+    pub(crate) fn of_packaging(checkout: &Checkout) -> Self {
+        let packages = &["maturin==1.16.0", "ziglang==0.17.1", "cargo-zigbuild==0.24.1"];
+        Self { folder: checkout.root().join("tools/packaging"), packages }
+    }
+
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }

@@ -18,13 +18,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use brigade_test_needs::{Missed, REPORT, required};
+use brigade_test_needs::{Missed, PACKAGES, REPORT, required};
 use tempfile::TempDir;
 
 use crate::cargo::{self, Cargo};
 use crate::checkout::Checkout;
 use crate::install;
 use crate::nextest::Nextest;
+use crate::package;
 use crate::workspace::Workspace;
 
 use temporary::{TMPDIR, Temporary};
@@ -40,6 +41,8 @@ pub(crate) enum Selection {
     Changed(Option<String>),
     /// The numeric tests, with the kernels for one of [`PROCESSORS`].
     OnProcessor(String),
+    /// Those that install the packages, after the packages are built.
+    Slow,
     /// The tests that take their tensors' device from `brigade-test-device`, on that device.
     OnDevice(String),
 }
@@ -56,6 +59,9 @@ pub(crate) fn run(
     required().context("BRIGADE_REQUIRE")?;
     if may_install && matches!(selection, Selection::All) {
         install::offer();
+    }
+    if matches!(selection, Selection::Slow) {
+        package::run(checkout, &package::Options::for_tests())?;
     }
     let mut run = Run::new(checkout)?;
     let code = run.tests(selection)?;
@@ -115,6 +121,14 @@ impl<'a> Run<'a> {
                     arguments.insert(0, "--workspace".to_owned());
                 }
                 return Ok(cargo::exit_code(self.nextest(&[], arguments, &[])?));
+            }
+            Selection::Slow => {
+                let folder = package::folder(&self.workspace);
+                let folder = folder.to_str().context("the target folder's path is not UTF-8")?;
+                let variables = [(PACKAGES, folder), ("BRIGADE_REQUIRE", "packages,python")];
+                let arguments = ["-p", "brigade-cli", "-E", "test(/^packages::/)"];
+                let arguments = arguments.map(str::to_owned).to_vec();
+                return Ok(cargo::exit_code(self.nextest(&[], arguments, &variables)?));
             }
             Selection::OnProcessor(processor) => {
                 let processor = PROCESSORS.iter().find(|it| it.name == processor);

@@ -1,7 +1,7 @@
 //! `brigade env`: versions and facts for a bug report.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use brigade_doctor::{Facts, Question};
@@ -114,7 +114,8 @@ impl Tool {
     /// Returns the first line that the program prints about its version; `None` if it is not installed.
     fn version(&self) -> Option<String> {
         let (program, arguments) = self.command.split_first()?;
-        let mut command = Command::new(program);
+        let python = brigade_launch::find_python().ok().filter(|_| *program == "python3");
+        let mut command = Command::new(python.as_deref().unwrap_or_else(|| Path::new(program)));
         let output = command.args(arguments).stdin(Stdio::null()).output().ok()?;
         // ssh prints it to stderr.
         let said = if output.stdout.is_empty() { output.stderr } else { output.stdout };

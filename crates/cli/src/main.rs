@@ -41,7 +41,7 @@ mod watch;
 
 /// Write the training loop once; run it on one process or many
 #[derive(Debug, Parser)]
-#[command(name = "brigade", version, max_term_width = 100)]
+#[command(name = "brigade", version, long_version = pages::VERSION, max_term_width = 100)]
 #[command(arg_required_else_help = true, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]

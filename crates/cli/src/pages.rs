@@ -85,7 +85,7 @@ pub(crate) fn man(mut cli: Command, args: &ManArgs) -> anyhow::Result<u8> {
 
 /// Prints the same text as `--version`.
 pub(crate) fn version(cli: &Command) -> anyhow::Result<u8> {
-    print(cli.render_version().as_bytes())
+    print(cli.render_long_version().as_bytes())
 }
 
 fn collect<'a>(command: &'a Command, name: &str, pages: &mut Vec<(String, &'a Command)>) {
@@ -113,6 +113,10 @@ fn print(bytes: &[u8]) -> anyhow::Result<u8> {
 }
 
 const NAME: &str = "brigade";
+
+/// The version, the commit where it is known, and the target that this program was built for.
+pub(crate) const VERSION: &str =
+    concat!(env!("CARGO_PKG_VERSION"), " (", env!("BRIGADE_BUILD"), ")");
 
 const COMPLETIONS: &str = "\
 Examples:

@@ -107,7 +107,9 @@ impl SourceArgs {
             return Some(Wanted::Folder { path, named });
         }
         if self.pytorch {
-            return Some(Wanted::PyTorch { named: "--pytorch".to_owned() });
+            // Without any, the library's own search has the message.
+            let python = brigade_launch::find_python().ok();
+            return Some(Wanted::PyTorch { named: "--pytorch".to_owned(), python });
         }
         if self.cuda {
             return Some(Wanted::Fetched(Kind::Cuda));

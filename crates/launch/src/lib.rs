@@ -118,7 +118,7 @@ pub use placement::{
     PlacementFacts, PlacementOptions, RankSetup, Topology,
 };
 pub use plan::{HostFacts, LaunchPlan};
-pub use program::{CargoKind, CargoTarget, Invocation, Program, ProgramError};
+pub use program::{CargoKind, CargoTarget, Invocation, Program, ProgramError, find_python};
 pub use rendezvous::{Endpoint, NodeRange, RendezvousMode, RendezvousTimeouts};
 pub use scheduler::{SchedulerError, SchedulerValue, Surroundings};
 pub use store_port::{ChosenPorts, Interfaces, PortRange, StorePort};

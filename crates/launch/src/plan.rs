@@ -9,7 +9,9 @@ use brigade_rendezvous::{Assignment, TimeLimits, random_name};
 use nix::unistd::gethostname;
 
 use crate::placement::{self, PlacementFacts, RankSetup};
-use crate::program::{CargoTarget, Invocation, Program, ProgramError, Search, with_local_rank};
+use crate::program::{
+    CargoTarget, Invocation, Program, ProgramError, SearchFacts, with_local_rank,
+};
 use crate::rendezvous::RendezvousMode;
 use crate::{
     Device, Devices, ForOthers, ForPython, LaunchError, LaunchOptions, OutputFacts, OutputOptions,
@@ -47,15 +49,12 @@ impl HostFacts {
             let inherited = std::env::var_os(name).is_some_and(|v| !v.is_empty());
             inherited || options.env.iter().any(|(own, _)| own == name)
         };
-        let var = |name| std::env::var_os(name);
         let own = options.env.iter().find(|(name, _)| name == OMP_NUM_THREADS);
         let threads =
             own.map(|(_, value)| value.clone()).or_else(|| std::env::var(OMP_NUM_THREADS).ok());
         // A list has a number for each level of nesting.
         let user_threads = threads.and_then(|it| it.split(',').next()?.trim().parse().ok());
-        let (path, python) = (var("PATH"), var("PYTHON_EXEC"));
-        let search = Search { path: path.as_deref(), python: python.as_deref() };
-        let program = options.program.find(search);
+        let program = options.program.find(SearchFacts::gather().search());
         Self {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             set_by_user: TUNED.iter().copied().filter(is_set).collect(),

@@ -73,6 +73,52 @@ pub(crate) struct Search<'a> {
     pub(crate) path: Option<&'a OsStr>,
     /// The value of `PYTHON_EXEC`, torchrun's variable for the interpreter.
     pub(crate) python: Option<&'a OsStr>,
+    /// The value of `VIRTUAL_ENV`, which an active virtual environment of Python sets.
+    pub(crate) virtual_env: Option<&'a OsStr>,
+    /// The Python environment in which this program is installed.
+    pub(crate) own_environment: Option<&'a Path>,
+}
+
+/// Finds the Python interpreter that runs scripts: the one that `PYTHON_EXEC` names, else that of the active virtual
+/// environment (`VIRTUAL_ENV`), else that of the environment in which this program is installed, else `python3` or
+/// `python` of `PATH`.
+///
+/// # Errors
+/// There is none, or `PYTHON_EXEC` does not name an executable file.
+pub fn find_python() -> Result<PathBuf, ProgramError> {
+    python::interpreter(SearchFacts::gather().search()).map(|(file, _)| file)
+}
+
+/// The values behind a [`Search`], as this process has them.
+#[derive(Debug)]
+pub(crate) struct SearchFacts {
+    path: Option<OsString>,
+    python: Option<OsString>,
+    virtual_env: Option<OsString>,
+    own_environment: Option<PathBuf>,
+}
+
+impl SearchFacts {
+    /// Reads the environment variables, and looks at the folder of this program.
+    pub(crate) fn gather() -> Self {
+        let var = |name| std::env::var_os(name);
+        let own = std::env::args_os().next();
+        Self {
+            path: var("PATH"),
+            python: var("PYTHON_EXEC"),
+            virtual_env: var("VIRTUAL_ENV"),
+            own_environment: own.and_then(|it| python::environment_of(&it, var("PATH").as_deref())),
+        }
+    }
+
+    pub(crate) fn search(&self) -> Search<'_> {
+        Search {
+            path: self.path.as_deref(),
+            python: self.python.as_deref(),
+            virtual_env: self.virtual_env.as_deref(),
+            own_environment: self.own_environment.as_deref(),
+        }
+    }
 }
 
 impl Program {
@@ -91,9 +137,7 @@ impl Program {
     /// start a Python. `None` where there is no such program here.
     #[must_use]
     pub fn is_python_here(&self) -> Option<bool> {
-        let (path, python) = (std::env::var_os("PATH"), std::env::var_os("PYTHON_EXEC"));
-        let search = Search { path: path.as_deref(), python: python.as_deref() };
-        self.find(search).ok().map(|it| self.is_python(&it))
+        self.find(SearchFacts::gather().search()).ok().map(|it| self.is_python(&it))
     }
 
     /// Whether Python runs it by what it is called: a module, a script `*.py`, or an interpreter itself.

@@ -24,10 +24,13 @@ pub enum Wanted {
         /// Setting by which the user named the folder, for messages: `LIBTORCH=/opt/libtorch`.
         named: String,
     },
-    /// The PyTorch package of the Python on the `PATH`.
+    /// The PyTorch package of a Python.
     PyTorch {
         /// Setting by which the user chose it, for messages: `--pytorch`.
         named: String,
+        /// The interpreter. Defaults to the one that tch's build script asks: `python` of `PATH` in an active virtual
+        /// environment, else `python3` of `PATH`.
+        python: Option<PathBuf>,
     },
 }
 
@@ -37,7 +40,8 @@ impl Wanted {
     #[must_use]
     pub fn by_environment() -> Option<Self> {
         if env::var_os(LIBTORCH_USE_PYTORCH).is_some() {
-            return Some(Self::PyTorch { named: LIBTORCH_USE_PYTORCH.to_owned() });
+            let named = LIBTORCH_USE_PYTORCH.to_owned();
+            return Some(Self::PyTorch { named, python: None });
         }
         let path = PathBuf::from(env::var_os(LIBTORCH)?);
         let named = format!("{LIBTORCH}={}", path.display());
@@ -73,7 +77,9 @@ impl Libtorch {
         match wanted {
             Wanted::Fetched(kind) => Self::fetched(*kind, cache, pins),
             Wanted::Folder { path, named } => Self::named(path.clone(), named),
-            Wanted::PyTorch { named } => Self::named(python::pytorch_folder(named)?, named),
+            Wanted::PyTorch { named, python } => {
+                Self::named(python::pytorch_folder(named, python.as_deref())?, named)
+            }
         }
     }
 

@@ -30,16 +30,19 @@ impl Preflight {
     }
 }
 
-/// Returns the folder of the PyTorch that tch's build script would find.
-pub(crate) fn pytorch_folder(named: &str) -> Result<PathBuf> {
+/// Returns the folder of the PyTorch that this Python imports, or, without one, of the PyTorch that tch's build script
+/// would find.
+pub(crate) fn pytorch_folder(named: &str, python: Option<&Path>) -> Result<PathBuf> {
     // Follows the rule of the build script for the choice of the Python.
-    let python = if env::var_os("VIRTUAL_ENV").is_some() { "python" } else { PYTHON };
+    let default = if env::var_os("VIRTUAL_ENV").is_some() { "python" } else { PYTHON };
+    let python = python.unwrap_or_else(|| Path::new(default));
     let output = output(Command::new(python).args(["-c", FIND_PYTORCH]))?;
     let folder = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     if folder.is_empty() {
         bail!(
-            "{named}: {python} has no package torch: install it, or leave {named} out to have libtorch \
-             fetched"
+            "{named}: {} has no package torch: install it, or leave {named} out to have libtorch \
+             fetched",
+            python.display()
         );
     }
     Ok(PathBuf::from(folder))

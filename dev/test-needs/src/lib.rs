@@ -34,8 +34,8 @@ pub use brigade_test_needs_macros::{needs, part};
 pub use harness::{Part, Test, main, run};
 pub use limit::{TimeLimit, descendants};
 pub use need::{
-    Lack, Need, PUBLISHED_WEIGHTS, Package, Remedy, SYSTEM_PATH, UnknownNeed, evcxr, installed,
-    is_root, needs_named, python, required, with_mounts,
+    Lack, Need, PACKAGES, PUBLISHED_WEIGHTS, Package, Remedy, SYSTEM_PATH, UnknownNeed, evcxr,
+    installed, is_root, needs_named, packages, python, required, with_mounts,
 };
 pub use report::{Missed, REPORT, is_missed};
 pub use seed::{SEED, random};

@@ -50,6 +50,8 @@ pub enum Need {
     RustKernel,
     /// Compilers for aarch64, and an emulator of such a processor.
     Arm64,
+    /// The wheel and the archive, as `cargo xtask package` builds them.
+    Packages,
     /// An NVIDIA GPU, for programs with the feature `cuda`.
     Gpu,
     /// Two of them.
@@ -113,7 +115,7 @@ impl fmt::Display for Lack {
 
 impl Need {
     /// All of them. Where a test lacks several, it is counted under the first.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Hosts,
         Self::Shaping,
         Self::Etcd,
@@ -134,6 +136,7 @@ impl Need {
         Self::Jupyter,
         Self::RustKernel,
         Self::Arm64,
+        Self::Packages,
         Self::Gpu,
         Self::Gpus,
     ];
@@ -169,6 +172,7 @@ impl Need {
             Self::Jupyter => "jupyter",
             Self::RustKernel => "rust-kernel",
             Self::Arm64 => "arm64",
+            Self::Packages => "packages",
             Self::Gpu => "gpu",
             Self::Gpus => "gpus",
         }
@@ -198,6 +202,7 @@ impl Need {
             Self::Jupyter => "Jupyter with IPython",
             Self::RustKernel => "Jupyter with its kernel for Rust",
             Self::Arm64 => "compilers and an emulator for aarch64",
+            Self::Packages => "Brigade's packages",
             Self::Gpu => "an NVIDIA GPU",
             Self::Gpus => "two NVIDIA GPUs",
         }
@@ -279,6 +284,10 @@ impl Need {
             }
             Self::RustKernel if python(self).is_none() => Some(Lack::missing(self, "Jupyter")),
             Self::RustKernel => (!evcxr().is_file()).then(|| Lack::missing(self, "evcxr")),
+            Self::Packages => packages().is_none().then(|| Lack {
+                reason: "they are not built".to_owned(),
+                remedy: Remedy::Elsewhere("`cargo xtask test --slow` builds and tests them"),
+            }),
             Self::Gpu => gpus(1),
             Self::Gpus => gpus(2),
         }
@@ -382,6 +391,16 @@ fn gpus(wanted: usize) -> Option<Lack> {
         ),
     })
 }
+
+/// The folder of the packages that are to be tested. Only the command that has just built them names it: others may be
+/// old.
+#[must_use]
+pub fn packages() -> Option<PathBuf> {
+    env::var_os(PACKAGES).filter(|it| !it.is_empty()).map(PathBuf::from)
+}
+
+/// The variable with the folder of [`Need::Packages`].
+pub const PACKAGES: &str = "BRIGADE_TEST_PACKAGES";
 
 /// Finds a program in `PATH` or in the folders of the system's daemons, which only root's `PATH` has.
 #[must_use]

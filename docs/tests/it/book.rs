@@ -252,6 +252,10 @@ fn other_commands_are_known() {
                     ["cargo", "test"] => newcomer.contains("\"cargo test --release\""),
                     ["cargo", "run", "--release", "--features", "cuda"] => new.contains(command),
                     ["cargo", ..] => newcomer.contains(&format!("\"{command}\"")),
+                    // A test of the packages does this (crates/cli/tests/needs/packages.rs).
+                    ["pip", "install", "target/dist/brigade-*.whl"] => true,
+                    ["pip", "uninstall", "brigade"] => true,
+                    ["python", "-m", "brigade", "launch", ..] => true,
                     ["srun", "--ntasks-per-node=1", "brigade", ..] => true,
                     ["export", "BRIGADE_ETCD_PASSWORD=..."] => true,
                     // The archive of `cargo xtask gpu --pack`; a test of its runner parses the options.

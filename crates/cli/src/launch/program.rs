@@ -15,7 +15,8 @@ pub(super) struct ProgramArgs {
 
     /// Run PROGRAM as it is, even if its name ends in .py
     ///
-    /// Else that means `python -u PROGRAM`, with the Python of PYTHON_EXEC or PATH
+    /// Else that means `python -u PROGRAM`, with the Python of PYTHON_EXEC, VIRTUAL_ENV, the environment
+    /// that brigade is installed in, or PATH
     #[arg(long, alias = "no_python", conflicts_with = "module", hide_short_help = true)]
     #[arg(requires = "command")]
     no_python: bool,

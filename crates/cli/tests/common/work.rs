@@ -33,7 +33,7 @@ impl Work {
 
     pub(crate) fn job(&self, nproc: usize) -> Job {
         let mut job = Job::new(nproc);
-        job.command.current_dir(self.path()).env_remove("PYTHON_EXEC");
+        job.command.current_dir(self.path()).env_remove("PYTHON_EXEC").env_remove("VIRTUAL_ENV");
         job
     }
 

@@ -87,6 +87,13 @@ fn the_version_is_a_command_too() {
     let version = brigade(&["version"]);
     assert!(version.status.success());
     assert_eq!(version.stdout, brigade(&["--version"]).stdout);
+    // A build for development has no commit.
+    let text = String::from_utf8(version.stdout).unwrap();
+    let start = concat!("brigade ", env!("CARGO_PKG_VERSION"), " (");
+    let target = format!("{}-unknown-linux-gnu)\n", std::env::consts::ARCH);
+    assert!(text.starts_with(start) && text.ends_with(&target), "{text}");
+    let short = String::from_utf8(brigade(&["-V"]).stdout).unwrap();
+    assert_eq!(short, concat!("brigade ", env!("CARGO_PKG_VERSION"), "\n"));
 }
 
 #[test]

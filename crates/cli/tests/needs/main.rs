@@ -19,6 +19,7 @@ mod job;
 #[path = "../common/launchers.rs"]
 mod launchers;
 mod memory;
+mod packages;
 mod peers;
 #[path = "../common/person.rs"]
 mod person;

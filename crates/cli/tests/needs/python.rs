@@ -73,7 +73,11 @@ fn the_debugger_has_the_keyboard() {
         Work::new(&[("train.py", "loss = 0.25\nwhile loss:\n    pass\nprint('over', loss)\n")]);
     let mut command = Command::new("setsid");
     command.args(["--ctty", BRIGADE, "launch", "-m", "pdb", "train.py"]).current_dir(work.path());
-    command.env("BRIGADE_CONFIG", "/dev/null").env("TERM", "dumb").env_remove("PYTHON_EXEC");
+    command
+        .env("BRIGADE_CONFIG", "/dev/null")
+        .env("TERM", "dumb")
+        .env_remove("PYTHON_EXEC")
+        .env_remove("VIRTUAL_ENV");
     let mut person = Person::answering(command);
     person.expect("(Pdb) ");
     person.types("next\n");

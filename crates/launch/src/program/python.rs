@@ -88,19 +88,43 @@ fn python(
     Ok(Invocation { file, name, args })
 }
 
-/// `PYTHON_EXEC`, else the first of `python3` and `python` in `PATH`: an activated virtual
-/// environment has put itself there.
-fn interpreter(search: Search<'_>) -> Result<(PathBuf, OsString), ProgramError> {
+/// `PYTHON_EXEC`, else that of the active virtual environment (`VIRTUAL_ENV`), else that of the environment in which
+/// this program is installed, else the first of `python3` and `python` in `PATH`.
+pub(super) fn interpreter(search: Search<'_>) -> Result<(PathBuf, OsString), ProgramError> {
     if let Some(named) = search.python.filter(|named| !named.is_empty()) {
         let file = executable::find(named, search.path)
             .map_err(|error| error.with_hint(": PYTHON_EXEC names it"))?;
         return Ok((file, named.to_owned()));
     }
-    ["python3", "python"]
+    let active = search.virtual_env.filter(|folder| !folder.is_empty()).map(Path::new);
+    for environment in [active, search.own_environment].into_iter().flatten() {
+        for name in NAMES {
+            let file = environment.join("bin").join(name);
+            if matches!(kind_of(&file), Kind::Program) {
+                // Python looks for its environment where its `argv[0]` is.
+                return Ok((file.clone(), file.into_os_string()));
+            }
+        }
+    }
+    NAMES
         .into_iter()
         .find_map(|name| Some((executable::find(name.as_ref(), search.path).ok()?, name.into())))
         .ok_or(ProgramError::NoPython)
 }
+
+/// The virtual or Conda environment in whose `bin` a program lies that was called by this `argv[0]`.
+///
+/// Not that of the file behind a symbolic link: pipx and uv install a tool in an environment of its own, which has
+/// nothing of what the user's script imports, and put a link to it into a folder of `PATH`.
+pub(super) fn environment_of(called: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
+    let file = executable::find(called, path).ok()?;
+    let environment = std::path::absolute(file).ok()?.parent()?.parent()?.to_owned();
+    let is_one = ["pyvenv.cfg", "conda-meta"].iter().any(|it| environment.join(it).exists());
+    is_one.then_some(environment)
+}
+
+/// Names of Python's interpreter, in the order in which they are tried.
+const NAMES: [&str; 2] = ["python3", "python"];
 
 #[cfg(test)]
 mod tests {
@@ -134,7 +158,8 @@ mod tests {
 
         let find = |program: Program, path: &Path, python: Option<&Path>| {
             let python = python.map(Path::as_os_str);
-            program.find(Search { path: Some(path.as_os_str()), python })
+            let path = Some(path.as_os_str());
+            program.find(Search { path, python, virtual_env: None, own_environment: None })
         };
         let text = |path: &Path| path.as_os_str().to_owned();
         let started = |file: &Path, name: OsString, args: Vec<OsString>| {
@@ -191,5 +216,65 @@ mod tests {
             refuse(Program::Executable(text(&script)), &bin, None).contains("is not executable")
         );
         assert!(refuse(Program::Module("".into()), &bin, None).contains("-m needs the name"));
+    }
+
+    #[test]
+    fn environments_come_before_path_and_after_python_exec() {
+        let folder = tempfile::tempdir().unwrap();
+        let interpreter_of = |environment: &str, name: &str| {
+            let bin = folder.path().join(environment).join("bin");
+            fs::create_dir_all(&bin).unwrap();
+            write(&bin.join(name), 0o755);
+            bin.join(name)
+        };
+        let active = interpreter_of("active", "python");
+        let own = interpreter_of("own", "python3");
+        let system = interpreter_of("system", "python3");
+        let (active_folder, own_folder) = (folder.path().join("active"), folder.path().join("own"));
+        let empty = folder.path().join("empty");
+        let bin = folder.path().join("system/bin");
+        let found = |python: Option<&Path>, virtual_env: Option<&Path>, own: Option<&Path>| {
+            let search = Search {
+                path: Some(bin.as_os_str()),
+                python: python.map(Path::as_os_str),
+                virtual_env: virtual_env.map(Path::as_os_str),
+                own_environment: own,
+            };
+            let (file, name) = interpreter(search).unwrap();
+            let by_path = name == "python3";
+            assert!(by_path || file == Path::new(&name), "{name:?}, and not where it is");
+            file
+        };
+        assert_eq!(found(Some(&system), Some(&active_folder), Some(&own_folder)), system);
+        assert_eq!(found(None, Some(&active_folder), Some(&own_folder)), active);
+        assert_eq!(found(None, None, Some(&own_folder)), own);
+        assert_eq!(found(None, Some(Path::new("")), Some(&own_folder)), own);
+        assert_eq!(found(None, Some(&empty), None), system, "an environment that was removed");
+        assert_eq!(found(None, None, None), system);
+    }
+
+    #[test]
+    fn a_program_belongs_to_the_environment_that_it_is_called_from() {
+        let folder = tempfile::tempdir().unwrap();
+        let bins = ["venv/bin", "conda/bin", "usr/bin", "links"].map(|it| folder.path().join(it));
+        for bin in &bins {
+            fs::create_dir_all(bin).unwrap();
+        }
+        let [venv, conda, usr, links] = &bins;
+        fs::write(folder.path().join("venv/pyvenv.cfg"), "").unwrap();
+        fs::create_dir(folder.path().join("conda/conda-meta")).unwrap();
+        for bin in [venv, conda, usr] {
+            write(&bin.join("brigade"), 0o755);
+        }
+        std::os::unix::fs::symlink(venv.join("brigade"), links.join("brigade")).unwrap();
+
+        let by_name = |bin: &Path| environment_of("brigade".as_ref(), Some(bin.as_os_str()));
+        let by_path = |bin: &Path| environment_of(bin.join("brigade").as_os_str(), None);
+        for find in [&by_name as &dyn Fn(&Path) -> Option<PathBuf>, &by_path] {
+            assert_eq!(find(venv), Some(folder.path().join("venv")));
+            assert_eq!(find(conda), Some(folder.path().join("conda")));
+            assert_eq!(find(usr), None, "Debian's package beside Debian's Python");
+            assert_eq!(find(links), None, "a tool of pipx or uv");
+        }
     }
 }

@@ -1,0 +1,276 @@
+//! The packages that `cargo xtask package` builds, installed where nothing else is: `cargo xtask test --slow`.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use brigade_test_needs::{needs, packages};
+use tempfile::TempDir;
+
+/// The package whose file's name has this beginning and this end.
+fn package(start: &str, end: &str) -> PathBuf {
+    let folder = packages().unwrap();
+    let names = fs::read_dir(&folder).unwrap().map(|it| it.unwrap().file_name());
+    let names: Vec<String> = names.map(|it| it.into_string().unwrap()).collect();
+    let fits: Vec<&String> =
+        names.iter().filter(|it| it.starts_with(start) && it.ends_with(end)).collect();
+    let [name] = fits[..] else { panic!("{start}*{end} among {names:?}") };
+    folder.join(name)
+}
+
+fn wheel() -> PathBuf {
+    package(&format!("brigade-{VERSION}-"), ".whl")
+}
+
+/// The text that a command prints; it must succeed.
+fn text_of(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let (text, errors) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    assert!(status.success(), "{command:?}: {status}\n{text}{errors}");
+    text.into_owned()
+}
+
+/// A virtual environment in which nothing but pip is installed.
+struct Environment {
+    folder: TempDir,
+}
+
+impl Environment {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        text_of(Command::new("python3").args(["-m", "venv"]).arg(folder.path().join("venv")));
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A program of the environment, which is not active: neither in `PATH` nor in `VIRTUAL_ENV`.
+    fn command(&self, program: &str, words: &[&str]) -> Command {
+        let mut command = Command::new(self.path("venv/bin").join(program));
+        command.args(words).current_dir(self.folder.path());
+        command.env("BRIGADE_CONFIG", "/dev/null").env("PIP_DISABLE_PIP_VERSION_CHECK", "1");
+        command.env("PIP_NO_INDEX", "1").env("HOME", self.folder.path());
+        // rustup's cargo would make folders of its own there.
+        let home = PathBuf::from(env::var_os("HOME").unwrap_or_default());
+        for (name, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
+            command.env(name, env::var_os(name).unwrap_or_else(|| home.join(folder).into()));
+        }
+        for name in ["BRIGADE_PROGRAM", "PYTHONPATH", "PYTHON_EXEC", "VIRTUAL_ENV"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    fn run(&self, program: &str, words: &[&str]) -> String {
+        text_of(&mut self.command(program, words))
+    }
+
+    /// All files, without what Python compiles when it runs.
+    fn files(&self) -> BTreeSet<PathBuf> {
+        let mut files = BTreeSet::new();
+        let mut folders = vec![self.path("venv")];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                match path.symlink_metadata().unwrap().is_dir() {
+                    true if path.ends_with("__pycache__") => {}
+                    true => folders.push(path),
+                    false => drop(files.insert(path)),
+                }
+            }
+        }
+        files
+    }
+}
+
+#[needs(Packages, Python)]
+fn the_wheel_has_what_it_should_and_nothing_else() {
+    let wheel = wheel();
+    let megabytes = wheel.metadata().unwrap().len() as f64 / 1e6;
+    assert!(megabytes <= 12.0, "{megabytes} MB");
+    let name = wheel.file_name().unwrap().to_str().unwrap();
+    let runs_everywhere = name.contains("-py3-none-") && name.contains("manylinux_2_17_");
+    assert!(runs_everywhere, "{name}: for any Python 3, and glibc 2.17");
+
+    let list =
+        "import sys, zipfile; print(*sorted(zipfile.ZipFile(sys.argv[1]).namelist()), sep='\\n')";
+    let listed = text_of(Command::new("python3").args(["-c", list]).arg(&wheel));
+    let found: BTreeSet<&str> = listed.lines().filter(|it| !it.ends_with('/')).collect();
+    let info = format!("brigade-{VERSION}.dist-info");
+    let mut expected: BTreeSet<String> =
+        ["METADATA", "RECORD", "WHEEL", "licenses/LICENSE-APACHE", "licenses/LICENSE-MIT"]
+            .map(|it| format!("{info}/{it}"))
+            .into();
+    expected.insert(format!("brigade-{VERSION}.data/scripts/brigade"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/brigade");
+    for entry in fs::read_dir(source).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if name != "__pycache__" {
+            expected.insert(format!("brigade/{name}"));
+        }
+    }
+    // maturin adds a list of the crates in the program.
+    let is_bill = |it: &&str| it.starts_with(&format!("{info}/sboms/"));
+    let found: BTreeSet<&str> = found.into_iter().filter(|it| !is_bill(it)).collect();
+    assert_eq!(found, expected.iter().map(String::as_str).collect());
+
+    let read =
+        "import sys, zipfile; print(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]).decode())";
+    let member = |name: &str| {
+        text_of(
+            Command::new("python3").args(["-c", read]).arg(&wheel).arg(format!("{info}/{name}")),
+        )
+    };
+    let metadata = member("METADATA");
+    let (version, license) =
+        (format!("Version: {VERSION}"), "License-Expression: MIT OR Apache-2.0".to_owned());
+    for line in [version, license, "License-File: LICENSE-MIT".to_owned()] {
+        assert!(metadata.lines().any(|it| it == line), "{line} is missing:\n{metadata}");
+    }
+    assert!(!metadata.contains("Requires-Dist: torch"), "{metadata}");
+    assert!(member("licenses/LICENSE-MIT").contains("Permission is hereby granted"));
+}
+
+#[needs(Packages, Python)]
+fn a_wheel_is_installed_launches_and_leaves_nothing_behind() {
+    let environment = Environment::new();
+    let before = environment.files();
+    environment.run("pip", &["install", "--quiet", wheel().to_str().unwrap()]);
+
+    let version = environment.run("brigade", &["--version"]);
+    assert!(version.starts_with(&format!("brigade {VERSION} (commit ")), "{version}");
+    assert_eq!(environment.run("python", &["-m", "brigade", "--version"]), version);
+
+    // Each rank names its Python, which is that of the environment although the environment is not active.
+    let script =
+        "import os, sys\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], sys.prefix)\n";
+    fs::write(environment.path("train.py"), script).unwrap();
+    let launch = ["launch", "--nproc", "2", "train.py"];
+    let module = [&["-m", "brigade"][..], &launch].concat();
+    let prefix = environment.path("venv").canonicalize().unwrap();
+    let prefix = prefix.display();
+    for (program, words) in [("brigade", &launch[..]), ("python", &module)] {
+        let said = environment.run(program, words);
+        let lines: BTreeSet<&str> = said.lines().collect();
+        let expected = [0, 1].map(|rank| format!("[{rank}] {rank} 2 {prefix}"));
+        assert_eq!(lines, expected.iter().map(String::as_str).collect(), "{program}");
+    }
+    // An environment that is active comes first.
+    let other = Environment::new();
+    let mut launch = environment.command("brigade", &launch);
+    let said = text_of(launch.env("VIRTUAL_ENV", other.path("venv")));
+    let prefix = other.path("venv").canonicalize().unwrap();
+    assert!(said.contains(&format!("[1] 1 2 {}\n", prefix.display())), "{said}");
+
+    let call = "import brigade; print(brigade.launch('true', nproc=2).code)";
+    assert_eq!(environment.run("python", &["-c", call]), "0\n");
+    // Its exit code tells of this machine.
+    let doctor = environment.command("brigade", &["doctor"]).output().unwrap();
+    assert!(matches!(doctor.status.code(), Some(0 | 1)), "{doctor:?}");
+
+    environment.run("pip", &["uninstall", "--quiet", "--yes", "brigade"]);
+    let left: Vec<_> = environment.files().difference(&before).cloned().collect();
+    assert!(left.is_empty(), "{left:?}");
+    let empty: Vec<_> = fs::read_dir(environment.folder.path()).unwrap().flatten().collect();
+    let names: BTreeSet<_> = empty.iter().map(fs::DirEntry::file_name).collect();
+    assert_eq!(names, ["train.py", "venv"].map(Into::into).into());
+}
+
+/// As PyTorch's wheel has it, as far as `brigade setup` looks.
+#[needs(Packages, Python)]
+fn the_pytorch_of_an_environment_is_set_up_for_a_rust_project() {
+    let environment = Environment::new();
+    environment.run("pip", &["install", "--quiet", wheel().to_str().unwrap()]);
+    let ask = "import sysconfig; print(sysconfig.get_path('purelib'))";
+    let library = environment.run("python", &["-c", ask]);
+    let torch = Path::new(library.trim()).join("torch");
+    for (name, text) in [
+        ("__init__.py", ""),
+        ("version.py", "__version__ = '2.13.0+cpu'\n"),
+        ("lib/libtorch_cpu.so", ""),
+        ("lib/libtorch.so", ""),
+        ("lib/libc10.so", ""),
+        (
+            "include/torch/csrc/api/include/torch/version.h",
+            "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 13\n#define TORCH_VERSION_PATCH 0\n#define TORCH_VERSION \"2.13.0\"\n",
+        ),
+        ("include/torch/torch.h", ""),
+    ] {
+        let file = torch.join(name);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+    let project = environment.path("project");
+    fs::create_dir(&project).unwrap();
+    let manifest = "[package]\nname = \"demo\"\nversion = \"0.1.0\"\nedition = \"2024\"\n[lib]\npath = \"lib.rs\"\n";
+    fs::write(project.join("Cargo.toml"), manifest).unwrap();
+    fs::write(project.join("lib.rs"), "").unwrap();
+    let mut setup = environment.command("brigade", &["setup", "--pytorch"]);
+    let said = text_of(setup.current_dir(&project));
+    let written = fs::read_to_string(project.join(".cargo/libtorch.toml")).unwrap();
+    assert!(written.contains(torch.to_str().unwrap()), "{said}{written}");
+}
+
+#[needs(Packages)]
+fn the_archive_has_program_licences_completions_and_manual() {
+    let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+    let archive = package(&format!("brigade-{VERSION}-{target}"), ".tar.gz");
+    let folder = tempfile::tempdir().unwrap();
+    text_of(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(folder.path()));
+    let root = folder.path().join(format!("brigade-{VERSION}-{target}"));
+    for name in [
+        "LICENSE-APACHE",
+        "LICENSE-MIT",
+        "README.md",
+        "completions/_brigade",
+        "completions/brigade.bash",
+        "completions/brigade.fish",
+        "man/brigade.1",
+        "man/brigade-launch.1",
+    ] {
+        assert!(root.join(name).metadata().unwrap().len() > 200, "{name}");
+    }
+    let version = text_of(Command::new(root.join("brigade")).arg("--version"));
+    assert!(version.ends_with(&format!(", {target})\n")), "{version}");
+}
+
+/// What pip compiles it from; a build of it takes minutes, and is what `cargo xtask package` does in the checkout.
+#[needs(Packages)]
+fn the_source_distribution_is_a_whole_workspace() {
+    let archive = package(&format!("brigade-{VERSION}"), &format!("{VERSION}.tar.gz"));
+    let folder = tempfile::tempdir().unwrap();
+    text_of(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(folder.path()));
+    let root = folder.path().join(format!("brigade-{VERSION}"));
+    for name in [
+        "LICENSE-APACHE",
+        "LICENSE-MIT",
+        "PKG-INFO",
+        "pyproject.toml",
+        "python/brigade/__main__.py",
+        "python/brigade/py.typed",
+    ] {
+        assert!(root.join(name).is_file(), "{name}");
+    }
+    let mut metadata = Command::new("cargo");
+    // Not --locked: without the other members of the workspace the list of versions becomes shorter.
+    metadata.args(["metadata", "--offline", "--format-version", "1"]);
+    let said = text_of(metadata.current_dir(&root));
+    assert!(said.contains("\"name\":\"brigade-cli\""), "{said}");
+    assert!(!said.contains("\"name\":\"brigade-torch\""), "the launcher needs no libtorch");
+}
+
+#[needs(Packages)]
+fn every_package_has_a_checksum() {
+    let folder = packages().unwrap();
+    let mut check = Command::new("sha256sum");
+    let said = text_of(check.args(["--check", "SHA256SUMS"]).current_dir(&folder));
+    let entries = fs::read_dir(&folder).unwrap().map(|it| it.unwrap().path());
+    let others = entries.filter(|it| it.is_file() && !it.ends_with("SHA256SUMS")).count();
+    assert_eq!(said.lines().filter(|it| it.ends_with(": OK")).count(), others, "{said}");
+}
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");

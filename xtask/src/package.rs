@@ -1,0 +1,236 @@
+//! `cargo xtask package`: the files of a release. Builds them; publishes nothing.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::cargo::{self, plain};
+use crate::checkout::Checkout;
+use crate::python_environment::Environment;
+use crate::workspace::Workspace;
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Target that the programs are for; its standard library must be installed (`rustup target add`)
+    #[arg(long, value_name = "TRIPLE", default_value = X86_64)]
+    target: String,
+}
+
+impl Options {
+    /// What this machine can run.
+    pub(crate) fn for_tests() -> Self {
+        Self { target: format!("{}-unknown-linux-gnu", env::consts::ARCH) }
+    }
+}
+
+/// Builds the wheel, the source distribution, an archive for each C library and the checksums.
+pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
+    let began = Instant::now();
+    let packages = Packages::new(checkout)?;
+    packages.wheel(&options.target)?;
+    packages.source_distribution()?;
+    packages.pages(&options.target)?;
+    packages.archive(&options.target)?;
+    let is_static = options.target.replace("-gnu", "-musl");
+    if has_standard_library(checkout, &is_static)? {
+        packages.static_program(&is_static)?;
+        packages.archive(&is_static)?;
+    } else {
+        eprintln!(
+            "note: no static program: Rust's standard library for {is_static} is not installed \
+             (`rustup target add {is_static}`)"
+        );
+    }
+    packages.checksums()?;
+    for file in files(&packages.folder)? {
+        let megabytes = fs::metadata(&file)?.len() as f64 / 1e6;
+        eprintln!("{}: {megabytes:.1} MB", checkout.relative(&file).display());
+    }
+    eprintln!("package: done after {:.0} s", began.elapsed().as_secs_f64());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The folder of the packages, in the folder that cargo builds into.
+pub(crate) fn folder(workspace: &Workspace) -> PathBuf {
+    workspace.target.join("dist")
+}
+
+struct Packages<'a> {
+    checkout: &'a Checkout,
+    /// What cargo builds into.
+    target: PathBuf,
+    /// Where the packages go.
+    folder: PathBuf,
+    /// maturin and zig.
+    tools: Environment,
+    commit: String,
+}
+
+impl<'a> Packages<'a> {
+    /// Installs the tools where they are missing, and empties the folder.
+    fn new(checkout: &'a Checkout) -> Result<Self> {
+        let tools = Environment::of_packaging(checkout);
+        tools.install()?;
+        let workspace = Workspace::of(checkout)?;
+        let folder = folder(&workspace);
+        if folder.exists() {
+            fs::remove_dir_all(&folder)
+                .with_context(|| format!("cannot empty {}", folder.display()))?;
+        }
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let mut git = Command::new("git");
+        git.args(["rev-parse", "HEAD"]).current_dir(checkout.root());
+        // A checkout without Git has packages, too; their program does not know its commit.
+        let commit = git.output().ok().filter(|it| it.status.success());
+        let commit = commit.map(|it| String::from_utf8_lossy(&it.stdout).trim().to_owned());
+        Ok(Self {
+            checkout,
+            target: workspace.target,
+            folder,
+            tools,
+            commit: commit.unwrap_or_default(),
+        })
+    }
+
+    /// With zig as linker, so that the program runs with older versions of glibc than this machine's. maturin checks
+    /// that it needs no newer one, and no library beside it.
+    fn wheel(&self, target: &str) -> Result<()> {
+        let mut maturin = self.tool("maturin")?;
+        maturin.args(["build", "--zig", "--locked", "--target", target]);
+        maturin.args(["--compatibility", MANYLINUX, "--out"]).arg(&self.folder);
+        done(&mut maturin)
+    }
+
+    fn source_distribution(&self) -> Result<()> {
+        let mut maturin = self.tool("maturin")?;
+        done(maturin.args(["sdist", "--out"]).arg(&self.folder))
+    }
+
+    fn static_program(&self, target: &str) -> Result<()> {
+        let mut zigbuild = self.tool("cargo-zigbuild")?;
+        zigbuild.args(["zigbuild", "--locked", "--package", "brigade-cli"]);
+        done(zigbuild.args(["--profile", PROFILE, "--target", target]))
+    }
+
+    /// Writes the completions and manual pages, which are the same for all targets.
+    fn pages(&self, target: &str) -> Result<()> {
+        let of_target = self.program(target);
+        // This machine cannot start another processor's program.
+        let own = target.starts_with(env::consts::ARCH);
+        let program = if own { of_target } else { self.program(X86_64) };
+        let completions = self.folder.join(PAGES).join("completions");
+        fs::create_dir_all(&completions)
+            .with_context(|| format!("cannot make {}", completions.display()))?;
+        for (shell, file) in COMPLETIONS {
+            let output = Command::new(&program).args(["completions", shell]).output();
+            let output = output.with_context(|| format!("cannot start {}", program.display()))?;
+            if !output.status.success() {
+                bail!("`brigade completions {shell}` failed");
+            }
+            fs::write(completions.join(file), output.stdout)
+                .with_context(|| format!("cannot write {file}"))?;
+        }
+        let man = self.folder.join(PAGES).join("man");
+        done(Command::new(&program).args(["man", "--out-dir"]).arg(man))
+    }
+
+    /// Packs the program for a target with licences, completions and manual pages.
+    fn archive(&self, target: &str) -> Result<()> {
+        let stem = format!("brigade-{}-{target}", env!("CARGO_PKG_VERSION"));
+        let staging = tempfile::tempdir_in(&self.target).context("cannot make a folder")?;
+        let root = staging.path().join(&stem);
+        fs::create_dir(&root).with_context(|| format!("cannot make {}", root.display()))?;
+        copy(&self.program(target), &root.join("brigade"))?;
+        for name in ["LICENSE-APACHE", "LICENSE-MIT"] {
+            copy(&self.checkout.root().join(name), &root.join(name))?;
+        }
+        copy(&self.checkout.root().join("crates/cli/README.md"), &root.join("README.md"))?;
+        for kind in ["completions", "man"] {
+            let (from, to) = (self.folder.join(PAGES).join(kind), root.join(kind));
+            fs::create_dir(&to).with_context(|| format!("cannot make {}", to.display()))?;
+            for file in files(&from)? {
+                copy(&file, &to.join(file.file_name().context("a page has no name")?))?;
+            }
+        }
+        let mut tar = Command::new("tar");
+        // The same bytes from the same files.
+        tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0"]);
+        tar.arg("-czf").arg(self.folder.join(format!("{stem}.tar.gz")));
+        done(tar.arg("-C").arg(staging.path()).arg(&stem))
+    }
+
+    /// The program as cargo has built it.
+    fn program(&self, target: &str) -> PathBuf {
+        self.target.join(target).join(PROFILE).join("brigade")
+    }
+
+    /// In the form that `sha256sum --check` reads.
+    fn checksums(&self) -> Result<()> {
+        let mut command = Command::new("sha256sum");
+        for file in files(&self.folder)? {
+            command.arg(file.file_name().context("a package has no name")?);
+        }
+        command.current_dir(&self.folder).stderr(Stdio::inherit());
+        let output = command.output().context("cannot start sha256sum")?;
+        if !output.status.success() {
+            bail!("sha256sum failed");
+        }
+        fs::write(self.folder.join(CHECKSUMS), output.stdout)
+            .with_context(|| format!("cannot write {CHECKSUMS}"))
+    }
+
+    /// A program of the tools' environment, which finds the others there.
+    fn tool(&self, name: &str) -> Result<Command> {
+        let mut command = plain(self.checkout, &self.tools.program(name));
+        let mut path = vec![self.tools.folder().join("bin")];
+        path.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
+        command.env("PATH", env::join_paths(path)?).env("BRIGADE_COMMIT", &self.commit);
+        Ok(command)
+    }
+}
+
+fn has_standard_library(checkout: &Checkout, target: &str) -> Result<bool> {
+    let mut rustc = plain(checkout, Path::new("rustc"));
+    rustc.args(["--print", "target-libdir", "--target", target]);
+    let output = rustc.output().context("cannot start rustc")?;
+    Ok(output.status.success()
+        && Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir())
+}
+
+fn done(command: &mut Command) -> Result<()> {
+    if !cargo::run(command)?.success() {
+        bail!("{} failed: its last lines say why", command.get_program().display());
+    }
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display())).map(drop)
+}
+
+/// The files of a folder, by name.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut files = entries.map(|it| Ok(it?.path())).collect::<Result<Vec<_>>>()?;
+    files.retain(|it| it.is_file());
+    files.sort();
+    Ok(files)
+}
+
+const X86_64: &str = "x86_64-unknown-linux-gnu";
+/// glibc 2.17, the oldest that Rust's standard library runs with.
+const MANYLINUX: &str = "manylinux2014";
+/// The profile of `Cargo.toml`, which `pyproject.toml` names, too.
+const PROFILE: &str = "shipped";
+/// The folder of completions and manual pages, beside the packages.
+const PAGES: &str = "share";
+const CHECKSUMS: &str = "SHA256SUMS";
+/// Shells, and the names that their scripts have.
+const COMPLETIONS: [(&str, &str); 3] =
+    [("bash", "brigade.bash"), ("fish", "brigade.fish"), ("zsh", "_brigade")];
