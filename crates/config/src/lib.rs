@@ -1,4 +1,4 @@
-//! The settings of a launch: what they are, where they come from, and how they are kept.
+//! The settings of a launch: files, environment and flags as layers, with the source of each value.
 //!
 //! [`TABLE`] has a row for each setting. A settings file, the environment and the flags of `brigade
 //! launch` fill the same [`Settings`], one layer over the other, and a [`Layer`] remembers for each

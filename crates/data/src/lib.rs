@@ -1,4 +1,4 @@
-//! Loaders that turn data sets into batches of tensors, and the traits of data sets.
+//! Data loaders: datasets as batches of tensors, made ahead on threads and sharded over the ranks.
 //!
 //! - Data: [`Dataset`] gives single samples (collated by [`Collate`]), [`BatchedDataset`] whole batches,
 //!   [`IterableDataset`] a stream; [`TensorDataset`] holds tensors. MNIST and its like are in

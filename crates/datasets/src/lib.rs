@@ -1,4 +1,4 @@
-//! Data sets by name, and what reads and fetches their files.
+//! Datasets by name (embedded digits, MNIST, FashionMNIST, fastai's archives), with downloads and readers of their files.
 //!
 //! [`Digits`] are embedded in the program; [`Mnist`], [`FashionMnist`] and any folder of IDX files
 //! ([`IdxFolder`]) become [`LabelledImages`]. The loaders are those of `brigade-data`. [`untar_data`] brings the

@@ -1,12 +1,13 @@
-//! Images without tensors: where encoded images come from, their labels, decoding, transforms, and
-//! samples that are cached or packed. `brigade-vision` makes batches of them.
+//! Images without tensors: sources, labels, decoding, transforms, and samples that are cached or packed.
+//!
+//! `brigade-vision` makes batches of them. Without libtorch, `brigade data` can examine a folder of images.
 //!
 //! - [`source`]: where encoded images come from.
-//! - [`labels`]: the classes of images, and which of them are to validate with.
+//! - [`labels`]: classes of images, and the split into training and validation.
 //! - [`decode`]: bytes to pixels.
-//! - [`transforms`]: what is done to one image.
+//! - [`transforms`]: transforms of one image.
 //! - [`ImageSamples`]: a source, labels and transforms, one image at a time.
-//! - [`Packer`], [`PackedImages`]: images without encoding in one file.
+//! - [`Packer`], [`PackedImages`]: decoded images in one file.
 //! - [`ImageStats`]: sizes, broken images, mean and deviation of the colours.
 //!
 //! ```

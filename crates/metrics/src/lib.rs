@@ -1,4 +1,4 @@
-//! Metrics: a fold over the batches of all ranks, and the value that is computed of it.
+//! Metrics of predictions and targets, exact on any number of ranks: a fold over the batches, and its value.
 //!
 //! A metric never averages over batches or ranks. Of each batch it takes numbers that add up, which are added in
 //! the order of the data, or rows, which are put in the order of the data; so its value is the same to the last
@@ -31,7 +31,7 @@
 //!
 //! Names and definitions are fastai's and scikit-learn's. A value that the data leave undefined (an empty
 //! validation set, one class alone where two are compared) is what scikit-learn gives with its warning, mostly 0
-//! or NaN. What no data can make right is an error with the reason: shapes that do not fit, targets that name no
+//! or NaN. Mistakes of the program are errors with the reason: shapes that do not fit, targets that name no
 //! class, the binary average of five classes. NaN predictions make means, curves and correlations NaN; where a
 //! class is chosen, NaN is the largest score, as in PyTorch, and where a threshold is passed, it is below.
 

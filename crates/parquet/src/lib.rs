@@ -1,7 +1,7 @@
 //! Columns of Parquet files as plain values, one row at a time.
 //!
-//! A damaged file is an [`Error`]: what its parts claim is compared with their sizes before memory is taken for them, and
-//! what the crate `parquet` asserts of a file is caught.
+//! A damaged file is an [`Error`]: the sizes that it declares are compared with the file before memory is allocated, and
+//! panics of the crate `parquet` are caught.
 
 mod pages;
 

@@ -1,4 +1,4 @@
-//! Plots of training runs: data first, then SVG, PNG or text.
+//! Plots of training runs as data, rendered as SVG, PNG or text.
 //!
 //! - [`Chart`]: lines, steps and points over linear or logarithmic axes, with markers.
 //! - [`Bars`]: labelled horizontal bars.

@@ -1,5 +1,7 @@
-//! Tests that run as several ranks, comparisons of numbers, the numbers of golden files, archives for readers of `.pth`
-//! files, film reviews, and (feature `photos`) images with the statistics of photographs. For tests alone.
+//! Tools for tests: [`dist_test!`] runs a test as several ranks.
+//!
+//! Also comparisons of numbers, the numbers of golden files, archives for readers of `.pth` files, film reviews, and
+//! (feature `photos`) images with the statistics of photographs.
 //!
 //! ```no_run
 //! use brigade_testkit::{dist_test, step};

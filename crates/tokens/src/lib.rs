@@ -1,4 +1,4 @@
-//! Texts as tokens, without tensors: where texts come from, how they are split, and the numbers that tokens get.
+//! Tokenizers without tensors: sources of texts, tokenizers, vocabularies, and a cache of token ids.
 //!
 //! - [`TextSource`]: texts of folders, tables and files of lines.
 //! - [`Tokenizer`]: splits a text into a [`TokenList`]; [`tokenize_all`] does so with all texts of a source.

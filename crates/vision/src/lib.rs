@@ -1,15 +1,16 @@
-//! Images as batches of tensors: data sets that a loader turns into batches, and transforms of
-//! batches on their device. What needs no tensor is in `brigade-images` and re-exported here.
+//! Images as batches of tensors: datasets for a loader, and transforms of batches on their device.
+//!
+//! Everything that needs no tensor is in `brigade-images`, and re-exported here.
 //!
 //! - [`source`]: where encoded images come from.
-//! - [`labels`]: the classes of images, and which of them are to validate with.
+//! - [`labels`]: classes of images, and the split into training and validation.
 //! - [`decode`]: bytes to pixels.
-//! - [`transforms`]: what is done to one image before it is part of a batch.
-//! - [`augment`]: what is done to a batch of images on its device.
+//! - [`transforms`]: transforms of one image, before it is part of a batch.
+//! - [`augment`]: transforms of a batch of images on its device.
 //! - [`ImageDataset`]: a source, labels and transforms as batches of tensors.
 //! - [`ResizedDataset`]: the same, with the resize on a GPU.
-//! - [`SegmentationDataset`]: images with a mask of classes each.
-//! - [`PointDataset`]: images with points on them.
+//! - [`SegmentationDataset`]: images, each with a mask of classes.
+//! - [`PointDataset`]: images with points as targets.
 //!
 //! ```
 //! use std::borrow::Cow;
