@@ -1,4 +1,4 @@
-//! What is compared, and the goal of each comparison.
+//! Comparisons, with the goal of each.
 
 mod checkpoint;
 mod dispatch;
@@ -16,10 +16,10 @@ use anyhow::{Context, Result};
 use crate::processes::{self, Side, median};
 use crate::table::Row;
 
-/// One or more lines of the table, measured together.
+/// Comparison with one or more lines of the table, which are measured together.
 pub(crate) struct Comparison {
     pub(crate) name: &'static str,
-    /// Takes the number of rounds. No rows: the peer is not installed.
+    /// Function of the number of rounds. It returns no rows if the peer is not installed.
     pub(crate) run: fn(usize) -> Result<Vec<Row>>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn all() -> Vec<Comparison> {
     ]
 }
 
-/// A step of the CNN through the Accelerator against the same step written on tch by hand.
+/// Compares a step of the CNN through the Accelerator with the same step written on tch by hand.
 fn accelerator_overhead(rounds: usize) -> Result<Vec<Row>> {
     let Pairs { ours, other: hand, ratio } = pairs(rounds, "steps-accelerated-and-by-hand")?;
     Ok(vec![Row {
@@ -90,7 +90,7 @@ fn accelerator_overhead(rounds: usize) -> Result<Vec<Row>> {
     }])
 }
 
-/// The same step against PyTorch's own loop, both with their defaults.
+/// Compares the same step with PyTorch's own loop, both with their defaults.
 fn cnn_against_pytorch(rounds: usize) -> Result<Vec<Row>> {
     let Some(peer) = Side::peer("peers/cnn.py", &[]) else {
         return Ok(Vec::new());
@@ -106,8 +106,8 @@ fn cnn_against_pytorch(rounds: usize) -> Result<Vec<Row>> {
     }])
 }
 
-/// A step with the reducer of two ranks whose collectives answer at once, against a step without: what
-/// the reducer and our code around it cost besides kernels and messages.
+/// Compares a step with the reducer of two ranks whose collectives return at once with a step without it: the cost of
+/// the reducer and of our code around it, besides kernels and messages.
 fn reducer_overhead(rounds: usize) -> Result<Vec<Row>> {
     let Pairs { ours: with, other: without, ratio } = pairs(rounds, "steps-reduced-and-plain")?;
     let share = 100.0 * (1.0 - 1.0 / ratio);
@@ -121,7 +121,7 @@ fn reducer_overhead(rounds: usize) -> Result<Vec<Row>> {
     }])
 }
 
-/// From the start of the launcher to the end of the first training step on both ranks.
+/// Measures the time from the start of the launcher to the end of the first training step on both ranks.
 fn launch_to_first_step(rounds: usize) -> Result<Vec<Row>> {
     let brigade = processes::brigade()?;
     let own = std::env::current_exe().context("cannot find this program")?;
@@ -159,7 +159,7 @@ fn launch_to_first_step(rounds: usize) -> Result<Vec<Row>> {
     }])
 }
 
-/// How long the command line takes to answer.
+/// Measures the response time of the command line.
 fn brigade_help(rounds: usize) -> Result<Vec<Row>> {
     let help = Side::command(processes::brigade()?, ["--help".to_owned()]);
     let mut seconds = Vec::new();
@@ -177,8 +177,8 @@ fn brigade_help(rounds: usize) -> Result<Vec<Row>> {
     }])
 }
 
-/// Bytes per second of shuffled batches of 28x28 images, made from memory on one thread, against a copy
-/// of as many bytes.
+/// Compares the bytes per second of shuffled batches of 28x28 images, made from memory on one thread, with a copy of as
+/// many bytes.
 fn loader_against_memcpy(rounds: usize) -> Result<Vec<Row>> {
     let [batches, copies] = in_turns(
         rounds,
@@ -194,8 +194,8 @@ fn loader_against_memcpy(rounds: usize) -> Result<Vec<Row>> {
     }])
 }
 
-/// Medians of two sides that take turns step by step in one process, and the median of the ratios of
-/// neighbouring steps, from which the machine's slow drifts drop out.
+/// Medians of two sides that take turns step by step in one process, and the median of the ratios of neighbouring
+/// steps, which removes slow drifts of the machine.
 struct Pairs {
     ours: f64,
     other: f64,
@@ -213,11 +213,11 @@ fn pairs(rounds: usize, name: &str) -> Result<Pairs> {
     Ok(Pairs { ours: median(&mut ours), other: median(&mut other), ratio: median(&mut ratios) })
 }
 
-/// Runs every side once a round, in turns, and gives the median of each side's medians.
+/// Runs every side once per round, in turns, and returns the median of each side's medians.
 fn in_turns<const N: usize>(rounds: usize, sides: &[Side; N]) -> Result<[f64; N]> {
     let mut medians = [const { Vec::new() }; N];
     for round in 0..rounds {
-        // The first of a round may find a warmer or a cooler machine: take turns in being first.
+        // The first of a round may find a warmer or a cooler machine, so the sides take turns in being first.
         for turn in 0..N {
             let side = (round + turn) % N;
             let [mut numbers] = sides[side].lists::<1>()?;

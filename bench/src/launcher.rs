@@ -1,5 +1,5 @@
-//! The launcher's figures: what it adds to a program, what it costs while nothing happens, and what
-//! a lost host costs the others.
+//! Measurements of the launcher: its overhead over a program, its cost while idle, and the effects of a lost host on
+//! the others.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -29,13 +29,13 @@ pub(crate) fn all() -> Vec<Comparison> {
     ]
 }
 
-/// A program under the launcher against the program alone.
+/// Compares a program under the launcher with the program alone.
 fn launch_overhead(rounds: usize) -> Result<Vec<Row>> {
     let launched = launch(&["--nproc", "1", "true"])?;
     let alone = Side::command("true".into(), []);
     let (mut ours, mut other) = (Vec::new(), Vec::new());
     for round in 0..rounds * 6 {
-        // Each is the first of a pair as often as the other.
+        // Each side is the first of a pair equally often.
         if round % 2 == 0 {
             ours.push(launched.seconds_until_end()?);
         }
@@ -56,7 +56,7 @@ fn launch_overhead(rounds: usize) -> Result<Vec<Row>> {
     }])
 }
 
-/// From the start of a job of many small ranks to its end.
+/// Measures the time from the start of a job of many small ranks to its end.
 fn launch_64_ranks(rounds: usize) -> Result<Vec<Row>> {
     let job = launch(&["--nproc", "64", "true"])?;
     let mut seconds = Vec::new();
@@ -111,7 +111,7 @@ fn idle_agent_processor(_rounds: usize) -> Result<Vec<Row>> {
     }])
 }
 
-/// Counted in a simulation, with the real decision and simulated agents, time and network.
+/// Counts messages in a simulation, with the real decisions and simulated agents, time and network.
 fn messages_after_a_loss(_rounds: usize) -> Result<Vec<Row>> {
     let costs = [10, 100, 1000].map(|hosts| reform(hosts, 1, Loss::Silent, SEED));
     Ok(vec![Row {
@@ -124,11 +124,12 @@ fn messages_after_a_loss(_rounds: usize) -> Result<Vec<Row>> {
     }])
 }
 
-/// In the same simulation: no host can reach the coordinator for a while, and all come back at once.
+/// Counts messages in the same simulation, when no host can reach the coordinator for a while, and all reconnect at
+/// once.
 fn messages_after_a_cut(_rounds: usize) -> Result<Vec<Row>> {
     let cut = Duration::from_secs(10);
     let costs = [10, 100, 1000].map(|hosts| disturb(hosts, hosts, Disturbance::Cut, cut, SEED));
-    // A request and its answer, and the attempt goes on.
+    // One request and its answer, and the attempt continues.
     let one_round_trip = |cost: &Cost| (cost.messages, cost.attempts, cost.refused) == (2, 1, 0);
     Ok(vec![Row {
         what: "messages per agent to re-join after a cut of 10 s: 10, 100, 1,000 simulated hosts",
@@ -154,12 +155,12 @@ fn launch(arguments: &[&str]) -> Result<Side> {
     Ok(Side::command(processes::brigade()?, words))
 }
 
-/// The agents of a job on two hosts, both of them here, whose ranks sleep.
+/// Agents of a job on two simulated hosts of this machine, whose ranks sleep.
 struct Agents([Child; 2]);
 
 impl Agents {
     fn start() -> Result<Self> {
-        // Given back at once: nothing is likely to take it before the first agent does.
+        // Closed at once: another process is unlikely to take it before the first agent does.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let brigade = processes::brigade()?;
         let start = |node: usize| {
@@ -178,7 +179,7 @@ impl Agents {
                 bail!("the ranks of an idle job have not started");
             }
         }
-        // What belongs to the start is over then.
+        // The startup is over then.
         thread::sleep(Duration::from_secs(2));
         Ok(agents)
     }
@@ -199,14 +200,14 @@ impl Agents {
 impl Drop for Agents {
     fn drop(&mut self) {
         for agent in &mut self.0 {
-            // Fails where it has been waited for.
+            // Fails if it has been waited for.
             let _ = agent.kill();
             let _ = agent.wait();
         }
     }
 }
 
-/// Resident memory in bytes, shared pages included.
+/// Returns the resident memory in bytes, shared pages included.
 fn resident(pid: u32) -> Result<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -214,12 +215,12 @@ fn resident(pid: u32) -> Result<f64> {
     Ok(1024.0 * kibibytes.trim().parse::<f64>()?)
 }
 
-/// Seconds that all its threads have run. The counters of `/proc/PID/stat` are too coarse: a tick of
-/// 10 ms is half of what an agent may use in 20 s.
+/// Returns the processor time in seconds of all threads. The counters of `/proc/PID/stat` are too coarse: a tick of 10
+/// ms is half of an agent's limit in 20 s.
 fn processor(pid: u32) -> Result<f64> {
     let clock = clock_getcpuclockid(Pid::from_raw(pid.cast_signed()))?;
     Ok(Duration::from(clock.now()?).as_secs_f64())
 }
 
-/// Any would do: the number of messages is the same for all.
+/// Any seed would do: the number of messages is the same for all.
 const SEED: u64 = 7;

@@ -64,7 +64,7 @@ impl Options {
         self.rounds.unwrap_or(default)
     }
 
-    /// The file of rows, after those of earlier runs.
+    /// Opens the file of rows, to append to those of earlier runs.
     fn rows(&self) -> Result<Option<File>> {
         let Some(path) = &self.json else { return Ok(None) };
         let file = OpenOptions::new().create(true).append(true).open(path);
@@ -77,7 +77,7 @@ fn main() -> Result<()> {
     let mut out = io::stdout().lock();
     if let Some(name) = &options.measure {
         let lists = measurements::run(name)?;
-        // No list: another rank of this job speaks.
+        // Without lists: another rank of this job prints them.
         if !lists.is_empty() {
             writeln!(out, "{}", serde_json::to_string(&lists)?)?;
         }
@@ -104,7 +104,7 @@ fn main() -> Result<()> {
             Ok(rows) if rows.is_empty() => {
                 eprintln!("  skipped: PyTorch is not installed (cargo xtask bench --peers)");
             }
-            // At once: all of them take an hour, and one that fails must not cost the others.
+            // Written at once: all comparisons take an hour, and one that fails must not lose the others.
             Ok(rows) => {
                 for row in &rows {
                     writeln!(out, "{row}")?;

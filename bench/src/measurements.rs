@@ -1,4 +1,4 @@
-//! The measurements that run in a process of their own.
+//! Measurements that run in a process of their own.
 
 mod checkpoint;
 mod dispatch;
@@ -29,11 +29,11 @@ const STEPS: usize = 60;
 const PAIRS: usize = 120;
 const LR: f64 = 5e-3;
 
-/// One training step on a batch of images and labels.
+/// Training step on a batch of images and labels.
 type Step = Box<dyn FnMut(&Tensor, &Tensor) -> Result<()>>;
 
-/// Runs a measurement by name: seconds of each step, or bytes per second; two lists for two sides that
-/// take turns step by step.
+/// Runs a measurement by name. Returns the seconds of each step, or bytes per second; two lists for two sides that take
+/// turns step by step.
 pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
     let words: Vec<&str> = name.split_whitespace().collect();
     match *words.first().unwrap_or(&"") {
@@ -61,7 +61,7 @@ pub(crate) fn run(name: &str) -> Result<Vec<Vec<f64>>> {
     }
 }
 
-/// A few batches, so that no side trains on data that lies in the cache from its last step.
+/// Returns several batches, so that no side trains on data that are in the cache from its last step.
 fn batches() -> Vec<(Tensor, Tensor)> {
     tch::manual_seed(1);
     (0..8)
@@ -86,7 +86,7 @@ fn timed(step: &mut Step, warm_up: usize, steps: usize) -> Result<Vec<f64>> {
     Ok(seconds)
 }
 
-/// Two steps in one process, turn by turn, so that what the machine does besides falls on both.
+/// Runs two steps in one process in turns, so that disturbances of the machine affect both.
 fn in_turns(mut steps: [Step; 2]) -> Result<Vec<Vec<f64>>> {
     let batches = batches();
     let mut seconds = vec![Vec::new(), Vec::new()];
@@ -104,7 +104,7 @@ fn in_turns(mut steps: [Step; 2]) -> Result<Vec<Vec<f64>>> {
     Ok(seconds)
 }
 
-/// In the memory format of the other side.
+/// Uses the memory format of the other side.
 fn accelerated() -> Result<Step> {
     let accelerator = Accelerator::builder().channels_last(false).quiet(true).build()?;
     let model = Model::new(Cnn::new)?;
@@ -119,7 +119,7 @@ fn accelerated() -> Result<Step> {
     }))
 }
 
-/// The same arithmetic on plain tensors: no model, no optimizer object, no Accelerator.
+/// Implements the same arithmetic on plain tensors: without model, optimizer object and Accelerator.
 fn by_hand() -> Result<Step> {
     let shapes: [&[i64]; 12] = [
         &[32, 1, 5, 5],
@@ -203,9 +203,9 @@ fn by_hand() -> Result<Step> {
     }))
 }
 
-/// A step of one rank, with the reducer of a group of two whose collectives answer at once, or without.
+/// Creates a step of one rank, with or without the reducer of a group of two whose collectives return at once.
 fn with_reducer(reduced: bool) -> Result<Step> {
-    // Programs have the memory that an Accelerator sets up.
+    // Programs have the memory settings that an Accelerator makes.
     let _accelerator = Accelerator::builder().channels_last(false).quiet(true).build()?;
     let mut model = Model::new(Cnn::new)?;
     let mut optimizer = Adam::default().lr(LR).build(&model)?;
@@ -241,7 +241,7 @@ const IMAGES: usize = 20_000;
 const PIXELS: usize = 28 * 28;
 const LOADER_BATCH: usize = 256;
 
-/// Bytes per second that a loader without threads makes of shuffled batches.
+/// Returns the bytes per second of shuffled batches from a loader without threads.
 fn loader() -> Result<Vec<f64>> {
     let pixels: Vec<u8> = (0..IMAGES * PIXELS).map(|i| (i * 7 % 251) as u8).collect();
     let labels: Vec<u8> = (0..IMAGES).map(|i| (i % 10) as u8).collect();
@@ -260,11 +260,11 @@ fn loader() -> Result<Vec<f64>> {
         }
         rates.push(bytes / spent.as_secs_f64());
     }
-    // The first epoch touches the memory for the first time.
+    // The first epoch accesses the memory for the first time.
     Ok(rates.split_off(1))
 }
 
-/// Bytes per second of copies as large as a batch, into memory as fresh as a batch's.
+/// Returns the bytes per second of copies as large as a batch, into newly allocated memory like a batch's.
 fn memcpy() -> Vec<f64> {
     let batch = LOADER_BATCH * PIXELS * size_of::<f32>();
     let source = vec![1u8; IMAGES * PIXELS * size_of::<f32>()];

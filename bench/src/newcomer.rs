@@ -1,7 +1,8 @@
-//! A newcomer's path, timed: from nothing to a trained model, in this checkout and in a project of one's own.
+//! Durations of a new user's first steps: from an empty folder to a trained model, in this checkout and in a new
+//! project.
 //!
-//! Every command is one of the page `docs/first-steps.md`, in its order, in folders that are empty before:
-//! build folders, the cache with libtorch, the installed program. Only cargo's downloads of crates are there.
+//! Every command is one of the page `docs/first-steps.md`, in its order, in folders that are empty at first: build
+//! folders, the cache with libtorch, the installed program. Only cargo's downloads of crates exist already.
 
 use std::env;
 use std::ffi::OsString;
@@ -27,7 +28,7 @@ pub(crate) fn all() -> Vec<Comparison> {
     ]
 }
 
-/// Installs `brigade`, and makes, trains, changes, tests and resumes projects. One round: it takes minutes.
+/// Installs `brigade`, and creates, trains, changes, tests and resumes projects. One round: it takes minutes.
 fn project(_rounds: usize) -> Result<Vec<Row>> {
     let workspace = Workspace::new()?;
     let install = workspace.timed(&checkout(), "cargo install --path crates/cli")?;
@@ -62,7 +63,7 @@ fn project(_rounds: usize) -> Result<Vec<Row>> {
     ])
 }
 
-/// `cargo xtask demo` in a fresh clone, downloads of libtorch included.
+/// Runs `cargo xtask demo` in a fresh clone, downloads of libtorch included.
 fn demo(_rounds: usize) -> Result<Vec<Row>> {
     let workspace = Workspace::new()?;
     let clone = format!("git clone --quiet . {}", workspace.root.path().join("brigade").display());
@@ -78,7 +79,7 @@ fn demo(_rounds: usize) -> Result<Vec<Row>> {
     }])
 }
 
-/// Folders that are empty at first, and an environment that knows nothing of this checkout's build.
+/// Folders that are empty at first, and an environment without variables of this checkout's build.
 struct Workspace {
     root: TempDir,
 }
@@ -109,13 +110,13 @@ impl Workspace {
         command.args(["-c", line]).current_dir(folder).stdin(Stdio::null());
         self.environment(&mut command);
         if line.starts_with("cargo install") {
-            // It would use what this checkout has built.
+            // Otherwise it would use what this checkout has built.
             command.env("CARGO_TARGET_DIR", self.root.path().join("install"));
         }
         command
     }
 
-    /// Seconds from the start of a command to its end, which must be success.
+    /// Returns the seconds from the start of a command to its end, which must succeed.
     fn timed(&self, folder: &Path, line: &str) -> Result<f64> {
         eprintln!("  $ {line}");
         let start = Instant::now();
@@ -126,7 +127,7 @@ impl Workspace {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// The project's program on two hosts with a shared folder, by ssh.
+    /// Runs the project's program on two hosts with a shared folder, through ssh.
     fn two_hosts(&self, project: &Path) -> Result<f64> {
         let network = Network::new(2);
         let line = "brigade launch --hosts node1:1,node2:1 -- target/release/digits";
@@ -144,14 +145,14 @@ impl Workspace {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// A run that Ctrl-C stops after its first checkpoint, and that goes on.
+    /// Stops a run with Ctrl-C after its first checkpoint, and resumes it.
     fn interrupt_and_resume(&self) -> Result<()> {
         self.timed(self.root.path(), "brigade new run --template complete")?;
         let folder = self.root.path().join("run");
         let launch = |line: &str| {
             eprintln!("  $ {line}");
             let mut command = self.command(&folder, &format!("exec {line}"));
-            // What both projects depend on is built once here; a user's second project takes as long as the first.
+            // Dependencies of both projects are built once here; a user's second project takes as long as the first.
             command.env("CARGO_TARGET_DIR", self.root.path().join("digits/target"));
             command.stdout(Stdio::piped());
             command
@@ -199,7 +200,7 @@ mod tests {
         assert!(lines.len() > 8, "{lines:?}");
         for line in lines {
             let command = line.split(" #").next().unwrap().trim();
-            // The shell's own, which is a folder of a command here.
+            // The shell's own `cd`, whose folder is that of a command here.
             let is_run = include_str!("newcomer.rs").contains(&format!("\"{command}\""));
             assert!(command.starts_with("cd ") || is_run, "docs/first-steps.md: {command}");
         }

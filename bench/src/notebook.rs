@@ -1,4 +1,5 @@
-//! Notebooks: from a kernel's first cell to the first step, after an edit, and what a launch costs.
+//! Measurements of notebooks: time from a kernel's first cell to the first step, time after an edit, and the cost of a
+//! launch.
 
 #[expect(clippy::unwrap_used, reason = "it serves the tests of the crate")]
 #[expect(dead_code, reason = "those tests look at more")]
@@ -25,7 +26,7 @@ fn notebook(rounds: usize) -> Result<Vec<Row>> {
     }
     let setup = Setup::new(processes::brigade()?);
     let peer = Side::peer("peers/notebook.py", &[]);
-    // Compiles what cells depend on, where that was not done before.
+    // Compiles the dependencies of the cells, if that was not done before.
     first_step(&mut setup.kernel(&checkout()))?;
     let (mut first, mut edited, mut launches, mut others) = (vec![], vec![], vec![], vec![]);
     for _ in 0..rounds {
@@ -72,7 +73,7 @@ fn notebook(rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Seconds from the first cell of a kernel to the first step of two ranks. The cell goes on.
+/// Measures the seconds from the first cell of a kernel to the first step of two ranks. The cell continues to run.
 fn first_step(kernel: &mut Kernel) -> Result<f64> {
     let start = Instant::now();
     let brigade = checkout().join("crates/brigade");
@@ -98,7 +99,7 @@ fn step(kernel: &mut Kernel) -> Result<()> {
     Ok(())
 }
 
-/// The loop of docs/notebooks.md for an epoch, with a line after its first step.
+/// Returns the loop of docs/notebooks.md for an epoch, with a line after its first step.
 fn train(rate: &str) -> String {
     format!(
         "fn train((): ()) -> Result<Vec<f64>> {{
@@ -124,7 +125,7 @@ fn train(rate: &str) -> String {
     )
 }
 
-/// Seconds of a call whose ranks do nothing, compiling excluded.
+/// Measures the seconds of a call whose ranks do nothing, compiling excluded.
 fn launch(kernel: &mut Kernel) -> Result<f64> {
     kernel
         .run("fn join((): ()) -> Result<usize> { Ok(Accelerator::new()?.num_processes()) }")

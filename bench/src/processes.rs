@@ -1,4 +1,4 @@
-//! Measurements as processes: this program, a peer's script, the launcher.
+//! Processes of measurements: this program, a peer's script, the launcher.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -9,30 +9,30 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 
-/// One side of a comparison: how to start it.
+/// Command of one side of a comparison.
 pub(crate) struct Side {
     program: PathBuf,
     arguments: Vec<String>,
-    /// `None` takes a variable away.
+    /// Environment variables. `None` removes a variable.
     environment: Vec<(&'static str, Option<&'static str>)>,
     compiles: bool,
 }
 
 impl Side {
-    /// A measurement of this program.
+    /// Returns a measurement of this program.
     pub(crate) fn own(name: &str) -> Self {
         let program = std::env::current_exe().unwrap_or_else(|_| "brigade-bench".into());
         Self::command(program, ["--measure".to_owned(), name.to_owned()])
     }
 
-    /// A script of a peer with its arguments, where one is installed.
+    /// Returns a script of a peer with its arguments, if the peer is installed.
     pub(crate) fn peer(script: &str, arguments: &[&str]) -> Option<Self> {
         let mut all = vec![script_path(script)];
         all.extend(arguments.iter().map(|&argument| argument.to_owned()));
         Some(Self::command(python()?.into(), all))
     }
 
-    /// A script under torchrun, on two processes of one thread.
+    /// Returns a script under torchrun, on two processes of one thread.
     pub(crate) fn torchrun(script: &str, arguments: &[&str]) -> Option<Self> {
         let launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"];
         let mut all: Vec<String> = launcher.map(str::to_owned).into();
@@ -41,31 +41,31 @@ impl Side {
         Some(Self::command(python()?.into(), all))
     }
 
-    /// Any command.
+    /// Returns any command.
     pub(crate) fn command(program: PathBuf, arguments: impl IntoIterator<Item = String>) -> Self {
         let arguments = arguments.into_iter().collect();
         Self { program, arguments, environment: Vec::new(), compiles: false }
     }
 
-    /// Sets a variable of its environment.
+    /// Sets an environment variable.
     pub(crate) fn variable(mut self, name: &'static str, value: &'static str) -> Self {
         self.environment.push((name, Some(value)));
         self
     }
 
-    /// Takes a variable out of its environment.
+    /// Removes an environment variable.
     pub(crate) fn without_variable(mut self, name: &'static str) -> Self {
         self.environment.push((name, None));
         self
     }
 
-    /// Says that its first block compiles for a long time: [`blocks_in_turns`] has the others warm up meanwhile.
+    /// Marks a side whose first block compiles for a long time: [`blocks_in_turns`] warms up the others meanwhile.
     pub(crate) fn compiles(mut self) -> Self {
         self.compiles = true;
         self
     }
 
-    /// The lists of numbers that it prints as JSON in its last line.
+    /// Runs the command and returns the lists of numbers in its last line, which is JSON.
     pub(crate) fn lists<const N: usize>(&self) -> Result<[Vec<f64>; N]> {
         let output = self.output()?;
         let text = String::from_utf8_lossy(&output.stdout);
@@ -76,14 +76,14 @@ impl Side {
         lists.try_into().map_err(|_| anyhow!("{} printed {found} lists, not {N}", self.line()))
     }
 
-    /// Seconds from its start to its end.
+    /// Measures the seconds from its start to its end.
     pub(crate) fn seconds_until_end(&self) -> Result<f64> {
         let start = Instant::now();
         self.output()?;
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Seconds from its start to its first line on stdout; then it is left to end by itself.
+    /// Measures the seconds from its start to its first line on stdout. It then ends by itself.
     pub(crate) fn seconds_until_line(&self) -> Result<f64> {
         let mut command = self.start();
         command.stdout(Stdio::piped());
@@ -100,7 +100,7 @@ impl Side {
         Ok(seconds)
     }
 
-    /// Runs it to its end, which fails with what it printed to stderr if the process does.
+    /// Runs the command to its end. Fails with its stderr if the process does.
     fn output(&self) -> Result<Output> {
         let output = self.start().output().with_context(|| self.line())?;
         if !output.status.success() {
@@ -127,8 +127,8 @@ impl Side {
     }
 }
 
-/// Steps of two processes that take turns step by step, as where one process cannot hold both sides:
-/// seconds of each side's steps, in order.
+/// Runs two processes that take turns step by step, if one process cannot contain both sides. Returns the seconds of
+/// each side's steps, in order.
 pub(crate) fn step_in_turns(sides: &[Side; 2], steps: usize) -> Result<[Vec<f64>; 2]> {
     let mut running = [Stepping::start(&sides[0])?, Stepping::start(&sides[1])?];
     let mut seconds = [Vec::with_capacity(steps), Vec::with_capacity(steps)];
@@ -145,13 +145,13 @@ pub(crate) fn step_in_turns(sides: &[Side; 2], steps: usize) -> Result<[Vec<f64>
     Ok(seconds)
 }
 
-/// Turns that do not count.
+/// Number of turns that do not count.
 const WARM_UP: usize = 3;
 
-/// After a step, OpenMP's threads spin for some milliseconds, which is not to slow down the other side.
+/// Pause after a step, for which OpenMP's threads spin for some milliseconds: it must not slow down the other side.
 const PAUSE: Duration = Duration::from_millis(8);
 
-/// A process that takes a step when it is asked to. Dropped, it ends.
+/// Process that takes a step on request. It is ended when dropped.
 struct Stepping {
     process: Child,
     ask: ChildStdin,
@@ -168,7 +168,7 @@ impl Stepping {
         Ok(Self { process, ask, answers })
     }
 
-    /// Seconds of its next step.
+    /// Returns the seconds of its next step.
     fn step(&mut self) -> Result<f64> {
         self.ask()?;
         let answer = self.answer()?;
@@ -185,7 +185,7 @@ impl Stepping {
         Ok(answer)
     }
 
-    /// The answer to [`Stepping::ask`] where a block of steps was asked for.
+    /// Returns the answer to [`Stepping::ask`] for a block of steps.
     fn block(&mut self) -> Result<Block> {
         let answer = self.answer()?;
         let numbers: [f64; 2] = serde_json::from_str(&answer)
@@ -194,31 +194,31 @@ impl Stepping {
     }
 }
 
-/// Steps of one side, taken one after the other without waiting for the device in between.
+/// Consecutive steps of one side, without synchronisation with the device in between.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Block {
-    /// Of each step, on average.
+    /// Mean duration of a step in seconds.
     pub(crate) seconds: f64,
-    /// The most memory of the device that tensors of the process had until then, in bytes; 0 on a CPU.
+    /// Peak device memory of tensors of the process until then, in bytes; 0 on a CPU.
     pub(crate) peak: f64,
 }
 
-/// What became of a side of [`blocks_in_turns`].
+/// Outcome of a side of [`blocks_in_turns`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Outcome {
-    /// The median of its blocks' seconds, and the highest memory.
+    /// Median of its blocks' seconds, with the peak memory.
     Measured(Block),
-    /// It ended early, or answered something else; stderr has its words.
+    /// It ended early, or its answer was not valid; its messages are on stderr.
     Failed,
-    /// What it needs is not installed.
+    /// A program that it needs is not installed.
     NotInstalled,
 }
 
-/// Blocks of steps of processes that take turns: all of them start at once and stay, so that what they import and
-/// compile is paid once and not in every round. A side that fails does not end the others.
+/// Runs blocks of steps of processes in turns. All of them start at once and stay, so that imports and compilation are
+/// paid once and not in every round. A side that fails does not end the others.
 ///
 /// The sides warm up one after the other, so that none chooses its kernels while another one computes; one that
-/// [compiles](Side::compiles) begins before the others, since compiling is the processor's work.
+/// [compiles](Side::compiles) begins before the others, since compiling uses the processor.
 pub(crate) fn blocks_in_turns<const N: usize>(
     rounds: usize,
     sides: &[Option<Side>; N],
@@ -245,7 +245,7 @@ pub(crate) fn blocks_in_turns<const N: usize>(
     turns.map(Turns::outcome)
 }
 
-/// A side of [`blocks_in_turns`]; without a process once it has failed.
+/// Side of [`blocks_in_turns`], without a process once it has failed.
 struct Turns<'a> {
     side: Option<&'a Side>,
     process: Option<Stepping>,
@@ -278,7 +278,7 @@ impl<'a> Turns<'a> {
     fn fail(&mut self, error: &anyhow::Error) {
         let line = self.side.map(Side::line).unwrap_or_default();
         eprintln!("  failed: {line}: {error:#}");
-        // Ends it.
+        // Ends the process.
         self.process = None;
     }
 
@@ -297,13 +297,13 @@ impl<'a> Turns<'a> {
 
 impl Drop for Stepping {
     fn drop(&mut self) {
-        // Fails where it has ended.
+        // Fails if it has ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// The binary `brigade`, beside this one.
+/// Returns the binary `brigade`, beside this one.
 pub(crate) fn brigade() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let brigade = own.with_file_name("brigade");
@@ -313,7 +313,7 @@ pub(crate) fn brigade() -> Result<PathBuf> {
     Ok(brigade)
 }
 
-/// The middle value. Sorts.
+/// Returns the median. Sorts the values.
 pub(crate) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {

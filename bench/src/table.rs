@@ -1,10 +1,10 @@
-//! The result as a Markdown table.
+//! Markdown table of the results.
 
 use std::fmt;
 
 use brigade_torch::DEVICE_KINDS;
 
-/// One comparison's result, ready to print.
+/// Result of one comparison, ready to print.
 pub(crate) struct Row {
     pub(crate) what: &'static str,
     pub(crate) ours: String,
@@ -15,7 +15,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// The same as an object, with the comparison's name.
+    /// Returns the row as an object, with the comparison's name.
     pub(crate) fn json(&self, comparison: &str) -> serde_json::Value {
         let Self { what, ours, other, ratio, goal, reached } = self;
         serde_json::json!({
@@ -30,11 +30,11 @@ impl Row {
     }
 }
 
-/// The table's first two lines.
+/// First two lines of the table.
 pub(crate) const HEAD: &str =
     "\n| what | Brigade | other | ratio | goal | reached |\n|---|---|---|---|---|---|";
 
-/// A line of the table.
+/// Formats a line of the table.
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let reached = if self.reached { "yes" } else { "no" };
@@ -43,7 +43,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// Processor, cores, GPU, libtorch: what the figures depend on.
+/// Describes what the figures depend on: processor, cores, GPU, libtorch.
 pub(crate) fn machine() -> String {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu

@@ -1,4 +1,4 @@
-//! Compiles the GPUs made of host memory against the libtorch with which torch-sys was built.
+//! Compiles the simulated GPUs in host memory against the libtorch with which torch-sys was built.
 
 use std::env;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ fn main() {
     let lib =
         PathBuf::from(env::var_os("DEP_TCH_LIBTORCH_LIB").expect("torch-sys exports its folder"));
     let torch = lib.parent().expect("libtorch's lib folder has a parent");
-    // As torch-sys: another folder of headers may be named.
+    // As in torch-sys: another folder of headers may be set.
     let include = env::var_os("LIBTORCH_INCLUDE")
         .map_or_else(|| torch.to_owned(), PathBuf::from)
         .join("include");
@@ -16,9 +16,9 @@ fn main() {
         .cpp(true)
         .files(["cpp/device.cpp", "cpp/operators.cpp", "cpp/kernels.cpp"])
         .include("../../crates/torch/cpp")
-        // As libtorch's own headers need from 2.11 on.
+        // libtorch's own headers need it from 2.11 on.
         .std("c++20")
-        // Their headers warn; with `isystem` ours still would not.
+        // libtorch's headers cause warnings, which `isystem` alone would not suppress.
         .warnings(false)
         // Debug information of libtorch's headers doubles the time of each file.
         .debug(false)

@@ -1,4 +1,4 @@
-//! Checkpoints of 1 GB against `torch.save` and `torch.load`, and what a save in the background costs.
+//! Comparison of 1 GB checkpoints with `torch.save` and `torch.load`, and the cost of a save in the background.
 
 use std::path::PathBuf;
 use std::{env, fs, process};
@@ -9,7 +9,7 @@ use super::{in_turns, milliseconds};
 use crate::processes::{Side, median};
 use crate::table::Row;
 
-/// A folder beside this program, on the disk of the build, that goes away with the comparison.
+/// Folder beside this program, on the disk of the build, which is removed after the comparison.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -32,7 +32,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Save, flushed on both sides and on neither, and load.
+/// Compares saves, flushed on both sides and on neither, and loads.
 pub(crate) fn files(rounds: usize) -> Result<Vec<Row>> {
     let scratch = Scratch::new()?;
     let folder = scratch.path()?;
@@ -46,7 +46,7 @@ pub(crate) fn files(rounds: usize) -> Result<Vec<Row>> {
     ) else {
         return Ok(Vec::new());
     };
-    // First, where the peer's file is not there yet: the other one would be its older one.
+    // First, while the peer's file does not exist: afterwards its older file would be overwritten.
     let [ours_new, theirs_new] = in_turns(rounds, &[own(&format!("save {folder} flushed")), new])?;
     let [ours_flushed, theirs_flushed] =
         in_turns(rounds, &[own(&format!("save {folder} flushed")), flushed])?;
@@ -100,8 +100,8 @@ pub(crate) fn files(rounds: usize) -> Result<Vec<Row>> {
     ])
 }
 
-/// A step while a checkpoint of 1 GB is written, against one with nothing else going on; and what
-/// `save_state` takes of the training, in the first save and in those after it.
+/// Compares a step while a checkpoint of 1 GB is written with one without other work, and measures how long
+/// `save_state` delays the training, in the first save and in later ones.
 pub(crate) fn background(rounds: usize) -> Result<Vec<Row>> {
     let scratch = Scratch::new()?;
     let side = Side::own(&format!("checkpoint background {}", scratch.path()?));
@@ -119,7 +119,7 @@ pub(crate) fn background(rounds: usize) -> Result<Vec<Row>> {
         other: milliseconds(copy),
         ratio: format!("{:.2}", stall / copy),
         goal: "the copy".to_owned(),
-        // A little more than the copy is allowed: opening the folder, asking the other ranks.
+        // A little more than the copy is allowed, for opening the folder and asking the other ranks.
         reached: stall <= 1.25 * copy,
     };
     Ok(vec![

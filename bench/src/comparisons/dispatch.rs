@@ -1,4 +1,4 @@
-//! Models with device maps against Accelerate's, on two threads of the CPU.
+//! Comparison of models with device maps with Accelerate's, on two threads of the CPU.
 
 use anyhow::{Context, Result};
 
@@ -7,7 +7,7 @@ use super::{in_turns, milliseconds};
 use crate::processes::{Side, median};
 use crate::table::Row;
 
-/// A folder with a Llama of 2 GB, and its bytes.
+/// Writes a Llama of 2 GB to a folder, and returns its size in bytes.
 fn written() -> Result<(tempfile::TempDir, String, f64)> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().to_str().context("the temporary folder is not UTF-8")?.to_owned();
@@ -15,7 +15,7 @@ fn written() -> Result<(tempfile::TempDir, String, f64)> {
     Ok((folder, path, bytes[0]))
 }
 
-/// Weights of 2 GB as bfloat16.
+/// Compares loading weights of 2 GB as bfloat16.
 pub(crate) fn load(rounds: usize) -> Result<Vec<Row>> {
     let (_folder, path, bytes) = written()?;
     let mut rows = Vec::new();
@@ -46,7 +46,8 @@ pub(crate) fn load(rounds: usize) -> Result<Vec<Row>> {
             goal: format!("at most {goal:.2}"),
             reached: ours <= goal * theirs,
         });
-        // In memory the weights and 64 MB; else what two blocks take, and one that stays, and 64 MB.
+        // Memory limit: the weights and 64 MB if they are in memory; otherwise two blocks in transfer, one resident
+        // block, and 64 MB.
         let most = if place == "cpu" { bytes / 2.0 } else { bytes / 2.0 / 30.0 * 3.0 } + 64e6;
         rows.push(Row {
             what: memory,
@@ -60,7 +61,7 @@ pub(crate) fn load(rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Forwards of a Llama of 2 GB whose blocks are on the disk, with a warm cache of the system.
+/// Compares forward passes of a Llama of 2 GB whose blocks are on disk, with a warm page cache.
 pub(crate) fn forward(rounds: usize) -> Result<Vec<Row>> {
     let (_folder, path, _) = written()?;
     let mut rows = Vec::new();
@@ -92,7 +93,7 @@ pub(crate) fn forward(rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Greedy generation with half of the blocks on the disk, and with all in memory.
+/// Compares greedy generation with half of the blocks on disk, and with all in memory.
 pub(crate) fn generate(rounds: usize) -> Result<Vec<Row>> {
     let (_folder, path, _) = written()?;
     let mut rows = Vec::new();
@@ -114,7 +115,7 @@ pub(crate) fn generate(rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// How many times as fast.
+/// Returns a row with the speedup.
 fn times(what: &'static str, ours: f64, other: f64, goal: f64) -> Row {
     Row {
         what,

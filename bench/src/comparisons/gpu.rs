@@ -1,4 +1,4 @@
-//! Training on a GPU against PyTorch: its eager loop and `torch.compile`.
+//! Comparison of training on a GPU with PyTorch: its eager loop and `torch.compile`.
 
 use anyhow::{Result, ensure};
 use brigade::torch::DEVICE_KINDS;
@@ -8,12 +8,12 @@ use crate::measurements::gpu::{SMALL, small};
 use crate::processes::{Block, Outcome, Side, blocks_in_turns, median};
 use crate::table::Row;
 
-/// Whether a comparison is one of GPUs, by its name. The runner of `cargo xtask gpu` chooses by the same.
+/// Returns `true` if a comparison needs a GPU, by its name. The runner of `cargo xtask gpu` uses the same rule.
 pub(crate) fn needs_gpu(name: &str) -> bool {
     name.starts_with("gpu-")
 }
 
-/// Why a comparison cannot run here: there is no GPU, and it is not to be small.
+/// Returns the reason why a comparison cannot run here: there is no GPU, and small sizes were not requested.
 pub(crate) fn cannot_run(name: &str) -> Option<String> {
     if !needs_gpu(name) || small() {
         return None;
@@ -32,7 +32,7 @@ pub(crate) fn cannot_run(name: &str) -> Option<String> {
     ))
 }
 
-/// The FashionMNIST CNN, recorded as a graph and not, against the eager loop and `torch.compile`.
+/// Compares the FashionMNIST CNN, recorded as a graph and not, with the eager loop and `torch.compile`.
 pub(crate) fn cnn(rounds: usize) -> Result<Vec<Row>> {
     let script = "peers/gpu_cnn.py";
     let [captured, plain, loaded, eager, compiled] = blocks_in_turns(
@@ -70,7 +70,7 @@ pub(crate) fn cnn(rounds: usize) -> Result<Vec<Row>> {
     finish(rows, [captured, plain, loaded])
 }
 
-/// ResNet-50 in bf16, with its data, against the eager loop.
+/// Compares ResNet-50 in bf16, with its data, with the eager loop.
 pub(crate) fn resnet50(rounds: usize) -> Result<Vec<Row>> {
     let peer = Side::peer(RESNET50, &[]);
     let [ours, eager] = blocks_in_turns(rounds, &[Some(Side::own("gpu resnet50")), peer]);
@@ -81,8 +81,8 @@ pub(crate) fn resnet50(rounds: usize) -> Result<Vec<Row>> {
     finish(rows, [ours])
 }
 
-/// The same against `torch.compile`. On its own, since it compiles for longer than all else takes: rows are kept once
-/// their comparison has ended.
+/// Compares ResNet-50 with `torch.compile`. This is separate, since compiling takes longer than everything else, and
+/// rows are written when their comparison has ended.
 pub(crate) fn resnet50_compiled(rounds: usize) -> Result<Vec<Row>> {
     let peer = Side::peer(RESNET50, &["--compile"]).map(Side::compiles);
     let [ours, compiled] = blocks_in_turns(rounds, &[Some(Side::own("gpu resnet50")), peer]);
@@ -92,7 +92,7 @@ pub(crate) fn resnet50_compiled(rounds: usize) -> Result<Vec<Row>> {
 
 const RESNET50: &str = "peers/gpu_resnet50.py";
 
-/// GPT-2 of 124 M parameters in bf16 against the eager loop.
+/// Compares GPT-2 with 124 M parameters in bf16 with the eager loop.
 pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
     let [plain, captured, eager] = blocks_in_turns(
         rounds,
@@ -111,7 +111,7 @@ pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
     finish(rows, [plain, captured])
 }
 
-/// From the start of a process to the end of its first training step.
+/// Compares the time from the start of a process to the end of its first training step.
 pub(crate) fn first_step(rounds: usize) -> Result<Vec<Row>> {
     let ours = Side::own("gpu first-step");
     let peer = Side::peer("peers/gpu_first_step.py", &[]);
@@ -134,7 +134,7 @@ pub(crate) fn first_step(rounds: usize) -> Result<Vec<Row>> {
     })])
 }
 
-/// Five epochs on ten classes of generated photographs that lie on the GPU. Every round is a training of its own.
+/// Compares five epochs on ten classes of generated photographs in GPU memory. Every round is a complete training.
 pub(crate) fn imagenette(rounds: usize) -> Result<Vec<Row>> {
     let run =
         |captured| Side::own(&format!("gpu imagenette {captured} runs={rounds}")).lists::<4>();
@@ -178,7 +178,7 @@ pub(crate) fn imagenette(rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// How many times as fast as the peer a step is.
+/// Returns a row with the speedup of a step over the peer.
 fn steps(what: &'static str, ours: Outcome, theirs: Outcome, goal: Option<f64>) -> Row {
     compared(what, ours, theirs, goal, |seconds| format!("{:.3} ms", 1e3 * seconds))
 }
@@ -212,7 +212,8 @@ fn compared(
     }
 }
 
-/// The most that tensors took of the GPU; no row on a CPU, where it is not counted, or where a side is missing.
+/// Returns a row with the peak GPU memory of tensors; `None` on a CPU, where it is not counted, or if a side is
+/// missing.
 fn memory(what: &'static str, ours: Outcome, theirs: Outcome) -> Option<Row> {
     let (Outcome::Measured(ours), Outcome::Measured(theirs)) = (ours, theirs) else { return None };
     (ours.peak > 0.0 && theirs.peak > 0.0).then(|| Row {
@@ -225,12 +226,12 @@ fn memory(what: &'static str, ours: Outcome, theirs: Outcome) -> Option<Row> {
     })
 }
 
-/// Figures of small runs are not to be taken for others.
+/// Marks figures of small runs, so that they are not taken for full ones.
 fn marked(figure: String) -> String {
     if small() { format!("{figure} (small)") } else { figure }
 }
 
-/// The rows, unless none of our sides has a figure.
+/// Returns the rows, unless none of our sides has a figure.
 fn finish<const N: usize>(rows: Vec<Row>, ours: [Outcome; N]) -> Result<Vec<Row>> {
     let measured = ours.iter().any(|outcome| matches!(outcome, Outcome::Measured(_)));
     ensure!(measured, "no side of ours was measured");

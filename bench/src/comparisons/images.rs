@@ -1,4 +1,4 @@
-//! Folders of photographs against torchvision's `ImageFolder` with PIL and a DataLoader of two workers.
+//! Comparison of folders of photographs with torchvision's `ImageFolder` with PIL and a DataLoader of two workers.
 
 use anyhow::{Result, ensure};
 use brigade_testkit::Photos;
@@ -7,10 +7,10 @@ use super::training::megabytes;
 use crate::processes::{Side, median};
 use crate::table::Row;
 
-/// Of the machine that is measured on; both sides use as many threads or workers.
+/// Number of cores of the machine; both sides use as many threads or workers.
 const CORES: f64 = 2.0;
 
-/// Photographs of 500 x 375 in ten classes, JPEG, as files of which the page cache holds all.
+/// Photographs of 500 x 375 in ten classes, as JPEG files that are all in the page cache.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -38,7 +38,7 @@ impl Folder {
     }
 }
 
-/// Batches of 64 training images of 160 px, decoded each epoch and from a cache.
+/// Compares batches of 64 training images of 160 px, decoded in each epoch and from a cache.
 pub(crate) fn loader(rounds: usize) -> Result<Vec<Row>> {
     let folder = Folder::of(256)?;
     let Some(theirs) = folder.theirs("loader", 3) else { return Ok(Vec::new()) };
@@ -46,7 +46,7 @@ pub(crate) fn loader(rounds: usize) -> Result<Vec<Row>> {
     let decoder = folder.ours("decoder", 1, None)?;
     let mut figures = [const { Vec::new() }; 9];
     for _ in 0..rounds {
-        // Rates after the first epoch, which starts processes and reads from the disk.
+        // Rates after the first epoch, which starts processes and reads from disk.
         let mut note = |place: usize, [mut rates, memory]: [Vec<f64>; 2]| {
             rates.remove(0);
             figures[place].push(median(&mut rates));
@@ -94,7 +94,7 @@ pub(crate) fn loader(rounds: usize) -> Result<Vec<Row>> {
     ])
 }
 
-/// The example `image_folder`: ResNet-18 at 160 px, decoding, transforms and training.
+/// Compares the example `image_folder`: ResNet-18 at 160 px, with decoding, transforms and training.
 pub(crate) fn example(rounds: usize) -> Result<Vec<Row>> {
     let folder = Folder::of(64)?;
     let Some(theirs) = folder.theirs("example", 2) else { return Ok(Vec::new()) };

@@ -1,4 +1,4 @@
-//! The Learner against the visible loop, and against fastai's.
+//! Comparison of the Learner with the visible loop, and with fastai's.
 
 use anyhow::{Result, ensure};
 use brigade_testkit::Photos;
@@ -7,7 +7,8 @@ use super::{Pairs, milliseconds, pairs};
 use crate::processes::{Side, median};
 use crate::table::Row;
 
-/// What the Learner adds to a step of the visible loop, alone and with three metrics of the training batches.
+/// Measures the overhead of the Learner over a step of the visible loop, alone and with three metrics of the training
+/// batches.
 pub(crate) fn overhead(rounds: usize) -> Result<Vec<Row>> {
     let row = |what, measurement, most: f64| -> Result<Row> {
         let Pairs { ours, other, ratio } = pairs(rounds, measurement)?;
@@ -30,7 +31,7 @@ pub(crate) fn overhead(rounds: usize) -> Result<Vec<Row>> {
     ])
 }
 
-/// The example `imagewoof` on generated photographs against fastai's program, both with their defaults.
+/// Compares the example `imagewoof` on generated photographs with fastai's program, both with their defaults.
 pub(crate) fn imagewoof(rounds: usize) -> Result<Vec<Row>> {
     const EPOCHS: usize = 2;
     let folder = tempfile::tempdir()?;

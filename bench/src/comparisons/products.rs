@@ -1,4 +1,4 @@
-//! Products of matrices: how much of their rate a step reaches, and what the reproducible ones cost.
+//! Matrix products: the share of their rate that a step reaches, and the cost of reproducible ones.
 
 use anyhow::Result;
 
@@ -6,7 +6,7 @@ use super::{Pairs, milliseconds, pairs};
 use crate::processes::{Side, median, step_in_turns};
 use crate::table::Row;
 
-/// What a step computes in a second, against products of matrices and nothing else.
+/// Compares the operations per second of a step with those of matrix products alone.
 pub(crate) fn matmul_share(rounds: usize) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (what, words, goal) in [
@@ -32,12 +32,12 @@ pub(crate) fn matmul_share(rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Pairs of processes in a round: where memory lies differs from process to process, and a step's time
-/// with it.
+/// Number of pairs of processes per round: memory addresses differ from process to process, and a step's time with
+/// them.
 const PROCESSES: usize = 2;
 
-/// Steps with MKL's reproducible products, the default, against steps without. The mode belongs to a
-/// process, so there are two, which take turns step by step.
+/// Compares steps with MKL's reproducible products, the default, with steps without. The mode belongs to a process, so
+/// there are two, which take turns step by step.
 pub(crate) fn reproducible(rounds: usize) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (what, net, steps) in [
@@ -46,8 +46,8 @@ pub(crate) fn reproducible(rounds: usize) -> Result<Vec<Row>> {
         ("transformer block step, fp32: the same", "block", 30),
     ] {
         let side = |mode| Side::own(&format!("train-on-demand {net} {mode}"));
-        // Empty, it leaves MKL as it comes, and Brigade leaves it so. A word that MKL does not know would
-        // ask for a mode.
+        // An empty value leaves MKL's default, and Brigade does not change it. A word that MKL does not have would set
+        // a mode.
         let sides = [
             side("reproducible").without_variable("MKL_CBWR"),
             side("turned-off").variable("MKL_CBWR", ""),

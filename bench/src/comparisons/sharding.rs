@@ -1,4 +1,4 @@
-//! Sharded training against PyTorch's FSDP2, by two processes of one thread.
+//! Comparison of sharded training with PyTorch's FSDP2, on two processes of one thread.
 
 use anyhow::{Context, Result};
 
@@ -7,7 +7,7 @@ use super::{in_turns, milliseconds};
 use crate::processes::{Side, median};
 use crate::table::Row;
 
-/// What the rows of one model are called, and the share of FSDP2's step to reach.
+/// Names of the rows of one model, and the share of FSDP2's step to reach.
 struct Goals {
     model: &'static str,
     rows: [&'static str; 4],
@@ -63,7 +63,7 @@ fn steps(rounds: usize, goals: &Goals) -> Result<Vec<Row>> {
     ])
 }
 
-/// Our time as a share of another.
+/// Returns a row with our time as a share of another.
 fn share(what: &'static str, ours: f64, other: f64, goal: f64) -> Row {
     Row {
         what,
@@ -75,7 +75,7 @@ fn share(what: &'static str, ours: f64, other: f64, goal: f64) -> Row {
     }
 }
 
-/// 1 GB of weights and Adam's states, from two ranks and back.
+/// Compares saving and loading 1 GB of weights and Adam's states on two ranks.
 pub(crate) fn checkpoint(rounds: usize) -> Result<Vec<Row>> {
     let (mut own, mut peer) = ([const { Vec::new() }; 4], [const { Vec::new() }; 2]);
     for _ in 0..rounds {
@@ -121,7 +121,7 @@ pub(crate) fn checkpoint(rounds: usize) -> Result<Vec<Row>> {
     ])
 }
 
-/// Weights of 1 GB out of one file into the shards of two ranks.
+/// Compares loading weights of 1 GB from one file into the shards of two ranks.
 pub(crate) fn load(rounds: usize) -> Result<Vec<Row>> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("layers.safetensors");
@@ -142,7 +142,7 @@ pub(crate) fn load(rounds: usize) -> Result<Vec<Row>> {
     }
     let [[seconds, peak], [their_seconds, their_peak]] =
         found.map(|lists| lists.map(|mut all| median(&mut all)));
-    // A rank's shard, and one layer.
+    // Memory of a rank's shard and one layer.
     let goal = bytes[0] / 2.0 + 2048.0 * 2048.0 * 4.0;
     Ok(vec![
         share(
@@ -162,7 +162,7 @@ pub(crate) fn load(rounds: usize) -> Result<Vec<Row>> {
     ])
 }
 
-/// What sharding costs where there is a single rank.
+/// Measures the cost of sharding on a single rank.
 pub(crate) fn one_rank(rounds: usize) -> Result<Vec<Row>> {
     let ours = |strategy: &str| Side::own(&format!("sharding step small {strategy}"));
     let [plain, zero1, zero3] = in_turns(rounds, &[ours("none"), ours("zero1"), ours("zero3")])?;
@@ -172,7 +172,7 @@ pub(crate) fn one_rank(rounds: usize) -> Result<Vec<Row>> {
     ])
 }
 
-/// The highest memory of a rank that trains 352 MB of weights over 2 ranks, against the plan.
+/// Compares the peak memory of a rank that trains 352 MB of weights on 2 ranks with the plan.
 pub(crate) fn memory(rounds: usize) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (strategy, what) in [
@@ -203,7 +203,7 @@ pub(crate) fn memory(rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// A checkpoint of 1 GB that four ranks have saved, loaded by two.
+/// Compares loading a checkpoint of 1 GB that four ranks have saved on two ranks.
 pub(crate) fn reshard(rounds: usize) -> Result<Vec<Row>> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().to_str().context("the temporary folder is not UTF-8")?;

@@ -1,5 +1,5 @@
-//! Tensor parallelism against PyTorch's DTensor, by two processes of one thread; context parallelism by two such against
-//! one process with two threads, since PyTorch's runs on GPUs alone.
+//! Comparison of tensor parallelism with PyTorch's DTensor on two processes of one thread, and of context parallelism
+//! on two such processes with one process of two threads, since PyTorch's runs on GPUs alone.
 
 use anyhow::Result;
 
@@ -8,7 +8,7 @@ use super::{in_turns, milliseconds};
 use crate::processes::{Side, median};
 use crate::table::Row;
 
-/// A layer of Llama with the embedding before it and the norm behind it.
+/// Compares a layer of Llama with the embedding before it and the normalisation after it.
 pub(crate) fn layer(rounds: usize) -> Result<Vec<Row>> {
     let Some(peer) = Side::torchrun("peers/tensor_parallel.py", &["layer"]) else {
         return Ok(Vec::new());
@@ -24,7 +24,7 @@ pub(crate) fn layer(rounds: usize) -> Result<Vec<Row>> {
     }])
 }
 
-/// Attention to a sequence of which each rank has half.
+/// Compares attention to a sequence of which each rank has half.
 pub(crate) fn context(rounds: usize) -> Result<Vec<Row>> {
     let Some(peer) = Side::peer("peers/attention.py", &[]) else { return Ok(Vec::new()) };
     let own = |method: &str| launched(2, &format!("tensor-parallel attention {method}"));
@@ -48,7 +48,7 @@ pub(crate) fn context(rounds: usize) -> Result<Vec<Row>> {
     ])
 }
 
-/// A head and its loss, where each rank has half of a vocabulary of 32,000 tokens.
+/// Compares a head with its loss, where each rank has half of a vocabulary of 32,000 tokens.
 pub(crate) fn loss(rounds: usize) -> Result<Vec<Row>> {
     let Some(peer) = Side::torchrun("peers/tensor_parallel.py", &["loss"]) else {
         return Ok(Vec::new());

@@ -1,4 +1,5 @@
-//! Texts: tokens against fastai's, language models and transformers against fastai's and PyTorch's steps.
+//! Comparison of texts: tokenization with fastai's, training steps of language models and transformers with fastai's
+//! and PyTorch's.
 
 use anyhow::{Result, ensure};
 use brigade_testkit::Reviews;
@@ -7,7 +8,7 @@ use super::{in_turns, training};
 use crate::processes::{Side, median};
 use crate::table::Row;
 
-/// fastai's rules and spaCy's tokenizer on generated reviews, with 2 workers and with 2 threads.
+/// Compares fastai's rules and spaCy's tokenizer on generated reviews, with 2 workers and with 2 threads.
 pub(crate) fn tokens(rounds: usize) -> Result<Vec<Row>> {
     let folder = tempfile::tempdir()?;
     Reviews::new(6000).sentences(20).write(folder.path())?;
@@ -28,7 +29,7 @@ pub(crate) fn tokens(rounds: usize) -> Result<Vec<Row>> {
     }])
 }
 
-/// Steps of fastai's language model with its defaults: 64 rows of 72 tokens, 60,008 words.
+/// Compares steps of fastai's language model with its defaults: 64 rows of 72 tokens, 60,008 words.
 pub(crate) fn awd_lstm(rounds: usize) -> Result<Vec<Row>> {
     let Some(peer) = Side::peer("peers/awd_lstm.py", &[]) else {
         return Ok(Vec::new());
@@ -50,7 +51,7 @@ pub(crate) fn awd_lstm(rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// GPT-2 small at 4 x 256 tokens.
+/// Compares GPT-2 small at 4 x 256 tokens.
 pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
     transformer(
         rounds,
@@ -65,7 +66,7 @@ pub(crate) fn gpt2(rounds: usize) -> Result<Vec<Row>> {
     )
 }
 
-/// BERT base at 8 x 128 tokens, some of them padding.
+/// Compares BERT base at 8 x 128 tokens, some of them padding.
 pub(crate) fn bert(rounds: usize) -> Result<Vec<Row>> {
     transformer(
         rounds,
@@ -80,8 +81,8 @@ pub(crate) fn bert(rounds: usize) -> Result<Vec<Row>> {
     )
 }
 
-/// Steps with the libraries' defaults, and with the settings of both alike: theirs with the fused optimizer, which
-/// ours has by itself.
+/// Compares steps with the libraries' defaults, and with the same settings on both sides: theirs with the fused
+/// optimizer, which is the default of ours.
 fn transformer(rounds: usize, model: &str, names: [&'static str; 5]) -> Result<Vec<Row>> {
     let theirs = |settings: &[&str]| {
         Side::peer("peers/language.py", &[&["--model", model], settings].concat())
@@ -110,7 +111,7 @@ fn transformer(rounds: usize, model: &str, names: [&'static str; 5]) -> Result<V
     Ok(rows)
 }
 
-/// The highest resident memory of a process that trains, and in brackets what it holds after its last step.
+/// Compares the peak resident memory of a process that trains and, in brackets, its memory after the last step.
 fn memory(
     rounds: usize,
     what: &'static str,
@@ -120,7 +121,7 @@ fn memory(
 ) -> Result<Vec<Row>> {
     let Some(peer) = Side::peer(peer, arguments) else { return Ok(Vec::new()) };
     let own = Side::own(own);
-    // Of each side: after the last step, and the highest.
+    // For each side: after the last step, and the peak.
     let mut found = [(); 4].map(|()| Vec::new());
     for _ in 0..rounds {
         for (side, lists) in [(&own, 0), (&peer, 2)] {

@@ -1,4 +1,4 @@
-//! Whole training loops against PyTorch with Accelerate: steps, memory, two processes.
+//! Comparison of whole training loops with PyTorch and Accelerate: steps, memory, two processes.
 
 use anyhow::{Context, Result};
 
@@ -6,7 +6,7 @@ use super::{in_turns, milliseconds};
 use crate::processes::{self, Side, median};
 use crate::table::Row;
 
-/// The CNN at batch 64.
+/// Compares the CNN at batch size 64.
 pub(crate) fn cnn(rounds: usize) -> Result<Vec<Row>> {
     steps(
         rounds,
@@ -22,7 +22,7 @@ pub(crate) fn cnn(rounds: usize) -> Result<Vec<Row>> {
     )
 }
 
-/// ResNet-18 at 32 images of 128 x 128.
+/// Compares ResNet-18 at 32 images of 128 x 128.
 pub(crate) fn resnet18(rounds: usize) -> Result<Vec<Row>> {
     steps(
         rounds,
@@ -38,7 +38,7 @@ pub(crate) fn resnet18(rounds: usize) -> Result<Vec<Row>> {
     )
 }
 
-/// ResNet-50 at 16 images of 160 x 160, on 12 steps: each takes more than a second.
+/// Compares ResNet-50 at 16 images of 160 x 160, with 12 steps: each takes more than a second.
 pub(crate) fn resnet50(rounds: usize) -> Result<Vec<Row>> {
     let ours = |settings: &str| Side::own(&format!("train resnet50 {settings} steps=12"));
     let theirs = |settings: &[&str]| {
@@ -59,7 +59,7 @@ pub(crate) fn resnet50(rounds: usize) -> Result<Vec<Row>> {
     ])
 }
 
-/// fastai's xresnet50 at 16 images of 128 x 128 in fastai's own loop, on 12 steps.
+/// Compares fastai's xresnet50 at 16 images of 128 x 128 in fastai's own loop, with 12 steps.
 pub(crate) fn xresnet50(rounds: usize) -> Result<Vec<Row>> {
     let ours = |settings: &str| Side::own(&format!("train xresnet50 {settings} steps=12"));
     let (Some(default), Some(last)) =
@@ -81,7 +81,7 @@ pub(crate) fn xresnet50(rounds: usize) -> Result<Vec<Row>> {
     ])
 }
 
-/// What each line is called, and the factors to reach.
+/// Names of the lines, and the factors to reach.
 struct Goals {
     net: &'static str,
     defaults: (&'static str, f64),
@@ -92,11 +92,11 @@ struct Goals {
     channels_last_bf16: &'static str,
 }
 
-/// Our bf16 against their fp32, and the same settings on both sides.
+/// Goal for our bf16 against their fp32, and goals for the same settings on both sides.
 const CROSSED: f64 = 2.0;
 pub(super) const SAME: f64 = 0.98;
 
-/// Each setting of each side runs once in every round; the lines share the measurements.
+/// Runs each setting of each side once per round; the lines share the measurements.
 fn steps(rounds: usize, goals: &Goals) -> Result<Vec<Row>> {
     let ours = |settings: &str| Side::own(&format!("train {} {settings}", goals.net));
     let theirs = |settings: &[&str]| {
@@ -122,7 +122,7 @@ fn steps(rounds: usize, goals: &Goals) -> Result<Vec<Row>> {
     ])
 }
 
-/// Three linear layers of a transformer's widths.
+/// Compares three linear layers with a transformer's widths.
 pub(crate) fn linear(rounds: usize) -> Result<Vec<Row>> {
     against_pytorch(
         rounds,
@@ -134,7 +134,7 @@ pub(crate) fn linear(rounds: usize) -> Result<Vec<Row>> {
     )
 }
 
-/// One layer of a transformer: width 768, 12 heads, causal attention.
+/// Compares one transformer layer: hidden size 768, 12 heads, causal attention.
 pub(crate) fn transformer_block(rounds: usize) -> Result<Vec<Row>> {
     against_pytorch(
         rounds,
@@ -146,7 +146,7 @@ pub(crate) fn transformer_block(rounds: usize) -> Result<Vec<Row>> {
     )
 }
 
-/// Forward, backward and AdamW with the defaults of both, in fp32 and bf16.
+/// Compares forward, backward and AdamW with the defaults of both, in fp32 and bf16.
 fn against_pytorch(rounds: usize, net: &str, what: [&'static str; 2]) -> Result<Vec<Row>> {
     let theirs =
         |precision| Side::peer("peers/train.py", &["--model", net, "--precision", precision]);
@@ -160,7 +160,7 @@ fn against_pytorch(rounds: usize, net: &str, what: [&'static str; 2]) -> Result<
     Ok(vec![times(full, ours, theirs, 1.0), times(half, our_half, their_half, 1.0)])
 }
 
-/// How many times as fast as the peer.
+/// Returns a row with the speedup over the peer.
 pub(super) fn times(what: &'static str, ours: f64, theirs: f64, goal: f64) -> Row {
     Row {
         what,
@@ -172,7 +172,7 @@ pub(super) fn times(what: &'static str, ours: f64, theirs: f64, goal: f64) -> Ro
     }
 }
 
-/// A step of AdamW on ResNet-18's 11.7 M parameters, both with their defaults on a CPU.
+/// Compares a step of AdamW on ResNet-18's 11.7 M parameters, both with their defaults on a CPU.
 pub(crate) fn adamw(rounds: usize) -> Result<Vec<Row>> {
     let Some(peer) = Side::peer("peers/adamw.py", &[]) else {
         return Ok(Vec::new());
@@ -188,7 +188,7 @@ pub(crate) fn adamw(rounds: usize) -> Result<Vec<Row>> {
     }])
 }
 
-/// Resident memory of a rank after some steps.
+/// Compares the resident memory of a rank after some steps.
 pub(crate) fn memory(rounds: usize) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (net, what) in [
@@ -220,7 +220,7 @@ pub(crate) fn memory(rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// ResNet-18 with a global batch of 32: one process with two threads against two with one each.
+/// Compares ResNet-18 with a global batch size of 32: one process with two threads, and two with one each.
 pub(crate) fn two_processes(rounds: usize) -> Result<Vec<Row>> {
     let sides = [
         launched(1, "train resnet18")?,
@@ -258,7 +258,7 @@ pub(crate) fn two_processes(rounds: usize) -> Result<Vec<Row>> {
     ])
 }
 
-/// Two processes of one thread on both sides, with both sides' defaults.
+/// Compares two processes of one thread on both sides, with both sides' defaults.
 pub(crate) fn two_processes_both(rounds: usize) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (net, what) in [
@@ -278,7 +278,7 @@ pub(crate) fn two_processes_both(rounds: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// All-reduces between two processes of this host.
+/// Compares all-reduces between two processes of this host.
 pub(crate) fn all_reduce(rounds: usize) -> Result<Vec<Row>> {
     let rows = [
         "all-reduce of 47 MB between 2 processes of one host, against torch.distributed",
@@ -287,7 +287,7 @@ pub(crate) fn all_reduce(rounds: usize) -> Result<Vec<Row>> {
     collectives(rounds, "all-reduce", rows, 1.0)
 }
 
-/// What sharded training sends between two processes of this host.
+/// Compares the collectives of sharded training between two processes of this host.
 pub(crate) fn shards(rounds: usize) -> Result<Vec<Row>> {
     let rows = [
         "all-gather into 16 MB between 2 processes of one host, against torch.distributed",
@@ -296,7 +296,7 @@ pub(crate) fn shards(rounds: usize) -> Result<Vec<Row>> {
     collectives(rounds, "shards", rows, 3.0)
 }
 
-/// Two collectives of `peers/collectives.py`; the peer's time over ours is to be at least `goal`.
+/// Compares two collectives of `peers/collectives.py`; the peer's time over ours must be at least `goal`.
 fn collectives(rounds: usize, name: &str, rows: [&'static str; 2], goal: f64) -> Result<Vec<Row>> {
     let Some(peer) = Side::torchrun("peers/collectives.py", &[name]) else {
         return Ok(Vec::new());
@@ -325,7 +325,7 @@ fn collectives(rounds: usize, name: &str, rows: [&'static str; 2], goal: f64) ->
     Ok(rows.into_iter().zip(medians).map(row).collect())
 }
 
-/// A measurement under the launcher, with the two threads of the machine for all processes together.
+/// Returns a measurement under the launcher, with the two threads of the machine for all processes together.
 pub(super) fn launched(processes: usize, measurement: &str) -> Result<Side> {
     let own = std::env::current_exe().context("cannot find this program")?;
     Ok(Side::command(

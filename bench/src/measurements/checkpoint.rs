@@ -1,4 +1,4 @@
-//! Our side of the checkpoint comparisons: 1 GB of weights, as `peers/checkpoint.py` has them.
+//! Our side of the checkpoint comparisons: 1 GB of weights, as in `peers/checkpoint.py`.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,11 +15,11 @@ const TENSORS: usize = 64;
 const ELEMENTS: i64 = 4_000_000;
 const BYTES: f64 = TENSORS as f64 * ELEMENTS as f64 * 4.0;
 const ROUNDS: usize = 3;
-/// Steps before the first save, and at most as many while one is written.
+/// Number of steps before the first save, and maximum number while one is written.
 const STEPS: usize = 20;
 const SAVES: usize = 4;
 
-/// What the words of a measurement ask for: `checkpoint save FOLDER flush`.
+/// Runs the measurement of these words: `checkpoint save FOLDER flush`.
 pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     match *words {
         ["save", folder, flushed] => save(Path::new(folder), flushed == "flushed"),
@@ -29,7 +29,7 @@ pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     }
 }
 
-/// The weights and nothing else.
+/// Creates the weights.
 fn layers(path: &ParamPath<'_>, init: Init) -> Vec<Tensor> {
     (0..TENSORS)
         .map(|i| path.join(format!("layer{i}")).parameter("weight", &[ELEMENTS], init))
@@ -41,7 +41,7 @@ fn accelerator(flush: bool, background: bool) -> Result<Accelerator> {
     Ok(Accelerator::builder().cpu(true).quiet(true).project(project).build()?)
 }
 
-/// Seconds of each save to its end.
+/// Measures the seconds of each save to its end.
 fn save(folder: &Path, flush: bool) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(flush, false)?;
     let model = Model::new(|path| layers(path, Init::Uniform { low: 0.0, high: 1.0 }))?;
@@ -56,7 +56,7 @@ fn save(folder: &Path, flush: bool) -> Result<Vec<Vec<f64>>> {
     Ok(vec![seconds])
 }
 
-/// Nothing waits for the disk any more, of this side's last save or the other's.
+/// Flushes the disk, so that no writes of either side's last save are left.
 fn quiet_disk() -> Result<()> {
     let ended = std::process::Command::new("sync").status().context("cannot start sync")?;
     if !ended.success() {
@@ -65,8 +65,8 @@ fn quiet_disk() -> Result<()> {
     Ok(())
 }
 
-/// Seconds of each load into a model, and the highest memory over what the process had without a model,
-/// in sizes of the model.
+/// Measures the seconds of each load into a model, and the peak memory above that of the process without a model, in
+/// sizes of the model.
 fn load(folder: &Path, verify: bool) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(true, false)?;
     let empty = status("VmRSS")?;
@@ -83,10 +83,10 @@ fn load(folder: &Path, verify: bool) -> Result<Vec<Vec<f64>>> {
     Ok(vec![seconds, vec![peak]])
 }
 
-/// Seconds of steps of ResNet-18 beside 1 GB of frozen weights: with nothing else going on, and while a
-/// checkpoint is written; how long `save_state` itself took, the first time and later; and a plain copy of
-/// as many bytes, to new memory and to the same again. Nothing is being written to the disk when
-/// `save_state` begins, and nothing when the plain copies are made.
+/// Measures the seconds of steps of ResNet-18 beside 1 GB of frozen weights, without other work and while a checkpoint
+/// is written; the seconds of `save_state` itself, the first time and later; and those of a plain copy of as many
+/// bytes, to new memory and to the same memory again. Nothing is being written to the disk when `save_state` begins, or
+/// when the plain copies are made.
 fn background(folder: &Path) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(true, true)?;
     let mut model = Model::new(|path| {
@@ -122,7 +122,7 @@ fn background(folder: &Path) -> Result<Vec<Vec<f64>>> {
                 break;
             }
             let seconds = step()?;
-            // The last one was only partly beside the save.
+            // The last step ran only partly during the save.
             if accelerator.checkpoints().is_saving() {
                 during.push(seconds);
             }
@@ -130,8 +130,8 @@ fn background(folder: &Path) -> Result<Vec<Vec<f64>>> {
         accelerator.checkpoints().wait()?;
     }
     let later = stalls.split_off(1);
-    // Tensors, as those of the save: the same pieces, the same threads. The weights that are trained have
-    // two moments of their size.
+    // Tensors like those of the save: the same pieces, the same threads. The trained weights have two moments of their
+    // size.
     let frozen = (0..TENSORS).map(|_| vec![ELEMENTS]);
     let trained = model.inner().trainable_parameters();
     let trained = trained.iter().flat_map(|parameter| vec![parameter.tensor.size(); 3]);

@@ -1,4 +1,4 @@
-//! Models with device maps.
+//! Measurements of models with device maps.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::training::status;
 const WARM_UP: usize = 2;
 const PASSES: usize = 5;
 
-/// 2 GB in float32, most of it in 30 blocks.
+/// Returns options of a model of 2 GB in float32, most of it in 30 blocks.
 fn options() -> LlamaOptions {
     LlamaOptions {
         vocab_size: 1000,
@@ -38,14 +38,14 @@ pub(super) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     }
 }
 
-/// Writes the model, and returns its bytes.
+/// Writes the model, and returns its size in bytes.
 fn write(folder: &Path) -> Result<Vec<Vec<f64>>> {
     let model = Model::new(|path| LlamaForCausalLm::new(path, &options()))?;
     LlamaForCausalLm::save_pretrained(&model, folder)?;
     Ok(vec![vec![model.num_parameters() as f64 * 4.0]])
 }
 
-/// The first blocks in memory, and the others in another place.
+/// Returns a map with the first blocks in memory, and the others in another place.
 fn map(place: &str, in_memory: usize) -> DeviceMap {
     let blocks = (0..in_memory).map(|block| (format!("model.layers.{block}"), "cpu"));
     let others = [("model.layers".to_owned(), place), (String::new(), "cpu")];

@@ -1,7 +1,7 @@
-//! Our side of training on a GPU: what `peers/gpu_*.py` do with PyTorch.
+//! Our side of training on a GPU, equivalent to PyTorch's in `peers/gpu_*.py`.
 //!
-//! All of it runs on the Accelerator's device. With `BRIGADE_BENCH_SMALL=1`, and on a CPU, sizes are such that it ends
-//! within seconds: for tests of the measurements, not for figures.
+//! Everything runs on the Accelerator's device. With `BRIGADE_BENCH_SMALL=1`, and on a CPU, sizes are small enough to
+//! end within seconds: for tests of the measurements, not for figures.
 
 use std::env;
 use std::io::{self, Write};
@@ -23,10 +23,10 @@ use brigade::vision::transforms::Normalize;
 use brigade_testkit::Photos;
 use parking_lot::Mutex;
 
-/// Set to 1, it makes measurements of GPUs small; the peers read it, too.
+/// Variable that makes GPU measurements small if it is 1. The peers read it, too.
 pub(crate) const SMALL: &str = "BRIGADE_BENCH_SMALL";
 
-/// Whether measurements of GPUs are to be small.
+/// Returns `true` if GPU measurements are to be small.
 pub(crate) fn small() -> bool {
     env::var_os(SMALL).is_some_and(|value| !value.is_empty() && value != "0")
 }
@@ -57,7 +57,7 @@ pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     }
 }
 
-/// A number for a GPU, and one for small runs.
+/// Returns the size for a GPU, or that of small runs.
 fn size<T>(full: T, small_one: T) -> T {
     if small() { small_one } else { full }
 }
@@ -69,7 +69,7 @@ fn accelerator(precision: Precision) -> Result<Accelerator> {
 
 type Body<'a, B> = Box<dyn FnMut(&B) -> brigade::Result<Tensor> + 'a>;
 
-/// A training step with the loss as its result, as it is or recorded.
+/// Training step with the loss as its result, eager or recorded.
 enum Training<'a, B> {
     Plain(Body<'a, B>),
     Captured(CapturedStep<'a, B, Tensor>),
@@ -97,7 +97,7 @@ impl<'a, B: TensorTree<Owned = B>> Training<'a, B> {
         Ok(())
     }
 
-    /// Fails where a step on a GPU should be recorded and runs as it is: its figure would be that of another line.
+    /// Fails if a step on a GPU should be recorded and is eager: its figure would belong to another line.
     fn is_as_asked(&self, device: Device) -> Result<()> {
         match self {
             Self::Captured(step) if device != Device::Cpu => {
@@ -107,9 +107,9 @@ impl<'a, B: TensorTree<Owned = B>> Training<'a, B> {
         }
     }
 
-    /// Takes `steps` steps for each line of standard input, and answers with a line: their seconds, each on average,
-    /// and the most memory of the device that tensors had until then, in bytes (0 on a CPU). What the first line asks
-    /// for warms up. The device is waited for before the first and behind the last of them, and not in between.
+    /// Takes `steps` steps for each line of standard input, and answers with one line: their mean duration in seconds,
+    /// and the peak device memory of tensors until then, in bytes (0 on a CPU). The steps of the first line are the
+    /// warm-up. The device is synchronised before the first and after the last step of a block, and not in between.
     fn serve(
         mut self,
         device: Device,
@@ -135,7 +135,7 @@ impl<'a, B: TensorTree<Owned = B>> Training<'a, B> {
     }
 }
 
-/// The FashionMNIST CNN in fp32 (TF32 on a GPU) at batch 64 with Adam, on eight batches that lie on the device.
+/// Measures the FashionMNIST CNN in fp32 (TF32 on a GPU) at batch size 64 with Adam, on eight batches in device memory.
 fn cnn(captured: bool, loaded: bool) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(Precision::No)?;
     accelerator.set_seed(1);
@@ -169,7 +169,7 @@ fn cnn(captured: bool, loaded: bool) -> Result<Vec<Vec<f64>>> {
     })
 }
 
-/// The batches of one epoch after the other.
+/// Returns the batches of one epoch after the other.
 fn endless<D>(loader: &PreparedLoader<DataLoader<D>>) -> impl FnMut() -> Result<D::Batch>
 where
     D: BatchedDataset + 'static,
@@ -186,20 +186,20 @@ where
     }
 }
 
-/// Images of whole bytes, channels last, as what a network gets: normalised, in float32.
+/// Normalises images of bytes to float32, channels last.
 fn normalised(images: &Tensor, mean: &Tensor, std: &Tensor) -> brigade::Result<Tensor> {
     let mut images = images.f_permute([0, 3, 1, 2])?.f_to_kind(Kind::Float)?;
     Ok(images.f_sub_(mean)?.f_div_(std)?)
 }
 
-/// ImageNet's means and standard deviations of bytes, `[1, 3, 1, 1]`.
+/// Returns ImageNet's means and standard deviations of bytes, `[1, 3, 1, 1]`.
 fn statistics(device: Device) -> [Tensor; 2] {
     [[0.485f32, 0.456, 0.406], [0.229, 0.224, 0.225]]
         .map(|three| (Tensor::from_slice(&three) * 255.0).view([1, 3, 1, 1]).to_device(device))
 }
 
-/// ResNet-50 in bf16, channels last, at batch 256 with SGD. The images are bytes in the host's memory, and a prepared
-/// loader moves a batch of them for each step.
+/// Measures ResNet-50 in bf16, channels last, at batch size 256 with SGD. The images are bytes in host memory, and a
+/// prepared loader moves a batch of them for each step.
 fn resnet50(captured: bool) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(Precision::Bf16)?;
     accelerator.set_seed(1);
@@ -237,7 +237,7 @@ fn resnet50(captured: bool) -> Result<Vec<Vec<f64>>> {
     training.serve(device, size(15, 1), endless(&loader))
 }
 
-/// GPT-2 of 124 M parameters in bf16 with AdamW and dropout, on 8 rows of 1024 tokens that lie on the device.
+/// Measures GPT-2 with 124 M parameters in bf16 with AdamW and dropout, on 8 rows of 1024 tokens in device memory.
 fn gpt2(captured: bool) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(Precision::Bf16)?;
     accelerator.set_seed(1);
@@ -273,7 +273,7 @@ fn gpt2(captured: bool) -> Result<Vec<Vec<f64>>> {
         .serve(device, size(12, 2), move || Ok(next.next().context("no batch")?.shallow_clone()))
 }
 
-/// One step of the CNN with all defaults, the device waited for.
+/// Runs one step of the CNN with all defaults, and synchronises the device.
 fn first_step() -> Result<Vec<Vec<f64>>> {
     let start = Instant::now();
     let accelerator = Accelerator::builder().quiet(true).build()?;
@@ -291,8 +291,8 @@ fn first_step() -> Result<Vec<Vec<f64>>> {
     Ok(vec![vec![start.elapsed().as_secs_f64()]])
 }
 
-/// Seconds of each run of five epochs, the share of validation images that each got right, images, and the most memory
-/// of the device that tensors had.
+/// Returns the seconds of each run of five epochs, the accuracy of each on the validation images, the number of images,
+/// and the peak device memory of tensors.
 fn imagenette(captured: bool, runs: usize) -> Result<Vec<Vec<f64>>> {
     // Processors without bf16 emulate it.
     let accelerator = accelerator(size(Precision::Bf16, Precision::No))?;
@@ -315,7 +315,7 @@ fn imagenette(captured: bool, runs: usize) -> Result<Vec<Vec<f64>>> {
 struct Pictures {
     train: Arc<TensorDataset<(Tensor, Tensor)>>,
     valid: Arc<TensorDataset<(Tensor, Tensor)>>,
-    /// The side of what the network gets, cut out of the larger images.
+    /// Side of the network's input, which is cut out of the larger images.
     crop: u32,
 }
 
@@ -325,7 +325,7 @@ impl Pictures {
     const BATCH: usize = 64;
     const SIDE: usize = 160;
 
-    /// Draws, encodes and decodes them on all cores, and puts them on the device.
+    /// Generates, encodes and decodes the images on all cores, and moves them to the device.
     fn generate(per_class: usize, accelerator: &Accelerator) -> Result<Self> {
         let side = size(Self::SIDE, 40);
         let photos = Photos::new(Self::CLASSES, per_class).size(side as u16, side as u16);
@@ -358,8 +358,7 @@ impl Pictures {
         Ok(Self { train, valid: read(per_class, of_validation)?, crop: size(128, 32) })
     }
 
-    /// The transforms of a training batch, in the reading threads: parts at places of their own, half of them
-    /// mirrored.
+    /// Returns the transforms of a training batch, in the reading threads: random crops, half of them mirrored.
     fn augment(&self) -> Augment {
         Augment::new()
             .then(Geometric::PaddedCrop { padding: 0 })
@@ -368,7 +367,7 @@ impl Pictures {
             .normalize(Normalize::IMAGENET)
     }
 
-    /// Trains an xresnet50 (an xresnet18 in small runs) and returns the share of validation images that it gets right.
+    /// Trains an xresnet50 (an xresnet18 in small runs) and returns its accuracy on the validation images.
     fn train(&self, accelerator: &Accelerator, captured: bool, seed: u64) -> Result<f64> {
         let device = accelerator.device();
         let classes = Self::CLASSES as i64;
@@ -427,7 +426,7 @@ impl Pictures {
         self.validate(accelerator, |images| Ok(model.forward(images)?))
     }
 
-    /// On the middles of the images.
+    /// Validates on centre crops of the images.
     fn validate(
         &self,
         accelerator: &Accelerator,
@@ -448,7 +447,7 @@ impl Pictures {
             let predicted = no_grad(|| forward(&images))?.argmax(-1, false);
             right += predicted.eq_tensor(&labels).sum(Kind::Int64);
         }
-        // Waits for all of it.
+        // Synchronises with the device.
         Ok(right.int64_value(&[]) as f64 / self.valid.len() as f64)
     }
 }
@@ -461,7 +460,7 @@ mod tests {
     #[test]
     fn a_batch_has_parts_of_its_images_some_of_them_mirrored() {
         let (side, crop) = (6, 4);
-        // Each pixel says where it is.
+        // The value of each pixel is its position.
         let places =
             Tensor::arange(side * side, (Kind::Uint8, Device::Cpu)).view([1, 1, side, side]);
         let images = places.expand([200, 3, side, side], false).contiguous();
@@ -485,7 +484,7 @@ mod tests {
                 seen.insert((at(0), at(1) < at(0)));
             }
         }
-        // 3 x 3 places, two directions: two of the 18 are missing in one run of 50 million.
+        // 3 x 3 positions, two directions: two of the 18 are missing in one run of 50 million.
         assert!(seen.len() >= 17, "{seen:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Our side of `peers/images.py`: folders of images to batches, and the training of a ResNet-18 on them.
+//! Our side of `peers/images.py`: loading folders of images as batches, and training a ResNet-18 on them.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ use brigade::vision::{CacheOptions, Image, ImageDataset};
 
 const BATCH: usize = 64;
 
-/// `images WHAT FOLDER EPOCHS`, with `cache=DIR` and `presize=N`.
+/// Runs `images WHAT FOLDER EPOCHS`, with `cache=DIR` and `presize=N`.
 pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     let [what, folder, epochs, rest @ ..] = words else {
         bail!("what of which folder for how many epochs?");
@@ -54,7 +54,7 @@ fn loader(
     Ok((loader.threads(2), classes))
 }
 
-/// Images per second of each epoch; memory in bytes.
+/// Returns the images per second of each epoch, and the memory in bytes.
 fn load(folder: &Path, epochs: usize, cache: Option<CacheOptions>) -> Result<Vec<Vec<f64>>> {
     let (loader, _) = loader(folder, cache)?;
     let (mut rates, mut memory) = (Vec::new(), 0.0);
@@ -73,7 +73,7 @@ fn load(folder: &Path, epochs: usize, cache: Option<CacheOptions>) -> Result<Vec
     Ok(vec![rates, vec![memory]])
 }
 
-/// Images per second of one thread that decodes each wholly and does nothing else.
+/// Returns the images per second of one thread that only decodes whole images.
 fn decode(folder: &Path) -> Result<Vec<Vec<f64>>> {
     let files = ImageFiles::find(folder.join("train"))?;
     let mut decoder = Decoder::new(DecodeOptions::default());
@@ -91,7 +91,7 @@ fn decode(folder: &Path) -> Result<Vec<Vec<f64>>> {
     Ok(vec![rates])
 }
 
-/// Images per second of each epoch of a training with the example's settings.
+/// Returns the images per second of each epoch of a training with the example's settings.
 fn example(folder: &Path, epochs: usize, cache: Option<CacheOptions>) -> Result<Vec<Vec<f64>>> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     accelerator.set_seed(1);
@@ -122,7 +122,7 @@ fn example(folder: &Path, epochs: usize, cache: Option<CacheOptions>) -> Result<
     Ok(vec![rates])
 }
 
-/// Resident memory of this process, shared pages by their share.
+/// Returns the proportional set size of this process: resident memory, with shared pages divided among their processes.
 fn proportional_memory() -> Result<f64> {
     let path = "/proc/self/smaps_rollup";
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;

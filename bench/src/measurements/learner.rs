@@ -1,4 +1,4 @@
-//! The Learner against the visible loop, and our side of `peers/imagewoof.py`.
+//! Measurements of the Learner and the visible loop, and our side of `peers/imagewoof.py`.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -23,8 +23,8 @@ const BATCH: i64 = 64;
 const STEPS: i64 = 40;
 const EPOCHS: usize = 12;
 
-/// `learner loop`, `learner loop metrics`: seconds of a step in each epoch, of the Learner and of the visible loop.
-/// `learner imagewoof FOLDER EPOCHS`: seconds of each epoch.
+/// Runs `learner loop` or `learner loop metrics`: seconds of a step in each epoch, of the Learner and of the visible
+/// loop. Or `learner imagewoof FOLDER EPOCHS`: seconds of each epoch.
 pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     match *words {
         ["loop"] => against_loop(false),
@@ -44,7 +44,7 @@ fn loader() -> Result<DataLoader<Data>> {
     Ok(DataLoader::new(data).batch_size(BATCH as usize).shuffle(true).seed(1))
 }
 
-/// An epoch of the loop as a program without a Learner has it.
+/// Returns an epoch of the loop of a program without a Learner.
 fn visible(accelerator: &Accelerator) -> Result<Box<dyn FnMut() -> Result<()>>> {
     let model = Model::new(Cnn::new)?;
     let optimizer = AdamW::fastai().build(&model)?;
@@ -64,7 +64,7 @@ fn visible(accelerator: &Accelerator) -> Result<Box<dyn FnMut() -> Result<()>>> 
     }))
 }
 
-/// Times the Learner's epochs, and lets the visible loop train one after each.
+/// Callback that times the Learner's epochs, and runs an epoch of the visible loop after each.
 struct Turns {
     visible: Box<dyn FnMut() -> Result<()>>,
     began: Instant,
@@ -79,7 +79,7 @@ impl fmt::Debug for Turns {
 
 impl Callback for Turns {
     fn order(&self) -> i32 {
-        // First at the beginning of the training; its end is seen last by the one below.
+        // Called first at the beginning of the training; the other callback sees the end last.
         -1000
     }
 
@@ -115,13 +115,13 @@ fn against_loop(metrics: bool) -> Result<Vec<Vec<f64>>> {
     }
     learner.fit(EPOCHS, 1e-3, turns)?;
     let [mut ours, mut theirs] = seconds.take();
-    // The first epoch takes memory and starts threads.
+    // The first epoch allocates memory and starts threads.
     ours.remove(0);
     theirs.remove(0);
     Ok(vec![ours, theirs])
 }
 
-/// Seconds of each epoch of the program of the example `imagewoof`, with its defaults in fp32.
+/// Measures the seconds of each epoch of the example `imagewoof`, with its defaults in fp32.
 fn imagewoof(folder: &Path, epochs: usize) -> Result<Vec<Vec<f64>>> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     accelerator.set_seed(1);

@@ -1,4 +1,4 @@
-//! The models that are measured, the shape of their batches, and the floating-point operations of a step.
+//! Models that are measured, the shapes of their batches, and the floating-point operations of a step.
 
 use anyhow::{Context, Result, bail};
 use brigade::models::{Cnn, ResNet, XResNet};
@@ -6,7 +6,7 @@ use brigade::prelude::*;
 
 use crate::transformer::Block;
 
-/// What `train` and its relatives name in their first word; `peers/train.py` has the same.
+/// Model by the first word of `train` and related measurements; `peers/train.py` has the same words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Net {
     /// The CNN on 64 images of 28 x 28, with Adam.
@@ -23,7 +23,7 @@ pub(crate) enum Net {
     Block,
 }
 
-/// A model of any of these kinds.
+/// Model of any of these kinds.
 pub(crate) struct AnyModule(Box<dyn for<'a> Module<&'a Tensor, Output = Tensor>>);
 
 impl Module<&Tensor> for AnyModule {
@@ -35,7 +35,7 @@ impl Module<&Tensor> for AnyModule {
 }
 
 impl Net {
-    /// Of the block.
+    /// Hidden size of the block.
     const WIDTH: i64 = 768;
 
     pub(crate) fn named(name: &str) -> Result<Self> {
@@ -61,7 +61,7 @@ impl Net {
         })
     }
 
-    /// Of a batch, with the samples first.
+    /// Returns the shape of a batch, with the samples first.
     pub(crate) fn shape(self) -> &'static [i64] {
         match self {
             Self::Cnn => &[64, 1, 28, 28],
@@ -73,7 +73,7 @@ impl Net {
         }
     }
 
-    /// How many values the model gives for a sample, of which the label chooses one.
+    /// Returns the number of outputs per sample, of which the label selects one.
     pub(crate) fn classes(self) -> i64 {
         match self {
             Self::Cnn | Self::Xresnet50 => 10,
@@ -86,7 +86,7 @@ impl Net {
     pub(crate) fn optimizer<M>(self, lr: f64, model: &Model<M>) -> brigade::Result<Optimizer> {
         match self {
             Self::Cnn => Ok(Adam::default().lr(lr).build(model)?),
-            // fastai's Adam.
+            // Defaults of fastai's Adam.
             Self::Xresnet50 => AdamW::default()
                 .lr(lr)
                 .betas(0.9, 0.99)
@@ -98,20 +98,19 @@ impl Net {
         }
     }
 
-    /// Floating-point operations of a training step: those of `torch.utils.flop_counter`.
+    /// Returns the floating-point operations of a training step, as `torch.utils.flop_counter` counts them.
     ///
-    /// A multiplication and the addition after it are two operations. Counted are the products of
-    /// convolutions and linear layers alone, with the zeros of a padding and without biases: once in the
-    /// forward, and twice in the backward, for the gradient of the weights and for that of the input,
-    /// which the first layer does not compute. Normalisation, activations, pooling, loss and optimizer
-    /// count nothing; their time is in the step.
+    /// A multiplication and the following addition are two operations. Only the products of convolutions and linear
+    /// layers are counted, with zeros of the padding and without biases: once in the forward pass, and twice in the
+    /// backward pass, for the gradients of the weights and of the input; the latter is not computed in the first layer.
+    /// Normalisation, activations, pooling, loss and optimizer are not counted; their time is in the step.
     pub(crate) fn flops(self) -> Result<f64> {
         let layers = self.layers().with_context(|| format!("{self:?} has no list of layers"))?;
         let forward: Vec<i64> = layers.iter().map(Layer::flops).collect();
         Ok((3 * forward.iter().sum::<i64>() - forward[0]) as f64)
     }
 
-    /// Convolutions and linear layers, the first of the model first.
+    /// Returns the convolutions and linear layers, in the order of the model.
     fn layers(self) -> Option<Vec<Layer>> {
         let layer =
             |channels, kernel, side| Layer { batch: self.shape()[0], channels, kernel, side };
@@ -127,7 +126,7 @@ impl Net {
                 let mut layers = vec![layer([3, 64], 7, side)];
                 let mut inputs = 64;
                 for outputs in [64, 128, 256, 512] {
-                    // The pooling before the first stage, or the stride of the others.
+                    // Pooling before the first stage, or the stride of the others.
                     side /= 2;
                     layers.push(layer([inputs, outputs], 3, side));
                     layers.extend([layer([outputs, outputs], 3, side); 3]);
@@ -144,13 +143,13 @@ impl Net {
     }
 }
 
-/// A convolution with a square kernel, or a linear layer: a kernel of 1 x 1 on one place.
+/// Convolution with a square kernel, or a linear layer: a kernel of 1 x 1 at one position.
 #[derive(Clone, Copy)]
 struct Layer {
     batch: i64,
     channels: [i64; 2],
     kernel: i64,
-    /// Of the output, in pixels.
+    /// Side of the output in pixels.
     side: i64,
 }
 
@@ -159,13 +158,13 @@ impl Layer {
         self.channels[0] * self.channels[1] * self.kernel * self.kernel
     }
 
-    /// Of the forward.
+    /// Returns the operations of the forward pass.
     fn flops(&self) -> i64 {
         2 * self.batch * self.side * self.side * self.weights()
     }
 }
 
-/// Three linear layers with GELU between them, of a transformer's widths.
+/// Three linear layers with GELU between them, with a transformer's widths.
 struct Mlp([Linear; 3]);
 
 impl Mlp {
@@ -194,7 +193,7 @@ mod tests {
 
     #[test]
     fn flops_are_those_of_pytorchs_counter() {
-        // `FlopCounterMode` around forward, cross-entropy and backward, in PyTorch 2.13.
+        // Results of `FlopCounterMode` around forward, cross-entropy and backward, in PyTorch 2.13.
         assert_eq!(Net::Cnn.flops().unwrap(), 4_091_396_096.0);
         assert_eq!(Net::Resnet18.flops().unwrap(), 111_331_246_080.0);
     }

@@ -1,4 +1,4 @@
-//! Products of matrices, and nothing else: what the processor reaches by itself.
+//! Measurements of matrix products alone: the peak rate of the processor.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use brigade::prelude::*;
 const SIZES: [i64; 3] = [1024, 1536, 2048];
 const TRIALS: usize = 4;
 
-/// A product of two square matrices by one of libtorch's libraries.
+/// Product of two square matrices by one of libtorch's libraries.
 pub(crate) struct Product {
     multiply: fn(&Tensor, &Tensor) -> Result<Tensor, tch::TchError>,
     left: Tensor,
@@ -17,7 +17,7 @@ pub(crate) struct Product {
 }
 
 impl Product {
-    /// Tries sizes and libraries on all threads of this process, and gives the one of the highest rate.
+    /// Tries sizes and libraries on all threads of this process, and returns the product with the highest rate.
     pub(crate) fn fastest(kind: Kind) -> Result<Self> {
         let mut fastest: Option<(f64, Self)> = None;
         for size in SIZES {
@@ -25,8 +25,8 @@ impl Product {
             let (left, right) = (matrix(), matrix());
             let blocked = left.f_to_mkldnn(kind)?;
             let candidates = [
-                // MKL for float32, oneDNN for bfloat16, as a linear layer's forward and input gradient
-                // have their operands.
+                // MKL for float32, oneDNN for bfloat16, with the operands in the layout of a linear layer's forward
+                // pass and input gradient.
                 Self {
                     multiply: |a, b| a.f_mm(&b.f_transpose(0, 1)?),
                     left: left.shallow_clone(),
@@ -34,7 +34,7 @@ impl Product {
                     size,
                 },
                 Self { multiply: Tensor::f_mm, left, right: right.shallow_clone(), size },
-                // oneDNN for both.
+                // oneDNN for both data types.
                 Self {
                     multiply: |a, b| a.f_mkldnn_linear(b, None::<Tensor>),
                     left: blocked,
@@ -56,7 +56,7 @@ impl Product {
         Ok(fastest.context("there are no sizes")?.1)
     }
 
-    /// Multiplies once: floating-point operations per second.
+    /// Multiplies once. Returns the floating-point operations per second.
     pub(crate) fn rate(&self) -> Result<f64> {
         let start = Instant::now();
         let product = (self.multiply)(&self.left, &self.right)?;

@@ -1,4 +1,4 @@
-//! Our side of sharded training: what `peers/sharding.py` does with PyTorch's FSDP2.
+//! Our side of sharded training, equivalent to PyTorch's FSDP2 in `peers/sharding.py`.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +36,7 @@ fn accelerator(sharding: Option<Sharding>) -> Result<Accelerator> {
     Ok(Accelerator::builder().cpu(true).quiet(true).sharding(sharding).build()?)
 }
 
-/// On the main process alone.
+/// Returns the lists on the main process, and nothing on others.
 fn of_main(accelerator: &Accelerator, lists: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     if accelerator.is_main_process() { lists } else { Vec::new() }
 }
@@ -106,7 +106,7 @@ impl Module<&Tensor> for Layers {
     }
 }
 
-/// A model of [`LAYERS`] with its optimizer, after so many steps.
+/// Returns a model of [`LAYERS`] with its optimizer, after this many steps.
 fn trained(
     accelerator: &Accelerator,
     steps: usize,
@@ -123,7 +123,7 @@ fn trained(
     Ok((model, optimizer))
 }
 
-/// Bytes of the highest memory above what the process had before, and of the plan.
+/// Returns the peak memory above the initial one, in bytes, and that of the plan.
 fn memory(strategy: &str) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(Strategy::parse_setting(strategy)?.map(Sharding::from))?;
     accelerator.processes().wait_for_everyone()?;
@@ -147,7 +147,7 @@ fn reshard_save(folder: &Path) -> Result<Vec<Vec<f64>>> {
     Ok(of_main(&accelerator, vec![vec![bytes as f64]]))
 }
 
-/// Seconds of a load.
+/// Measures the seconds of a load.
 fn reshard_load(folder: &Path) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(Some(Sharding::zero3()))?;
     let objects = trained(&accelerator, 0)?;
@@ -160,7 +160,8 @@ fn reshard_load(folder: &Path) -> Result<Vec<Vec<f64>>> {
     Ok(of_main(&accelerator, vec![vec![seconds]]))
 }
 
-/// Seconds for which a save holds up the training, until it is on the disk, and of loads with and without checksums.
+/// Measures the seconds for which a save blocks the training, those until it is on disk, and those of loads with and
+/// without checksums.
 fn checkpoint(folder: &Path) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(Some(Sharding::zero3()))?;
     let (_model, _optimizer) = trained(&accelerator, 1)?;
@@ -174,7 +175,7 @@ fn checkpoint(folder: &Path) -> Result<Vec<Vec<f64>>> {
         blocked.push(start.elapsed().as_secs_f64());
         accelerator.checkpoints().wait()?;
         saves.push(start.elapsed().as_secs_f64());
-        // Our saves go around the page cache, DCP's leave their files there: on both sides a first load brings them in.
+        // Our saves bypass the page cache, DCP's leave their files in it: on both sides a first load reads them in.
         accelerator.load_state(&path)?;
         accelerator.processes().wait_for_everyone()?;
         let start = Instant::now();
@@ -185,7 +186,7 @@ fn checkpoint(folder: &Path) -> Result<Vec<Vec<f64>>> {
         accelerator.checkpoints().load_with(&path, LoadOptions::default().verify(false))?;
         unverified.push(start.elapsed().as_secs_f64());
     }
-    // The first of each makes files and memory new.
+    // The first of each creates files and allocates memory.
     let lists = [blocked, saves, loads, unverified].map(|list| list[1..].to_vec());
     Ok(of_main(&accelerator, lists.into()))
 }
@@ -195,7 +196,7 @@ fn write(file: &Path) -> Result<Vec<Vec<f64>>> {
     Ok(vec![vec![fs::metadata(file)?.len() as f64]])
 }
 
-/// Seconds, and bytes of the highest memory above what the process had before.
+/// Returns the seconds of a load, and the peak memory above the initial one in bytes.
 fn load(file: &Path) -> Result<Vec<Vec<f64>>> {
     let accelerator = accelerator(Some(Sharding::zero3()))?;
     accelerator.processes().wait_for_everyone()?;

@@ -1,5 +1,5 @@
-//! Our side of tensor and context parallelism: what `peers/tensor_parallel.py` does with PyTorch's DTensor, and
-//! `peers/attention.py` in one process.
+//! Our side of tensor and context parallelism, equivalent to PyTorch's DTensor in `peers/tensor_parallel.py`, and to
+//! one process in `peers/attention.py`.
 
 use std::fs;
 use std::time::Instant;
@@ -36,7 +36,8 @@ pub(crate) fn run(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     }
 }
 
-/// Seconds of the forward and backward of a Llama with one layer, whose projections the ranks divide.
+/// Measures the seconds of the forward and backward of a Llama with one layer, whose projections are divided among the
+/// ranks.
 fn layer() -> Result<Vec<Vec<f64>>> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).tensor_parallel(2).build()?;
     tch::manual_seed(1);
@@ -67,7 +68,7 @@ fn layer() -> Result<Vec<Vec<f64>>> {
     Ok(if accelerator.is_main_process() { vec![seconds] } else { Vec::new() })
 }
 
-/// Seconds of the forward and backward of causal attention to 4,096 tokens, of which each rank has a part.
+/// Measures the seconds of the forward and backward of causal attention to 4,096 tokens, of which each rank has a part.
 fn context(method: ContextMethod) -> Result<Vec<Vec<f64>>> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     let group = accelerator.processes().group().context("the ranks are several")?;
@@ -94,8 +95,8 @@ fn context(method: ContextMethod) -> Result<Vec<Vec<f64>>> {
     Ok(if accelerator.is_main_process() { vec![seconds] } else { Vec::new() })
 }
 
-/// Seconds of the head's forward and backward with the loss, and bytes of the highest memory above what the process had
-/// before.
+/// Measures the seconds of the head's forward and backward with the loss, and the peak memory above the initial one in
+/// bytes.
 fn loss(gathers: bool) -> Result<Vec<Vec<f64>>> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     let group = accelerator.processes().group().context("the loss is one of several ranks")?;

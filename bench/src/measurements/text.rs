@@ -1,4 +1,4 @@
-//! Our side of what is done with texts: `peers/tokenize_texts.py`, `peers/awd_lstm.py` and `peers/language.py`.
+//! Our side of the text comparisons: `peers/tokenize_texts.py`, `peers/awd_lstm.py` and `peers/language.py`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ impl Settings {
         Ok(Accelerator::builder().cpu(true).quiet(true).mixed_precision(precision).build()?)
     }
 
-    /// The seconds of the steps, or resident and highest memory.
+    /// Returns the seconds of the steps, or the resident and peak memory.
     fn found(self, mut seconds: Vec<f64>) -> Result<Vec<Vec<f64>>> {
         if self.memory {
             return Ok(vec![vec![status("VmRSS")?], vec![status("VmHWM")?]]);
@@ -72,7 +72,7 @@ impl Settings {
     }
 }
 
-/// Seconds for all texts of a folder, which are in memory, with fastai's rules and spaCy's tokenizer.
+/// Measures the seconds for all texts of a folder, which are in memory, with fastai's rules and spaCy's tokenizer.
 fn tokenize(folder: &Path, threads: usize) -> Result<Vec<Vec<f64>>> {
     let files = FolderOptions::new().open(folder)?;
     let texts = files.texts()?.collect::<Result<Vec<_>, _>>()?;

@@ -1,4 +1,4 @@
-//! Our side of the training loops: what `peers/train.py` and `peers/adamw.py` do with PyTorch.
+//! Our side of the training loops, equivalent to PyTorch's in `peers/train.py` and `peers/adamw.py`.
 
 use std::fs;
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ const STEPS: usize = 40;
 const MEMORY_STEPS: usize = 10;
 const SHARE_STEPS: usize = 20;
 
-/// What the words of a measurement ask for: `train resnet18 bf16`.
+/// Settings from the words of a measurement: `train resnet18 bf16`.
 #[derive(Clone, Copy, Default)]
 struct Settings {
     bf16: bool,
@@ -29,7 +29,7 @@ struct Settings {
     steps: Option<usize>,
 }
 
-/// A training loop that is ready for its next step.
+/// Training loop that is ready for its next step.
 struct Loop {
     accelerator: Accelerator,
     net: Net,
@@ -37,7 +37,7 @@ struct Loop {
     step: Box<dyn FnMut() -> Result<()>>,
 }
 
-/// Seconds of each step, or resident and highest memory in bytes.
+/// Returns the seconds of each step, or the resident and peak memory in bytes.
 pub(crate) fn train(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     let mut training = Loop::new(words)?;
     let steps = match training.settings {
@@ -49,12 +49,12 @@ pub(crate) fn train(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     if training.settings.memory {
         return Ok(vec![vec![status("VmRSS")?], vec![status("VmHWM")?]]);
     }
-    // Under the launcher, one rank speaks for all: they step together.
+    // Under the launcher, one rank prints for all: they step together.
     Ok(if training.accelerator.is_main_process() { vec![seconds] } else { Vec::new() })
 }
 
-/// Takes a step for each line of standard input, and answers with a line: its seconds. So two processes
-/// can take turns step by step.
+/// Takes a step for each line of standard input, and answers with one line: its seconds. So two processes can take
+/// turns step by step.
 pub(crate) fn train_on_demand(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     let mut training = Loop::new(words)?;
     training.warm_up()?;
@@ -68,7 +68,7 @@ pub(crate) fn train_on_demand(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     Ok(Vec::new())
 }
 
-/// Floating-point operations per second of steps, and of products of matrices, in turns.
+/// Returns the floating-point operations per second of steps, and of matrix products, in turns.
 pub(crate) fn matmul_share(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     let mut training = Loop::new(words)?;
     let flops = training.net.flops()?;
@@ -78,7 +78,7 @@ pub(crate) fn matmul_share(words: &[&str]) -> Result<Vec<Vec<f64>>> {
     let (mut steps, mut products) = (Vec::new(), Vec::new());
     for _ in 0..SHARE_STEPS {
         steps.push(flops / training.step()?);
-        // Its operands have left the cache.
+        // Its operands are not in the cache any more.
         product.rate()?;
         products.push(product.rate()?);
     }
@@ -119,7 +119,7 @@ impl Loop {
         }
         let accelerator = builder.build()?;
         if let Some(expected) = settings.products {
-            // The Accelerator has asked first; now it answers the same.
+            // The Accelerator has called it first; the result is the same now.
             let found = make_products_reproducible();
             ensure!(found == expected, "products of matrices are {found:?}, not {expected:?}");
         }
@@ -127,7 +127,7 @@ impl Loop {
         let optimizer = net.optimizer(1e-3, &model)?;
         let (mut model, mut optimizer) = accelerator.prepare((model, optimizer))?;
         model.train();
-        // Of a global batch, each rank has its part.
+        // Each rank has its part of a global batch.
         let mut shape = net.shape().to_vec();
         shape[0] /= accelerator.processes().num_processes() as i64;
         let batches: Vec<(Tensor, Tensor)> = (0..4)
@@ -152,7 +152,7 @@ impl Loop {
         (0..WARM_UP).try_for_each(|_| (self.step)())
     }
 
-    /// Seconds of the next step.
+    /// Returns the seconds of the next step.
     fn step(&mut self) -> Result<f64> {
         let start = Instant::now();
         (self.step)()?;
@@ -160,14 +160,14 @@ impl Loop {
     }
 }
 
-/// A step of AdamW on ResNet-18's parameters and nothing else.
+/// Measures a step of AdamW on ResNet-18's parameters alone.
 pub(crate) fn adamw() -> Result<Vec<Vec<f64>>> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     let model = Model::new(|path| ResNet::resnet18(path, 1000))?;
     let optimizer = AdamW::default().build(&model)?;
     let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
     let parameters = model.inner().trainable_parameters();
-    // A backward gives every parameter its gradient.
+    // A backward pass gives every parameter its gradient.
     let mut loss = Tensor::from(0f32);
     for parameter in &parameters {
         loss += (&parameter.tensor * parameter.tensor.rand_like()).sum(Kind::Float);
@@ -184,13 +184,13 @@ pub(crate) fn adamw() -> Result<Vec<Vec<f64>>> {
     Ok(vec![seconds])
 }
 
-/// Seconds of all-reduces of ResNet-18's gradients, and of one number, as `peers/collectives.py` has them.
+/// Measures the seconds of all-reduces of ResNet-18's gradients, and of one number, as in `peers/collectives.py`.
 pub(crate) fn all_reduce() -> Result<Vec<Vec<f64>>> {
     let mut tensors = [11_689_512, 1].map(|numbers| Tensor::zeros([numbers], tch::kind::FLOAT_CPU));
     collectives(|group, operation| group.all_reduce(&mut tensors[operation], ReduceOp::Sum))
 }
 
-/// Seconds of all-gathers into 16 MB, and of reduce-scatters of 16 MB, as `peers/collectives.py` has them.
+/// Measures the seconds of all-gathers into 16 MB, and of reduce-scatters of 16 MB, as in `peers/collectives.py`.
 pub(crate) fn shards() -> Result<Vec<Vec<f64>>> {
     let zeros = |numbers| [Tensor::zeros([numbers], tch::kind::FLOAT_CPU)];
     let (mut whole, mut shard) = (zeros(4 << 20), zeros(2 << 20));
@@ -200,7 +200,7 @@ pub(crate) fn shards() -> Result<Vec<Vec<f64>>> {
     })
 }
 
-/// Seconds of two operations, on the main process.
+/// Measures the seconds of two operations, on the main process.
 fn collectives(
     mut run: impl FnMut(&ProcessGroup, usize) -> Result<(), Error>,
 ) -> Result<Vec<Vec<f64>>> {
@@ -221,7 +221,7 @@ fn collectives(
     Ok(if accelerator.is_main_process() { lists } else { Vec::new() })
 }
 
-/// A line of /proc/self/status, in bytes.
+/// Returns a line of /proc/self/status, in bytes.
 pub(crate) fn status(name: &str) -> Result<f64> {
     let text = fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
     let kilobytes = text

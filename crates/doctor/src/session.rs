@@ -155,7 +155,7 @@ mod tests {
         Limit::after(Duration::from_secs(30))
     }
 
-    /// A host whose login prints something before it says hello.
+    /// Session with a host whose login prints a banner before the greeting.
     fn greeting(banner: &str, protocol: u32, version: &str) -> Session {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let file_of = file.path().display().to_string();

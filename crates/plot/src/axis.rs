@@ -116,7 +116,7 @@ impl Span {
             if decades >= 1.0 {
                 return self.decades(most);
             }
-            // Less than a decade: round numbers, which are not equally far apart.
+            // Less than a decade: round numbers, whose distances differ.
             let (low, high) = (self.scale.back(self.low), self.scale.back(self.high));
             let linear = Self { low, high, scale: Scale::Linear, whole: self.whole };
             return linear.ticks(most);

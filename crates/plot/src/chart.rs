@@ -222,7 +222,7 @@ impl Chart {
             Marker::Point { x, y, .. } => Some((x, y)),
             Marker::Vertical { .. } => None,
         });
-        // A point without a place on one axis has none on the other.
+        // A point that one axis cannot show counts for neither.
         let shown = move |point: &(f64, f64)| usable(point.0, &self.x) && usable(point.1, &self.y);
         points.chain(marked).filter(shown).map(of)
     }

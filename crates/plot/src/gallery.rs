@@ -185,12 +185,12 @@ impl Draw for Gallery {
             LINE * most as f64
         };
         let height: f64 = rows.iter().map(|row| captions(row) + cell + 2.0 * GAP).sum();
-        // Room for the longest line, within reason.
+        // Width of the longest line, up to a limit.
         let lines = self.pictures.iter().flat_map(|it| &it.captions);
         let longest = lines.map(|it| crate::font::width(&it.text, 11.0)).fold(0.0, f64::max);
         let pitch = cell.max(longest.min(2.0 * cell).ceil()) + GAP;
         let width = columns as f64 * pitch + GAP;
-        // A title is not cut off above few images.
+        // A title is not cut off above a few images.
         let wanted = crate::font::width(&self.title, 14.0).min(480.0) + 2.0 * GAP;
         let size = Size::new(width.max(wanted) as u32, (title + height + GAP) as u32);
         let mut scene = Scene::new(size);
@@ -203,7 +203,7 @@ impl Draw for Gallery {
             let below = top + captions(row);
             for (index, picture) in row.iter().enumerate() {
                 let x = left + index as f64 * pitch + (pitch - GAP - cell) / 2.0;
-                // The lowest line stands on its image.
+                // The lowest line is directly above its image.
                 let first = below - LINE * picture.captions.len() as f64;
                 for (line, caption) in picture.captions.iter().enumerate() {
                     let baseline = first + LINE * line as f64 + 11.0;

@@ -79,7 +79,7 @@ impl Draw for Grid {
             (0, _) => 2,
             (columns, _) => columns,
         };
-        // All of a column are as wide as its widest, all of a row as high as its highest.
+        // A column is as wide as its widest plot, a row as high as its highest.
         let greatest = |sides: &mut dyn Iterator<Item = f64>| sides.fold(0.0, f64::max);
         let widths: Vec<f64> = (0..columns.min(scenes.len()))
             .map(|at| {

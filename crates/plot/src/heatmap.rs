@@ -241,7 +241,7 @@ impl Heatmap {
             let (row, column) = (index / self.columns, index % self.columns);
             let row = if self.upwards { self.rows - 1 - row } else { row };
             let at = row * rows / self.rows * columns + column * columns / self.columns;
-            // NaN gives way to any number.
+            // Any number replaces NaN.
             values[at] = values[at].max(*value);
         }
         (rows, columns, values)

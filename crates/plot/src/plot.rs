@@ -11,7 +11,7 @@ use crate::{PlotError, Result, raster, svg};
 /// [`Grid`](crate::Grid) implement it.
 pub trait Plot: Draw {
     /// Renders an SVG document: UTF-8, without an XML declaration, so that it can also be embedded in HTML. Texts are
-    /// escaped; images are embedded.
+    /// escaped, and images are embedded.
     #[must_use]
     fn to_svg(&self) -> String {
         svg::render(&self.scene())

@@ -22,7 +22,7 @@ pub(crate) fn render(scene: &Scene) -> Result<Vec<u8>> {
     for shape in &scene.shapes {
         draw(&mut canvas, shape);
     }
-    // Everything is opaque, so that nothing is left of the fourth channel.
+    // Everything is opaque, so the alpha channel can be dropped.
     let bytes: Vec<u8> =
         canvas.pixels().iter().flat_map(|it| [it.red(), it.green(), it.blue()]).collect();
     encode(canvas.width(), canvas.height(), &bytes)
@@ -102,7 +102,7 @@ fn draw_image(canvas: &mut Pixmap, area: &Area, image: &Pixels) {
         let (width, height) = (f64::from(image.width), f64::from(image.height));
         let (scale_x, scale_y) = ((area.width / width) as f32, (area.height / height) as f32);
         let place = Transform::from_row(scale_x, 0.0, 0.0, scale_y, area.x as f32, area.y as f32);
-        // Nearest, as SVG's `pixelated`.
+        // Nearest neighbour, as `pixelated` in SVG.
         let paint = tiny_skia::PixmapPaint::default();
         canvas.draw_pixmap(0, 0, source.as_ref(), &paint, place, None);
     }

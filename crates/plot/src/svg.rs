@@ -74,7 +74,7 @@ fn element(svg: &mut String, shape: &Shape) -> std::fmt::Result {
         }
         Shape::Image { area, image } => {
             let [x, y, width, height] = [area.x, area.y, area.width, area.height].map(Number);
-            // A size that no encoder takes leaves its place empty.
+            // An image whose size the encoder refuses is left out.
             let Ok(png) = encode(image.width, image.height, &image.bytes) else { return Ok(()) };
             write!(
                 svg,

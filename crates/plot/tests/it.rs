@@ -1,4 +1,4 @@
-//! Plots as their files are: SVG that parsers take, PNG of the right size, text that fits.
+//! Tests of plots as files: SVG that parsers accept, PNG of the right size, text that fits.
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 
@@ -9,7 +9,7 @@ use brigade_plot::{
 use proptest::prelude::*;
 use roxmltree::Document;
 
-/// The texts of an SVG with their places and sizes.
+/// Returns the texts of an SVG with their positions and sizes.
 fn texts(svg: &str) -> Vec<(String, f64, f64)> {
     let document = Document::parse(svg).unwrap();
     let number =
@@ -51,10 +51,10 @@ fn a_chart_shows_its_texts_ticks_and_markers() {
     for text in ["Finder", "learning rate", "loss", "valley", "minimum", "1e-7", "0.1", "10"] {
         assert!(texts.iter().any(|it| it.0 == text), "{text} is not in {texts:?}");
     }
-    // The one series is named by the axis, so that there is no legend.
+    // The only series is named by the axis, so there is no legend.
     assert_eq!(texts.iter().filter(|it| it.0 == "loss").count(), 1);
     let place = |text: &str| texts.iter().find(|it| it.0 == text).unwrap();
-    // Equal ratios are equally far apart, and more is further up or right.
+    // Equal ratios have equal distances, and larger values are further up or right.
     let ratio = (place("1e-5").1 - place("1e-7").1) / (place("0.1").1 - place("1e-5").1);
     assert!((ratio - 0.5).abs() < 0.01, "{ratio}");
     assert!(place("2").2 > place("4").2);
@@ -69,7 +69,7 @@ fn what_is_not_finite_is_a_gap() {
     // A point between two gaps is a dot.
     let alone = Chart::new("").line("a", [(0.0, f64::INFINITY), (1.0, 2.0), (2.0, f64::NAN)]);
     assert_eq!((lines_of(&alone), count(&alone.to_svg(), "circle")), (0, 1));
-    // Zero has no place on a logarithm.
+    // Zero cannot be shown on a logarithmic axis.
     let log = Chart::new("")
         .log_y()
         .line("a", [(0.0, 1.0), (1.0, 2.0), (2.0, 0.0), (3.0, 1.0), (4.0, 5.0)]);
@@ -111,7 +111,7 @@ fn labels_of_ticks_do_not_overlap() {
         for width in [160, 320, 640, 2000] {
             let chart = Chart::new("").line("", [(first, 0.0), (last, 1.0)]).size(width, 300);
             let texts = texts(&chart.to_svg());
-            // Those of the axis across have one baseline in common.
+            // The labels of the horizontal axis have a common baseline.
             let baseline = texts.iter().map(|it| it.2).fold(0.0, f64::max);
             let across: Vec<_> = texts.iter().filter(|it| it.2 == baseline).collect();
             // DejaVu Sans' digits take 0.64 of the size, 11 pixels.
@@ -168,7 +168,7 @@ fn a_heatmap_has_its_numbers_or_is_an_image() {
     let texts = texts(&svg);
     let place = |text: &str| texts.iter().find(|it| it.0 == text).unwrap();
     assert!(["Actual", "Predicted", "cat", "dog"].iter().all(|it| place(it).0 == *it));
-    // Rows are the actual classes: cats taken for dogs are right of the cats.
+    // Rows are the actual classes: cats predicted as dogs are to the right of the cats.
     assert!(place("1").1 > place("5").1 && place("1").2 == place("5").2);
     assert!(place("7").2 > place("1").2);
     assert_eq!((count(&svg, "rect"), count(&svg, "image")), (5, 0));
@@ -221,7 +221,7 @@ fn a_gallery_shows_each_image_with_its_lines() {
     assert_eq!((size(1, "width"), size(1, "height")), ("100", "33"));
     let wrong = document.descendants().find(|it| it.text() == Some("wrong")).unwrap();
     assert_eq!(wrong.attribute("fill"), Some("#c81414"));
-    // The large image's pixels are not all in there.
+    // The large image is not embedded with all its pixels.
     assert!(svg.len() < 5000, "{} bytes", svg.len());
 
     // Enlarged with hard edges: black, and white beside it.

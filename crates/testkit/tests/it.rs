@@ -1,4 +1,4 @@
-//! `dist_test!` on itself: what passes, what fails, what hangs, and what is left behind.
+//! Tests of `dist_test!` itself: passing, failing and hanging tests, and what they leave behind.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -47,7 +47,7 @@ mod inner {
     });
 }
 
-/// The report of a test that must fail; `None` in one of its ranks.
+/// Returns the report of a test that must fail; `None` in one of its ranks.
 macro_rules! failing {
     ($test:expr, $body:expr) => {
         match DistTest::run(&$test, $body) {
@@ -113,7 +113,7 @@ fn a_rank_that_hangs_is_named_and_killed() {
         step!("into the dark");
         forever();
     };
-    // How long a busy machine takes to bring the ranks that far is not for this test to say.
+    // The time that a busy machine needs to bring the ranks that far is unknown.
     for seconds in [1, 4, 16, 64] {
         let name = "a_rank_that_hangs_is_named_and_killed";
         let report = failing!(test(name, 3).time_limit(Duration::from_secs(seconds)), body);
@@ -140,7 +140,7 @@ fn a_rank_that_hangs_is_named_and_killed() {
 
 #[test]
 fn a_rank_that_runs_nothing_fails_the_test() {
-    // The harness knows no test of that name, runs none and succeeds.
+    // The harness has no test of that name, runs none and succeeds.
     let report = failing!(test("no_test_of_this_name", 1), |_world| ());
     assert!(report.contains("exited with 0 before the body had finished"), "{report}");
 }
@@ -166,7 +166,7 @@ dist_test!(
         let folder = std::env::var(PIDS).unwrap();
         let file = Path::new(&folder).join(world.rank.to_string());
         fs::write(&file, std::process::id().to_string()).unwrap();
-        // stdout is the harness's; the test's own end of this pipe tells that both are there.
+        // stdout belongs to the harness; the test's own end of this pipe shows that both run.
         let mut ready =
             fs::OpenOptions::new().write(true).open(Path::new(&folder).join("ready")).unwrap();
         writeln!(ready, "{}", world.rank).unwrap();
@@ -193,7 +193,7 @@ fn a_test_that_is_killed_leaves_no_rank() {
     run.kill().unwrap();
     run.wait().unwrap();
     for pid in pids {
-        // A zombie has no command line; it waits for a reaper that is not ours.
+        // A zombie has no command line; it waits for another process to reap it.
         while fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty()) {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! The inputs to begin with: those that people named, as files, and those of libFuzzer, in an archive per target.
+//! Initial inputs of the fuzzer: named regressions as files, and the inputs of libFuzzer, in one archive per target.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -12,13 +12,13 @@ use flate2::write::GzEncoder;
 
 use crate::Target;
 
-/// Inputs by their names.
+/// Inputs by name.
 type Inputs = BTreeMap<String, Vec<u8>>;
 
-/// Returns the inputs of a target that are kept, each with its place, those of `fuzz/regressions/` first.
+/// Returns the stored inputs of a target with their paths, those of `fuzz/regressions/` first.
 ///
 /// # Errors
-/// Where a file cannot be read, or is not an archive.
+/// Fails if a file cannot be read, or is not an archive.
 pub fn corpus(target: &Target) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     let (folder, archive) = (regressions(target), archive(target));
     let named = files(&folder)?.into_iter().map(|(name, input)| (folder.join(name), input));
@@ -26,10 +26,10 @@ pub fn corpus(target: &Target) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     Ok(named.chain(packed).collect())
 }
 
-/// Writes the inputs of a target that are kept into a folder, for libFuzzer.
+/// Writes the stored inputs of a target into a folder, for libFuzzer.
 ///
 /// # Errors
-/// Where an input cannot be read or written.
+/// Fails if an input cannot be read or written.
 pub fn unpack(target: &Target, folder: &Path) -> Result<()> {
     for inputs in [packed(&archive(target))?, files(&regressions(target))?] {
         for (name, input) in inputs {
@@ -40,11 +40,11 @@ pub fn unpack(target: &Target, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes `fuzz/corpus/TARGET.tar.gz` from the files of a folder, less those of `fuzz/regressions/TARGET/`. An archive
-/// that holds them already is left as it is.
+/// Writes `fuzz/corpus/TARGET.tar.gz` from the files of a folder, without those of `fuzz/regressions/TARGET/`. An
+/// archive with the same content is left as it is.
 ///
 /// # Errors
-/// Where a file cannot be read, or the archive not be written.
+/// Fails if a file cannot be read, or the archive cannot be written.
 pub fn pack(target: &Target, folder: &Path) -> Result<()> {
     let (mut inputs, archive) = (files(folder)?, archive(target));
     let named = files(&regressions(target))?;
@@ -77,7 +77,7 @@ fn files(folder: &Path) -> Result<Inputs> {
     read().with_context(|| format!("cannot read the inputs in {}", folder.display()))
 }
 
-/// The inputs in an archive. None, where the target has no archive yet.
+/// Returns the inputs in an archive; none if the target has no archive yet.
 fn packed(archive: &Path) -> Result<Inputs> {
     if !archive.exists() {
         return Ok(Inputs::new());
@@ -98,14 +98,14 @@ fn unpack_inputs(archive: impl Read) -> Result<Inputs> {
     Ok(inputs)
 }
 
-/// The same bytes for the same inputs, on any day and machine.
+/// Packs inputs. Equal inputs give equal bytes, at any time and on any machine.
 fn pack_inputs(inputs: &Inputs) -> Result<Vec<u8>> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::best()));
     for (name, input) in inputs {
         let mut header = tar::Header::new_ustar();
         header.set_size(input.len() as u64);
         header.set_mode(0o644);
-        // The other numbers are 0.
+        // The other fields are 0.
         archive.append_data(&mut header, name, input.as_slice())?;
     }
     Ok(archive.into_inner()?.finish()?)
@@ -125,7 +125,7 @@ mod tests {
         entries.map(|it| it.expect("entry").file_name().to_string_lossy().into_owned()).collect()
     }
 
-    /// `cargo xtask fuzz` knows the targets by their folders.
+    /// `cargo xtask fuzz` finds the targets by their folders.
     #[test]
     #[cfg(feature = "libtorch")]
     fn each_target_has_a_folder_and_each_folder_a_target() {
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(packed.difference(&known).next(), None);
     }
 
-    /// Names that libFuzzer gives say nothing about what an input is.
+    /// Names by libFuzzer do not describe the input.
     #[test]
     fn regressions_have_telling_names() {
         for target in targets() {

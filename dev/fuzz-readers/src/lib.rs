@@ -1,7 +1,7 @@
-//! One function for each reader of foreign bytes: files from strangers, messages from peers, settings.
+//! One function for each parser of untrusted bytes: files, messages from peers, settings.
 //!
-//! A reader may refuse an input in any way, but must not panic, run for long, or take memory out of
-//! proportion to the input. [`check`] is that property. It is used in two places:
+//! A parser may refuse an input in any way, but must not panic, run for long, or take memory out of proportion to the
+//! input. [`check`] tests that property. It is used in two places:
 //!
 //! - `tests/readers.rs`, in the suite: the corpus, and some hundred mutations of it;
 //! - `fuzz/`, in the layout of cargo-fuzz: libFuzzer, guided by coverage. `cargo xtask fuzz` builds and
@@ -27,10 +27,10 @@ pub use corpus::{corpus, pack, unpack};
 use peakmem_alloc::{INSTRUMENTED_SYSTEM, PeakMemAlloc, PeakMemAllocTrait};
 use rustix::time::{ClockId, clock_gettime};
 
-/// The system's allocator, with a count.
+/// Allocator of the system that counts bytes.
 pub type Allocator = PeakMemAlloc<System>;
 
-/// The allocator that [`check`] asks: a program that calls it makes this its global one.
+/// Allocator that [`check`] reads: a program that calls it must make this its global allocator.
 ///
 /// ```
 /// #[global_allocator]
@@ -41,42 +41,42 @@ pub type Allocator = PeakMemAlloc<System>;
 /// ```
 pub static ALLOCATOR: &Allocator = &INSTRUMENTED_SYSTEM;
 
-/// A reader of foreign bytes.
+/// Parser of untrusted bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Its name on the command line, and of its corpus.
+    /// Name of the target on the command line, and of its corpus.
     pub name: &'static str,
-    /// What it reads.
+    /// Format that the parser reads.
     pub reads: &'static str,
     /// Words of the format, for mutations.
     pub words: &'static [&'static str],
-    /// How many bytes of memory it may have at a time for each byte of the input. Trees of small values take the
-    /// most: an empty list is one byte of a pickle, and forty in memory, in a list that doubles as it grows.
+    /// Maximum memory in bytes at a time per byte of the input. Trees of small values need the most: an empty list is
+    /// one byte of a pickle, and forty in memory, in a list that doubles as it grows.
     pub bytes_per_byte: usize,
-    /// How many more, whatever the input: buffers, and tables that are made once.
+    /// Additional memory in bytes for any input: buffers, and tables that are built once.
     pub free_bytes: usize,
     read: fn(&[u8]),
 }
 
-/// All of them.
+/// Returns all targets.
 #[must_use]
 pub fn targets() -> &'static [Target] {
     &readers::TARGETS
 }
 
-/// The target of a name.
+/// Returns the target of a name, if it exists.
 #[must_use]
 pub fn target(name: &str) -> Option<&'static Target> {
     targets().iter().find(|target| target.name == name)
 }
 
-/// Reads one input.
+/// Parses one input and checks the limits.
 ///
 /// Counts the memory of the whole process, so nothing else may run in it meanwhile; see [`ALLOCATOR`].
 ///
 /// # Panics
-/// When the reader does, when it has more memory at a time than the target allows, and when it takes more than
-/// [`MAX_SECONDS_LEN`] of the processor.
+/// Panics when the parser does, when it has more memory at a time than the target allows, and when it takes more than
+/// [`MAX_SECONDS_LEN`] of processor time.
 pub fn check(target: &Target, input: &[u8]) {
     let allowed = target.bytes_per_byte * input.len() + target.free_bytes;
     let begun = processor_seconds();
@@ -98,14 +98,14 @@ pub fn check(target: &Target, input: &[u8]) {
     );
 }
 
-/// Time of this thread on a processor: on a machine that is busy, the clock on the wall says nothing.
+/// Returns the processor time of this thread: on a busy machine, wall-clock time is not meaningful.
 fn processor_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// No input of a megabyte takes so long, also without optimisation; one that does will take hours as a larger
-/// one.
+/// Maximum processor time per input in seconds. No input of a megabyte needs as much, even without optimisation; one
+/// that does would take hours if it were larger.
 pub const MAX_SECONDS_LEN: f64 = 10.0;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The readers, a file for each kind: a row that says what is read, and the function that reads it.
+//! Parsers, one file for each kind: a row that describes the target, and the function that parses.
 
 mod data;
 mod launch;
@@ -19,12 +19,12 @@ use crate::Target;
 pub(crate) static TARGETS: LazyLock<Vec<Target>> =
     LazyLock::new(|| [weights::TARGETS, data::TARGETS, text::TARGETS, launch::TARGETS].concat());
 
-/// For values of one or two bytes each.
+/// Memory factor for values of one or two bytes each.
 const TREE: usize = 512;
-/// Buffers, folders, messages.
+/// Memory for buffers, folders and messages.
 const FREE: usize = 4 << 20;
 
-/// A file in memory with these bytes, at its beginning.
+/// Returns a file in memory with these bytes, positioned at its beginning.
 fn file(bytes: &[u8]) -> File {
     let mut file = memfd_create("input", MemfdFlags::CLOEXEC).map(File::from).expect("memory");
     file.write_all(bytes).expect("memory");
@@ -32,7 +32,7 @@ fn file(bytes: &[u8]) -> File {
     file
 }
 
-/// A path under which such a file can be opened once more.
+/// Returns a path under which such a file can be opened again.
 fn path_of(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

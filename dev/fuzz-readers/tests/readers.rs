@@ -1,7 +1,7 @@
-//! Every reader of foreign bytes, with its corpus and mutations of it.
+//! Tests of every parser of untrusted bytes, with its corpus and mutations of it.
 //!
-//! A failure prints the smallest edits that show it, and leaves the input in `target/fuzz/failed-TARGET`.
-//! `cargo xtask fuzz` looks for hours where this looks for seconds.
+//! A failure prints the smallest edits that show it, and leaves the input in `target/fuzz/failed-TARGET`. `cargo xtask
+//! fuzz` searches for hours where this test searches for seconds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -20,26 +20,26 @@ use proptest::test_runner::{Config, TestRunner};
 #[global_allocator]
 static ALLOCATOR: &Allocator = brigade_fuzz_readers::ALLOCATOR;
 
-/// A change to an input.
+/// Change of an input.
 #[derive(Debug, Clone)]
 enum Edit {
     Set(Index, u8),
     Flip(Index, u8),
-    /// An integer of one to eight bytes, in either order.
+    /// An integer of one to eight bytes, in either byte order.
     Number(Index, u64, usize, bool),
     Insert(Index, Vec<u8>),
     /// A word of the format.
     Word(Index, Index),
     Remove(Index, usize),
-    /// A stretch once more, many times.
+    /// Repetitions of a range.
     Repeat(Index, usize, usize),
-    /// What another input has from there on.
+    /// The rest of another input from this position on.
     Splice(Index, Index, Index),
 }
 
 fn edit() -> impl Strategy<Value = Edit> {
     let at = any::<Index>;
-    // Limits of types, and of what the formats allow.
+    // Limits of types, and of the formats.
     let number = prop_oneof![
         (0..64u32).prop_map(|bits| 1 << bits),
         (0..64u32).prop_map(|bits| (1 << bits) - 1),
@@ -61,7 +61,7 @@ fn edit() -> impl Strategy<Value = Edit> {
 
 impl Edit {
     fn apply(&self, input: &mut Vec<u8>, target: &Target, corpus: &[Vec<u8>]) {
-        // One place more than there are bytes: the end.
+        // One position more than there are bytes: the end.
         let place = |at: &Index| at.index(input.len() + 1);
         match self {
             Self::Set(at, byte) => {
@@ -112,7 +112,7 @@ impl Edit {
     }
 }
 
-/// `Index` of a list that may be empty.
+/// Access to a list by `Index`, which may be empty.
 trait Checked {
     fn checked(&self, list: &[u8]) -> Option<usize>;
 }
@@ -123,7 +123,7 @@ impl Checked for Index {
     }
 }
 
-/// The count of memory is the process's: one at a time, where tests are threads of one process.
+/// The memory count is per process: one at a time, if tests are threads of one process.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn holds(target: &Target) {
@@ -140,7 +140,7 @@ fn holds(target: &Target) {
     }
     let corpus: Vec<Vec<u8>> = corpus.into_iter().map(|(_, input)| input).collect();
     let failed = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("failed-{name}"));
-    // No file of seeds: an input that fails goes into fuzz/regressions/.
+    // No file of seeds: an input that fails is added to fuzz/regressions/.
     let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
     let strategy = (any::<Index>(), prop::collection::vec(edit(), 0..6));
     let outcome = TestRunner::new(config).run(&strategy, |(first, edits)| {

@@ -1,6 +1,6 @@
-//! The error of functions for GPUs made of host memory.
+//! Error of functions for GPUs made of host memory.
 
-/// Says why a function of GPUs made of host memory failed.
+/// Error of a function for GPUs made of host memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct FakeError {

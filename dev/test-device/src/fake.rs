@@ -32,25 +32,25 @@ use tch::Tensor;
 pub use crate::error::FakeError;
 use crate::ffi;
 
-/// Numbers of a device's memory, in bytes.
+/// Memory statistics of a device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// What tensors have now, each rounded up to a multiple of 512.
+    /// Memory of the current tensors, each rounded up to a multiple of 512.
     pub allocated: u64,
-    /// The largest number of `allocated` so far.
+    /// Maximum of `allocated` so far.
     pub peak: u64,
-    /// What is taken from the host: with that which is kept for reuse.
+    /// Memory taken from the host, including that which is kept for reuse.
     pub reserved: u64,
-    /// What [`set_capacity`] has set; none where memory ends with the host's.
+    /// Limit that [`set_capacity`] has set. `None` if only the host's memory is the limit.
     pub capacity: Option<u64>,
 }
 
-/// Makes libtorch believe that it has this many CUDA devices; a second call with the same number does nothing.
+/// Makes libtorch report this many CUDA devices. A second call with the same number does nothing.
 ///
 /// # Errors
 ///
-/// Fails where the program is linked with CUDA itself, where another number is installed, and for less than 1 device
-/// or more than 16.
+/// Fails if the program is linked with CUDA itself, if another number is installed, and for less than 1 device or more
+/// than 16.
 pub fn install(devices: usize) -> Result<(), FakeError> {
     let devices = i32::try_from(devices).unwrap_or(i32::MAX);
     // SAFETY: takes a number.
@@ -62,23 +62,23 @@ pub fn install(devices: usize) -> Result<(), FakeError> {
 
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// Returns whether [`install`] has succeeded.
+/// Returns `true` if [`install`] has succeeded.
 #[must_use]
 pub fn is_installed() -> bool {
     INSTALLED.load(Ordering::Relaxed)
 }
 
-/// The name of a thread's wait for the stream that it computes on beside those that train, which is not the default
-/// one: a thread that reads data waits so when it ends, and no step of a training waits for it.
+/// Name of a thread's wait for the stream that it computes on besides the training streams, other than the default one:
+/// a thread that reads data waits so when it ends, and no training step waits for it.
 pub const SIDE_STREAM: &str = "synchronize: side stream";
 
 /// Returns the names of the points at which the host waited for a device while the function ran, on any thread.
 ///
-/// They are those of real CUDA: operators with their names (`aten::nonzero`, and `aten::_local_scalar_dense` for
-/// `item`), `copy: host to device` and `copy: device to host` for copies that are not both `non_blocking` and with
-/// pinned memory, and `synchronize: stream`, `synchronize: event`, `synchronize: device`. [`SIDE_STREAM`] is that of a
-/// thread for an event of its own stream. With `BRIGADE_FAKE_GPU_BACKTRACE` in the environment each writes its backtrace
-/// to stderr.
+/// The names are those of real CUDA: operators by name (`aten::nonzero`, and `aten::_local_scalar_dense` for `item`),
+/// `copy: host to device` and `copy: device to host` for copies that are not both `non_blocking` and with pinned
+/// memory, and `synchronize: stream`, `synchronize: event`, `synchronize: device`. [`SIDE_STREAM`] is a thread's wait
+/// for an event of its own stream. With the variable `BRIGADE_FAKE_GPU_BACKTRACE`, each wait writes its backtrace to
+/// stderr.
 pub fn synchronizations(function: impl FnOnce()) -> Vec<String> {
     struct Listening(Option<u64>);
     impl Listening {
@@ -100,8 +100,8 @@ pub fn synchronizations(function: impl FnOnce()) -> Vec<String> {
     names.lines().map(str::to_owned).collect()
 }
 
-/// Returns the devices on which something was allocated, run or made: a real one has a context from then on, which
-/// costs hundreds of megabytes.
+/// Returns the devices on which memory was allocated, an operator was run or a stream was created: a real device has a
+/// context from then on, which costs hundreds of megabytes.
 #[must_use]
 pub fn contexts() -> Vec<usize> {
     // SAFETY: takes nothing.
@@ -109,21 +109,21 @@ pub fn contexts() -> Vec<usize> {
     (0..64).filter(|device| found >> device & 1 == 1).collect()
 }
 
-/// Sets how much memory a device has. More is an error of libtorch, with the words of the one for CUDA.
+/// Sets the memory capacity of a device. Exceeding it is an error of libtorch, with the message of the one for CUDA.
 ///
 /// # Errors
 ///
-/// Fails where there is no such device.
+/// Fails if the device does not exist.
 pub fn set_capacity(device: usize, bytes: u64) -> Result<(), FakeError> {
     // SAFETY: takes numbers.
     ffi::result(unsafe { ffi::fake_gpu_set_capacity(index(device), bytes) })
 }
 
-/// Returns the numbers of a device's memory.
+/// Returns the memory statistics of a device.
 ///
 /// # Errors
 ///
-/// Fails where there is no such device.
+/// Fails if the device does not exist.
 pub fn memory(device: usize) -> Result<Memory, FakeError> {
     let mut memory = ffi::Memory::default();
     // SAFETY: writes into the structure, whose fields are those of the C++ side.
@@ -132,27 +132,27 @@ pub fn memory(device: usize) -> Result<Memory, FakeError> {
     Ok(Memory { allocated, peak, reserved, capacity: (capacity > 0).then_some(capacity) })
 }
 
-/// Gives what a device keeps for reuse back to the host, after the work that streams have put off.
+/// Returns the memory that a device keeps for reuse to the host, after the deferred work of its streams.
 ///
 /// # Errors
 ///
-/// Fails where there is no such device.
+/// Fails if the device does not exist.
 pub fn empty_cache(device: usize) -> Result<(), FakeError> {
     // SAFETY: takes a number.
     ffi::result(unsafe { ffi::fake_gpu_empty_cache(index(device)) })
 }
 
-/// Makes a device the current one of this thread: the one that is meant where no index is given.
+/// Sets the current device of this thread, which is used where no index is given.
 ///
 /// # Errors
 ///
-/// Fails where there is no such device.
+/// Fails if the device does not exist.
 pub fn set_current_device(device: usize) -> Result<(), FakeError> {
     // SAFETY: takes a number.
     ffi::result(unsafe { ffi::fake_gpu_set_device(index(device)) })
 }
 
-/// A stream of a device, beside the default one.
+/// Stream of a device, besides the default one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream {
     device: i32,
@@ -160,11 +160,11 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Makes a new stream.
+    /// Creates a stream.
     ///
     /// # Errors
     ///
-    /// Fails where there is no such device.
+    /// Fails if the device does not exist.
     pub fn new(device: usize) -> Result<Self, FakeError> {
         let (device, mut id) = (index(device), 0);
         // SAFETY: writes the stream's number.
@@ -172,11 +172,11 @@ impl Stream {
         Ok(Self { device, id })
     }
 
-    /// Runs the function with this as the current stream of its device in this thread.
+    /// Runs the function with this stream as the current stream of its device in this thread.
     ///
     /// # Panics
     ///
-    /// Where the stream's device is gone, which is never.
+    /// Never panics in practice: the device of a stream always exists.
     pub fn run<T>(&self, function: impl FnOnce() -> T) -> T {
         struct Previous(Stream);
         impl Drop for Previous {
@@ -196,7 +196,7 @@ impl Stream {
         function()
     }
 
-    /// Waits for all work on the stream: a synchronisation.
+    /// Waits for all work on the stream, which is a synchronisation.
     ///
     /// # Errors
     ///
@@ -206,18 +206,18 @@ impl Stream {
         ffi::result(unsafe { ffi::fake_gpu_synchronize_stream(self.device, self.id) })
     }
 
-    /// Returns whether nothing is put off, without doing any of it.
+    /// Returns `true` if no work is deferred, without running any of it.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         // SAFETY: takes numbers of a stream that there is.
         unsafe { ffi::fake_gpu_stream_is_drained(self.device, self.id) }
     }
 
-    /// Records an event behind the work that the stream has now.
+    /// Records an event after the current work of the stream.
     ///
     /// # Errors
     ///
-    /// Fails where the device does not exist, which is never.
+    /// Never fails in practice: the device of a stream always exists.
     pub fn record(&self) -> Result<Event, FakeError> {
         let mut event = ptr::null_mut();
         // SAFETY: writes the event that it makes.
@@ -226,22 +226,23 @@ impl Stream {
     }
 }
 
-/// A point in the work of a stream.
+/// Point in the work of a stream.
 #[derive(Debug)]
 pub struct Event(*mut c_void);
 
 impl Event {
-    /// Has the current stream wait for the work before the event: no synchronisation, since the host does not wait.
+    /// Makes the current stream wait for the work before the event. This is not a synchronisation, since the host does
+    /// not wait.
     ///
     /// # Errors
     ///
-    /// Passes on what a piece of the work fails with.
+    /// Returns the error of a deferred operation.
     pub fn wait(&self) -> Result<(), FakeError> {
         // SAFETY: the event is there until the drop.
         ffi::result(unsafe { ffi::fake_gpu_wait_event(self.0) })
     }
 
-    /// Waits for the work before the event: a synchronisation.
+    /// Waits for the work before the event, which is a synchronisation.
     ///
     /// # Errors
     ///
@@ -251,8 +252,8 @@ impl Event {
         ffi::result(unsafe { ffi::fake_gpu_synchronize_event(self.0) })
     }
 
-    /// Returns whether the work before the event is done. Each call that finds it undone does one piece of it, so
-    /// that asking again and again comes to an end.
+    /// Returns `true` if the work before the event is done. Each call that returns `false` runs one deferred operation,
+    /// so that polling comes to an end.
     ///
     /// # Errors
     ///
@@ -272,8 +273,8 @@ impl Drop for Event {
     }
 }
 
-/// Says that a stream uses a tensor's memory: it is reused only when the stream has done what it has now at the time
-/// of the free.
+/// Records that a stream uses a tensor's memory: it is reused only after the work that the stream has at the time of
+/// the free.
 ///
 /// # Errors
 ///
@@ -289,32 +290,33 @@ pub fn record_stream(tensor: &Tensor, stream: &Stream) -> Result<(), FakeError> 
 ///
 /// # Errors
 ///
-/// Fails for shapes that do not fit.
+/// Fails for shapes that cannot be broadcast.
 pub fn copy_non_blocking(to: &mut Tensor, from: &Tensor) -> Result<(), FakeError> {
     // SAFETY: both tensors are there for the length of the call, and tch's pointers are ones to libtorch's class.
     ffi::result(unsafe { ffi::fake_gpu_copy(to.as_ptr().cast(), from.as_ptr().cast()) })
 }
 
-/// Operators that were captured, to be run again on the same memory.
+/// Captured operators, to be run again on the same memory.
 #[derive(Debug)]
 pub struct Graph(*mut c_void);
 
 impl Graph {
-    /// Takes over a graph that fake_gpu_end_capture made.
+    /// Takes ownership of a graph from fake_gpu_end_capture.
     fn from_raw(graph: *mut c_void) -> Self {
         Self(graph)
     }
 
-    /// Captures what the function runs on the device, in any thread. Memory and generator then are as before it.
+    /// Captures the operators that the function runs on the device, in any thread. Memory and generator are then
+    /// restored.
     ///
     /// # Errors
     ///
-    /// Fails where another graph is captured, and where the function has waited for the device or copied between it
-    /// and memory that is not pinned.
+    /// Fails if another graph is being captured, or if the function has waited for the device or copied between it and
+    /// memory that is not pinned.
     ///
     /// # Panics
     ///
-    /// Passes on a panic of the function, after the end of the capture.
+    /// Panics if the function does, after the end of the capture.
     pub fn capture(device: usize, function: impl FnOnce()) -> Result<Self, FakeError> {
         // SAFETY: takes a number.
         ffi::result(unsafe { ffi::fake_gpu_begin_capture(index(device)) })?;
@@ -330,11 +332,11 @@ impl Graph {
     }
 
     /// Runs the captured operators again: their results are in the memory of the captured results. Random operators
-    /// go on with the device's generator.
+    /// continue with the device's generator.
     ///
     /// # Errors
     ///
-    /// Passes on what an operator fails with.
+    /// Returns the error of an operator.
     pub fn replay(&self) -> Result<(), FakeError> {
         // SAFETY: the graph is there until the drop.
         ffi::result(unsafe { ffi::fake_gpu_replay(self.0) })
@@ -348,7 +350,7 @@ impl Drop for Graph {
     }
 }
 
-/// Returns whether a graph of the device is being captured.
+/// Returns `true` if a graph of the device is being captured.
 #[must_use]
 pub fn is_capturing(device: usize) -> bool {
     // SAFETY: takes a number.
@@ -356,15 +358,15 @@ pub fn is_capturing(device: usize) -> bool {
 }
 
 /// Returns the address of the table `FakeGpuGraphs` of `cpp/fake_gpu.h`: functions that begin, end, replay and free
-/// graphs, for a library in C++ that does not link with this crate.
+/// graphs, for a C++ library that does not link with this crate.
 #[must_use]
 pub fn graph_functions() -> *const c_void {
     // SAFETY: takes nothing; the table lives as long as the program.
     unsafe { ffi::fake_gpu_graphs() }
 }
 
-/// A device's number for the C++ side, where none that is too large exists.
+/// Converts an index for the C++ side; -1 for one that is too large.
 fn index(device: usize) -> i32 {
-    // The C++ side has them in a signed byte.
+    // The C++ side stores indices in a signed byte.
     i32::try_from(device).ok().filter(|it| *it <= 127).unwrap_or(-1)
 }

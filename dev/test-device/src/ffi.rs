@@ -1,10 +1,10 @@
-//! The functions of `cpp/`, as they are declared there.
+//! Declarations of the functions in `cpp/`.
 
 use std::ffi::{CStr, c_char, c_void};
 
 use crate::error::FakeError;
 
-/// Numbers of a device's memory, in bytes.
+/// Memory statistics of a device, in bytes.
 #[repr(C)]
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Memory {
@@ -59,7 +59,7 @@ unsafe extern "C" {
     pub(crate) fn fake_gpu_graphs() -> *const c_void;
 }
 
-/// Takes a text of the C++ side; none where it is null.
+/// Takes ownership of a text from the C++ side; `None` if it is null.
 pub(crate) fn text(text: *mut c_char) -> Option<String> {
     if text.is_null() {
         return None;
@@ -71,7 +71,7 @@ pub(crate) fn text(text: *mut c_char) -> Option<String> {
     Some(owned)
 }
 
-/// Takes what a function of the C++ side says: null is success, and else a message.
+/// Converts the result of a C++ function: null is success, otherwise it is a message.
 pub(crate) fn result(message: *mut c_char) -> Result<(), FakeError> {
     text(message).map_or(Ok(()), |message| Err(FakeError { message }))
 }

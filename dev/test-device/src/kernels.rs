@@ -1,4 +1,4 @@
-//! The kernels that brigade-torch compiles on a GPU, compiled for the CPU.
+//! Kernels that brigade-torch compiles on a GPU, compiled for the CPU.
 
 use std::{array, ptr};
 
@@ -7,38 +7,39 @@ use tch::Tensor;
 use crate::error::FakeError;
 use crate::ffi;
 
-/// A batch normalisation in training, and what its backward is given. The tensors are the CPU's: `input`, `shortcut`
-/// and `upstream` `[n, channels, h, w]` of bfloat16 or float16 in channels_last, the rest float32 `[channels]`.
+/// Batch normalisation in training, with the inputs of its backward pass. The tensors are on the CPU: `input`,
+/// `shortcut` and `upstream` are `[n, channels, h, w]` of bfloat16 or float16 in channels_last, the rest float32
+/// `[channels]`.
 #[derive(Debug)]
 pub struct NormRelu<'a> {
-    /// What is normalised.
+    /// Input of the normalisation.
     pub input: &'a Tensor,
-    /// What is added before ReLU.
+    /// Residual branch that is added before ReLU, if any.
     pub shortcut: Option<&'a Tensor>,
-    /// What the normalised values are multiplied with.
+    /// Weight that multiplies the normalised values.
     pub weight: &'a Tensor,
-    /// What is added then.
+    /// Bias that is added after the weight.
     pub bias: &'a Tensor,
-    /// Changed in place.
+    /// Running mean, which is updated in place.
     pub running_mean: &'a Tensor,
-    /// Changed in place.
+    /// Running variance, which is updated in place.
     pub running_var: &'a Tensor,
-    /// The gradient of the output.
+    /// Gradient of the output.
     pub upstream: &'a Tensor,
-    /// The weight of this batch in the running statistics.
+    /// Weight of this batch in the running statistics.
     pub momentum: f64,
-    /// Added to the variance.
+    /// Constant that is added to the variance.
     pub eps: f64,
-    /// With ReLU, which a shortcut demands.
+    /// `true` for a ReLU, which a shortcut requires.
     pub relu: bool,
 }
 
 impl NormRelu<'_> {
-    /// Runs forward and backward: the output, and the gradients of input, weight, bias and (where there is one)
+    /// Runs forward and backward. Returns the output, and the gradients of input, weight, bias and (if there is one)
     /// shortcut.
     ///
     /// # Errors
-    /// Where the kernels do not take the input.
+    /// Fails if the kernels do not support the input.
     pub fn run(&self) -> Result<Vec<Tensor>, FakeError> {
         let handle = |tensor: &Tensor| tensor.as_ptr().cast();
         let inputs = [

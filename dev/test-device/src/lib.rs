@@ -47,16 +47,16 @@ use tch::{Device, Kind, Tensor};
 
 pub use rounding::{changes, perturb};
 
-/// Runs something that may not have the host wait for a GPU, and fails where it does: with the names of what waited on
-/// GPUs made of host memory, with libtorch's own check on real ones. On the CPU it only runs it.
+/// Runs a function that must not make the host wait for a GPU, and panics if it does: with the names of the waits on
+/// GPUs made of host memory, with libtorch's own check on real ones. On the CPU it only runs the function.
 ///
 /// Threads that read data may wait for their own streams.
 ///
 /// # Panics
 ///
-/// On a wait.
+/// Panics on a wait.
 pub fn without_waiting<R>(function: impl FnOnce() -> R) -> R {
-    // First: tests install such GPUs where no variable asks for a device.
+    // First: tests install such GPUs even if no variable asks for a device.
     if fake::is_installed() {
         let mut result = None;
         let mut waits = fake::synchronizations(|| result = Some(function()));
@@ -78,17 +78,17 @@ pub fn without_waiting<R>(function: impl FnOnce() -> R) -> R {
     function()
 }
 
-/// The variable that names the device of the tests.
+/// Variable that selects the device of the tests.
 pub const DEVICE_VARIABLE: &str = "BRIGADE_TEST_DEVICE";
 
-/// Returns the device that `BRIGADE_TEST_DEVICE` names.
+/// Returns the device that `BRIGADE_TEST_DEVICE` selects.
 ///
 /// Unset or `cpu`: the CPU. `fake`: the first of two GPUs made of host memory, which it installs. `cuda`: the first
 /// real GPU.
 ///
 /// # Panics
 ///
-/// On another value, with `cuda` where tch finds no GPU, and with `fake` where the program is linked with CUDA.
+/// Panics on another value, with `cuda` if tch finds no GPU, and with `fake` if the program is linked with CUDA.
 #[must_use]
 pub fn device() -> Device {
     let value = std::env::var(DEVICE_VARIABLE).unwrap_or_default();
@@ -110,18 +110,18 @@ pub fn device() -> Device {
     }
 }
 
-/// Returns the GPU for a test of what only a GPU does, and a guard to hold while the test runs: waits are counted for
-/// the whole process, and so are libtorch's random numbers and settings.
+/// Returns the GPU for a test of GPU behaviour, and a guard to hold while the test runs: waits are counted for the
+/// whole process, which also shares libtorch's random numbers and settings.
 ///
-/// It is the second of two GPUs made of host memory, which is not the current device from the start, unless
-/// `BRIGADE_TEST_DEVICE` names another one.
+/// It is the second of two GPUs made of host memory, which is not the current device at the start, unless
+/// `BRIGADE_TEST_DEVICE` selects another one.
 ///
 /// # Panics
 ///
-/// As [`device`], and in a program that is linked with CUDA where the variable is unset.
+/// Panics as [`device`] does, and in a program that is linked with CUDA if the variable is unset.
 pub fn gpu() -> (Device, MutexGuard<'static, ()>) {
     static ALONE: Mutex<()> = Mutex::new(());
-    // A test that failed has nothing to say about the next one.
+    // The result of a failed test does not affect the next one.
     let alone = ALONE.lock();
     let device = match device() {
         Device::Cpu => {
@@ -133,16 +133,16 @@ pub fn gpu() -> (Device, MutexGuard<'static, ()>) {
     (device, alone)
 }
 
-/// Returns [`device`] for comparisons of numbers: on a GPU, products and convolutions of float32 then have all their
-/// digits, in the whole process.
+/// Returns [`device`] for comparisons of numbers: on a GPU, products and convolutions of float32 then have full
+/// precision, in the whole process.
 ///
-/// With TF32, which libtorch's convolutions have unless told otherwise, operands are rounded to 10 bits: results are
-/// 1e-3 away from those of a CPU, and no comparison could tell that from a mistake. An `Accelerator` has a setting of
-/// its own: tests that build one say `.tf32(false)`.
+/// With TF32, the default of libtorch's convolutions, operands are rounded to 10 bits: results differ by 1e-3 from
+/// those of a CPU, which no comparison could distinguish from a mistake. An `Accelerator` has a setting of its own:
+/// tests that build one call `.tf32(false)`.
 ///
 /// # Panics
 ///
-/// As [`device`].
+/// Panics as [`device`] does.
 #[must_use]
 pub fn numeric_device() -> Device {
     let device = device();
@@ -152,21 +152,22 @@ pub fn numeric_device() -> Device {
     device
 }
 
-/// Returns a tensor on [`numeric_device`]: inputs and expected values that are made from numbers of the host.
+/// Returns a tensor on [`numeric_device`], for inputs and expected values that are made from numbers of the host.
 ///
 /// # Panics
 ///
-/// As [`device`].
+/// Panics as [`device`] does.
 pub fn on_device(tensor: &Tensor) -> Tensor {
     tensor.to_device(numeric_device())
 }
 
-/// Returns how far apart results may be that are the same bits on a CPU: the largest difference, over the largest
-/// value.
+/// Returns the allowed difference of results that have the same bits on a CPU: the largest difference, divided by the
+/// largest value.
 ///
-/// 0 on the CPU, and on GPUs made of host memory, whose kernels are the CPU's. On a real GPU a sum is made by threads,
-/// in an order that depends on shapes, on the kernel that cuBLAS or cuDNN chooses, and with atomic additions on the
-/// moment; `exp` and the like end in another last digit; and a compiler joins products and sums into one rounding.
+/// It is 0 on the CPU, and on GPUs made of host memory, whose kernels are the CPU's. On a real GPU a sum is computed by
+/// threads, in an order that depends on shapes, on the kernel that cuBLAS or cuDNN chooses, and with atomic additions
+/// on timing; `exp` and similar functions differ in the last digit; and a compiler fuses products and sums into one
+/// rounding.
 ///
 /// - float64: 1e-10. An operation rounds by 1.1e-16; a million roundings that all go one way come to that.
 /// - float32: 1e-5. An operation rounds by 6e-8; tests sum some thousand products, whose roundings come to less than
@@ -177,7 +178,7 @@ pub fn on_device(tensor: &Tensor) -> Tensor {
 ///
 /// # Panics
 ///
-/// As [`device`].
+/// Panics as [`device`] does.
 #[must_use]
 pub fn tolerance(kind: Kind) -> f64 {
     if device() == Device::Cpu || fake::is_installed() {
@@ -192,12 +193,12 @@ pub fn tolerance(kind: Kind) -> f64 {
     }
 }
 
-/// Asserts that two tensors are of one kind, shape and device and hold the same values: the same bits on the CPU, and
-/// within [`tolerance`] on a real GPU.
+/// Asserts that two tensors have the same kind, shape, device and values: the same bits on the CPU, and within
+/// [`tolerance`] on a real GPU.
 ///
 /// # Panics
 ///
-/// Where they do not.
+/// Panics if they do not.
 #[track_caller]
 pub fn assert_same(found: &Tensor, expected: &Tensor, what: &str) {
     assert_eq!(

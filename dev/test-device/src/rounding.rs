@@ -1,18 +1,18 @@
-//! How far rounding alone can move results: those of runs whose weights are perturbed by a unit in the last place.
+//! Effect of rounding on results, measured by runs whose weights are perturbed by a unit in the last place.
 //!
-//! A comparison with numbers of another library, or of another processor, takes its allowance from such runs, which show
-//! the conditioning of the computation on the processor of the test. A figure that was measured elsewhere may be too
-//! small here.
+//! A comparison with numbers of another library, or of another processor, takes its tolerance from such runs, which
+//! show the conditioning of the computation on the processor of the test. A tolerance that was measured elsewhere may
+//! be too small here.
 
 use tch::{Kind, Tensor, no_grad};
 
-/// The largest relative change of an element: two units in the last place of `f32`.
+/// Largest relative change of an element: two units in the last place of `f32`.
 const LARGEST: f64 = 1.0 / (1 << 22) as f64;
 
 /// Multiplies each element of floating-point tensors by `1 + d` in place, with `d` uniform in ±2^-22, and leaves other
 /// tensors as they are.
 ///
-/// The factors depend on the seed, the tensor's place in the list and the element's place alone.
+/// The factors depend only on the seed, the tensor's index in the list and the element's index.
 ///
 /// ```
 /// use brigade_test_device::perturb;
@@ -37,10 +37,10 @@ pub fn perturb(tensors: impl IntoIterator<Item = Tensor>, seed: u64) {
     }
 }
 
-/// Returns for each place of a list of results how far those of perturbed runs are from them, the largest up to that
-/// place: a change grows from step to step, and may pass through zero.
+/// Returns, for each index of a list of results, the largest difference of perturbed runs up to that index: a
+/// difference grows from step to step, and may pass through zero.
 ///
-/// Places that a perturbed run has not reached, or where it is not finite, count with those before them.
+/// Indices that a perturbed run has not reached, or where it is not finite, have the difference of those before them.
 ///
 /// ```
 /// use brigade_test_device::changes;
@@ -60,7 +60,7 @@ pub fn changes<L: AsRef<[f64]>>(ours: &[f64], perturbed: &[L]) -> Vec<f64> {
     ours.iter().enumerate().map(change).collect()
 }
 
-/// A number in `[0, 1)` by splitmix64.
+/// Returns a number in `[0, 1)` by splitmix64.
 fn uniform(place: u64) -> f64 {
     let mut z = (place + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,4 +1,4 @@
-//! Certificates for a test: an authority, a server of this host, and clients.
+//! Certificates for tests: an authority, a server of this host, and clients.
 
 use std::path::{Path, PathBuf};
 
@@ -7,19 +7,19 @@ use rcgen::{
 };
 use tempfile::TempDir;
 
-/// An authority and what it has signed, as files in PEM form that go with the value: `ca.pem`;
-/// `server.pem` and `server-key.pem`, for localhost and 127.0.0.1; `client.pem` and `client-key.pem`,
-/// without a CommonName; `named.pem` and `named-key.pem`, a client with one.
+/// Certificate authority and the certificates that it has signed, as PEM files that are deleted on drop: `ca.pem`;
+/// `server.pem` and `server-key.pem`, for localhost and 127.0.0.1; `client.pem` and `client-key.pem`, without a
+/// CommonName; `named.pem` and `named-key.pem`, a client with one.
 #[derive(Debug)]
 pub struct Authority {
     folder: TempDir,
 }
 
 impl Authority {
-    /// Makes all of them anew.
+    /// Creates an authority and its certificates.
     ///
     /// # Panics
-    /// The temporary folder cannot be written.
+    /// Panics if the temporary folder cannot be written.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "each one is another")]
     pub fn new() -> Self {
@@ -55,13 +55,13 @@ impl Authority {
         Self { folder }
     }
 
-    /// The path of one of the files.
+    /// Returns the path of one of the files.
     #[must_use]
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// The folder of all of them.
+    /// Returns the folder of all files.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()

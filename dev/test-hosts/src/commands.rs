@@ -1,11 +1,11 @@
-//! Commands that must succeed, and what they print.
+//! Commands that must succeed, and their output.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
 
 use brigade_test_needs::SYSTEM_PATH;
 
-/// Byte by byte, because nothing may be taken that belongs to the next line.
+/// Reads a line byte by byte, so that nothing of the next line is consumed.
 pub(crate) fn read_line(from: &mut impl Read) -> String {
     let mut line = Vec::new();
     let mut byte = [0];
@@ -15,7 +15,7 @@ pub(crate) fn read_line(from: &mut impl Read) -> String {
     String::from_utf8_lossy(&line).into_owned()
 }
 
-/// Runs a command of the kit's own, which has to succeed, and gives what it prints.
+/// Runs a command that must succeed, and returns its output.
 #[track_caller]
 pub(crate) fn must(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output();
@@ -25,7 +25,7 @@ pub(crate) fn must(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs `ip` with several commands in one network namespace, named by a process in it.
+/// Runs `ip` with several commands in the network namespace of the process `inside`.
 pub(crate) fn ip(inside: i32, commands: &str) {
     let script = commands.lines().map(|it| format!("ip {}", it.trim())).collect::<Vec<_>>();
     let mut command = Command::new("nsenter");

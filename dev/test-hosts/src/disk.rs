@@ -1,4 +1,4 @@
-//! A file system that can be slow or stop answering, as one on another host does when that is gone.
+//! File system that can be slow or stop answering, like one on a remote host that was lost.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -19,22 +19,22 @@ use nix::sched::{CloneFlags, unshare};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tempfile::TempDir;
 
-/// A file system in memory, which can be slow and frozen.
+/// File system in memory, which can be slowed down and frozen.
 ///
-/// It is mounted for the thread that makes it and for what that thread starts from then on, and for
-/// nothing else, so that nothing of it stays, however the test ends.
+/// It is mounted for the thread that creates it and for processes that this thread starts from then on, and for nothing
+/// else, so that nothing of it remains, however the test ends.
 pub struct Disk {
-    // In this order they are dropped: the folder last.
+    // Fields are dropped in this order: the folder last.
     session: Option<BackgroundSession>,
     shared: Arc<Shared>,
     folder: TempDir,
 }
 
 impl Disk {
-    /// Mounts one.
+    /// Mounts a file system.
     ///
     /// # Panics
-    /// When this machine has no FUSE, or this process may not mount: tests that use it name
+    /// Panics when this machine has no FUSE, or this process may not mount: tests that use it name
     /// `brigade_test_needs::Need::Fuse`.
     #[must_use]
     pub fn mount() -> Self {
@@ -52,30 +52,30 @@ impl Disk {
         Self { session: Some(session), shared, folder }
     }
 
-    /// Where it is mounted.
+    /// Returns the folder where it is mounted.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// From now on nothing is answered. Whatever asks sleeps in the kernel, and not even SIGKILL ends
-    /// the first one.
+    /// Stops answering requests. A process with a request sleeps in the kernel, and not even SIGKILL ends the first
+    /// one.
     pub fn freeze(&self) {
         self.shared.gate.lock().frozen = true;
     }
 
-    /// From now on every request takes this much longer; zero: as fast as it can.
+    /// Delays every further request by this time; zero removes the delay.
     pub fn slow_down(&self, delay: Duration) {
         self.shared.gate.lock().delay = delay;
     }
 
-    /// Goes on.
+    /// Continues to answer requests.
     pub fn thaw(&self) {
         self.shared.gate.lock().frozen = false;
         self.shared.changed.notify_all();
     }
 
-    /// A process waits for an answer.
+    /// Returns `true` if a process waits for an answer.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
         self.shared.gate.lock().waiting > 0
@@ -86,7 +86,7 @@ impl Drop for Disk {
     fn drop(&mut self) {
         self.thaw();
         if let Some(session) = self.session.take() {
-            // Fails while some process uses it: the mount goes with the last of them.
+            // Fails while a process uses it: the mount is removed with the last of them.
             let _ = session.umount_and_join();
         }
     }
@@ -112,7 +112,7 @@ struct Gate {
 }
 
 impl Shared {
-    /// Returns when the disk answers.
+    /// Waits until the disk may answer.
     fn pass(&self) {
         let mut gate = self.gate.lock();
         gate.waiting += 1;
@@ -126,7 +126,7 @@ impl Shared {
     }
 }
 
-/// What the kernel asks.
+/// Handler of the kernel's requests.
 #[derive(Debug)]
 struct Files {
     shared: Arc<Shared>,
@@ -189,7 +189,7 @@ impl Content {
         self.attributes(number)
     }
 
-    /// What has the new name is replaced; a folder there must be empty, which is not checked.
+    /// Renames a file. A file with the new name is replaced; a folder there must be empty, which is not checked.
     fn rename(&mut self, (parent, name): (u64, &OsStr), to: (u64, &OsStr)) -> Option<()> {
         let number = self.child(parent, name)?;
         let (new_parent, new_name) = to;
@@ -205,7 +205,7 @@ impl Content {
         if self.nodes.get(&number).is_some_and(|node| !node.children.is_empty()) {
             return Err(Errno::ENOTEMPTY);
         }
-        // The node stays while it is open anywhere.
+        // The node remains while it is open anywhere.
         let parent = self.nodes.get_mut(&parent).ok_or(Errno::ENOENT)?;
         parent.children.remove(name);
         Ok(())
@@ -221,7 +221,7 @@ impl Node {
 }
 
 impl Files {
-    /// The content, once the disk answers.
+    /// Returns the content, once the disk may answer.
     fn content(&self) -> MutexGuard<'_, Content> {
         self.shared.pass();
         self.content.lock()
@@ -438,5 +438,5 @@ impl Filesystem for Files {
     }
 }
 
-/// Nothing is remembered: every access asks.
+/// Time to live of cached entries: zero, so that every access is a request.
 const TTL: Duration = Duration::ZERO;

@@ -1,4 +1,4 @@
-//! A real etcd that ends with its test.
+//! Real etcd server that ends with its test.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpStream};
@@ -15,30 +15,30 @@ use tempfile::TempDir;
 
 use crate::Host;
 
-/// One member, its data in memory as far as the system lets it.
+/// Single member of etcd, with its data in memory if possible.
 #[derive(Debug)]
 pub struct Etcd {
     process: Child,
     endpoint: String,
-    /// Held, but not listened at: etcd can, and nothing else gets them.
+    /// Bound but not listening: etcd can bind them too, and no other process gets them.
     _ports: Vec<OwnedFd>,
     _data: TempDir,
 }
 
 impl Etcd {
-    /// Starts one on this machine's loopback, at ports of its own.
+    /// Starts etcd on this machine's loopback interface, at ports of its own.
     ///
     /// # Panics
-    /// When etcd does not start: tests that use it name `brigade_test_needs::Need::Etcd`.
+    /// Panics when etcd does not start: tests that use it name `brigade_test_needs::Need::Etcd`.
     #[must_use]
     pub fn start() -> Self {
         Self::start_with(&[])
     }
 
-    /// The same with more flags.
+    /// Starts etcd on this machine's loopback interface with additional flags.
     ///
     /// # Panics
-    /// When etcd does not start.
+    /// Panics when etcd does not start.
     #[must_use]
     pub fn start_with(flags: &[String]) -> Self {
         let mut command = Command::new("etcd");
@@ -46,11 +46,11 @@ impl Etcd {
         Self::on_loopback(command, "http")
     }
 
-    /// The same over TLS, with these files; it asks clients for a certificate that `authority` has
-    /// signed where there is one.
+    /// Starts etcd over TLS with these files. With an `authority`, it requires a client certificate that the authority
+    /// has signed.
     ///
     /// # Panics
-    /// When etcd does not start.
+    /// Panics when etcd does not start.
     #[must_use]
     pub fn start_over_tls(certificate: &Path, key: &Path, authority: Option<&Path>) -> Self {
         let mut command = Command::new("etcd");
@@ -70,22 +70,22 @@ impl Etcd {
         etcd
     }
 
-    /// Starts one on a host of a network, at etcd's usual ports.
+    /// Starts etcd on a host of a network, at etcd's usual ports.
     ///
     /// # Panics
-    /// When etcd does not start.
+    /// Panics when etcd does not start.
     #[must_use]
     pub fn start_on(host: &Host) -> Self {
         let places = [CLIENTS, PEERS].map(|port| format!("{}:{port}", host.address()));
         let etcd = Self::spawn(host.command("etcd"), places, Vec::new(), "http");
-        // The kernel's table: state 0A is a socket that listens.
+        // Format of the kernel's table, where 0A is the state of a listening socket.
         let port = format!(":{CLIENTS:04X} ");
         let listens = |line: &str| line.contains(&port) && line.contains(" 0A ");
         etcd.wait(|| host.sh("cat /proc/net/tcp").lines().any(listens));
         etcd
     }
 
-    /// `HOST:PORT` for its clients.
+    /// Returns the address for clients as `HOST:PORT`.
     #[must_use]
     pub fn endpoint(&self) -> &str {
         &self.endpoint
@@ -120,7 +120,7 @@ impl Etcd {
     }
 }
 
-/// On a host it is `nsenter` that ends here; etcd itself goes with its host.
+/// On a host only `nsenter` is ended here; etcd itself ends with its host.
 impl Drop for Etcd {
     fn drop(&mut self) {
         let _ = self.process.kill();

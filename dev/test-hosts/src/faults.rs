@@ -1,4 +1,4 @@
-//! What goes wrong between hosts, made to order.
+//! Simulated faults of and between hosts.
 
 use std::process::Command;
 
@@ -10,44 +10,41 @@ use crate::commands::{ip, must};
 use crate::host::Host;
 
 impl Host {
-    /// Cuts this host off, silently: its own interface stays up, packets go nowhere and nothing is
-    /// told.
+    /// Disconnects this host silently: its own interface stays up, and packets are lost without an error.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if a command fails.
     pub fn cut(&self) {
         ip(self.wiring().switch, &format!("link set {} nomaster", self.wiring().port));
     }
 
-    /// Undoes [`Host::cut`].
+    /// Reverts the effect of [`Host::cut`].
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if a command fails.
     pub fn restore(&self) {
         ip(self.wiring().switch, &format!("link set {} master br0", self.wiring().port));
     }
 
-    /// Pulls the plug: this host's interface loses its carrier, too.
+    /// Unplugs the cable: this host's interface loses its carrier, too.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if a command fails.
     pub fn unplug(&self) {
         ip(self.wiring().switch, &format!("link set {} down", self.wiring().port));
     }
 
-    /// Undoes [`Host::unplug`].
+    /// Reverts the effect of [`Host::unplug`].
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if a command fails.
     pub fn plug_in_again(&self) {
         ip(self.wiring().switch, &format!("link set {} up", self.wiring().port));
     }
 
-    /// Kills, with SIGKILL, the sshd processes that serve sessions; the one that listens stays.
-    /// Gives how many there were.
+    /// Kills, with SIGKILL, the sshd processes that serve sessions; the one that listens is kept. Returns their number.
     ///
-    /// Without a word to anyone: what ran in the sessions finds its input at an end, and the other
-    /// side a closed connection.
+    /// Nothing is notified: the input of programs in the sessions ends, and the connection of the other side is closed.
     #[must_use]
     pub fn kill_sshd_sessions(&self) -> usize {
         let sessions = self.processes().into_iter().filter(|process| {
@@ -57,60 +54,60 @@ impl Host {
         killed.filter(|killed| *killed).count()
     }
 
-    /// Drops, silently, what comes to this host for a TCP port.
+    /// Drops, silently, packets to a TCP port of this host.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if a command fails.
     pub fn drop_port(&self, port: u16) {
         self.filter(&format!("tcp dport {port} drop"));
     }
 
-    /// Drops what comes to this host for TCP ports of a range, both ends included.
+    /// Drops packets to TCP ports of this host in a range, both ends included.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if a command fails.
     pub fn drop_ports(&self, first: u16, last: u16) {
         self.filter(&format!("tcp dport {first}-{last} drop"));
     }
 
-    /// Answers what comes to this host for a TCP port as a firewall does that says no.
+    /// Rejects packets to a TCP port of this host, like a firewall that sends an error.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if a command fails.
     pub fn reject_port(&self, port: u16) {
         self.filter(&format!("tcp dport {port} reject"));
     }
 
-    /// Drops, silently, all that comes from another host. The other direction stays.
+    /// Drops, silently, all packets from another host. The other direction is unaffected.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if a command fails.
     pub fn drop_from(&self, other: &Self) {
         self.filter(&format!("ip saddr {} drop", other.address()));
     }
 
-    /// Loses that part of what comes to this host, 1 to 100 %, at random.
+    /// Drops a random share of the packets to this host, 1 to 100 %.
     ///
     /// # Panics
-    /// Another part, or the system refuses.
+    /// Panics for another share, or if a command fails.
     pub fn lose(&self, percent: u8) {
         assert!((1..=100).contains(&percent), "{percent} % cannot be lost");
         self.filter(&format!("numgen random mod 100 >= {} drop", 100 - percent));
     }
 
-    /// Drops packets of more bytes, as a tunnel on the way does when the messages that would say so
-    /// are filtered: small ones pass, a transfer hangs.
+    /// Drops packets larger than this, like a tunnel on the route when the ICMP errors are filtered: small packets
+    /// pass, a transfer hangs.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if a command fails.
     pub fn drop_larger_than(&self, bytes: u16) {
         self.filter(&format!("ip length > {bytes} drop"));
     }
 
-    /// Adds a rule of nftables for what comes in from the network.
+    /// Adds a rule of nftables for packets from the network.
     ///
     /// # Panics
-    /// The rule is wrong.
+    /// Panics if the rule is wrong.
     pub fn filter(&self, rule: &str) {
         let text = format!(
             "add table inet brigade_test_hosts\n\
@@ -121,42 +118,42 @@ impl Host {
         must(command.arg(text).env("PATH", SYSTEM_PATH));
     }
 
-    /// Takes back all rules.
+    /// Removes all rules.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if a command fails.
     pub fn clear_filters(&self) {
         self.sh("nft add table inet brigade_test_hosts; nft delete table inet brigade_test_hosts");
     }
 
-    /// The largest packet that this host's interface sends and takes.
+    /// Sets the MTU of this host's interface.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if a command fails.
     pub fn set_mtu(&self, bytes: u16) {
         ip(self.init(), &format!("link set eth0 mtu {bytes}"));
     }
 
-    /// Limits what this host sends, in kilobits in a second.
+    /// Limits the rate of packets from this host, in kilobits per second.
     ///
     /// # Panics
-    /// The kernel cannot (`sch_tbf`): tests that use it name `brigade_test_needs::Need::Shaping`.
+    /// Panics if the kernel lacks `sch_tbf`: tests that use it name `brigade_test_needs::Need::Shaping`.
     pub fn limit_rate(&self, kilobits: u32) {
-        // As much as one packet of the network card's own cutting, or it would never pass.
+        // As large as one packet before segmentation in the network card, which would otherwise never pass.
         self.shape(&format!("tbf rate {kilobits}kbit burst 70000 latency 200ms"));
     }
 
-    /// Delays what this host sends.
+    /// Delays packets from this host.
     ///
     /// # Panics
-    /// The kernel cannot (`sch_netem`): tests that use it name `brigade_test_needs::Need::Shaping`.
+    /// Panics if the kernel lacks `sch_netem`: tests that use it name `brigade_test_needs::Need::Shaping`.
     pub fn delay(&self, milliseconds: u32) {
         self.shape(&format!("netem delay {milliseconds}ms"));
     }
 
-    /// Undoes [`Host::limit_rate`] and [`Host::delay`].
+    /// Reverts the effects of [`Host::limit_rate`] and [`Host::delay`].
     pub fn clear_shaping(&self) {
-        // Fails where there was none.
+        // Fails if there was none.
         let _ = self.traffic_control("qdisc del dev eth0 root").output();
     }
 

@@ -1,16 +1,16 @@
-//! The folder of a network's files, and how those of killed tests are found.
+//! Folder of a network's files, with the removal of those of killed tests.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Removed with its contents when dropped.
+/// Folder that is removed with its contents when dropped.
 #[derive(Debug)]
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    /// A new one, named after this process so that others know whose it is.
+    /// Creates a folder, named after this process so that its owner can be determined.
     pub(crate) fn new() -> io::Result<Self> {
         // Several networks in one process.
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -29,7 +29,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed now is swept by the next network.
+        // What cannot be removed now is removed by the next network.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -44,8 +44,8 @@ pub(crate) fn sweep() {
     }
 }
 
-/// `None` for a folder that no test made. A process number may have been given anew: the time of its
-/// start tells.
+/// Returns `true` if the owner has ended; `None` for a folder that no test created. A process ID may have been reused:
+/// the start time distinguishes the processes.
 fn owner_is_gone(name: &str) -> Option<bool> {
     let mut parts = name.strip_prefix(PREFIX)?.split('-');
     let pid = parts.next()?.parse().ok()?;
@@ -53,10 +53,10 @@ fn owner_is_gone(name: &str) -> Option<bool> {
     Some(start_time(pid) != Some(start))
 }
 
-/// When a process was started, in ticks since the machine was.
+/// Returns the start time of a process, in ticks since boot.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command in parentheses may hold anything, parentheses and blanks included.
+    // The command in parentheses may contain anything, parentheses and blanks included.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 

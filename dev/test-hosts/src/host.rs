@@ -1,4 +1,4 @@
-//! One host: its namespaces, its files, and how programs run in it.
+//! Single host: its namespaces, its files, and programs in it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -12,25 +12,25 @@ use crate::commands::{ip, must, read_line};
 use crate::keys;
 use crate::process::{Process, inner_process, processes_of};
 
-/// A host of a [`Network`](crate::Network).
+/// Host of a [`Network`](crate::Network).
 #[derive(Debug)]
 pub struct Host {
     name: String,
     address: String,
     folder: PathBuf,
     wiring: Wiring,
-    /// `unshare`, which waits for the host's first process.
+    /// Process of `unshare`, which waits for the host's first process.
     process: Child,
-    /// The host's first process, as seen from here.
+    /// Process ID of the host's first process, outside of the host.
     init: i32,
 }
 
-/// Where the host's cable ends.
+/// Connection of the host's cable.
 #[derive(Debug)]
 pub(crate) struct Wiring {
-    /// A process in the switch's network namespace.
+    /// Process in the switch's network namespace.
     pub(crate) switch: i32,
-    /// The switch's end of the cable.
+    /// Name of the switch's end of the cable.
     pub(crate) port: String,
 }
 
@@ -92,45 +92,45 @@ impl Host {
         self.init
     }
 
-    /// `node1`, `node2`, …: its host name, which all hosts of the network know.
+    /// Returns the host name, `node1`, `node2`, …, which all hosts of the network can resolve.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its address on the network.
+    /// Returns the address of the host on the network.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Home folder of root there, which no other host has.
+    /// Returns the home folder of root on the host, which no other host has.
     #[must_use]
     pub fn home(&self) -> PathBuf {
         self.folder.join("home")
     }
 
-    /// Opens its network namespace. While the file is open, no other namespace gets its inode number,
-    /// also after the host has been switched off.
+    /// Opens the network namespace of the host. While the file is open, no other namespace gets its inode number, even
+    /// after the host was switched off.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if the namespace cannot be opened.
     #[must_use]
     pub fn network_namespace(&self) -> File {
         File::open(format!("/proc/{}/ns/net", self.init)).expect("open a network namespace")
     }
 
-    /// A command that runs a program in this host, in the folder `/` and with this process's
-    /// environment, but for `HOME` and the traces of ssh.
+    /// Returns a command that runs a program on this host, in the folder `/` and with this process's environment,
+    /// except for `HOME` and variables of ssh.
     ///
-    /// The process that it starts is `nsenter`: it ends as the program ends, but does not pass
-    /// signals on. [`inner_process`] finds the program itself.
+    /// The process that it starts is `nsenter`: it ends when the program ends, but does not pass signals on.
+    /// [`inner_process`] finds the program itself.
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         self.command_in("/", program)
     }
 
-    /// [`Host::command`] in another folder, which is looked up as this host sees it.
+    /// Returns a [`Host::command`] in another folder, which is resolved on this host.
     #[must_use]
     pub fn command_in(&self, folder: impl AsRef<Path>, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
@@ -144,10 +144,10 @@ impl Host {
         command
     }
 
-    /// Runs a command of the shell in this host and gives what it prints.
+    /// Runs a shell command on this host and returns its output.
     ///
     /// # Panics
-    /// It fails.
+    /// Panics if the command fails.
     #[track_caller]
     #[expect(clippy::must_use_candidate, reason = "mostly called for what it does")]
     pub fn sh(&self, script: &str) -> String {
@@ -156,8 +156,8 @@ impl Host {
         must(&mut command)
     }
 
-    /// Every process in this host but those that make it one: its first and the sshd that listens.
-    /// Processes that have ended and were not waited for are left out.
+    /// Returns every process on this host, except its first one and the sshd that listens. Processes that have ended
+    /// and were not waited for are left out.
     #[must_use]
     pub fn processes(&self) -> Vec<Process> {
         let own = |process: &Process| {
@@ -170,10 +170,10 @@ impl Host {
         processes_of(self.init).into_iter().filter(|it| !own(it)).collect()
     }
 
-    /// Makes a folder or file look empty in this host. What the others see there stays.
+    /// Makes a folder or file look empty on this host. Other hosts still see its content.
     ///
     /// # Panics
-    /// The path is not there.
+    /// Panics if the path does not exist.
     #[track_caller]
     pub fn hide(&self, path: impl AsRef<Path>) {
         let path = path.as_ref();
@@ -188,10 +188,10 @@ impl Host {
         must(&mut command);
     }
 
-    /// Lays a file system of its own of that size (`64k`, `1m`) over a folder of this host.
+    /// Mounts a new file system of this size (`64k`, `1m`) over a folder of this host.
     ///
     /// # Panics
-    /// The folder is not there.
+    /// Panics if the folder does not exist.
     #[track_caller]
     pub fn mount_small(&self, path: impl AsRef<Path>, size: &str) {
         let mut command = self.command("mount");
@@ -202,25 +202,25 @@ impl Host {
     /// Replaces this host's `/etc/hosts`.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if the file cannot be written.
     pub fn set_hosts_file(&self, text: &str) {
-        // The same file is written over: a new one would not be the one that is mounted.
+        // Overwritten in place: a new file would not be the one that is mounted.
         fs::write(self.folder.join("etc/hosts"), text).expect("write the hosts file");
     }
 
-    /// This host's `/etc/hosts`.
+    /// Returns the content of this host's `/etc/hosts`.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if the file cannot be read.
     #[must_use]
     pub fn hosts_file(&self) -> String {
         fs::read_to_string(self.folder.join("etc/hosts")).expect("read the hosts file")
     }
 
-    /// Sets a variable for sessions that log in over ssh from now on.
+    /// Sets a variable for ssh sessions that log in from now on.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if the file cannot be written.
     pub fn set_login_variable(&self, name: &str, value: &str) {
         let file = self.home().join(".ssh/environment");
         let mut text = fs::read_to_string(&file).unwrap_or_default();
@@ -228,7 +228,7 @@ impl Host {
         fs::write(file, text).expect("write the login environment");
     }
 
-    /// What sshd has said so far.
+    /// Returns the log of sshd so far.
     #[must_use]
     pub fn sshd_log(&self) -> String {
         fs::read_to_string(self.folder.join("sshd.log")).unwrap_or_default()
@@ -248,7 +248,7 @@ fn write_files(folder: &Path, home: &Path, table: &str) -> io::Result<()> {
     fs::create_dir_all(&etc)?;
     fs::create_dir_all(home.join(".ssh"))?;
     fs::write(etc.join("hosts"), table)?;
-    // Files only: a lookup of an unknown name must not wait for a server that is not there.
+    // Files only: a lookup of an unknown name must not wait for a server that does not exist.
     fs::write(
         etc.join("nsswitch.conf"),
         "passwd: files\ngroup: files\nshadow: files\nhosts: files\n",

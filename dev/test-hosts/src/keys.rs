@@ -7,15 +7,15 @@ use std::process::{Command, Stdio};
 
 use crate::commands::must;
 
-/// Makes a key without a passphrase at this path, and `.pub` beside it.
+/// Creates a key without a passphrase at this path, and `.pub` beside it.
 pub(crate) fn make(path: &Path, comment: &str) {
     let mut command = Command::new("ssh-keygen");
     command.args(["-q", "-t", "ed25519", "-N", "", "-C", comment, "-f"]).arg(path);
     must(command.stdin(Stdio::null()));
 }
 
-/// What sshd is started with. The folder's key files are this user's own, but `/tmp` above them
-/// belongs to everyone, which `StrictModes` does not like.
+/// Returns the configuration of sshd. The folder's key files belong to this user, but `/tmp` above them is writable for
+/// everyone, which `StrictModes` would refuse.
 pub(crate) fn sshd_config(folder: &Path, authorized_keys: &Path) -> String {
     format!(
         "ListenAddress 0.0.0.0\n\
@@ -38,7 +38,7 @@ pub(crate) fn sshd_config(folder: &Path, authorized_keys: &Path) -> String {
     )
 }
 
-/// Lines for `known_hosts` and the client's settings, which name every host of the network.
+/// Writes lines for `known_hosts` and the client's settings, with every host of the network.
 pub(crate) fn write_client_files(folder: &Path, hosts: &[(String, String, PathBuf)]) -> PathBuf {
     let mut known = String::new();
     for (name, address, key) in hosts {

@@ -1,4 +1,4 @@
-//! A control group whose memory can be made short, or limited.
+//! Control group whose memory can be reduced or limited.
 
 use std::fs;
 use std::io;
@@ -7,20 +7,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// A control group for processes that are to run short of memory.
+/// Control group for processes that are to run out of memory.
 #[derive(Debug)]
 pub struct MemoryGroup {
     path: PathBuf,
     parent: PathBuf,
-    /// The file that limits it, and its content without a limit.
+    /// File with the limit, and its content without a limit.
     limit: (&'static str, &'static str),
 }
 
 impl MemoryGroup {
-    /// Makes an empty group.
+    /// Creates an empty group.
     ///
     /// # Panics
-    /// When this process may not make groups with a memory controller: tests that use it name
+    /// Panics when this process may not create groups with a memory controller: tests that use it name
     /// `brigade_test_needs::Need::MemoryGroups`.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "makes a folder of the system's")]
@@ -36,8 +36,8 @@ impl MemoryGroup {
             let _ = fs::remove_dir(&path);
             None
         };
-        // Right below the root, as `Need::MemoryGroups` tries it: the group of this process may have no
-        // controllers to give, as a scope of systemd has none.
+        // Directly below the root, as `Need::MemoryGroups` tests it: the group of this process may have no controllers,
+        // like a scope of systemd.
         let this = ROOTS.into_iter().find_map(make).expect("a control group for memory");
         if this.limit.0 == "memory.limit_in_bytes" {
             this.write("memory.oom_control", "1").expect("switch off the killer of tasks");
@@ -45,17 +45,17 @@ impl MemoryGroup {
         this
     }
 
-    /// Moves a process into it, with all that it starts from then on.
+    /// Moves a process into the group, with everything that it starts from then on.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if the process cannot be moved.
     pub fn add(&self, pid: i32) {
         self.write("cgroup.procs", &pid.to_string()).expect("move a process into a group");
     }
 
-    /// Leaves its processes that many bytes, or what they cannot do without.
+    /// Reduces the memory of the group's processes to this many bytes, or to what they cannot release.
     pub fn squeeze(&self, bytes: u64) {
-        // Less than what cannot be given back is refused.
+        // A limit below what cannot be released is refused.
         for bytes in [bytes, 2 * bytes, 4 * bytes, 8 * bytes, 16 * bytes] {
             if self.write(self.limit.0, &bytes.to_string()).is_ok() {
                 return;
@@ -63,10 +63,10 @@ impl MemoryGroup {
         }
     }
 
-    /// Limits its processes to that many bytes, swap included: the kernel kills one that needs more.
+    /// Limits the group's processes to this many bytes, swap included: the kernel kills one that needs more.
     ///
     /// # Panics
-    /// The system refuses.
+    /// Panics if the limit cannot be set.
     pub fn cap(&self, bytes: u64) {
         let (file, _) = self.limit;
         if file == "memory.limit_in_bytes" {
@@ -74,19 +74,19 @@ impl MemoryGroup {
             self.write(file, &bytes.to_string()).expect("limit the memory of a group");
             return;
         }
-        // Where the kernel does not count swap, the file is not there.
+        // If the kernel does not count swap, the file does not exist.
         let _ = self.write("memory.swap.max", "0");
         self.write("memory.max", &bytes.to_string()).expect("limit the memory of a group");
     }
 
-    /// A script of the shell that enters the group and becomes the program in its arguments.
+    /// Returns a shell script that enters the group and replaces itself by the program in its arguments.
     #[must_use]
     pub fn script(&self) -> String {
         let processes = self.path.join("cgroup.procs");
         format!("echo $$ >{} && exec \"$0\" \"$@\"", processes.display())
     }
 
-    /// Gives them as much as there is.
+    /// Removes the limit of the group.
     pub fn release(&self) {
         let _ = self.write(self.limit.0, self.limit.1);
     }
@@ -115,9 +115,9 @@ impl Drop for MemoryGroup {
     }
 }
 
-/// Of version 2 and version 1: the root, the file that limits a group, and its content without a
-/// limit. In version 2, a task that uses more is held up; in version 1 it waits, because its killer is
-/// switched off.
+/// Settings of version 2 and version 1: the root, the file that limits a group, and its content without a limit. In
+/// version 2, a task that uses more is throttled; in version 1 it waits, because the out-of-memory killer is switched
+/// off.
 const ROOTS: [(&str, (&str, &str)); 2] = [
     ("/sys/fs/cgroup", ("memory.high", "max")),
     ("/sys/fs/cgroup/memory", ("memory.limit_in_bytes", "-1")),

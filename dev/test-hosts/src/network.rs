@@ -1,4 +1,4 @@
-//! A network: hosts on one switch.
+//! Network of hosts on one switch.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::process::inner_process;
 /// Dropping it ends every process in its hosts and removes its files.
 #[derive(Debug)]
 pub struct Network {
-    // In this order they are dropped: the files last.
+    // Fields are dropped in this order: the files last.
     hosts: Vec<Host>,
     _switch: Switch,
     ssh_config: PathBuf,
@@ -25,10 +25,10 @@ pub struct Network {
 }
 
 impl Network {
-    /// Makes a network of that many hosts, at most 200, and waits until all of them accept ssh.
+    /// Creates a network of that many hosts, at most 200, and waits until all of them accept ssh.
     ///
     /// # Panics
-    /// When this machine cannot have one, or something goes wrong.
+    /// Panics when this machine does not support it, or a command fails.
     #[must_use]
     pub fn new(hosts: usize) -> Self {
         folder::sweep();
@@ -50,7 +50,7 @@ impl Network {
                 Host::start(&folder.path().join(name), name, address, &table, &user_key, wiring)
             })
             .collect();
-        // The hosts boot side by side; the slow part is in their own processes.
+        // The hosts boot in parallel; the slow part is in their own processes.
         for host in &mut started {
             host.plug_in();
         }
@@ -65,29 +65,29 @@ impl Network {
         Self { hosts: started, _switch: switch, ssh_config, folder }
     }
 
-    /// One host, counted from 0: `host(0)` is `node1`.
+    /// Returns a host by its index from 0: `host(0)` is `node1`.
     ///
     /// # Panics
-    /// There are not that many.
+    /// Panics if the index is out of range.
     #[must_use]
     pub fn host(&self, index: usize) -> &Host {
         &self.hosts[index]
     }
 
-    /// All of them.
+    /// Returns all hosts in order.
     #[must_use]
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
 
-    /// Settings for `ssh -F`, with which every host of the network can log in to every other.
+    /// Returns settings for `ssh -F`, with which every host of the network can log in to every other.
     #[must_use]
     pub fn ssh_config(&self) -> &Path {
         &self.ssh_config
     }
 
-    /// A folder that all hosts see under the same path, as they see every file of this machine that
-    /// was not hidden from them.
+    /// Returns a folder that all hosts see under the same path, like every file of this machine that was not hidden
+    /// from them.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -99,11 +99,11 @@ fn address(number: usize) -> String {
     format!("10.213.0.{number}")
 }
 
-/// A bridge in a network namespace that lives as long as a process waits on our pipe.
+/// Bridge in a network namespace that exists as long as a process waits on a pipe of this one.
 #[derive(Debug)]
 struct Switch {
     process: Child,
-    /// The number of the process inside, as seen from here.
+    /// Process ID of the process inside, outside of the namespace.
     inside: i32,
 }
 

@@ -5,23 +5,23 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-/// A process in a host.
+/// Process on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its number as seen from outside: `kill` works on it here.
+    /// Process ID outside of the host, for `kill`.
     pub pid: i32,
-    /// Its parent's number, as seen from outside.
+    /// Process ID of the parent, outside of the host.
     pub parent: i32,
-    /// Its number as seen inside.
+    /// Process ID on the host.
     pub inner_pid: i32,
-    /// Its command line, in words.
+    /// Arguments of the command line.
     pub command: Vec<String>,
-    /// Its environment as it was started with, in the form `NAME=value`.
+    /// Initial environment, in the form `NAME=value`.
     pub environment: Vec<String>,
 }
 
-/// The process that this one, an `nsenter` of [`Host::command`](crate::Host::command), has started:
-/// waits until it is there and the program runs. `None` when the parent has ended.
+/// Waits until an `nsenter` of [`Host::command`](crate::Host::command) has started its program, and returns the
+/// program's process ID. Returns `None` when the parent has ended.
 #[must_use]
 pub fn inner_process(parent: i32) -> Option<i32> {
     loop {
@@ -40,13 +40,13 @@ pub fn inner_process(parent: i32) -> Option<i32> {
     }
 }
 
-/// A program on the way to the one that was asked for.
+/// Returns `true` for a program that will start the requested one.
 fn is_transit(program: Option<PathBuf>) -> bool {
     let Some(program) = program else { return true };
     program.file_name().is_none_or(|name| name == "nsenter" || name == "unshare" || name == "env")
 }
 
-/// The living processes in the process namespace of this one.
+/// Returns the running processes in the process namespace of `init`.
 pub(crate) fn processes_of(init: i32) -> Vec<Process> {
     let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let Some(wanted) = namespace(init) else { return Vec::new() };
@@ -83,7 +83,7 @@ struct Stat {
 
 fn stat(pid: i32) -> Option<Stat> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command in parentheses may hold anything, parentheses and blanks included.
+    // The command in parentheses may contain anything, parentheses and blanks included.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     Some(Stat { state: fields.next()?.chars().next()?, parent: fields.next()?.parse().ok()? })
 }

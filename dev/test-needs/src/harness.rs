@@ -1,4 +1,4 @@
-//! The harness: libtest's arguments and output, and tests that are ignored for a reason.
+//! Test harness with libtest's arguments and output, in which tests can be ignored for a reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -11,33 +11,33 @@ use crate::limit::{self, TimeLimit};
 use crate::need::{Lack, Need, required};
 use crate::report::{self, Missed};
 
-/// A test of a program with [`main!`](crate::main!), as [`needs`](crate::needs) makes it.
+/// Test of a program with [`main!`](crate::main!), as [`needs`](crate::needs) creates it.
 #[derive(Clone, Copy, Debug)]
 pub struct Test {
-    /// The crate's name and the path in it.
+    /// Name of the crate, followed by the path in it.
     pub path: &'static str,
-    /// It cannot run without all of them.
+    /// Needs without which the test cannot run.
     pub needs: &'static [Need],
-    /// Its time limit, where that of all tests is too short.
+    /// Time limit, if the default of all tests is too short.
     pub limit: Option<Duration>,
-    /// Fails by a panic.
+    /// Body of the test, which fails by a panic.
     pub body: fn(),
 }
 
-/// A function that a test program runs in a process of its own, as [`part`](macro@crate::part) makes it.
+/// Function that a test program runs in a process of its own, as [`part`](macro@crate::part) creates it.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// The crate's name and the path in it.
+    /// Name of the crate, followed by the path in it.
     pub path: &'static str,
-    /// What such a process does.
+    /// Body of the process.
     pub body: fn(),
 }
 
 inventory::collect!(Test);
 inventory::collect!(Part);
 
-/// Makes the `main` of a test program with `harness = false`: it runs the functions of the program that are marked with
-/// [`needs`](crate::needs), and with `--part PATH` one that is marked with [`part`](macro@crate::part).
+/// Defines the `main` of a test program with `harness = false`: it runs the functions of the program that are marked
+/// with [`needs`](crate::needs), and with `--part PATH` one that is marked with [`part`](macro@crate::part).
 ///
 /// `#[test]` has no effect in such a program, which `cargo xtask tidy` refuses. A function without any mark is dead
 /// code, which clippy refuses.
@@ -54,7 +54,7 @@ macro_rules! main {
     };
 }
 
-/// Runs the tests of this program, or one of its parts, as the arguments of this process say.
+/// Runs the tests of this program, or one of its parts, according to the arguments of this process.
 #[must_use]
 pub fn main(program: &str) -> ExitCode {
     let mut words = env::args().skip(1);
@@ -69,17 +69,17 @@ pub fn main(program: &str) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut tests: Vec<Test> = inventory::iter::<Test>.into_iter().copied().collect();
-    // The linker puts them in any order.
+    // The linker's order is arbitrary.
     tests.sort_by_key(|it| it.path);
     run(program, &tests)
 }
 
-/// The path without the crate's name, as libtest names a test.
+/// Returns the path without the crate's name, as libtest names a test.
 fn in_crate(path: &'static str) -> &'static str {
     path.split_once("::").map_or(path, |it| it.1)
 }
 
-/// Runs tests as the arguments of this process say.
+/// Runs tests according to the arguments of this process.
 #[must_use]
 pub fn run(program: &str, tests: &[Test]) -> ExitCode {
     let mut arguments = Arguments::from_args();

@@ -1,5 +1,5 @@
-//! What tests need of a machine, and a harness that tells tests that cannot run here from tests that
-//! passed. For development only.
+//! Needs of tests on a machine, and a harness that distinguishes tests that cannot run here from tests that passed. For
+//! development only.
 //!
 //! libtest cannot skip a test at run time: one that finds its program missing can only return, and
 //! is counted as passed. Tests that need more than Rust and a C compiler are therefore in a test program with

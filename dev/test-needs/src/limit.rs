@@ -1,4 +1,4 @@
-//! A time limit for what runs in this process.
+//! Time limit of this process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,11 +7,11 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// For a test that names none. Below the limit in `.config/nextest.toml`, so that under cargo-nextest, too, it is
-/// this one that says what hung.
+/// Default limit of a test. Below the limit in `.config/nextest.toml`, so that under cargo-nextest, too, this one
+/// reports what hung.
 pub(crate) const OF_A_TEST: Duration = Duration::from_secs(225);
 
-/// Ends this process when it is not dropped in time, and says what hung: its descendants and their
+/// Time limit that ends this process unless it is dropped in time, and reports what hung: its descendants and their
 /// states. They are killed first.
 ///
 /// libtest has no time limit, and a thread that waits for a process cannot be ended; the process of
@@ -24,7 +24,7 @@ pub struct TimeLimit {
 }
 
 impl TimeLimit {
-    /// Starts the time for something of that name.
+    /// Starts the time limit of the task of this name.
     #[must_use]
     pub fn new(name: &str, limit: Duration) -> Self {
         let (open, closed) = channel();
@@ -63,7 +63,7 @@ fn give_up(name: &str, limit: Duration) -> ! {
     process::exit(101)
 }
 
-/// The processes below one, each with its state and command line.
+/// Returns the descendants of a process, each with its state and command line.
 #[must_use]
 pub fn descendants(of: u32) -> BTreeMap<u32, String> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -71,7 +71,7 @@ pub fn descendants(of: u32) -> BTreeMap<u32, String> {
     let parents: BTreeMap<u32, (u32, char)> = numbers
         .filter_map(|pid| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            // The name in parentheses may hold anything.
+            // The name in parentheses may contain anything.
             let mut fields = stat.rsplit_once(") ")?.1.split(' ');
             let state = fields.next()?.chars().next()?;
             Some((pid, (fields.next()?.parse().ok()?, state)))

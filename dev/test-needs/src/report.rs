@@ -1,7 +1,7 @@
-//! How test programs tell `cargo xtask test` which of their tests could not run.
+//! Reports of test programs to `cargo xtask test` about tests that could not run.
 //!
-//! cargo-nextest asks a program for the list of its ignored tests and keeps the reason to itself, so
-//! the reasons go into a file beside it.
+//! cargo-nextest gets the list of ignored tests from a program and does not show the reasons, so the reasons are
+//! written to a separate file.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -11,26 +11,26 @@ use std::path::Path;
 
 use crate::need::{Need, required};
 
-/// The variable that names the file.
+/// Variable with the path of the report file.
 pub const REPORT: &str = "XTASK_TEST_REPORT";
 
-/// A test that could not run.
+/// Test that could not run.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Missed {
-    /// The first of its needs that is not met.
+    /// First of its needs that is not met.
     pub need: Need,
-    /// Its program, as cargo-nextest names it: `brigade-cli::hosts`.
+    /// Name of the program in cargo-nextest: `brigade-cli::hosts`.
     pub program: String,
-    /// Its name.
+    /// Name of the test.
     pub test: String,
 }
 
 impl Missed {
-    /// Reads what all test programs have written. A program that was asked several times has written
-    /// the same lines several times.
+    /// Reads the reports of all test programs. A program that was run several times has written the same lines several
+    /// times.
     ///
     /// # Errors
-    /// The file is there and cannot be read.
+    /// Fails if the file exists and cannot be read.
     pub fn read(path: &Path) -> io::Result<BTreeSet<Self>> {
         let text = match fs::read_to_string(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -45,21 +45,21 @@ impl Missed {
     }
 }
 
-/// Adds tests to the file, where a user has asked for it.
+/// Appends tests to the file, if the variable is set.
 pub(crate) fn write(missed: &[Missed]) -> io::Result<()> {
     let Some(path) = env::var_os(REPORT).filter(|_| !missed.is_empty()) else { return Ok(()) };
     let line = |it: &Missed| format!("{}\t{}\t{}\n", it.need, it.program, it.test);
     let text: String = missed.iter().map(line).collect();
-    // One write: programs may be asked side by side.
+    // One write: programs may run in parallel.
     File::options().create(true).append(true).open(path)?.write_all(text.as_bytes())
 }
 
-/// Tells whether a test of libtest's has to return because a need is not met, and reports it then as a
-/// test that did not run. libtest itself counts it as passed, so that this is only for unit tests, which
-/// cannot be in a program with [`main!`](crate::main!).
+/// Returns `true` if a test of libtest has to return because a need is not met, and reports it as a test that did not
+/// run. libtest itself counts it as passed, so this is only for unit tests, which cannot be in a program with
+/// [`main!`](crate::main!).
 ///
 /// # Panics
-/// When `BRIGADE_REQUIRE` names the need, or the report cannot be written.
+/// Panics when `BRIGADE_REQUIRE` names the need, or the report cannot be written.
 #[must_use]
 pub fn is_missed(need: Need, program: &str, test: &str) -> bool {
     let Some(lack) = need.lacking() else { return false };

@@ -1,15 +1,14 @@
-//! Random numbers of tests, which can be repeated.
+//! Reproducible random numbers of tests.
 
 use std::env;
 
-/// The variable with the seed: set it to repeat a run.
+/// Variable with the seed. Set it to repeat a run.
 pub const SEED: &str = "BRIGADE_TEST_SEED";
 
-/// Makes a generator from the seed in `BRIGADE_TEST_SEED`, or from a new one, and prints the seed.
+/// Creates a generator from the seed in `BRIGADE_TEST_SEED`, or from a new one, and prints the seed.
 ///
 /// # Panics
-/// When the variable holds something else than a number: the run would not be the one that was asked
-/// for.
+/// Panics when the variable is not a number: the run would not be the requested one.
 #[must_use]
 pub fn random() -> fastrand::Rng {
     let seed = match env::var(SEED) {

@@ -1,4 +1,4 @@
-//! What a test program reports of tests that can run, cannot run, fail and hang.
+//! Tests of what a test program reports about tests that can run, cannot run, fail and hang.
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use brigade_test_needs::{Missed, Need, Test, TimeLimit, needs, part, run};
 
-/// This program plays the test programs that it examines.
+/// Variable by which this program acts as one of the test programs that it examines.
 const PART: &str = "SUITE_PART";
 
 fn main() -> ExitCode {
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
             body: || panic!("the reason"),
         }]),
         Ok("hangs") => {
-            // It is there before the time starts.
+            // Started before the time limit.
             let mut sleep = Command::new("sleep").arg("1000").spawn().unwrap();
             let _limit = TimeLimit::new("the test", Duration::from_millis(200));
             let _ = sleep.wait();
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs this program in a part, where no etcd is found.
+/// Runs this program as one of the test programs, where no etcd is found.
 fn play(part: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(arguments).env(PART, part).env("PATH", "/no/such/folder");
@@ -78,7 +78,7 @@ fn where_it_is_required_it_has_failed() {
         assert!(said.contains("1 passed; 2 failed; 0 ignored;"), "{said}");
         assert!(said.contains("needs an etcd server: etcd is not installed"), "{said}");
     }
-    // By name, it is asked for as well.
+    // A need is also checked for a test that is run by name.
     let output = play("needs etcd", &["elects", "--exact", "--include-ignored"], &[]);
     assert_eq!(output.status.code(), Some(101));
     assert!(text(&output.stdout).contains("0 passed; 1 failed; 0 ignored;"));
@@ -134,7 +134,7 @@ fn hanging_tests_are_named_and_killed() {
     assert!(said.contains("the test has not ended within 0 s"), "{said}");
     let line = said.lines().find(|it| it.ends_with("sleep 1000")).unwrap();
     let pid = line.split_whitespace().next().unwrap();
-    // It has been sent SIGKILL, and may not have had a turn since.
+    // It was sent SIGKILL, and may not have been scheduled since.
     let stat = Path::new("/proc").join(pid).join("stat");
     let deadline = Instant::now() + Duration::from_secs(90);
     loop {
@@ -162,8 +162,8 @@ fn a_part_runs_in_a_process_of_its_own() {
     assert_eq!(text(&output.stderr), "brigade-test-needs::outcomes has no part `says`\n");
 }
 
-/// Line tables are all the debug information that the workspace is built with: a backtrace still names the lines of a
-/// test, and of a library of ours that calls it.
+/// The workspace is built with line tables as its only debug information: a backtrace still contains the lines of a
+/// test, and of our libraries that call it.
 #[needs()]
 fn a_backtrace_names_our_lines() {
     let (trace, line) = (Backtrace::force_capture().to_string(), line!());

@@ -1,4 +1,4 @@
-//! The archive of `cargo xtask gpu --pack`, made of what the suite has built, runs its CPU half in an empty folder
+//! Tests that the archive of `cargo xtask gpu --pack`, made of the suite's builds, runs its CPU part in an empty folder
 //! with an empty environment.
 
 use std::env;
@@ -15,19 +15,19 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The libtorch that the suite is built with.
+/// Returns the libtorch with which the suite is built.
 fn libtorch() -> PathBuf {
     let named = env::var_os("LIBTORCH").map(PathBuf::from);
     named.or_else(|| Project::at(root()).libtorch().unwrap()).unwrap()
 }
 
-/// The interpreter itself: what is on the PATH may be a script that needs other programs.
+/// Returns the interpreter itself: the one on the PATH may be a script that needs other programs.
 fn python() -> PathBuf {
     let output = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
     PathBuf::from(String::from_utf8(output.unwrap().stdout).unwrap().trim())
 }
 
-/// A machine with the archive in a folder, Python, and nothing else in its environment.
+/// Simulated machine with the archive in a folder, Python, and nothing else in its environment.
 struct Machine {
     folder: tempfile::TempDir,
 }
@@ -51,7 +51,7 @@ impl Machine {
         command.output().unwrap()
     }
 
-    /// The exit code and the report.
+    /// Returns the exit code and the report.
     fn run(&self, arguments: &[&str]) -> (Option<i32>, Report) {
         let output = self.python(&[&["brigade-gpu/run.py"], arguments].concat());
         let text = fs::read(self.path("report/report.json")).unwrap_or_else(|error| {
@@ -61,7 +61,7 @@ impl Machine {
         (output.status.code(), serde_json::from_slice(&text).unwrap())
     }
 
-    /// Puts a program that does something else in the place of one.
+    /// Replaces a program by a script.
     fn replace(&self, program: &str, script: &str) {
         let builds = fs::read_dir(self.path("brigade-gpu/builds")).unwrap();
         let build = builds.map(|it| it.unwrap().path()).next().unwrap();
@@ -78,7 +78,7 @@ fn outcomes(report: &Report, part: &str) -> Vec<(String, Outcome)> {
     part.ran.iter().map(|it| (it.name.clone(), it.outcome)).collect()
 }
 
-// It builds what it packs, if that was not done before.
+// Builds what the archive contains, if that was not done before.
 #[needs(Python, limit = 1150)]
 fn the_archive_runs_on_a_machine_without_a_gpu() {
     let machine = Machine::new();
@@ -90,7 +90,7 @@ fn the_archive_runs_on_a_machine_without_a_gpu() {
     assert!(output.status.success(), "{printed}");
     let unpacked = machine.python(&["-m", "tarfile", "-e", "brigade-gpu.tar"]);
     assert!(unpacked.status.success(), "{}", String::from_utf8_lossy(&unpacked.stderr));
-    // Else the disk would hold it twice.
+    // Otherwise the disk would hold it twice.
     fs::remove_file(&archive).unwrap();
 
     let (code, report) = machine.run(&["--budget", "150s"]);
@@ -112,10 +112,10 @@ fn the_archive_runs_on_a_machine_without_a_gpu() {
         outcomes(&report, "nccl").iter().filter(|it| it.0.starts_with("self-test")).count();
     assert_eq!(self_tests, 2, "{}", report.markdown());
 
-    // And what fails is told.
+    // Failures are reported.
     machine.replace("tests/nn-numeric", "echo broken >&2; exit 3\n");
     let hangs = "case \"$*\" in *--list*) echo 'one: test' ;; *) exec sleep 600 ;; esac\n";
-    // The scripts' own programs.
+    // Programs that the scripts call.
     symlink("/bin/sleep", machine.path("bin/sleep")).unwrap();
     machine.replace("tests/optim-numeric", hangs);
     let words = ["--only", "tests", "--filter", "o", "--test-limit", "2s", "--budget", "60s"];

@@ -1,6 +1,6 @@
-//! `cargo xtask setup` against the real pip, tiny wheels and all that can go wrong.
+//! Tests of `cargo xtask setup` with the real pip, tiny wheels and all possible failures.
 //!
-//! The wheels come from a folder, so nothing here uses a network.
+//! The wheels are in a folder, so no network is used.
 
 mod fixture;
 
@@ -33,11 +33,11 @@ fn a_fetch_makes_an_install_and_the_second_run_does_nothing() {
     let config = fixture.read(".cargo/libtorch.toml");
     assert!(config.contains(&format!("LIBTORCH = \"{}\"\n", folder.display())), "{config}");
     assert!(config.contains(&format!("link-arg={}\"", folder.join("lib").display())), "{config}");
-    // Flags for all that rustc links would have cargo build xtask anew.
+    // With flags for everything that rustc links, cargo would rebuild xtask.
     assert!(!config.contains("rustflags ="), "{config}");
     assert_eq!(fixture.in_cache(), ["2.13.0-cpu"]);
 
-    // Not even Python is there now.
+    // Even Python is missing now.
     let second = fixture.setup().path("").run();
     second.succeeds_saying("libtorch 2.13.0 (cpu) is in");
     assert!(!second.text.contains("fetching"), "{}", second.text);
@@ -48,7 +48,7 @@ fn cargos_own_libtorch_variable_does_not_override() {
     let fixture = Fixture::new();
     let own = fixture.fetched("2.13.0-cpu/torch");
     fixture.setup().env("LIBTORCH", &own).run().succeeds_saying("fetching libtorch 2.13.0 (cpu)");
-    // Nor is one that `brigade setup --libtorch` has written, which stays.
+    // A libtorch that `brigade setup --libtorch` has written is kept, too.
     let theirs = fixture.users_libtorch("2.12.0");
     let file = fixture.root().join(".cargo/libtorch.toml");
     fs::write(&file, format!("[env]\nLIBTORCH = \"{}\"\n", theirs.display())).unwrap();
@@ -117,7 +117,7 @@ fn a_folder_that_was_not_fetched_is_left_alone() {
 fn without_its_variable_the_cache_is_in_the_home_folder() {
     let fixture = Fixture::new();
     let home = fixture.root();
-    // A relative path in it is to be ignored.
+    // A relative path in the variable is ignored.
     let setup = fixture.setup().env("XDG_CACHE_HOME", "relative").env("HOME", &home);
     setup.run().succeeds_saying("fetching");
     assert!(home.join(".cache/brigade/libtorch/2.13.0-cpu/torch/version.py").exists());
@@ -151,7 +151,7 @@ fn a_python_that_does_not_run() {
 #[needs(Python)]
 fn no_network() {
     let fixture = Fixture::new();
-    // A port on which nothing listens.
+    // A port on which no process listens.
     let setup = fixture.setup().without_wheels().env("PIP_INDEX_URL", "http://127.0.0.1:9/simple");
     let outcome = setup.env("PIP_RETRIES", "0").run(); // by default pip tries for some seconds
     outcome.fails_saying("torch==2.13.0: pip cannot reach the package index");
@@ -198,7 +198,7 @@ fn too_little_disk_is_seen_before_anything_is_fetched() {
 #[needs(Python, Mounts)]
 fn a_disk_that_fills_while_unpacking() {
     let fixture = Fixture::new();
-    // 2 MB: the wheels fit, the 3 MB library in one of them does not. The pins must not say so.
+    // 2 MB: the wheels fit, the 3 MB library in one of them does not. The pins must not contain the size.
     let pins = fixture.pins();
     let text = fs::read_to_string(&pins).unwrap();
     let at = text.find("\"installed_bytes\": ").unwrap() + "\"installed_bytes\": ".len();
@@ -258,7 +258,7 @@ fn libtorch_of_the_user_wins() {
     assert!(config.contains(&format!("link-arg={}/lib\"", theirs.display())), "{config}");
     assert!(!config.contains("[env]"), "{config}");
 
-    // Gone from the environment again, it leaves no trace.
+    // After the variable is removed, it leaves no trace.
     fixture.setup().run().succeeds_saying("fetching");
     assert!(!fixture.read(".cargo/libtorch.toml").contains(theirs.to_str().unwrap()));
     fixture.setup().env("LIBTORCH", &theirs).run().succeeds_saying("nothing is fetched");

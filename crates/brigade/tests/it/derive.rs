@@ -9,7 +9,7 @@ struct Pair<X, Y> {
     y: Y,
 }
 
-/// Parameters that have the names of the macro's own, and a constant.
+/// Type parameters with the names of the macro's own, and a constant.
 #[derive(Batch, Debug)]
 struct Crops<E, const N: usize>([E; N], Option<E>);
 
@@ -40,7 +40,7 @@ fn a_struct_is_a_tree_of_tensors() {
     assert_eq!((&joined.x[1], &joined.y), (&row(&[6, 4, 5]), &row(&[9, 7, 8])));
     let moved = pair.to_device(Device::Cpu).unwrap();
     assert_eq!(moved.x[0].data_ptr(), pair.x[0].data_ptr());
-    // A struct of references is gathered as one of tensors.
+    // A struct of references is gathered like one of tensors.
     let borrowed = Pair { x: &pair.y, y: &pair.y };
     assert_eq!(borrowed.narrow_rows(0..1).unwrap().x, row(&[7]));
 }

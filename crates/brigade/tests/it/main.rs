@@ -1,4 +1,4 @@
-//! The facade as a program uses it, and the self-test.
+//! Tests of the facade as a program uses it, and of the self-test.
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 

@@ -1,10 +1,10 @@
-//! Both preludes in one program: each name means one thing.
+//! Test of both preludes in one program: each name has one meaning.
 
 use brigade::data::TensorDataset;
 use brigade::learn::prelude::*;
 use brigade::prelude::*;
 
-/// Inputs of two numbers, and which of them is the larger.
+/// Returns inputs of two numbers, labelled with the index of the larger one.
 fn data() -> DataLoader<TensorDataset<(Tensor, Tensor)>> {
     let inputs = Tensor::from_slice2(&[[2.0f32, 1.0], [0.0, 3.0], [1.0, 0.5], [0.2, 0.4]]);
     let labels = inputs.argmax(1, false);
@@ -15,7 +15,7 @@ fn linear(path: &ParamPath<'_>) -> Linear {
     Linear::new(path, 2, 2)
 }
 
-/// Names of `brigade::prelude`, those that `learn::prelude` has, too, among them.
+/// Uses names of `brigade::prelude`, including those that `learn::prelude` also has.
 fn by_a_loop() -> Result<[f64; 4]> {
     let accumulation = GradientAccumulationOptions { steps: 2, ..Default::default() };
     let accelerator = Accelerator::builder()
@@ -44,7 +44,7 @@ fn by_a_loop() -> Result<[f64; 4]> {
             scheduler.step()?;
             optimizer.zero_grad()
         })?;
-        // The inputs are scores as well, of which all are right.
+        // The inputs are also the scores, so all predictions are right.
         accelerator.update_metric(&mut accuracy, &batch, inputs, labels)?;
         accelerator.update_metric(&mut top, &batch, inputs, labels)?;
         accelerator.update_metric(&mut f2, &batch, inputs, labels)?;
@@ -58,7 +58,7 @@ fn by_a_loop() -> Result<[f64; 4]> {
     ])
 }
 
-/// Names of `learn::prelude`.
+/// Uses names of `learn::prelude`.
 fn by_a_learner() -> Result<Option<f64>> {
     let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     let data = Loaders::new(data(), data())?;

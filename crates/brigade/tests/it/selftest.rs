@@ -1,11 +1,11 @@
-//! The self-test alone, on two processes, and where a rank fails.
+//! Tests of the self-test alone, on two processes, and with a rank that fails.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 const SELFTEST: &str = env!("CARGO_BIN_EXE_brigade-selftest");
 
-/// `brigade`, which `cargo xtask test` builds before the tests run.
+/// Returns the program `brigade`, which `cargo xtask test` builds before the tests run.
 fn brigade() -> PathBuf {
     let path = Path::new(SELFTEST).with_file_name("brigade");
     assert!(path.is_file(), "{} is not built: cargo build -p brigade-cli", path.display());

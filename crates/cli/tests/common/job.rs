@@ -1,4 +1,4 @@
-//! One run of `brigade launch` under test, which must leave nothing behind.
+//! Run of `brigade launch` under test, which must leave nothing behind.
 
 #![allow(dead_code)] // each kind of tests uses a part of this
 
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 pub(crate) const BRIGADE: &str = env!("CARGO_BIN_EXE_brigade");
 
-/// The program, without what the environment of the test might tell it.
+/// Returns the program, without variables of the test's environment that it would read.
 pub(crate) fn brigade() -> Command {
     let mut command = Command::new(BRIGADE);
     for name in [
@@ -28,16 +28,16 @@ pub(crate) fn brigade() -> Command {
     ] {
         command.env_remove(name);
     }
-    // Nor what the caller's settings do.
+    // Settings of the caller must not be read either.
     command.env("BRIGADE_CONFIG", "/dev/null");
     command
 }
 
-/// A job that has not been started: `brigade launch --nproc N`, and a folder for its ranks' files.
+/// Job that has not been started: `brigade launch --nproc N`, and a folder for its ranks' files.
 pub(crate) struct Job {
     pub(crate) command: Command,
     folder: TempDir,
-    /// For temporary files, of which none may stay.
+    /// Folder for temporary files, of which none may remain.
     scratch: TempDir,
 }
 
@@ -48,7 +48,7 @@ impl Job {
         Self::of(command)
     }
 
-    /// A job of which the command has the flags already.
+    /// Creates a job from a command that already has the flags.
     pub(crate) fn of(mut command: Command) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let scratch = tempfile::tempdir().unwrap();
@@ -57,7 +57,7 @@ impl Job {
         Self { command, folder, scratch }
     }
 
-    /// The folder of the ranks' files.
+    /// Returns the folder of the ranks' files.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -98,14 +98,14 @@ impl Job {
     }
 }
 
-/// A job that has been started.
+/// Job that has been started.
 pub(crate) struct Running {
     child: Launcher,
     folder: TempDir,
     scratch: TempDir,
     stdout: Option<ChildStdout>,
     stderr: Option<BufReader<ChildStderr>>,
-    /// What has been read of stderr already.
+    /// Part of stderr that has been read.
     read: Vec<u8>,
     _limit: TimeLimit,
 }
@@ -119,24 +119,24 @@ impl Running {
         kill(Pid::from_raw(self.pid()), signal).unwrap();
     }
 
-    /// The launcher has ended and was not waited for yet, so its number is still its own.
+    /// Returns `true` if the launcher has ended. It was not waited for yet, so its process ID is not reused.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(state_of(self.pid()), None | Some('Z' | 'X'))
     }
 
-    /// Waits until the ranks have made that many files.
+    /// Waits until the ranks have created this many files.
     #[track_caller]
     pub(crate) fn wait_for_files(&self, count: usize) {
         wait_until(|| fs::read_dir(self.folder.path()).unwrap().count() >= count);
     }
 
-    /// Waits until a rank has made this file.
+    /// Waits until a rank has created this file.
     #[track_caller]
     pub(crate) fn wait_for(&self, name: &str) {
         wait_until(|| self.folder.path().join(name).exists());
     }
 
-    /// The numbers in the files whose names start so, once they are there.
+    /// Returns the numbers in the files with this prefix, once they exist.
     pub(crate) fn read_files(&self, prefix: &str) -> Vec<i32> {
         let mut numbers = Vec::new();
         for file in fs::read_dir(self.folder.path()).unwrap().map(Result::unwrap) {
@@ -162,14 +162,14 @@ impl Running {
         self.stdout.take().unwrap()
     }
 
-    /// Waits until no rank is alive, while the launcher may be.
+    /// Waits until no rank is running, while the launcher may be.
     #[track_caller]
     pub(crate) fn wait_until_no_rank(&self) {
         let watch = 1;
         wait_until(|| self.left().iter().filter(|pid| **pid != self.pid()).count() <= watch);
     }
 
-    /// Reads all that is left, waits for the end, and checks that no process of the job is left.
+    /// Reads the remaining output, waits for the end, and checks that no process of the job is left.
     #[track_caller]
     pub(crate) fn finish(mut self) -> Run {
         let stdout = self.stdout.take().map(|mut pipe| {
@@ -185,7 +185,7 @@ impl Running {
         let status = self.child.0.wait().unwrap();
         let killed = status.signal() == Some(Signal::SIGKILL as i32);
         if killed {
-            // The watch needs a moment; a launcher that ends by itself has cleared up before.
+            // The reaper needs a moment; a launcher that ends by itself has already cleaned up.
             wait_until(|| self.left().is_empty());
         }
         assert_eq!(self.left(), [0; 0], "processes are left");
@@ -203,7 +203,7 @@ impl Running {
         }
     }
 
-    /// Reads all that is left and waits for the end. Processes may be left.
+    /// Reads the remaining output and waits for the end. Processes may be left.
     pub(crate) fn outcome(mut self) -> Outcome {
         let pid = self.pid();
         let mut stderr = std::mem::take(&mut self.read);
@@ -213,13 +213,13 @@ impl Running {
         Outcome { pid, code, stderr, _folders: (self.folder, self.scratch) }
     }
 
-    /// The process that clears up after a launcher that is killed.
+    /// Returns the process ID of the reaper, which cleans up after a launcher that is killed.
     pub(crate) fn watch(&self) -> i32 {
         *reapers_of(self.pid()).first().expect("a launcher has a reaper")
     }
 
-    /// Living processes that have this job's folder in their environment, and the watch, which has
-    /// no environment.
+    /// Returns running processes that have this job's folder in their environment, and the reaper, which has no
+    /// environment.
     fn left(&self) -> Vec<i32> {
         let mut left = processes_with(&format!("DIR={}", self.folder.path().display()));
         left.extend(reapers_of(self.pid()));
@@ -227,7 +227,7 @@ impl Running {
     }
 }
 
-/// The process; does not outlive a test that fails.
+/// Process that is killed if the test fails.
 struct Launcher(Child);
 
 impl Drop for Launcher {
@@ -237,7 +237,7 @@ impl Drop for Launcher {
     }
 }
 
-/// A job whose launcher has ended.
+/// Job whose launcher has ended.
 pub(crate) struct Outcome {
     pub(crate) pid: i32,
     pub(crate) code: i32,
@@ -245,7 +245,7 @@ pub(crate) struct Outcome {
     _folders: (TempDir, TempDir),
 }
 
-/// Living processes with this in their environment.
+/// Returns running processes with this text in their environment.
 pub(crate) fn processes_with(variable: &str) -> Vec<i32> {
     all_processes()
         .filter(|pid| {
@@ -256,7 +256,7 @@ pub(crate) fn processes_with(variable: &str) -> Vec<i32> {
         .collect()
 }
 
-/// Processes that clear up after this launcher.
+/// Returns processes that clean up after this launcher.
 pub(crate) fn reapers_of(launcher: i32) -> Vec<i32> {
     let mark = format!("brigade\0__reaper\0{launcher}\0");
     all_processes()
@@ -272,26 +272,26 @@ fn all_processes() -> impl Iterator<Item = i32> {
     processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// A job that has ended.
+/// Job that has ended.
 pub(crate) struct Run {
     /// Exit code, or 128 + the signal that killed the launcher.
     pub(crate) code: i32,
     pub(crate) stdout: String,
     pub(crate) raw_stdout: Vec<u8>,
-    /// With the ranks' files.
+    /// Folder with the ranks' files.
     pub(crate) folder: TempDir,
     pub(crate) stderr: String,
 }
 
 impl Run {
-    /// A rank's lines on stdout, without the prefix.
+    /// Returns a rank's lines on stdout, without the prefix.
     pub(crate) fn lines_of(&self, rank: usize) -> Vec<&str> {
         let prefix = format!("[{rank}] ");
         self.stdout.lines().filter_map(|line| line.strip_prefix(&prefix)).collect()
     }
 }
 
-/// Waits for a condition that another process brings about.
+/// Waits for a condition that another process causes.
 #[track_caller]
 pub(crate) fn wait_until(mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
@@ -301,11 +301,11 @@ pub(crate) fn wait_until(mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The letter that the kernel has for a process's state; `None` when it is gone.
+/// Returns the kernel's letter for a process's state; `None` if the process does not exist.
 pub(crate) fn state_of(pid: i32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
-/// So long that only something that never happens takes longer.
+/// Limit that is only exceeded by something that never happens.
 const LIMIT: Duration = Duration::from_secs(90);

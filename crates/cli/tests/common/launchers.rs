@@ -1,4 +1,4 @@
-//! Several `brigade launch` that are one job: each plays a host, all on the loopback.
+//! Several `brigade launch` that form one job: each acts as a host, all on the loopback interface.
 
 #![allow(dead_code)] // each kind of tests uses a part of this
 
@@ -11,11 +11,11 @@ use tempfile::TempDir;
 
 use crate::job::{self, Job, Run, Running};
 
-/// A job that is to run on several hosts.
+/// Job that is to run on several hosts.
 pub(crate) struct Hosts {
     /// Holds the port until the launchers listen on it.
     pub(crate) port: StorePort,
-    /// For files of all ranks: `$ALL`.
+    /// Folder for files of all ranks: `$ALL`.
     pub(crate) all: TempDir,
 }
 
@@ -31,7 +31,7 @@ impl Hosts {
         format!("127.0.0.1:{}", self.port.number())
     }
 
-    /// A launcher of a job with numbered hosts.
+    /// Returns a launcher of a job with fixed node ranks.
     pub(crate) fn numbered(&self, node_rank: usize, nodes: usize, nproc: usize) -> Job {
         self.any(nproc)
             .flag(&format!("--nnodes={nodes}"))
@@ -40,7 +40,7 @@ impl Hosts {
             .flag(&format!("--master-port={}", self.port.number()))
     }
 
-    /// A launcher of a job whose hosts come and leave.
+    /// Returns a launcher of an elastic job.
     pub(crate) fn elastic(&self, nodes: &str, nproc: usize) -> Job {
         self.any(nproc)
             .flag(&format!("--nnodes={nodes}"))
@@ -53,7 +53,7 @@ impl Hosts {
         job
     }
 
-    /// The flag for a file with a secret.
+    /// Returns the flag for a file with a secret.
     pub(crate) fn secret(&self, name: &str) -> String {
         let path = self.all.path().join(name);
         let mut file =
@@ -62,7 +62,7 @@ impl Hosts {
         format!("--rdzv-secret-file={}", path.display())
     }
 
-    /// Waits until ranks have made these files.
+    /// Waits until ranks have created these files.
     pub(crate) fn wait_for(&self, names: &[&str]) {
         job::wait_until(|| names.iter().all(|name| self.all.path().join(name).exists()));
     }

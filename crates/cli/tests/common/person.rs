@@ -1,4 +1,4 @@
-//! A terminal with a simulated user.
+//! Terminal with a simulated user.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -6,13 +6,13 @@ use std::process::{Child, Command, Stdio};
 
 use nix::pty::{Winsize, openpty};
 
-/// A program on a pseudo-terminal, and what it has shown.
+/// Program on a pseudo-terminal, with its output so far.
 pub(crate) struct Person {
     child: Child,
     terminal: File,
-    /// As it came; a sequence for the cursor may come in two parts.
+    /// Raw output; an escape sequence may arrive in two parts.
     raw: Vec<u8>,
-    /// How much of its text has been expected.
+    /// Length of the text that has been matched.
     seen: usize,
 }
 
@@ -25,7 +25,7 @@ impl Person {
         Self { child, terminal: pair.master.into(), raw: Vec::new(), seen: 0 }
     }
 
-    /// Reads until these words are there, and forgets what was before them.
+    /// Reads until the output contains these words, and discards the text before them.
     pub(crate) fn expect(&mut self, words: &str) {
         let mut bytes = [0; 4096];
         loop {
@@ -35,7 +35,7 @@ impl Person {
                 self.seen += at + words.len();
                 return;
             }
-            // At the end of the program the terminal answers with an error.
+            // At the end of the program the terminal returns an error.
             let count = self.terminal.read(&mut bytes).unwrap_or(0);
             assert!(count > 0, "no {words:?}, but {unseen:?}");
             self.raw.extend_from_slice(&bytes[..count]);
@@ -46,7 +46,7 @@ impl Person {
         self.terminal.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// The program's exit code, once it has shown all it had to say.
+    /// Returns the program's exit code, after all of its output.
     pub(crate) fn ends(mut self) -> i32 {
         let mut rest = Vec::new();
         let _ = self.terminal.read_to_end(&mut rest);
@@ -56,7 +56,7 @@ impl Person {
 
 #[allow(dead_code)] // not every kind of tests needs it
 impl Person {
-    /// The program's exit code, and the lines that are on the screen at its end.
+    /// Returns the program's exit code, and the lines on the screen at its end.
     pub(crate) fn screen(mut self) -> (i32, Vec<String>) {
         let mut rest = Vec::new();
         let _ = self.terminal.read_to_end(&mut rest);
@@ -75,7 +75,7 @@ impl Drop for Person {
     }
 }
 
-/// Text without what moves the cursor and chooses colours.
+/// Removes escape sequences for the cursor and colours.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text.chars();

@@ -1,4 +1,4 @@
-//! A folder with a program, in which a job is started.
+//! Folder with a program, in which a job is started.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::job::{Job, Run};
 
-/// A folder to start a job in.
+/// Folder in which a job is started.
 pub(crate) struct Work(TempDir);
 
 impl Work {

@@ -1,4 +1,4 @@
-//! How many ranks `brigade launch` starts, and which processors and GPUs they get.
+//! Tests of the number of ranks that `brigade launch` starts, and of the processors and GPUs that they get.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 
 use crate::job::{Job, Run, brigade};
 
-/// Devices that are believed on every host: nothing there can tell that they are not.
+/// Devices that are accepted on every host, as no host can verify them.
 const TWO_DEVICES: (&str, &str) = ("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b");
 const NO_DEVICES: (&str, &str) = ("CUDA_VISIBLE_DEVICES", "");
 
@@ -19,7 +19,7 @@ fn run(vars: &[(&str, &str)], flags: &[&str], script: &str) -> Run {
     Job::of(command).sh(script).run()
 }
 
-/// The processors that this test may use, and one of each core.
+/// Returns the processors that this test may use, and one of each core.
 fn processors() -> (BTreeSet<usize>, BTreeSet<String>) {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
@@ -42,7 +42,7 @@ fn numbers(list: &str) -> BTreeSet<usize> {
         .collect()
 }
 
-/// A rank prints the processors that it may use, and its number of threads.
+/// Prints the processors that the rank may use, and its number of threads.
 const WHERE: &str = "grep Cpus_allowed_list /proc/self/status; echo threads $OMP_NUM_THREADS";
 
 fn sets(run: &Run, nproc: usize) -> Vec<(BTreeSet<usize>, usize)> {
@@ -167,7 +167,7 @@ fn other_ways_to_bind() {
 fn the_launchers_own_mask_holds() {
     let (cpus, _) = processors();
     let last = *cpus.last().unwrap();
-    // A process has the mask of the thread that starts it.
+    // A process inherits the affinity mask of the thread that starts it.
     let run = thread::scope(|scope| {
         let start = scope.spawn(|| {
             let mut mask = CpuSet::new();

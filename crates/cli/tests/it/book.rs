@@ -1,12 +1,12 @@
-//! The sessions of the README and of the book: what is typed is run, and must be answered as the page shows.
+//! Tests of the sessions in the README and the book: the commands are run, and must print what the page shows.
 //!
-//! `? 2` is the exit code, `...` stands for lines that are left out. A host's name, a process's number and the
-//! order of lines of different ranks differ from run to run, and are not compared.
+//! `? 2` is the exit code, `...` stands for omitted lines. A host's name, a process ID and the order of lines of
+//! different ranks differ from run to run, and are not compared.
 //!
-//! Sessions that begin with `cd` are those of a project, and compared by a test of `examples/templates`.
+//! Sessions that begin with `cd` belong to a project, and are compared by a test of `examples/templates`.
 //!
-//! Of the commands that are shown without an answer, launches are run with `--explain`, which decides all that a
-//! start decides and starts nothing, and those of `brigade emit` as they are.
+//! Commands that are shown without output: launches are run with `--explain`, which decides everything that a start
+//! decides and starts nothing, and those of `brigade emit` as they are.
 
 mod pages;
 mod session;
@@ -18,12 +18,12 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
-/// Runs a command in the shell: its exit code where that is not 0, then what it prints, errors first.
+/// Runs a command in the shell. Returns its exit code if that is not 0, then its output, errors first.
 fn run(command: &str, folder: &Path) -> String {
     let program = Path::new(env!("CARGO_BIN_EXE_brigade")).parent().unwrap();
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("{command} 2>&1")]).current_dir(folder).stdin(Stdio::null());
-    // With nothing of the caller's environment, and a home folder of its own.
+    // Without the caller's environment, and with a home folder of its own.
     shell.env_clear().env("HOME", folder).env("COLUMNS", "100");
     let path = std::env::var("PATH").unwrap_or_default();
     shell.env("PATH", format!("{}:{path}", program.display()));
@@ -35,7 +35,7 @@ fn run(command: &str, folder: &Path) -> String {
     }
 }
 
-/// The lines, without what differs from run to run.
+/// Returns the lines without the parts that differ from run to run.
 fn comparable(text: &str, host: &str) -> Vec<String> {
     let mut lines: Vec<String> = text
         .replace(&format!(" on {host} (pid "), " on node1 (pid ")
@@ -56,7 +56,7 @@ fn comparable(text: &str, host: &str) -> Vec<String> {
     lines
 }
 
-/// A folder with what the pages' commands name.
+/// Returns a folder with the files that the pages' commands name.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let programs = [
@@ -111,7 +111,7 @@ fn launches_of_the_book_can_be_explained() {
                 else {
                     continue;
                 };
-                // Building a project is not explained away.
+                // Building a project is not covered by `--explain`.
                 if line.contains(" --release") || line.contains(" --bin ") {
                     continue;
                 }

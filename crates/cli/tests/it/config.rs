@@ -1,4 +1,4 @@
-//! `brigade config` from outside: files, layers, and the questionnaire on a terminal.
+//! Tests of `brigade config`: files, layers, and the questionnaire on a terminal.
 
 mod home;
 
@@ -10,7 +10,7 @@ use home::Home;
 
 use crate::person::Person;
 
-/// A row of the table without its padding.
+/// Returns a row of the table without its padding.
 fn row(table: &str, name: &str) -> String {
     let line = table.lines().find(|line| line.split_whitespace().next() == Some(name));
     let line = line.unwrap_or_else(|| panic!("no {name} in {table}"));
@@ -61,7 +61,7 @@ fn one_setting_is_written_and_read() {
     home.answer(&["config", "set", "max_restarts", "3"]);
     assert_eq!(home.answer(&["config", "get", "nproc"]), "2\n");
     assert_eq!(home.answer(&["config", "get", "env.NCCL_DEBUG"]), "WARN\n");
-    // As `brigade launch` would have it: a variable goes before the file.
+    // As in `brigade launch`: a variable takes precedence over the file.
     let mut command = home.command(&["config", "get", "max-restarts"]);
     command.env("BRIGADE_MAX_RESTARTS", "1");
     assert_eq!(command.output().unwrap().stdout, b"1\n");
@@ -300,7 +300,7 @@ fn the_questionnaire_on_a_terminal() {
     person.expect("What is the name or address of machine 0?");
     person.types("node1\r");
     person.expect("On which port of machine 0 do they meet?");
-    // Esc: the address again.
+    // Esc: back to the address.
     person.types("\x1b");
     person.expect("What is the name or address of machine 0?");
     person.types("10.0.0.1\r");

@@ -1,4 +1,4 @@
-//! `brigade data`: folders of images, what is broken in them, packs and pictures of samples.
+//! Tests of `brigade data`: folders of images, broken files, packs and pictures of samples.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn answer(folder: &Path, arguments: &[&str]) -> String {
     stdout
 }
 
-/// A picture of one colour with a white pixel in a corner.
+/// Writes an image of one colour with a white pixel in a corner.
 fn png(path: &Path, size: Size, colour: [u8; 3]) {
     let mut pixels = colour.repeat(size.pixels() as usize);
     pixels[..3].fill(255);
@@ -33,7 +33,7 @@ fn png(path: &Path, size: Size, colour: [u8; 3]) {
     fs::write(path, bytes).unwrap();
 }
 
-/// `photos/train` and `photos/val` with two classes.
+/// Creates `photos/train` and `photos/val` with two classes.
 fn photos() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (part, images) in [("train", 4), ("val", 1)] {
@@ -151,7 +151,7 @@ fn samples_as_a_picture() {
     assert_ne!(picture(&folder.path().join("samples.png")), first);
 }
 
-/// Images of a folder with a member for the class of each, as text and in JSON.
+/// Writes shards of a folder's images, with the class of each as text and in JSON.
 fn shards(folder: &Path) {
     let file = fs::File::create(folder.join("shard.tar.gz")).unwrap();
     let gzip = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
@@ -178,7 +178,7 @@ fn damaged_images_are_counted() {
     let golden =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../images/tests/golden/decode/420.jpg");
     let mut jpeg = fs::read(golden).unwrap();
-    // The end comes early.
+    // The file ends early.
     let middle = jpeg.len() / 2;
     jpeg.splice(middle..middle, [0xFF, 0xD9]);
     fs::write(folder.path().join("photos/train/red/red_9.jpg"), jpeg).unwrap();
@@ -205,7 +205,7 @@ fn shards_have_their_classes_in_members() {
     fs::copy(folder.path().join(shard), folder.path().join("folder/0.tar.gz")).unwrap();
     let text = answer(folder.path(), &["stats", "folder", "--label-from", "txt"]);
     assert!(text.starts_with("folder: 3 images in 2 classes\n  blue        1\n"), "{text}");
-    // An archive beside folders of classes is not the images.
+    // An archive beside folders of classes is ignored.
     fs::copy(folder.path().join(shard), folder.path().join("photos/train/0.tar.gz")).unwrap();
     let text = answer(folder.path(), &["stats", "photos/train"]);
     assert!(text.starts_with("photos/train: 8 images in 2 classes\n"), "{text}");
@@ -249,7 +249,7 @@ fn tables_are_read_as_folders_are() {
 
     let temporary = folder.path().join("temporary");
     fs::create_dir(&temporary).unwrap();
-    // As the hub lays them out.
+    // In the layout of the hub.
     let data = folder.path().join("data");
     fs::create_dir(&data).unwrap();
     for number in [0, 1] {

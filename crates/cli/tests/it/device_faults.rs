@@ -1,5 +1,5 @@
-//! Faults that a driver writes into the kernel's log: `brigade launch` names them with the rank whose GPU
-//! it is. The log and the GPUs are files of a made-up host.
+//! Tests of faults that a driver writes into the kernel's log: `brigade launch` names them with the rank whose GPU is
+//! concerned. The log and the GPUs are files of a simulated host.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::job::{Job, Run};
 
-/// A host with two GPUs, a network card at the switch of the second one, and an empty log.
+/// Creates a host with two GPUs, a network card at the switch of the second one, and an empty log.
 fn host() -> TempDir {
     let root = tempfile::tempdir().unwrap();
     let write = |path: &str, text: &str| {
@@ -100,7 +100,7 @@ fn the_rank_is_that_of_the_devices_that_were_chosen() {
         "{}",
         chosen.stderr
     );
-    // Another job's GPU.
+    // GPU of another job.
     let other = run(job(1, root.path()), &["--devices=0"], &script);
     assert!(other.code == 3 && !other.stderr.contains("Xid"), "{}", other.stderr);
 }
@@ -144,7 +144,7 @@ fn without_the_log_the_journal_is_asked() {
     let asked = fs::read_to_string(root.path().join("asked")).unwrap();
     assert!(asked.starts_with("--dmesg --boot ") && asked.contains("--since=@"), "{asked}");
     assert_eq!(asked.lines().count(), 1, "ranks that fail together ask once: {asked}");
-    // A host without GPUs does not ask.
+    // A host without GPUs does not read the log.
     fs::remove_file(root.path().join("asked")).unwrap();
     fs::remove_dir_all(root.path().join("proc")).unwrap();
     (0..2).for_each(|it| fs::remove_file(root.path().join(format!("dev/nvidia{it}"))).unwrap());

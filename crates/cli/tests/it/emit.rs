@@ -1,4 +1,4 @@
-//! `brigade emit`: the launchers in the job are told every setting, whichever layer it is from.
+//! Tests of `brigade emit`: the launchers in the job get every setting, whichever layer it is from.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A home with these settings of the user's, and a program.
+/// Creates a home with these settings, and a program.
 fn home(settings: &str) -> TempDir {
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join(".config/brigade");
@@ -30,7 +30,7 @@ fn emitted(home: &Path, variables: &[(&str, &str)], words: &[&str]) -> (String, 
     (String::from_utf8(output.stdout).unwrap(), stderr)
 }
 
-/// The words after `brigade launch` in a script for Slurm.
+/// Returns the arguments after `brigade launch` in a script for Slurm.
 fn flags(script: &str) -> Vec<String> {
     let line = script.lines().find(|line| line.starts_with("srun ")).unwrap();
     let words = shlex::split(line).unwrap();
@@ -38,7 +38,7 @@ fn flags(script: &str) -> Vec<String> {
     words[at + 2..].to_vec()
 }
 
-/// A value for each setting that a job file has a place for, and not its default.
+/// A value other than the default for each setting that a job file can contain.
 const VALUES: &[(&str, &str)] = &[
     ("nproc", "3"),
     ("cpu", "true"),
@@ -75,7 +75,8 @@ const VALUES: &[(&str, &str)] = &[
     ("dynamo-use-regional-compilation", "true"),
     ("debug-collectives", "true"),
 ];
-/// Settings that the scheduler says, or that are for a list of hosts, or excluded by `cpu`, or not for Python programs.
+/// Settings that the scheduler provides, or that are for a list of hosts, or excluded by `cpu`, or not for Python
+/// programs.
 const WITHOUT: &[&str] = &[
     "devices",
     "hosts",
@@ -103,7 +104,7 @@ const WITHOUT: &[&str] = &[
 
 #[test]
 fn every_setting_of_every_layer_is_in_the_file() {
-    // A new setting wants a row here.
+    // A new setting needs a row here.
     let of_tests: Vec<&str> = VALUES.iter().map(|it| it.0).chain(WITHOUT.iter().copied()).collect();
     let empty = home("");
     let answer = brigade(empty.path(), &[], &["launch", "--explain", "--json", "true"]);
@@ -127,12 +128,12 @@ fn every_setting_of_every_layer_is_in_the_file() {
         let at = at.unwrap_or_else(|| panic!("{name} is not in {words:?}"));
         assert!(*value == "true" || words[at + 1] == *value, "{name}: {words:?}");
     }
-    // As flags they are taken, and say the same.
+    // As flags they are accepted, with the same meaning.
     let end = words.iter().position(|it| it == "--").unwrap();
     let as_flags: Vec<&str> = words[..end].iter().map(String::as_str).collect();
     let (again, _) = emitted(empty.path(), &[], &[&["slurm"], &as_flags[..], &emit[..]].concat());
     assert_eq!(again, script);
-    // And a file of the user's is as good as a variable.
+    // A settings file has the same effect as a variable.
     let file = home(
         "version = 1\n[training]\nmixed-precision = \"bf16\"\n[output]\nquiet = true\n[failure]\nmax-restarts = 2\n[env]\nSEED = 7\n",
     );
@@ -142,7 +143,7 @@ fn every_setting_of_every_layer_is_in_the_file() {
             assert!(text.contains(said), "{target}: {said} is not in {text}");
         }
     }
-    // A switch that is off where a file in the job may have it on.
+    // A switch that is off, while a file in the job may turn it on.
     let (script, _) = emitted(file.path(), &[], &["slurm", "--no-quiet", "train.py"]);
     assert!(flags(&script).contains(&"--no-quiet".to_owned()), "{script}");
 }
@@ -188,7 +189,7 @@ fn modules_and_plugins_are_in_the_file() {
     let as_flags: Vec<&str> = words[..end].iter().map(String::as_str).collect();
     let (file, mut job) = (explained(&config), explained(&as_flags));
     assert_eq!(file["ACCELERATE_DEEPSPEED_ZERO_STAGE"], "3");
-    // Each launch has an id of its own.
+    // Each launch has its own ID.
     job["TORCHELASTIC_RUN_ID"] = file["TORCHELASTIC_RUN_ID"].clone();
     assert_eq!(job, file);
 }
@@ -212,7 +213,7 @@ fn options_that_a_scheduler_does_not_know_are_refused() {
         assert_eq!(output.status.code(), Some(2), "{words:?}: {said}");
         assert!(said.contains(message) && said.lines().count() == 1, "{words:?}: {said}");
     }
-    // `brigade launch` has none of them any more.
+    // `brigade launch` does not have these flags any more.
     let output = brigade(home.path(), &[], &["launch", "--emit", "slurm", "train.py"]);
     assert_eq!(output.status.code(), Some(2));
 }

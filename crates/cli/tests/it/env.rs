@@ -1,4 +1,4 @@
-//! `brigade env`: what a bug report needs is there, and nothing secret.
+//! Tests of `brigade env`: it prints what a bug report needs, and nothing secret.
 
 use std::process::Command;
 

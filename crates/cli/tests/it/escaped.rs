@@ -1,5 +1,5 @@
-//! Names and values of files never reach a terminal raw: each command that reads files is given some that
-//! would move its cursor, set its clipboard, forge a line of Brigade's, or show text backwards.
+//! Tests that names and values in files never reach a terminal unescaped: each command that reads files gets some that
+//! would move the cursor, set the clipboard, forge a line of Brigade's, or show text backwards.
 
 use std::fs;
 use std::path::Path;
@@ -11,9 +11,9 @@ use brigade_checkpoint::{Dtype, FileName, TensorInfo};
 use serde_json::json;
 use tempfile::TempDir;
 
-/// What a file name can hold: all but a zero byte and a slash.
+/// Name with characters that a file name can contain: all except a zero byte and a slash.
 const NAME: &str = "a\x1b]52;c;AA==\x07\x1b[2J\r\nbrigade: forged\u{9b}2J\u{202e}\u{2028}\x7f";
-/// What a file can hold.
+/// Text with characters that a file can contain.
 const TEXT: &str = "a\0\x1b]52;c;AA==\x07\x1b[2J\r\nbrigade: forged\u{9b}2J\u{202e}\u{2028}\x7f";
 
 struct Case {
@@ -35,7 +35,7 @@ impl Case {
         fs::write(path, bytes).unwrap();
     }
 
-    /// What the command says, which must not hold what a terminal would obey. `expected` is a part of it.
+    /// Checks that the output contains no control characters for a terminal, and contains `expected`.
     fn says(&self, words: &[&str], expected: &str) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
         command.args(words).current_dir(self.path()).stdin(Stdio::null());

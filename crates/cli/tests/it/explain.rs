@@ -206,7 +206,7 @@ fn a_closed_reader_is_not_an_error() {
     assert!(status.success() && stderr.is_empty(), "{}", String::from_utf8_lossy(&stderr));
 }
 
-/// The answer of `brigade explain schedule`.
+/// Returns the output of `brigade explain schedule`.
 fn schedule(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_brigade"))
         .args(["explain", "schedule"])
@@ -296,7 +296,7 @@ one-cycle, 5 steps: highest rate 0.271353 at step 2, lowest 1.2e-6 at step 4
     assert_eq!(shown("cosine --lr 0.1 --steps 1000 --all").lines().count(), 1 + 1000 + 2);
     let plateau = shown("on-plateau --lr 0.1 --patience 0 --metrics 1,1,0.5");
     assert!(plateau.starts_with("evaluation  lr            metric\n0           0.1           1\n"));
-    // As Accelerate moves it with four processes.
+    // As Accelerate advances it with four processes.
     let fast: Value = serde_json::from_str(&shown(
         "linear --start-lr 0 --end-lr 1 --steps 8 --accelerate-nproc 4 --json",
     ))
@@ -376,7 +376,7 @@ fn a_schedule_that_cannot_be_says_why() {
     assert!(error.contains("at most 16777216"), "{error}");
 }
 
-/// What `brigade explain sharding` answers for a GPT of two blocks, or says about the arguments.
+/// Returns the output of `brigade explain sharding` for a GPT of two blocks, or its error about the arguments.
 fn sharding(args: &str) -> Result<String, String> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("model.safetensors");
@@ -471,7 +471,8 @@ deepspeed_config:
   deepspeed_config_file: ds.json
 ";
 
-/// What `brigade explain sharding` says of settings files, in a folder with these two and a GPT of two blocks.
+/// Returns the output of `brigade explain sharding` for settings files, in a folder with these two and a GPT of two
+/// blocks.
 fn settings(args: &str) -> Result<String, String> {
     let folder = tempfile::tempdir().unwrap();
     write_header(&folder.path().join("model.safetensors"), &GPT);
@@ -515,7 +516,7 @@ note: ds.json: zero_optimization.overlap_comm = false: messages would wait for t
 note: ds.json: zero_optimization.offload_optimizer.device = \"cpu\": the optimizer's state alone would lie in the host's memory; the shards of parameters do, too
 ";
     assert_eq!(settings("--deepspeed-config-file ds.json --nproc 8").unwrap(), expected);
-    // Accelerate's file names DeepSpeed's, and the ranks.
+    // Accelerate's file names DeepSpeed's, and the number of ranks.
     assert_eq!(settings("--config a.yaml").unwrap(), expected);
     let planned = settings("model.safetensors --config a.yaml").unwrap();
     let plan = planned.strip_prefix(expected).unwrap();
@@ -575,7 +576,7 @@ fn settings_that_cannot_be_honoured_are_refused() {
     }
 }
 
-/// What `brigade explain` answers, or says about the arguments.
+/// Returns the output of `brigade explain`, or its error about the arguments.
 fn explained(args: &str) -> Result<String, String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
     command.arg("explain").args(args.split_whitespace());
@@ -730,7 +731,7 @@ fn pipelines_and_meshes_that_cannot_be_are_named() {
     }
 }
 
-/// A transformer of two blocks of 16.5 MB each, with an embedding of 154 MB to which the head is tied.
+/// Creates a transformer of two blocks of 16.5 MB each, with an embedding of 154 MB to which the head is tied.
 fn gpt_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     write_header(&folder.path().join("model.safetensors"), &GPT);

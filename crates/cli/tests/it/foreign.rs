@@ -1,4 +1,4 @@
-//! Every flag of torchrun and of `accelerate launch` is taken, or refused with a reason.
+//! Tests that every flag of torchrun and of `accelerate launch` is accepted, or refused with a reason.
 
 use std::process::{Command, Output};
 
@@ -17,14 +17,14 @@ fn stdout(flags: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The row of a setting: its value and its source.
+/// Returns the row of a setting: its value and its source.
 fn row(shown: &str, name: &str) -> String {
     let line = shown.lines().find(|line| line.split_whitespace().next() == Some(name));
     let words: Vec<&str> = line.unwrap_or_default().split_whitespace().skip(1).collect();
     words.join(" ")
 }
 
-/// The other spelling of a flag.
+/// Returns the other spelling of a flag.
 fn other_dashes(flag: &str) -> String {
     match flag.strip_prefix("--") {
         Some(name) => format!("--{}", name.replace('_', "-")),
@@ -34,7 +34,7 @@ fn other_dashes(flag: &str) -> String {
 
 #[test]
 fn all_flags_of_torchrun() {
-    // Besides those that need others: they are below.
+    // Except those that need other flags, which are below.
     let table = "\
         --nnodes=1 --nproc_per_node=2 --rdzv_backend=c10d --rdzv_endpoint=localhost:0 --rdzv_id=1 \
         --rdzv_conf=timeout=900 --standalone --max_restarts=3 --monitor_interval=0.1 \
@@ -45,12 +45,12 @@ fn all_flags_of_torchrun() {
         --numa_binding=exclusive --signals_to_handle=SIGTERM,SIGINT --shutdown_timeout=5";
     for flag in table.split_whitespace() {
         for flag in [flag.to_owned(), other_dashes(flag)] {
-            // Quickly, without a look at the machine.
+            // Fast, without detecting the machine's resources.
             let nproc: &[&str] = if flag.starts_with("--nproc") { &[] } else { &["--nproc=1"] };
             stdout(&[nproc, &[flag.as_str()]].concat());
         }
     }
-    // A module is not a path to a program: what is found is Python.
+    // A module is not a path to a program: Python is the program.
     let module = explain(&["--nproc=1", "-m"]);
     let found =
         module.status.success() || String::from_utf8_lossy(&module.stderr).contains("python");
@@ -75,7 +75,7 @@ fn all_flags_of_accelerate() {
     }
     assert_eq!(row(&stdout(&["--num_processes=3"]), "nproc"), "3 flag --num-processes");
 
-    // What becomes of them together is for tests/plugins.rs.
+    // Their combinations are tested in tests/plugins.rs.
     let of_plugins = "\
         --deepspeed_config_file=a --zero_stage=3 --offload_optimizer_device=cpu \
         --offload_param_device=cpu --offload_optimizer_nvme_path=a --offload_param_nvme_path=a \
@@ -125,7 +125,7 @@ fn all_flags_of_accelerate() {
 
 #[test]
 fn pasted_command_lines() {
-    // flags, rows of the table
+    // Flags, and rows of the table.
     let table: [(&str, &[(&str, &str)]); 4] = [
         (
             "--nproc_per_node=2 --nnodes=1:4 --rdzv-backend c10d --rdzv-endpoint h:29400 \
@@ -170,7 +170,7 @@ fn pasted_command_lines() {
         for (name, expected) in rows {
             assert_eq!(row(&shown, name), *expected, "{flags:?}: {shown}");
         }
-        // What stands after the program is the program's.
+        // Arguments after the program belong to the program.
         assert!(shown.contains(" --lr 1\n"), "{shown}");
     }
 }

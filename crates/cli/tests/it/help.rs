@@ -1,10 +1,10 @@
-//! The command line is a golden file: a flag that changes shows in a diff. After an intended change,
-//! `UPDATE_GOLDEN=1 cargo nextest run -p brigade-cli help::` writes the files anew.
+//! Golden file of the command line: a flag that changes shows in a diff. After an intended change, `UPDATE_GOLDEN=1
+//! cargo nextest run -p brigade-cli help::` rewrites the files.
 
 use std::path::Path;
 use std::process::Command;
 
-/// The `-h` of a command and of all below it.
+/// Collects the `-h` of a command and of all its subcommands.
 fn short_pages(command: &[String], pages: &mut Vec<(Vec<String>, String)>) {
     let mut brigade = Command::new(env!("CARGO_BIN_EXE_brigade"));
     let output = brigade.args(command).arg("-h").output().unwrap();

@@ -1,4 +1,4 @@
-//! `brigade launch --hosts … --explain`: plans as golden files, without a host. Renew them with
+//! Tests of `brigade launch --hosts … --explain`: plans as golden files, without hosts. Renew them with
 //! `UPDATE_GOLDEN=1 cargo nextest run -p brigade-cli hosts_explained::`.
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use crate::job::BRIGADE;
 
-/// In a folder of its own, with no settings and with these variables only.
+/// Explains in a folder of its own, without settings and with these variables only.
 fn explain(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(BRIGADE);
     command.arg("launch").args(arguments).arg("--explain").args(["./train", "--epochs", "4"]);
@@ -82,7 +82,7 @@ fn slots_of_a_list() {
     };
     let include = ["--include", "worker-0@worker-1:0,2"];
     assert_eq!(hosts(&include), ["worker-0 4 null", "worker-1 2 [0,2]"]);
-    // On the CPU it is their number that counts.
+    // On the CPU only their number counts.
     let on_cpu = ["--cpu", "--include", "worker-1:0,2"];
     assert_eq!(hosts(&on_cpu), ["worker-1 2 null"]);
     let exclude = ["--deepspeed_exclusion_filter", "worker-0@worker-1:3"];

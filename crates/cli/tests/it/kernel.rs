@@ -1,4 +1,4 @@
-//! `brigade kernel`, with a made-up libtorch and a made-up evcxr.
+//! Tests of `brigade kernel`, with a simulated libtorch and a simulated evcxr.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -9,11 +9,11 @@ use std::process::{Child, Command, Output, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Says where it is to compile, then waits for the end of its standard input.
+/// Prints its build folder, then waits for the end of its standard input.
 const EVCXR: &str =
     "#!/bin/sh\necho \"$EVCXR_TMPDIR|$LIBTORCH|$LD_LIBRARY_PATH|$BRIGADE_PROGRAM|$*\"\nread line\n";
 
-/// A folder with a project that has a libtorch, and evcxr.
+/// Creates a folder with a project that has a libtorch, and evcxr.
 fn fixture() -> TempDir {
     let folder = TempDir::new().unwrap();
     let root = folder.path();
@@ -53,7 +53,7 @@ fn said(output: &Output) -> String {
     )
 }
 
-/// Starts a kernel as Jupyter does, and returns it with what evcxr was told.
+/// Starts a kernel as Jupyter does, and returns it with the lines that evcxr prints.
 fn kernel(root: &Path, spec: &Value) -> (Child, Vec<String>) {
     let argv: Vec<&str> =
         spec["argv"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
@@ -92,7 +92,7 @@ fn an_installed_kernel_has_libtorch_and_a_folder_of_its_own() {
     let rest = ["/libtorch", &libraries, env!("CARGO_BIN_EXE_brigade"), "--control_file c.json"];
     assert_eq!(told[0], folder_of(0));
     assert_eq!(told[1..], rest);
-    // A second kernel at a time compiles elsewhere; when the first has ended, its folder is free.
+    // A second kernel at the same time compiles elsewhere; when the first has ended, its folder is free.
     let (mut second, told) = kernel(root, &spec);
     assert_eq!(told[0], folder_of(1));
     drop(first.stdin.take());
@@ -122,7 +122,7 @@ fn what_is_missing_is_named() {
     };
     let text = fails(&mut brigade(root, &["kernel", "install"]));
     assert!(text.contains("project has no libtorch yet: run `brigade setup` there"), "{text}");
-    // cargo itself is still needed: its folder alone.
+    // cargo itself is still needed: only its folder is in the PATH.
     let cargo = Path::new(env!("CARGO"));
     let mut install = brigade(root, &["kernel", "install"]);
     let text = fails(install.env("LIBTORCH", "/libtorch").env("PATH", cargo.parent().unwrap()));

@@ -1,4 +1,4 @@
-//! `brigade launch` as a process: what its ranks see, what its user sees, what it leaves behind.
+//! Tests of `brigade launch` as a process: the environment of its ranks, its output, and what it leaves behind.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,7 +16,7 @@ use nix::unistd::{Pid, mkfifo};
 
 use crate::job::{self, Job, brigade};
 
-/// A rank that is there, says so, and stays.
+/// Script of a rank that creates a file and then waits.
 const STAY: &str = "touch $DIR/$RANK; sleep 1000 & wait";
 
 #[test]
@@ -66,7 +66,7 @@ fn variables_of_an_outer_job_are_not_inherited() {
     assert!(!run.stdout.contains("MASTER_PORT=1\n"));
 }
 
-/// Else a launcher that a rank starts would do what was said to the one around it.
+/// A launcher that a rank starts must not get the settings of the launcher around it.
 #[test]
 fn variables_of_the_launcher_stay_with_it() {
     let mut job = Job::new(1).flag("--env=BRIGADE_ROLE=x").sh("env");
@@ -87,7 +87,7 @@ fn variables_of_the_launcher_stay_with_it() {
         .filter(|variable| {
             variable.starts_with("BRIGADE_") && !variable.starts_with("BRIGADE_AGENT=")
         })
-        // What these tests themselves may be run with.
+        // Variables with which these tests themselves may be run.
         .filter(|variable| {
             !["BRIGADE_REQUIRE=", "BRIGADE_TEST_"].iter().any(|own| variable.starts_with(own))
         })
@@ -112,8 +112,7 @@ fn the_store_has_the_port_that_a_firewall_lets_through() {
         let job = Job::new(2).flag(&format!("--store-port={flag}"));
         more.iter().fold(job, |job, flag| job.flag(flag)).sh(script).run()
     };
-    // Ports beside each other that were free a moment ago, and that the system gives to no program
-    // that asks for any port.
+    // Adjacent ports that were free a moment ago, and that are outside of the ephemeral range.
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
     let given: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
     let (first, _second) = loop {
@@ -123,7 +122,7 @@ fn the_store_has_the_port_that_a_firewall_lets_through() {
             break (port, second);
         }
     };
-    // The same one for each attempt: nothing of the one before is left.
+    // The same port for each attempt: the previous one has released it.
     let script = "echo $MASTER_PORT; exit $((1 - TORCHELASTIC_RESTART_COUNT))";
     let run = port(&first.to_string(), &["--max-restarts=1"], script);
     assert_eq!(run.code, 0, "{}", run.stderr);
@@ -131,7 +130,7 @@ fn the_store_has_the_port_that_a_firewall_lets_through() {
         let lines = run.lines_of(rank);
         assert!(!lines.is_empty() && lines.iter().all(|it| *it == first.to_string()), "{lines:?}");
     }
-    // One that is taken is passed by where there are others.
+    // A port that is in use is skipped if there are others.
     let taken = first + 1;
     let run = port(&format!("{taken}-{}", taken + 40), &[], "echo $MASTER_PORT");
     assert_eq!(run.code, 0, "{}", run.stderr);
@@ -150,7 +149,7 @@ fn the_store_has_the_port_that_a_firewall_lets_through() {
 fn the_store_of_one_host_has_the_port_that_torchrun_would_give_it() {
     let held = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let taken = held.local_addr().unwrap().port().to_string();
-    // One that is given to no program that asks for any port: the range for these lies higher.
+    // A port outside of the ephemeral range, which lies higher.
     let free = loop {
         let port = fastrand::u16(20_000..30_000);
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
@@ -197,7 +196,7 @@ fn the_store_of_one_host_has_the_port_that_torchrun_would_give_it() {
             run.stderr
         );
     }
-    // The port of a job around the launcher is that job's, and these ask for any.
+    // The port of a job around the launcher belongs to that job, and these use any port.
     for (port, variables, more) in [
         (None, &[("MASTER_PORT", &*taken), ("RANK", "0"), ("WORLD_SIZE", "1")][..], &[][..]),
         (Some("0"), &[], &[]),
@@ -341,7 +340,7 @@ fn a_signal_that_kills_a_rank_is_named() {
 #[test]
 fn signals_are_forwarded() {
     for (signal, number) in [(Signal::SIGTERM, 15), (Signal::SIGINT, 2), (Signal::SIGHUP, 1)] {
-        // The caller of the tests may ignore some.
+        // The caller of the tests may ignore some signals.
         let job = started_with("exec env --default-signal=HUP,INT").sh(STAY).start();
         job.wait_for_files(2);
         job.send(signal);
@@ -351,7 +350,7 @@ fn signals_are_forwarded() {
     }
 }
 
-/// Two ranks, from a shell line that becomes the launcher.
+/// Starts two ranks, from a shell line that becomes the launcher.
 fn started_with(line: &str) -> Job {
     let mut command = Command::new("sh");
     let line = format!("{line} \"$0\" \"$@\"");
@@ -374,7 +373,7 @@ fn under_nohup_a_job_outlives_its_terminal() {
     assert!(!run.stderr.contains("SIGHUP"), "{}", run.stderr);
 }
 
-/// As ranks of a job that a script starts in the background do.
+/// Ranks of a job that a script starts in the background ignore SIGINT.
 #[test]
 fn ranks_that_ignore_an_interrupt_are_ended_otherwise() {
     let job = started_with("trap '' INT; exec").sh(STAY).start();
@@ -413,7 +412,7 @@ fn a_second_interrupt_kills() {
     let mut job = job.start();
     job.wait_for_files(2);
     job.send(Signal::SIGINT);
-    // The second comes when the first has been dealt with: two at once are one.
+    // The second signal is sent when the first has been handled: two at once would be one.
     job.wait_for_stderr("SIGINT: waiting up to 30 s for 2 ranks to stop");
     job.send(Signal::SIGINT);
     assert_eq!(job.finish().code, 130);
@@ -438,19 +437,19 @@ fn ranks_are_suspended_with_the_launcher() {
 
 #[test]
 fn children_of_a_finished_rank_do_not_stay() {
-    // `run` checks that nothing is left, whether in the rank's session or out of it.
+    // `run` checks that nothing is left, inside or outside of the rank's session.
     let script = "sleep 1000 & setsid sleep 1000 & (setsid sh -c 'sleep 1000 & wait' &); exit 0";
     assert_eq!(Job::new(2).sh(script).run().code, 0);
 }
 
-/// The kernel closes an agent's descriptors before it gives its children another parent: what a reaper
-/// finds in between does not say that nothing is left.
+/// The kernel closes an agent's descriptors before it gives its children another parent: a reaper that finds no
+/// processes in between must not conclude that nothing is left.
 #[test]
 fn a_reaper_stays_until_its_agent_has_ended() {
     let folder = tempfile::tempdir().unwrap();
     mkfifo(&folder.path().join("go"), Mode::S_IRWXU).unwrap();
-    // In place of an agent: the reaper's pipe is closed while it lives. One process that it has left
-    // becomes an orphan only with its end; others are started one after the other.
+    // Instead of an agent: the reaper's pipe is closed while it runs. One process of it becomes an orphan only when it
+    // ends; others are started one after the other.
     let agent = "export NAME=brigade-test-$$; exec 3<&0; $BRIGADE __reaper $$ $NAME <&3 & \
                  sh -c 'BRIGADE_AGENT=$NAME setsid sleep 1000 & echo $! >$$.part; \
                         mv $$.part orphan; echo $$ >$$.part; mv $$.part parent; wait' & \
@@ -458,7 +457,7 @@ fn a_reaper_stays_until_its_agent_has_ended() {
                  echo $! >part; mv part child$n; done";
     let mut command = Command::new("sh");
     command.args(["-c", agent]).current_dir(folder.path()).env("BRIGADE", job::BRIGADE);
-    // What it has left behind may end a moment after this test, and must not hold its output.
+    // Its remaining processes may end a moment after this test, and must not hold its output.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut agent = command.stdin(Stdio::piped()).spawn().unwrap();
     let number = |name: &str| -> i32 {
@@ -470,7 +469,7 @@ fn a_reaper_stays_until_its_agent_has_ended() {
     let has_ended = |pid: i32| matches!(job::state_of(pid), None | Some('Z' | 'X'));
     drop(agent.stdin.take());
     for n in 0..5 {
-        // Time for several looks in which there is nothing to kill; a reaper that stays stays for any.
+        // Time for several polls in which there is nothing to kill; a reaper that remains would remain for any.
         thread::sleep(Duration::from_millis(30));
         fs::write(folder.path().join("go"), format!("{n}\n")).unwrap();
         let child = number(&format!("child{n}"));
@@ -485,8 +484,8 @@ fn a_reaper_stays_until_its_agent_has_ended() {
     job::wait_until(|| job::reapers_of(agent.id().cast_signed()).is_empty());
 }
 
-/// As `sbatch`, a running `tmux` and `systemd-run` do: a process that does not descend from the rank
-/// starts what the rank asks for, with the rank's environment.
+/// `sbatch`, a running `tmux` and `systemd-run` do so: a process that does not descend from the rank starts what the
+/// rank requests, with the rank's environment.
 #[test]
 fn processes_started_by_a_service_for_a_rank_live_on() {
     for killed in [false, true] {
@@ -542,14 +541,14 @@ fn a_paused_reader_does_not_hold_up_a_signal() {
     let mut job = Job::new(1).sh("while :; do echo line; done");
     job.command.stdout(writer.try_clone().unwrap());
     let job = job.start();
-    // Full: the next writer sleeps until something reads.
+    // Full: the next writer blocks until something reads.
     job::wait_until(|| {
         let mut room = [PollFd::new(writer.as_fd(), PollFlags::POLLOUT)];
         poll(&mut room, PollTimeout::ZERO).unwrap() == 0
     });
     job.send(Signal::SIGTERM);
-    // The rank is stopped; what it has written cannot be, and a second signal gives that up, whether
-    // it comes before or after the launcher has seen the rank's end.
+    // The rank is stopped; its output cannot be written, and a second signal discards it, whether it is sent before or
+    // after the launcher has noticed the rank's end.
     job.wait_until_no_rank();
     job.send(Signal::SIGTERM);
     assert_eq!(job.finish().code, 143);
@@ -571,7 +570,7 @@ fn a_paused_reader_does_not_keep_the_others_running_when_a_rank_fails() {
     });
     fs::write(paused, "").unwrap();
     job.wait_until_no_rank();
-    // Who reads on learns how it ended.
+    // A reader that continues gets the outcome.
     drop(writer);
     let reads = thread::spawn(move || std::io::copy(&mut { reader }, &mut std::io::sink()));
     let run = job.finish();
@@ -611,7 +610,7 @@ fn a_killed_launcher_leaves_nothing() {
     }
 }
 
-/// A scheduler or service manager that ends a job asks all of its processes first, the watch, too.
+/// A scheduler or service manager that ends a job sends a signal to all of its processes first, including the reaper.
 #[test]
 fn a_launcher_that_is_killed_after_all_were_asked_leaves_nothing() {
     let job =
@@ -651,7 +650,7 @@ fn programs_that_cannot_run_are_refused_before_a_start() {
     fs::write(&locked, "#!/bin/sh\n").unwrap();
     let (locked, folder) = (locked.to_str().unwrap(), folder.path().to_str().unwrap());
     let nothing = format!("{folder}/nothing");
-    // arguments, code, what stderr says
+    // Arguments, code, and text on stderr.
     let table: [(&[&str], i32, &str); 11] = [
         (&["--nproc", "1", "no-such-program"], 127, "no-such-program not found in PATH"),
         (&["--nproc", "1", &nothing], 127, "not found"),
@@ -700,7 +699,7 @@ fn help_and_version_are_answers() {
     assert_eq!(brigade().output().unwrap().status.code(), Some(2));
 }
 
-/// Schedulers send SIGTERM to a job more than once. The last one may come when the ranks have ended.
+/// Schedulers send SIGTERM to a job more than once. The last one may arrive when the ranks have ended.
 #[test]
 fn signals_that_come_too_late_do_not_change_the_exit_code() {
     for _ in 0..5 {

@@ -1,4 +1,4 @@
-//! Where `brigade launch` puts the ranks' output: log files, the console, or both.
+//! Tests of the destinations of the ranks' output in `brigade launch`: log files, the console, or both.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -18,7 +18,7 @@ use crate::person::Person;
 
 const SPEAK: &str = "echo out $RANK; echo err $RANK >&2";
 
-/// A job with log files, and where they are.
+/// Job with log files, and their folder.
 struct Logged {
     base: TempDir,
     run: Run,
@@ -33,14 +33,14 @@ impl Logged {
         Self { base, run }
     }
 
-    /// The folder of its only attempt.
+    /// Returns the folder of its only attempt.
     fn attempt(&self) -> PathBuf {
         let runs: Vec<_> = fs::read_dir(self.base.path()).unwrap().map(Result::unwrap).collect();
         assert_eq!(runs.len(), 1, "one folder for one job");
         runs[0].path().join("attempt_0")
     }
 
-    /// What a file of the attempt holds; `None`: it is not there.
+    /// Returns the content of a file of the attempt; `None` if it does not exist.
     fn read(&self, name: &str) -> Option<String> {
         fs::read_to_string(self.attempt().join(name)).ok()
     }
@@ -78,7 +78,7 @@ fn the_run_folder_has_the_jobs_name() {
 
 #[test]
 fn modes() {
-    // flags; then, for each of two ranks: stdout shown, stdout kept, stderr shown, stderr kept
+    // Flags; then, for each of two ranks: stdout shown, stdout kept, stderr shown, stderr kept.
     let table: [(&[&str], [[bool; 4]; 2]); 7] = [
         (&["--tee=0"], [[true, false, true, false]; 2]),
         (&["--redirects=3"], [[false, true, false, true]; 2]),
@@ -120,7 +120,7 @@ fn local_ranks_may_have_two_digits() {
 
 #[test]
 fn log_files_hold_the_bytes_as_they_were_written() {
-    // 4 MB of every kind of byte, with long lines, returns and no end.
+    // 4 MB of every kind of byte, with long lines, carriage returns and no final line break.
     let script = "head -c 4000000 /dev/urandom > $DIR/sent; printf end >> $DIR/sent; cat $DIR/sent; \
                   cp $DIR/sent $LOGS/sent";
     let base = tempfile::tempdir().unwrap();
@@ -185,7 +185,7 @@ fn nothing_is_left_among_the_temporary_files_of_a_job_without_logs() {
         job.sh(script).run();
         assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0);
     }
-    // And a job that needs no such folder does not insist on one.
+    // A job that needs no such folder does not create one.
     let nowhere = temporary.path().join("nowhere");
     let mut job = Job::new(1);
     job.command.env("TMPDIR", &nowhere);
@@ -228,7 +228,7 @@ fn invalid_log_options_are_refused_before_a_start() {
 
 #[test]
 fn too_few_descriptors_are_said_before_a_program_runs() {
-    // Between too few for the ranks' pipes and enough for all, there is too few for log files.
+    // Between too few descriptors for the ranks' pipes and enough for everything, there are too few for log files.
     let folder = tempfile::tempdir().unwrap();
     let mut refusals = Vec::new();
     for limit in (60..).step_by(8) {
@@ -252,8 +252,8 @@ fn too_few_descriptors_are_said_before_a_program_runs() {
 #[test]
 fn a_folder_without_permission_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    // Root may write everywhere, so root becomes another user. The program is copied to where
-    // others may read it.
+    // Root may write everywhere, so root becomes another user. The program is copied to a place where others may read
+    // it.
     let program = folder.path().join("brigade");
     fs::copy(BRIGADE, &program).unwrap();
     let locked = folder.path().join("locked");
@@ -311,7 +311,7 @@ fn the_terminal_is_coloured_and_the_file_is_not() {
     let end = || Stdio::from(terminal.slave.try_clone().unwrap());
     let status = command.stdout(end()).stderr(end()).status().unwrap();
     assert!(status.success());
-    // With its last writer gone, the terminal answers with an error after what was written.
+    // After its last writer, the terminal returns an error after the output.
     drop((command, terminal.slave));
     let mut shown = Vec::new();
     let _ = File::from(terminal.master).read_to_end(&mut shown);
@@ -339,7 +339,7 @@ fn quiet_hides_the_launcher_but_not_a_failure() {
     assert_eq!(lines[1..], ["brigade: its last lines on stdout:", "  out"]);
 }
 
-/// A job of one rank on a terminal of its own.
+/// Starts a job of one rank on a terminal of its own.
 fn on_a_terminal(flags: &[&str], script: &str) -> Person {
     let mut words = vec!["--ctty", BRIGADE, "launch"];
     words.extend(flags);
@@ -362,16 +362,16 @@ fn one_rank_has_the_terminal() {
 
     let folder = tempfile::tempdir().unwrap();
     let logs = format!("--log-dir={}", folder.path().display());
-    // What asks for lines, or says no, has them.
+    // Flags that need lines, or turn it off.
     for flag in ["--no-raw", "--prefix=[$rank] ", "--tee=3"] {
-        // Else --tee would keep its files among the temporary ones.
+        // Otherwise --tee would keep its files among the temporary ones.
         let flags = [flag, logs.as_str()];
         let flags = if flag.starts_with("--tee") { &flags[..] } else { &flags[..1] };
         let mut person = on_a_terminal(flags, "[ ! -t 0 ] && [ ! -t 1 ] && echo none");
         person.expect("none\r\n");
         assert_eq!(person.ends(), 0, "{flag}");
     }
-    // One stream may go into a file and the others to the terminal.
+    // One stream may go to a file and the other to the terminal.
     let folder = tempfile::tempdir().unwrap();
     let logs = format!("--log-dir={}", folder.path().display());
     let script = "[ -t 0 ] && [ ! -t 1 ] && echo quiet && echo loud >&2";
@@ -385,7 +385,7 @@ fn one_rank_has_the_terminal() {
 #[test]
 fn ctrl_c_is_for_the_rank_that_has_the_terminal() {
     let _limit = TimeLimit::new("a rank that is interrupted on its terminal", LIMIT);
-    // A program that makes something of it, as a debugger does, goes on.
+    // A program that handles the signal, like a debugger, continues.
     let script = "trap 'echo caught; c=1' INT; echo ready; until [ $c ]; do sleep 0.02; done; \
                   read -r code; exit $code";
     let mut person = on_a_terminal(&[], script);
@@ -396,7 +396,7 @@ fn ctrl_c_is_for_the_rank_that_has_the_terminal() {
     person.expect("failed: exit code 7");
     assert_eq!(person.ends(), 7);
 
-    // One that ends by it has not failed: nothing is reported, nothing starts again.
+    // A program that ends by the signal has not failed: nothing is reported, nothing restarts.
     let mut person = on_a_terminal(&["--max-restarts=3"], "echo ready; exec sleep 1000");
     person.expect("ready");
     person.types("\x03");
@@ -450,7 +450,7 @@ fn raw_passes_any_stdin_through() {
     assert_eq!(run.code, 0, "{}", run.stderr);
 }
 
-/// A rank that tells its launcher how far it is, and waits.
+/// Script of a rank that reports its progress to its launcher, and waits.
 const REPORT: &str = "printf '{\"label\":\"epoch 3\",\"position\":%d,\"length\":40,\"rate\":9.5}\\n' \
                       $((7 - RANK)) > /proc/self/fd/$BRIGADE_PROGRESS_FD; \
                       until [ -e $DIR/go ]; do sleep 0.02; done; echo line of $RANK";
@@ -474,7 +474,7 @@ fn a_live_line_stands_below_the_lines_of_the_ranks() {
         let (code, mut lines) = person.screen();
         lines.sort();
         assert_eq!(code, 0);
-        // The line is gone, and has torn none.
+        // The progress line is removed, and has split no other line.
         assert_eq!(lines, ["[0] line of 0", "[1] line of 1"], "{flags:?}");
     }
 }

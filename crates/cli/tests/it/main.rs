@@ -1,4 +1,4 @@
-//! The program `brigade`, started as its users start it.
+//! Tests of the program `brigade`, started as users start it.
 
 #![allow(clippy::unwrap_used)] // clippy.toml allows it in tests, but knows only functions marked so
 

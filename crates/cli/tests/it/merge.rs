@@ -1,4 +1,4 @@
-//! `brigade checkpoint merge`: rows that ranks have saved become one file of weights.
+//! Tests of `brigade checkpoint merge`: rows that ranks have saved become one file of weights.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use brigade_checkpoint::layout::{
 use brigade_checkpoint::safetensors::layout;
 use brigade_checkpoint::{Dtype, FileName, Region, TensorInfo, WeightsReader};
 
-/// Writes a checkpoint of `ranks` ranks whose models have a weight `[5, 2]` of 0 to 9, spread by rows.
+/// Writes a checkpoint of `ranks` ranks whose models have a weight `[5, 2]` of 0 to 9, sharded by rows.
 fn checkpoint(folder: &Path, ranks: u64, models: &[&str]) {
     let staging = Staging::create(folder, "test").unwrap();
     let mut manifest = Manifest::new("brigade 0.1.0", ranks as usize);
@@ -45,7 +45,7 @@ fn checkpoint(folder: &Path, ranks: u64, models: &[&str]) {
     staging.commit(&manifest, false).unwrap();
 }
 
-/// What the command says, and whether it ends well.
+/// Returns the output of the command, and `true` if it succeeds.
 fn merge(folder: &Path, arguments: &str) -> (bool, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
     command.args(["checkpoint", "merge"]).args(arguments.split_whitespace());
@@ -77,10 +77,10 @@ fn rows_are_joined_in_their_order() {
         tensor.read(&Region::whole(&[5, 2]), &mut bytes).unwrap();
         let expected: Vec<u8> = (0..10).flat_map(|value| (value as f32).to_le_bytes()).collect();
         assert_eq!(bytes, expected, "{ranks} ranks");
-        // It is not written over.
+        // An existing file is not overwritten.
         refused(folder, &format!("of-{ranks} {file}"), "already exists");
     }
-    // In files of a limited size, in a folder: two of the ranks' rows are of 40 bytes together.
+    // In files of a limited size, in a folder: two of the ranks' rows have 40 bytes together.
     checkpoint(&folder.join("two"), 2, &["model"]);
     for (size, file) in [("8", "model.safetensors"), ("5GB", "model.safetensors")] {
         let to = format!("parts-{size}");
@@ -146,7 +146,7 @@ fn parts_of_torch_distributed_checkpoint_are_joined() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/dcp");
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    // As Accelerate has it, in a project's newest checkpoint.
+    // In Accelerate's layout, in a project's newest checkpoint.
     let of_accelerate = folder.join("run/checkpoints/checkpoint_0/pytorch_model_fsdp_0");
     for to in [folder.join("dcp"), of_accelerate] {
         fs::create_dir_all(&to).unwrap();

@@ -1,4 +1,4 @@
-//! Several `brigade launch` that are one job: each plays a host, all on the loopback.
+//! Tests of several `brigade launch` that form one job: each acts as a host, all on the loopback interface.
 
 mod chaos;
 mod elastic;
@@ -13,7 +13,7 @@ use brigade_launch::events::{EventLine, JobEvent};
 use crate::job::Run;
 use crate::launchers::{Hosts, finish};
 
-/// A rank that is there, says so, and stays.
+/// Script of a rank that creates a file and then waits.
 const STAY: &str = "echo $$ > $ALL/$TORCHELASTIC_RESTART_COUNT-$RANK; sleep 1000 & wait";
 
 #[test]
@@ -53,7 +53,7 @@ fn numbered_hosts_share_out_the_ranks() {
     assert_eq!(ports.len(), 1);
 }
 
-/// What ranks have printed with `env`, by rank.
+/// Returns the variables that ranks have printed with `env`, by rank.
 fn variables(runs: &[Run]) -> BTreeMap<usize, BTreeMap<String, String>> {
     let mut ranks: BTreeMap<usize, BTreeMap<String, String>> = BTreeMap::new();
     for line in runs.iter().flat_map(|run| run.stdout.lines()) {

@@ -1,4 +1,4 @@
-//! `brigade completions` and `brigade man`: shells and man accept what they print.
+//! Tests that shells and man accept the output of `brigade completions` and `brigade man`.
 
 use std::fs;
 use std::io::Write;
@@ -33,7 +33,7 @@ fn bash_completes_commands_and_flags() {
     assert!(words.lines().any(|word| word == "--nproc"), "{words}");
 }
 
-/// What bash offers after these words.
+/// Returns the completions of bash after these words.
 fn offered(words: &[&str]) -> Vec<String> {
     let script = brigade(&["completions", "bash"]);
     let (last, before) = (words[words.len() - 1], words[words.len() - 2]);

@@ -1,7 +1,6 @@
-//! What `brigade launch --explain` prints, as golden files: no process is started.
+//! Golden files of the output of `brigade launch --explain`: no process is started.
 //!
-//! After an intended change, `UPDATE_GOLDEN=1 cargo nextest run -p brigade-cli plans::` writes the
-//! files anew.
+//! After an intended change, `UPDATE_GOLDEN=1 cargo nextest run -p brigade-cli plans::` rewrites the files.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -30,17 +29,17 @@ fn explain(args: &[&str]) -> String {
     write("hostfile", "# two hosts\nnode1 slots=4\nnode2 slots=2\n");
     let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
     command.env_clear().env("PATH", "/usr/bin:/bin").env("BRIGADE_MAX_RESTARTS", "2");
-    // What depends on the machine or on chance is said by flags.
+    // Values that depend on the machine or on chance are set by flags.
     command.args(["launch", "--explain", "--rdzv-id=job", "--threads-per-rank=1"]);
     let output = command.args(args).current_dir(folder.path()).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), &*stderr), (Some(0), ""), "{args:?}");
     assert!(!folder.path().join("started").exists());
-    // The folder in which the ranks of other hosts are to run is this one.
+    // The working folder of the ranks on other hosts is this one.
     let real = folder.path().canonicalize().unwrap();
     let text =
         String::from_utf8(output.stdout).unwrap().replace(&*real.to_string_lossy(), "FOLDER");
-    // How many cores there are decides it.
+    // It depends on the number of cores.
     let lines = text.split_inclusive('\n').filter(|line| !line.contains("OMP_WAIT_POLICY"));
     lines.collect()
 }

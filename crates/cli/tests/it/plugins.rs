@@ -1,5 +1,5 @@
-//! FSDP, DeepSpeed, Megatron-LM and fp8 under `brigade launch`: a Python program gets the variables that
-//! `accelerate launch` sets, and any other program is refused what it has no use for (`sharding.rs` has the rest).
+//! Tests of FSDP, DeepSpeed, Megatron-LM and fp8 in `brigade launch`: a Python program gets the variables that
+//! `accelerate launch` sets, and other programs are refused the unsupported ones (`sharding.rs` has the rest).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,10 +10,10 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What Accelerate itself says, made with `made.py` beside it.
+/// Output of Accelerate itself, generated with `made.py` beside it.
 const GOLDEN: &str = include_str!("../../../config/tests/accelerate/1.15.0.json");
 
-/// A folder with a script, a program, and a Python that nothing starts.
+/// Folder with a script, a program, and a Python that is not started.
 struct Work(TempDir);
 
 impl Work {
@@ -28,7 +28,7 @@ impl Work {
         work
     }
 
-    /// As a process of this folder sees it.
+    /// Returns the path as a process in this folder sees it.
     fn path(&self) -> PathBuf {
         self.0.path().canonicalize().unwrap()
     }
@@ -44,7 +44,7 @@ impl Work {
         command.args(command_words).args(words).output().unwrap()
     }
 
-    /// The variables of the first rank, which is not started.
+    /// Returns the variables of the first rank, which is not started.
     fn variables(&self, words: &[&str]) -> BTreeMap<String, String> {
         let output = self.launch(&[&["--explain", "--json"], words].concat());
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -63,7 +63,7 @@ impl Work {
     }
 }
 
-/// Variables that only a launch with plugins has.
+/// Returns `true` for variables that only a launch with plugins has.
 fn is_of_plugins(name: &str) -> bool {
     const BEGINNINGS: [&str; 8] = [
         "FSDP_",
@@ -79,7 +79,7 @@ fn is_of_plugins(name: &str) -> bool {
         && (name == "PYTHONPATH" || BEGINNINGS.iter().any(|it| name.starts_with(it)))
 }
 
-/// Without such a variable Accelerate takes this value.
+/// Returns `true` if Accelerate uses this value when the variable is unset.
 fn is_default(name: &str, value: &str) -> bool {
     const DEFAULTS: [(&str, &str); 8] = [
         ("ACCELERATE_USE_CPU", "False"),
@@ -94,8 +94,8 @@ fn is_default(name: &str, value: &str) -> bool {
     DEFAULTS.contains(&(name, value))
 }
 
-/// Compares what a rank gets with the variables of `accelerate launch`. What was not asked for may be
-/// unset where that is the program's default, too.
+/// Compares a rank's variables with those of `accelerate launch`. A variable of an option that was not given may be
+/// unset if the value is also the program's default.
 fn compare(mut found: BTreeMap<String, String>, expected: &Value, folder: &str, case: &str) {
     if let Some(path) = found.get_mut("PYTHONPATH") {
         *path = path.replace(folder, "FOLDER");
@@ -105,8 +105,8 @@ fn compare(mut found: BTreeMap<String, String>, expected: &Value, folder: &str, 
     for (name, value) in expected {
         let value = value.as_str().unwrap();
         match found.get(name) {
-            // Its text in YAML is `(false, false, false)`, of which Accelerate makes these, which no
-            // program of its own takes.
+            // Its text in YAML is `(false, false, false)`, from which Accelerate makes these, which none of its own
+            // programs accepts.
             Some(ours) if ["(", "f", "a"].contains(&value) => {
                 assert_eq!(ours, "False", "{case}: {name}");
             }
@@ -148,7 +148,7 @@ fn python_programs_get_what_accelerate_sets() {
     }
 }
 
-/// Every settings file of Accelerate's repository.
+/// Tests every settings file of Accelerate's repository.
 #[test]
 fn accelerates_own_files_set_what_accelerate_sets() {
     let work = Work::new();
@@ -159,7 +159,7 @@ fn accelerates_own_files_set_what_accelerate_sets() {
     for row in files {
         let file = format!("{folder}/{}", row["file"].as_str().unwrap());
         let mut words: Vec<&str> = row["arguments"].as_str().unwrap().split_whitespace().collect();
-        // Some files are for several machines, which are not there.
+        // Some files are for several machines, which do not exist here.
         words.extend(["--config", &file, "--nnodes=1"]);
         if !words.contains(&"--num_processes") {
             words.push("--nproc=2");
@@ -211,7 +211,7 @@ fn another_program_is_refused() {
     let found = work.variables(&["--use-fsdp", "--nproc=2", "--bin", "train"]);
     assert_eq!(found["BRIGADE_SHARDING"], "zero3");
     assert!(!found.contains_key("ACCELERATE_USE_FSDP"), "{found:?}");
-    // A script may start a Python, and so may what is called like one.
+    // A script may start a Python, and so may a program with such a name.
     for program in [&["./script.sh"][..], &["python3", "-c", "pass"], &["-m", "pkg.train"]] {
         let found = work.variables(&[&["--use-fsdp"], program].concat());
         assert_eq!(found["ACCELERATE_USE_FSDP"], "true");
@@ -265,7 +265,7 @@ fn exclusive_flags_are_refused() {
     assert!(idle.contains(expected), "{idle}");
 }
 
-/// A file in Accelerate's own place is read without being asked for.
+/// A file at Accelerate's default location is read without being requested.
 #[test]
 fn accelerates_own_file_is_named_and_turns_nothing_on_for_others() {
     let work = Work::new();
@@ -292,12 +292,12 @@ fn accelerates_own_file_is_named_and_turns_nothing_on_for_others() {
     assert_eq!(err, line);
     let (_, err) = started(&["--nproc=1", "--quiet", "/usr/bin/env"]);
     assert_eq!(err, "");
-    // Nor is its say in a job file silent.
+    // Its effect on a job file is reported, too.
     let (_, err) = emitted(&["--nproc=1", "/usr/bin/env"]);
     assert_eq!(err, line);
     let (_, err) = emitted(&["--nproc=1", "--quiet", "/usr/bin/env"]);
     assert_eq!(err, "");
-    // fp8 is no precision of other programs, neither here nor in the launchers of a job file.
+    // fp8 is not a precision of other programs, neither here nor in the launchers of a job file.
     fs::write(&file, "distributed_type: 'NO'\nmixed_precision: fp8\n").unwrap();
     assert_eq!(work.variables(&["train.py"])["ACCELERATE_MIXED_PRECISION"], "fp8");
     let line = line.replace("its FSDP is", "its fp8 is");
@@ -309,7 +309,7 @@ fn accelerates_own_file_is_named_and_turns_nothing_on_for_others() {
     assert_eq!(err, line);
     let (out, _) = emitted(&["--nproc=1", "--fp8-backend=te", "train.py"]);
     assert!(out.contains("--mixed-precision fp8") && out.contains("--fp8-backend te"), "{out}");
-    // Named on the command line, it needs no naming.
+    // If it is named on the command line, it need not be reported.
     fs::write(&file, "distributed_type: 'NO'\nmixed_precision: bf16\n").unwrap();
     let (_, err) = started(&["--nproc=1", "--config", file.to_str().unwrap(), "/usr/bin/env"]);
     assert_eq!(err, "");

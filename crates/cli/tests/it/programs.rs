@@ -1,4 +1,5 @@
-//! What `brigade launch` can start: programs, Python scripts and modules, targets of Cargo packages.
+//! Tests of the programs that `brigade launch` can start: programs, Python scripts and modules, targets of Cargo
+//! packages.
 
 use std::fs;
 
@@ -75,7 +76,7 @@ const MAIN: &str = r#"fn main() {
     println!("{}", std::env::var("LD_LIBRARY_PATH").unwrap());
 }"#;
 
-/// A package with a build script that leaves a trace of every build.
+/// Creates a package with a build script that records every build.
 fn package() -> Work {
     let build = "fn main() { use std::io::Write; let path = std::env::var(\"TRACE\").unwrap(); \
                  let mut file = std::fs::File::options().create(true).append(true).open(path).unwrap(); \
@@ -93,7 +94,7 @@ fn package() -> Work {
 impl Work {
     fn cargo(&self, nproc: usize, words: &[&str]) -> Run {
         let mut job = self.job(nproc);
-        // Its own target folder, and nothing of the one that this test was built in.
+        // Its own target folder, and no variables of this test's build.
         for (name, _) in std::env::vars_os() {
             let name = name.into_string().unwrap_or_default();
             if name.starts_with("CARGO_") && name != "CARGO_HOME" {
@@ -148,7 +149,7 @@ fn without_a_program_the_projects_binary_is_built_and_run() {
     let run = work.cargo(1, &["-p", "other"]);
     assert_eq!(run.code, 2, "{}", run.stderr);
     assert!(run.stderr.ends_with("it has no package other\n"), "{}", run.stderr);
-    // Two binaries, and no word about which of them.
+    // Two binaries, without a choice between them.
     fs::create_dir(work.path().join("src/bin")).unwrap();
     fs::write(work.path().join("src/bin/second.rs"), main).unwrap();
     let run = work.cargo(1, &[]);

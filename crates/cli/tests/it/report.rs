@@ -1,4 +1,4 @@
-//! `brigade report`: a run's file as a page that holds all it shows.
+//! Tests of `brigade report`: the page contains everything from a run's file.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn ask(folder: &Path, arguments: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
-/// The page of a run with these lines.
+/// Returns the page of a run with these lines.
 fn page(lines: &str) -> String {
     let folder = tempdir().unwrap();
     fs::write(folder.path().join("a.jsonl"), lines).unwrap();
@@ -23,7 +23,7 @@ fn page(lines: &str) -> String {
     fs::read_to_string(folder.path().join("a.html")).unwrap()
 }
 
-/// The error for a run with these lines.
+/// Returns the error for a run with these lines.
 fn refusal(lines: &str, arguments: &[&str]) -> (i32, String) {
     let folder = tempdir().unwrap();
     fs::write(folder.path().join("a.jsonl"), lines).unwrap();
@@ -36,7 +36,7 @@ fn values(all: &[(&str, Value)]) -> Vec<(String, Value)> {
     all.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()
 }
 
-/// A run as the Learner logs it, which stopped after an epoch and went on.
+/// Writes a run as the Learner logs it, which stopped after an epoch and was resumed.
 fn learner() -> TempDir {
     let folder = tempdir().unwrap();
     let mut tracker = JsonLines::new(folder.path().join("runs"));
@@ -112,7 +112,7 @@ fn a_run_of_the_learner_is_a_page() {
         assert!(page.contains(part), "{part} is not in the page");
     }
     assert_eq!(page.matches("src=\"data:image/png;base64,iVBORw0KGgo").count(), 2);
-    // Both starts have the same settings, which stand there once.
+    // Both starts have the same settings, which are shown once.
     assert!(!page.contains("From start 2"));
     assert!(!page.contains("<h2>Notes</h2>"));
 }
@@ -122,7 +122,7 @@ fn a_page_refers_to_nothing_outside() {
     let folder = learner();
     ask(folder.path(), &[]);
     let page = fs::read_to_string(folder.path().join("runs/pets.html")).unwrap();
-    // The name of SVG's namespace is no reference.
+    // The name of SVG's namespace is not a reference.
     let page = page.replace("http://www.w3.org/2000/svg", "");
     for reference in ["http:", "https:", "//cdn", "<script", "<link", "<iframe", "@import", "url("]
     {
@@ -174,12 +174,12 @@ fn lines_of_any_program_make_a_page() {
     assert!(any.contains(
         "<td>a</td><td class=\"n\">50</td><td class=\"n\">49</td><td class=\"n\">0</td>"
     ));
-    // Without steps the lines are counted, and a last line needs no end.
+    // Without steps the lines are counted, and the last line needs no line break.
     let counted = page("{\"x\":3,\"on\":true}\n{\"x\":4,\"on\":false}");
     assert!(
         counted.contains(">line</text>") && counted.contains("<td>x</td><td class=\"n\">2</td>")
     );
-    // A program that names the epoch at each step has curves over the steps.
+    // A program that logs the epoch at each step has curves over the steps.
     let named: String = (0..50)
         .map(|step| format!("{{\"_step\":{step},\"epoch\":{},\"loss\":{step}}}\n", step / 25))
         .collect();
@@ -188,7 +188,7 @@ fn lines_of_any_program_make_a_page() {
         named.contains("<h2>Curves</h2>") && named.contains("<td>loss</td><td class=\"n\">50</td>")
     );
     assert!(named.contains("<td>best epoch 0</td><td>loss = 24, the least</td>"));
-    // Nothing but a start: it has begun.
+    // Only a start: the run has begun.
     let begun = page("{\"_event\":\"start\",\"_time\":1,\"_project\":\"p\"}\n");
     assert!(begun.contains("<title>p</title>") && begun.contains("class=\"state running\""));
 }

@@ -1,4 +1,4 @@
-//! `brigade launch` when ranks fail: the report, the error files, the restarts.
+//! Tests of failing ranks in `brigade launch`: the report, the error files, the restarts.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::job::{self, Job};
 
 #[test]
 fn a_job_starts_again_until_it_succeeds() {
-    // Rank 1 fails in the first two attempts, once rank 0 has spoken.
+    // Rank 1 fails in the first two attempts, after rank 0 has printed its line.
     let script = "n=$TORCHELASTIC_RESTART_COUNT; \
                   echo attempt $n of $TORCHELASTIC_MAX_RESTARTS at $MASTER_PORT \
                   with ${BRIGADE_STORE_FD:-none}; touch $DIR/$n-$RANK; \
@@ -53,7 +53,7 @@ fn restarts_come_to_an_end() {
 
 #[test]
 fn an_attempt_begins_when_nothing_of_the_one_before_is_left() {
-    // Each rank leaves a child in its session and one out of it; the next attempt looks for them.
+    // Each rank leaves a child in its session and one outside of it; the next attempt looks for them.
     let script = "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then \
                   sleep 1000 & echo $! > $DIR/near-$RANK; \
                   setsid sleep 1000 & echo $! > $DIR/far-$RANK; \
@@ -94,7 +94,7 @@ fn a_job_stopped_by_its_user_is_not_restarted() {
 #[test]
 fn a_launcher_killed_at_any_moment_of_a_restart_leaves_nothing() {
     let mut random = brigade_test_needs::random();
-    // Attempts come and go as fast as they can.
+    // Attempts begin and end as fast as possible.
     let script = "touch $DIR/$TORCHELASTIC_RESTART_COUNT-$RANK; setsid sleep 1000 & \
                   [ $RANK = 0 ] && exit 1; sleep 1000";
     for _ in 0..20 {
@@ -111,9 +111,9 @@ fn a_launcher_killed_at_any_moment_of_a_restart_leaves_nothing() {
     }
 }
 
-/// What a Python program leaves that has torchelastic's `@record` around its `main`.
+/// Error file of a Python program that has torchelastic's `@record` around its `main`.
 const RECORD: &str = r#"{"message": {"message": "ValueError: no such layer", "extraInfo": {"py_callstack": "Traceback (most recent call last):\n  File \"train.py\", line 7\nValueError: no such layer\n", "timestamp": "1700000000"}}}"#;
-/// Leaves it.
+/// Writes the error file.
 const LEAVE: &str = "printf %s \"$RECORD\" > $TORCHELASTIC_ERROR_FILE";
 
 fn recorded(nproc: usize, script: &str) -> Job {
@@ -142,7 +142,7 @@ fn an_error_file_is_shown() {
     assert!(run.stderr.ends_with("brigade: its error: out of layers\n"), "{}", run.stderr);
 }
 
-/// As programs print their errors themselves before they leave them.
+/// Programs may print their errors themselves before they record them.
 #[test]
 fn an_error_that_the_program_has_printed_is_not_repeated() {
     let traceback = "printf 'Traceback (most recent call last):\\n  File \"train.py\", line 7\\n\
@@ -153,7 +153,7 @@ fn an_error_that_the_program_has_printed_is_not_repeated() {
     for once in ["Traceback", "no such layer", "failed: exit code 1"] {
         assert_eq!(run.stderr.matches(once).count(), 1, "{once}: {}", run.stderr);
     }
-    // What anyhow prints, and what `brigade_rank_env::record` leaves of it.
+    // Message as anyhow prints it, and as `brigade_rank_env::record` records it.
     let message = "cannot open data: no disk (os error 5)";
     let debug = "cannot open data\\n\\nCaused by:\\n    no disk (os error 5)";
     let record = format!(
@@ -190,7 +190,7 @@ fn a_broken_error_file_changes_nothing() {
 
 #[test]
 fn the_cause_is_the_error_that_was_written_first() {
-    // Rank 0 only sees that rank 1 is going, but is the first to end.
+    // Rank 0 only notices that rank 1 is ending, but is the first to end.
     let script = format!(
         "if [ $RANK = 1 ]; then trap 'exit 3' TERM; {LEAVE}; touch $DIR/going; sleep 1000 & wait; \
          fi; until [ -e $DIR/going ]; do :; done; exit 9"
@@ -203,7 +203,7 @@ fn the_cause_is_the_error_that_was_written_first() {
 
 #[test]
 fn a_rank_on_its_way_out_is_left_to_end() {
-    // As above, but it would not survive a signal; and one that does not end after all is stopped.
+    // Like the test above, but it would not survive a signal; and one that does not end by itself is stopped.
     for (end, code, cause) in [("exit 3", 3, 1), ("exec sleep 1000", 9, 0)] {
         let script = format!(
             "[ $RANK = 1 ] && {LEAVE} && touch $DIR/going; \
@@ -242,13 +242,13 @@ fn an_outer_launcher_is_told_the_cause() {
     assert!(message.starts_with("rank 1 on ") && message.ends_with("exit code 3"), "{message}");
     assert_eq!(callstack, "why");
 
-    // One launcher inside another: the cause comes through both.
+    // One launcher inside another: the cause is passed through both.
     let inner = format!("{} launch --nproc 1 sh -c \"$INNER\"", job::BRIGADE);
     let mut job = recorded(1, &inner);
     job.command.env("INNER", format!("{LEAVE}; exit 3"));
     let run = job.run();
     assert_eq!(run.code, 3);
-    // The inner one has said it.
+    // The inner launcher has printed it.
     assert!(run.stderr.contains("error: ValueError: no such layer\n"), "{}", run.stderr);
     assert_eq!(run.stderr.matches("ValueError").count(), 1, "{}", run.stderr);
 }
@@ -271,7 +271,7 @@ fn exit_codes_and_signals_are_reported() {
     }
 }
 
-/// The events in a file of a job's folder.
+/// Returns the events in a file of a job's folder.
 fn events(run: &job::Run, name: &str) -> Vec<JobEvent> {
     let text = fs::read_to_string(run.folder.path().join(name)).unwrap();
     let lines: Vec<EventLine> =
@@ -280,7 +280,7 @@ fn events(run: &job::Run, name: &str) -> Vec<JobEvent> {
     lines.into_iter().map(|line| line.event).collect()
 }
 
-/// The places of those in an attempt that some event tells, in order.
+/// Returns what `which` extracts from the events (attempt, rank and exit code), sorted.
 fn told(
     events: &[JobEvent],
     which: impl Fn(&JobEvent) -> Option<(u32, usize, Option<i32>)>,
@@ -343,7 +343,7 @@ fn events_tell_of_each_rank_of_causes_and_of_restarts() {
 
 #[test]
 fn events_of_a_descriptor_stay_with_the_launcher() {
-    // The shell opens it; ranks must not have it, or a reader would wait for their end.
+    // The shell opens it; ranks must not inherit it, or a reader would wait for their end.
     for hosts in ["--nproc 2", "--hosts localhost:2"] {
         let script = format!(
             "exec '{}' launch {hosts} --events fd:7 sh -c '[ ! -e /proc/self/fd/7 ]' \

@@ -1,5 +1,5 @@
-//! `brigade test` of an installed `brigade`: cargo builds the self-test for the libtorch that is there.
-//! The cargo here is a script, which writes down what it is asked for.
+//! Tests of `brigade test` of an installed `brigade`: cargo builds the self-test for the installed libtorch. The cargo
+//! here is a script, which records its arguments.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,10 +8,10 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-/// A home, a project that `brigade setup` has set up, two libtorchs, and a cargo.
+/// Home folder with a project that `brigade setup` has set up, two libtorch installations, and a cargo.
 struct Home(TempDir);
 
-/// Installs a program that prints which libtorch it was built for; fails where there is a file `broken`.
+/// Installs a program that prints the libtorch it was built for. Fails if a file `broken` exists.
 const CARGO: &str = "#!/bin/sh
 if [ \"$1\" = locate-project ]; then
     [ -f Cargo.toml ] && echo \"$PWD/Cargo.toml\" && exit
@@ -52,7 +52,7 @@ impl Home {
         self.0.path().join(name)
     }
 
-    /// `brigade test` of this checkout, with the words before those of the launch.
+    /// Runs `brigade test` of this checkout, with arguments before those of the launch.
     fn test(&self, folder: &str, words: &[&str], launch: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
         let path = format!("{}:/usr/bin:/bin", self.path("bin").display());
@@ -63,7 +63,7 @@ impl Home {
         command.arg("--brigade").arg(checkout).args(words).args(launch).output().unwrap()
     }
 
-    /// What cargo was asked for so far.
+    /// Returns the recorded arguments of cargo.
     fn asked(&self) -> Vec<String> {
         let text = fs::read_to_string(self.path("asked")).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
@@ -110,7 +110,7 @@ fn cargo_builds_it_once_for_each_libtorch() {
             && words.contains("/crates/brigade --bin brigade-selftest --config "),
         "{words}"
     );
-    // What was compiled is gone; the two programs stay.
+    // The build files are removed; the two programs remain.
     let kept = home.path(".cache/brigade/selftest");
     let folders: Vec<PathBuf> = fs::read_dir(kept).unwrap().map(|it| it.unwrap().path()).collect();
     assert_eq!(folders.len(), 2);
@@ -159,7 +159,7 @@ fn failures_say_what_to_do() {
     assert!(said.contains("error: no compiler\n"), "{said}");
     let line = "brigade: the self-test could not be built: cargo's messages are above\n";
     assert!(said.ends_with(line), "{said}");
-    // A failed build is not taken for a built one.
+    // A failed build is not used.
     fs::remove_file(home.path("broken")).unwrap();
     assert!(home.test("project", &[], &["--nproc", "1"]).status.success());
     assert_eq!(home.asked().len(), 2);

@@ -1,8 +1,8 @@
-//! Sessions at the command line, as documents: what is typed, and what is answered. `[..]` stands for
-//! what differs from machine to machine, `[CWD]` for the folder.
+//! Sessions at the command line, as documents: commands with their output. `[..]` stands for text that differs from
+//! machine to machine, `[CWD]` for the folder.
 //!
-//! After an intended change, `TRYCMD=overwrite cargo nextest run -p brigade-cli sessions::` writes the
-//! answers anew; then see what it made of the `[..]`.
+//! After an intended change, `TRYCMD=overwrite cargo nextest run -p brigade-cli sessions::` rewrites the output; then
+//! check the places of `[..]`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use trycmd::schema::Bin;
 
 #[test]
 fn sessions() {
-    // With nothing of the caller's environment, and a home folder in the session's own.
+    // Without the caller's environment, and with a home folder in the session's own folder.
     let folder = tempfile::tempdir().unwrap();
     let brigade = folder.path().join("brigade");
     let script = format!(

@@ -1,5 +1,5 @@
-//! `brigade setup` and `brigade new`, with a made-up libtorch. The package `templates` compiles and tests what
-//! new projects contain; that they build and train is what `cargo xtask bench newcomer` measures.
+//! Tests of `brigade setup` and `brigade new`, with a simulated libtorch. The package `templates` compiles and tests
+//! the content of new projects; that they build and train is measured by `cargo xtask bench newcomer`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-/// A folder with a libtorch of that version in it.
+/// Folder with a libtorch of that version in it.
 struct Fixture(TempDir);
 
 impl Fixture {
@@ -47,7 +47,7 @@ impl Fixture {
         text
     }
 
-    /// The exit code, and the one line that it says.
+    /// Returns the exit code, and the only line of output.
     fn fails(&self, folder: &str, arguments: &[&str]) -> (i32, String) {
         let output = self.brigade(folder, arguments);
         let text = String::from_utf8(output.stderr).unwrap();
@@ -56,7 +56,7 @@ impl Fixture {
     }
 }
 
-/// What cargo understands of a project's manifest.
+/// Returns cargo's metadata of a project's manifest.
 fn metadata(project: &Path) -> serde_json::Value {
     let mut cargo = Command::new("cargo");
     cargo.args(["metadata", "--no-deps", "--format-version", "1", "--offline"]);
@@ -148,7 +148,7 @@ fn a_project_in_a_folder_that_is_there() {
     assert_eq!(said, "brigade: there is no folder none: `brigade new none` makes one");
 }
 
-/// Cargo would make a package of these sources, and no program of the template.
+/// Cargo would create a package of these sources, without the program of the template.
 #[test]
 fn a_folder_with_rust_sources_is_left_alone() {
     let fixture = Fixture::new("2.13.0");
@@ -174,7 +174,7 @@ fn a_folder_with_rust_sources_is_left_alone() {
         assert!(!digits.join("Cargo.toml").exists() && !digits.join("README.md").exists());
         fs::remove_file(digits.join(file)).unwrap();
     }
-    // A source of another name is no hindrance.
+    // A source of another name is not a problem.
     fs::write(digits.join("digits.rs"), "").unwrap();
     fixture.succeeds("digits", &named);
     assert_eq!(metadata(&digits)["packages"][0]["targets"][0]["name"], "other");
@@ -183,7 +183,7 @@ fn a_folder_with_rust_sources_is_left_alone() {
 #[test]
 fn files_of_the_users_are_kept() {
     let fixture = Fixture::new("2.13.0");
-    // Cargo adds lines of its own, each on a line, only where it makes a repository.
+    // Cargo adds lines of its own, each on a line, only if it creates a repository.
     fs::create_dir(fixture.folder().join(".cargo")).unwrap();
     fs::write(fixture.folder().join(".cargo/config.toml"), "[cargo-new]\nvcs = \"none\"\n")
         .unwrap();
@@ -199,7 +199,7 @@ fn files_of_the_users_are_kept() {
     assert_eq!(ignored, "/data\n/jupyter\n.ipynb_checkpoints\n");
 }
 
-/// The notebook depends on what the package depends on, and has the program's function in a cell.
+/// The notebook has the same dependencies as the package, and the program's function in a cell.
 #[test]
 fn a_new_notebook_has_the_programs_function() {
     let fixture = Fixture::new("2.13.0");
@@ -223,7 +223,7 @@ fn a_new_notebook_has_the_programs_function() {
     assert!(readme.contains("jupyter/bin/jupyter notebook digits.ipynb\n"), "{readme}");
 }
 
-/// Cargo would warn of a member's profiles in each build.
+/// Cargo would warn about a member's profiles in each build.
 #[test]
 fn a_project_in_a_workspace_leaves_profiles_to_it() {
     let fixture = Fixture::new("2.13.0");
@@ -266,7 +266,7 @@ fn setup_says_what_it_does_and_undoes_it() {
     let fixture = Fixture::new("2.13.0");
     fixture.succeeds(".", &["new", "mine", "--no-setup"]);
     let libtorch = fixture.libtorch();
-    // From a folder inside of the project; relative paths are the user's.
+    // From a folder inside of the project; relative paths are relative to the user's folder.
     let said = fixture.succeeds("mine/src", &["setup", "--libtorch", "../../libtorch"]);
     let lines: Vec<&str> = said.lines().collect();
     let first = format!("--libtorch ../../libtorch: libtorch 2.13.0 in {}", libtorch.display());

@@ -1,5 +1,5 @@
-//! How `brigade launch` says to a Rust program in which way its model is sharded: `--sharding`, and the settings of
-//! FSDP and DeepSpeed. `env` stands in for the program: it prints the variables of its rank.
+//! Tests of how `brigade launch` passes the sharding of the model to a Rust program: `--sharding`, and the settings of
+//! FSDP and DeepSpeed. `env` replaces the program: it prints the variables of its rank.
 
 use std::fs;
 use std::process::Output;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::job::brigade;
 
-/// A folder with settings files and a Python script.
+/// Folder with settings files and a Python script.
 struct Work(TempDir);
 
 impl Work {
@@ -55,7 +55,7 @@ impl Work {
         command.current_dir(self.0.path()).arg("launch").args(words).output().unwrap()
     }
 
-    /// What the first rank has of a variable, and the launcher's own lines.
+    /// Returns a variable of the first rank, and the launcher's own lines.
     fn rank(&self, name: &str, variable: Option<&str>, words: &[&str]) -> (Option<String>, String) {
         let words = [words, &["env"]].concat();
         let output = self.launch_with(variable, &words);
@@ -140,7 +140,7 @@ fn settings_of_deepspeed_become_variables_and_lines() {
         assert_eq!(work.rank(name, None, &words).0.as_deref(), Some(expected), "{name}");
     }
     assert_eq!(work.sharding(None, &["--nproc=2", "--use-deepspeed", "--zero-stage=3"]), "zero3");
-    // The field of Accelerate's file gives way to the setting.
+    // The setting takes precedence over the field of Accelerate's file.
     let steps = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
     let file = "--config=deepspeed.yaml";
     assert_eq!(work.rank(steps, None, &[file]).0.as_deref(), Some("4"));
@@ -208,7 +208,7 @@ fn python_programs_have_their_own_settings() {
     let expected =
         "brigade: --sharding zero3 is for Rust programs: use --use-fsdp or --use-deepspeed";
     assert!(said.starts_with(expected), "{said}");
-    // A setting that is there for all launches is not an error.
+    // A setting for all launches is not an error.
     let output = work.launch_with(Some("zero3"), &["--nproc=1", "--explain", "train.py"]);
     let text = String::from_utf8(output.stdout).unwrap();
     let expected = "environment BRIGADE_SHARDING: sharding zero3 is for Rust programs and not used";
@@ -385,7 +385,7 @@ fn pipeline_ranks_are_said_to_rust_programs() {
     }
 }
 
-/// Sequence regions by their setting, and all that Megatron's settings say of the mesh.
+/// Sequence parallelism by its setting, and everything in Megatron's settings about the mesh.
 #[test]
 fn sequence_regions_are_said_to_rust_programs() {
     let work = Work::new();

@@ -1,4 +1,4 @@
-//! `brigade checkpoint split`: one file of weights becomes several with an index.
+//! Tests of `brigade checkpoint split`: one file of weights becomes several with an index.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use brigade_checkpoint::safetensors::layout;
 use brigade_checkpoint::{Dtype, Region, TensorInfo, WeightsReader};
 
-/// Writes four weights of 40, 8, 40 and 200 bytes, whose values count on from one to the next.
+/// Writes four weights of 40, 8, 40 and 200 bytes, with consecutive values.
 fn weights(file: &Path) {
     let shapes: [(&str, &[u64]); 4] =
         [("a.weight", &[5, 2]), ("b.bias", &[2]), ("c.weight", &[10]), ("d.weight", &[50])];
@@ -32,7 +32,7 @@ fn values(path: &Path) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// What the command says, and whether it ends well.
+/// Returns the output of the command, and `true` if it succeeds.
 fn brigade(folder: &Path, arguments: &str) -> (bool, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
     command.arg("checkpoint").args(arguments.split_whitespace());
@@ -61,7 +61,7 @@ fn files_keep_the_size_and_hold_what_the_index_says() {
         let (is_well, said) =
             brigade(folder, &format!("split {file} of-{file} --max-shard-size 48"));
         assert!(is_well && said.contains("model-00001-of-00003.safetensors"), "{said}");
-        // The last tensor is larger than a file may be.
+        // The last tensor is larger than the limit of a file.
         let expected = [
             "model-00001-of-00003.safetensors",
             "model-00002-of-00003.safetensors",
@@ -78,7 +78,7 @@ fn files_keep_the_size_and_hold_what_the_index_says() {
         let first = values(&to.join("model-00001-of-00003.safetensors"));
         assert_eq!(first.iter().map(|(_, bytes)| bytes.len()).sum::<usize>(), 48);
     }
-    // By default of 5 GB: all in one file, without an index.
+    // The default limit is 5 GB: everything in one file, without an index.
     let (is_well, said) = brigade(folder, "split model.pth one");
     assert!(is_well, "{said}");
     assert_eq!(names(&folder.join("one")), ["model.safetensors"]);

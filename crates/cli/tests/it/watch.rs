@@ -1,4 +1,4 @@
-//! `brigade watch` on a real terminal (a pseudo-terminal, and a parser of what is drawn on it), and in pipes.
+//! Tests of `brigade watch` on a pseudo-terminal, whose output is parsed, and in pipes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -21,14 +21,14 @@ fn size(rows: u16, cols: u16) -> PtySize {
     PtySize { rows, cols, pixel_width: 0, pixel_height: 0 }
 }
 
-/// The program on a terminal of its own.
+/// Program on a terminal of its own.
 struct Watched {
     master: Box<dyn MasterPty + Send>,
     child: Box<dyn Child + Send + Sync>,
     keys: Box<dyn Write + Send>,
     output: Box<dyn Read + Send>,
     screen: vt100::Parser,
-    /// As text: the library of the terminal has a type of its own for them.
+    /// Modes of the terminal as text: the terminal library's type for them is its own.
     modes: String,
     _limit: TimeLimit,
 }
@@ -53,19 +53,19 @@ impl Watched {
         self.wait(what, |shown| shown.contains(what));
     }
 
-    /// What is drawn comes in pieces: one condition for all that must be there together.
+    /// Waits for a condition. Output arrives in pieces: one condition for everything that must be shown together.
     fn wait(&mut self, what: &str, seen: impl Fn(&str) -> bool) {
         self.wait_with("", what, seen);
     }
 
-    /// Has the screen drawn anew until it shows a text. Keys that come together with a change of the size are read with the next
-    /// key alone: the library that reads them looks for one of the two.
+    /// Makes the screen redraw until it shows a text. Keys that arrive together with a change of the size are read with
+    /// the next key alone: the library that reads them polls only one of the two.
     fn until_drawn_anew(&mut self, what: &str) {
         self.press("\x0c");
         self.wait_with("\x0c", what, |shown| shown.contains(what));
     }
 
-    /// Presses keys after each piece of output without what is waited for.
+    /// Presses keys after each piece of output that does not meet the condition.
     fn wait_with(&mut self, keys: &str, what: &str, seen: impl Fn(&str) -> bool) {
         loop {
             let shown = self.screen.screen().contents();
@@ -73,7 +73,7 @@ impl Watched {
                 return;
             }
             let mut block = [0; 4096];
-            // At the end of the program the terminal answers with an error.
+            // At the end of the program the terminal returns an error.
             match self.output.read(&mut block) {
                 Ok(count @ 1..) => {
                     self.screen.process(&block[..count]);
@@ -88,7 +88,7 @@ impl Watched {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// How it ends, and that the terminal is as it was before.
+    /// Waits for the exit status, and checks that the terminal is restored.
     fn ends(mut self) -> ExitStatus {
         let status = self.child.wait().unwrap();
         assert_eq!(modes(&*self.master), self.modes);
@@ -141,7 +141,7 @@ fn a_run_that_grows_on_a_terminal() {
     watched.press("s");
     watched.until("smooth 0.6");
 
-    // A terminal of another size, then another file at the same place.
+    // A terminal of another size, then another file at the same path.
     watched.master.resize(size(5, 20)).unwrap();
     watched.screen.screen_mut().set_size(5, 20);
     watched.until_drawn_anew("digits  running · ep");
@@ -185,7 +185,7 @@ fn a_terminal_that_is_closed_ends_it() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("a.jsonl");
     append(&path, &step(1, 0.75));
-    // In a session without a terminal no signal tells of the end.
+    // In a session without a terminal no signal reports the end.
     for setsid in [false, true] {
         let mut words = vec![BRIGADE, "watch", path.to_str().unwrap()];
         if setsid {
@@ -283,7 +283,7 @@ fn lines_come_while_the_run_goes_on_and_a_reader_may_leave() {
     append(&path, "{\"_step\":3,\"epoch\":0,\"valid_loss\":0.5}\n");
     until("    0         0.5\n", &mut seen);
     drop(stdout);
-    // A line that nothing reads ends it, without an error.
+    // A line that cannot be written to the closed pipe ends it, without an error.
     append(&path, "{\"_step\":6,\"epoch\":1,\"valid_loss\":0.25}\n");
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
@@ -298,7 +298,7 @@ fn a_large_file_takes_little_memory() {
     }
     drop(file);
     assert!(fs::metadata(&path).unwrap().len() > 16_000_000);
-    // The limit is on all of the address space, threads and code included.
+    // The limit is on the whole address space, threads and code included.
     let shell = format!("ulimit -v 400000; exec {BRIGADE} watch --once {}", path.display());
     let output = Command::new("sh").args(["-c", &shell]).output().unwrap();
     let shown = String::from_utf8(output.stdout).unwrap();

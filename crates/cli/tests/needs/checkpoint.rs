@@ -1,4 +1,4 @@
-//! `brigade checkpoint` on a checkpoint of one linear layer and its Adam.
+//! Tests of `brigade checkpoint` on a checkpoint of one linear layer and its Adam.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -71,7 +71,7 @@ impl Maker {
     }
 }
 
-/// As the Accelerator writes it.
+/// Writes the checkpoint as the Accelerator does.
 fn make(folder: &Path) -> PathBuf {
     let path = folder.join("checkpoint_3");
     let staging = Staging::create(&path, "test").unwrap();
@@ -176,7 +176,7 @@ fn inspect_shows_what_pytorch_has_saved() {
     }
     let said = shown("dictionary.pth");
     assert!(said.contains("epoch: 2") && said.contains("model_state_dict.0.weight"), "{said}");
-    // Python's and NumPy's generators: named, and nothing made of them.
+    // Python's and NumPy's generators are named, but not interpreted.
     let said = shown("accelerate/random_states_0.pkl");
     assert!(said.contains("torch_manual_seed  [5056]  U8"), "{said}");
 }
@@ -234,7 +234,7 @@ fn inspect_shows_the_newest_checkpoint_of_a_project() {
             json!(["run/checkpoints/checkpoint_1", "run/checkpoints/checkpoint_2"])
         );
     }
-    // The newest one is the one that is asked for, also where it is damaged.
+    // The newest checkpoint is used, even if it is damaged.
     fs::remove_file(checkpoints.join("checkpoint_10/model.safetensors")).unwrap();
     let output = brigade(&["inspect", "run"], folder.path());
     assert_eq!(output.status.code(), Some(1));
@@ -509,7 +509,7 @@ fn convert_says_which_state_dictionary_it_took() {
         assert!(answer.lines().any(|it| it == line), "{line}: {answer}");
     }
     assert!(said(&["inspect", "a.safetensors"]).contains("weight  [2, 2]  BF16"));
-    // All of the file is shown, not only its state dictionary.
+    // The whole file is shown, not only its state dictionary.
     let answer = said(&["inspect", &lightning]);
     assert!(
         answer.contains("global_step: 7") && answer.contains("state_dict.model.weight"),
@@ -530,7 +530,7 @@ fn convert_says_which_state_dictionary_it_took() {
         "{error}"
     );
 
-    // A checkpoint has models by name.
+    // A checkpoint contains models by name.
     make(folder.path());
     said(&["convert", "checkpoint_3", "d.safetensors", "--key", "model", "--dtype", "float16"]);
     let error = refused(&["convert", "checkpoint_3", "e.safetensors", "--key", "other"], 1);
@@ -547,7 +547,7 @@ fn convert_says_which_state_dictionary_it_took() {
     }
 }
 
-/// The weights of an index are shown, whatever lies beside them in a shard.
+/// The weights of an index are shown, whatever else a shard contains.
 #[needs()]
 fn inspect_says_what_was_read_of_shards() {
     let folder = tempfile::tempdir().unwrap();

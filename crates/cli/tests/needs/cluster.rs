@@ -12,17 +12,17 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-/// A cluster of `node1` and `node2`, 4 cores each. It has process, network and mount namespaces of
-/// its own, so any number of them live side by side, and nothing outlives it: its first process
-/// dies with this value, with this thread and with this process.
+/// Cluster of `node1` and `node2`, with 4 cores each. It has process, network and mount namespaces of its own, so any
+/// number of them can exist in parallel, and nothing survives it: its first process ends with this value, with this
+/// thread and with this process.
 pub(crate) struct Cluster {
     unshare: Child,
-    /// Number of the cluster's first process, out here.
+    /// Process ID of the cluster's first process, outside of it.
     first: u32,
     folder: TempDir,
 }
 
-/// What a command in the cluster did.
+/// Result of a command in the cluster.
 pub(crate) struct Run {
     /// Exit code, or 128 + the signal's number.
     pub(crate) code: i32,
@@ -31,7 +31,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// The lines of stdout, sorted: tasks print in any order.
+    /// Returns the lines of stdout, sorted: tasks print in any order.
     pub(crate) fn lines(&self) -> Vec<&str> {
         let mut lines: Vec<&str> = self.stdout.lines().collect();
         lines.sort_unstable();
@@ -40,12 +40,12 @@ impl Run {
 }
 
 impl Cluster {
-    /// Hosts alone.
+    /// Creates hosts without Slurm.
     pub(crate) fn bare() -> Self {
         Self::start("")
     }
 
-    /// Hosts with Slurm, ready for jobs.
+    /// Creates hosts with Slurm, ready for jobs.
     pub(crate) fn slurm() -> Self {
         let mut cluster = Self::start("slurm");
         cluster.wait_until("its hosts are idle", |cluster| {
@@ -58,7 +58,7 @@ impl Cluster {
     fn start(with: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
-        // Slurm's daemons and munge look at the rights of what they use.
+        // Slurm's daemons and munge check the permissions of their files.
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
         for name in ["state", "spool.node1", "spool.node2"] {
             fs::create_dir(path.join(name)).unwrap();
@@ -67,7 +67,7 @@ impl Cluster {
             .unwrap();
         let conf = include_str!("cluster/slurm.conf").replace("FOLDER", path.to_str().unwrap());
         fs::write(path.join("slurm.conf"), conf).unwrap();
-        // Nothing else can reach the cluster's munge, so the key need not be a secret.
+        // No other process can reach the cluster's munge, so the key need not be secret.
         let key = path.join("munge.key");
         fs::write(&key, [7; 128]).unwrap();
         fs::set_permissions(&key, fs::Permissions::from_mode(0o400)).unwrap();
@@ -102,12 +102,12 @@ impl Cluster {
         }
     }
 
-    /// A folder that all hosts share.
+    /// Returns a folder that all hosts share.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// A command on node1, in the shared folder.
+    /// Runs a command on node1, in the shared folder.
     pub(crate) fn run(&self, words: &[&str]) -> Run {
         let mut command = clean_command("nsenter", self.folder());
         command.args(["--target", &self.first.to_string(), "--all"]);
@@ -121,7 +121,7 @@ impl Cluster {
         }
     }
 
-    /// Hands a batch script to Slurm: the number of the job.
+    /// Submits a batch script to Slurm, and returns the job's ID.
     pub(crate) fn submit(&self, script: &str, flags: &str) -> String {
         fs::write(self.folder().join("script"), script).unwrap();
         let submit = format!("sbatch --parsable --output=batch.%j {flags} script");
@@ -130,9 +130,9 @@ impl Cluster {
         run.stdout.trim().to_owned()
     }
 
-    /// Waits for the end of a job: its exit code, and what it printed.
+    /// Waits for the end of a job, and returns its exit code and its output.
     pub(crate) fn outcome(&self, job: &str) -> (i32, String) {
-        // `sbatch --wait` would look every few seconds only.
+        // `sbatch --wait` polls only every few seconds.
         let start = Instant::now();
         let code = loop {
             assert!(start.elapsed() < LIMIT, "job {job} has not ended in {} s", LIMIT.as_secs());
@@ -156,12 +156,12 @@ impl Cluster {
         (code, output.unwrap())
     }
 
-    /// Both.
+    /// Submits a batch script and waits for its end.
     pub(crate) fn batch(&self, script: &str, flags: &str) -> (i32, String) {
         self.outcome(&self.submit(script, flags))
     }
 
-    /// What the daemons have written.
+    /// Returns the daemons' logs.
     pub(crate) fn log(&self) -> String {
         let text = fs::read(self.folder().join(LOG)).unwrap_or_default();
         String::from_utf8_lossy(&text).into_owned()
@@ -177,7 +177,7 @@ impl Drop for Cluster {
         if thread::panicking() {
             eprintln!("{}", self.log());
         }
-        // With the first process the kernel ends all others, before `unshare` gets to see its end.
+        // When the first process ends, the kernel ends all others, before `unshare` notices.
         let first = i32::try_from(self.first).ok().filter(|first| *first > 0);
         match first {
             Some(first) => drop(kill(Pid::from_raw(first), Signal::SIGKILL)),
@@ -187,7 +187,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Without what the environment of the test says about schedulers, with the programs under test.
+/// Returns a command without the test's variables of schedulers, with the programs under test in PATH.
 fn clean_command(program: &str, folder: &Path) -> Command {
     let mut command = Command::new(program);
     let prefixes = ["SLURM", "SBATCH", "SALLOC", "SRUN", "OMPI", "PMI", "MPI", "MV2", "PET", "JOB"];
@@ -212,14 +212,14 @@ fn clean_command(program: &str, folder: &Path) -> Command {
         .env("SLURM_CONF", folder.join("slurm.conf"))
         .env("FOLDER", folder)
         .env("TMPDIR", folder)
-        // Open MPI does not run for root unless it is told so twice.
+        // Open MPI runs as root only with both variables.
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     command
 }
 
 const LOG: &str = "log";
-/// So long that only something that never happens takes longer.
+/// Limit that is only exceeded by something that never happens.
 const LIMIT: Duration = Duration::from_secs(90);
-/// Where Debian has daemons; not in every user's PATH.
+/// Folder of Debian's daemons, which is not in every user's PATH.
 const SBIN: &str = "/usr/sbin";

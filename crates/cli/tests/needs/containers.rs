@@ -1,4 +1,4 @@
-//! `brigade launch` as the first process of a container.
+//! Tests of `brigade launch` as the first process of a container.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -8,12 +8,13 @@ use brigade_test_needs::{TimeLimit, needs};
 
 use crate::job;
 
-/// The kernel gives the first process of a container all orphans there, those of `kubectl exec`, too.
+/// The kernel makes the first process of a container the parent of all orphans there, including those of `kubectl
+/// exec`.
 #[needs(Hosts)]
 fn processes_of_others_in_a_container_live_on() {
     let _limit = TimeLimit::new("a launcher in a container", Duration::from_secs(180));
     let folder = tempfile::tempdir().unwrap();
-    // The second attempt begins when what the first one has left is gone.
+    // The second attempt begins when the processes of the first one have ended.
     let rank = "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then \
                   setsid sleep 1000 & echo $! >left; \
                   until [ -e guest ]; do sleep 0.02; done; exit 1; \

@@ -1,4 +1,4 @@
-//! `brigade doctor` on this host alone: faults made with limits, variables and files.
+//! Tests of `brigade doctor` on this host alone, with faults made by limits, variables and files.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use brigade_test_needs::{needs, with_mounts};
 use crate::doctor_cluster::{Examined, examined, run};
 use crate::job::BRIGADE;
 
-/// A doctor for this host, started by a shell that has prepared something.
+/// Runs the doctor for this host, from a shell that has prepared a fault.
 #[track_caller]
 fn here(prepare: &str, arguments: &[&str]) -> Examined {
     let mut command = Command::new("sh");
@@ -17,7 +17,7 @@ fn here(prepare: &str, arguments: &[&str]) -> Examined {
     examined(&mut command)
 }
 
-/// The same with mounts of its own.
+/// Runs the doctor for this host in a mount namespace of its own, after a shell script has prepared a fault.
 #[track_caller]
 fn here_with_mounts(prepare: &str, arguments: &[&str]) -> Examined {
     let mut command = with_mounts(&format!("{prepare}\nexec \"$@\""));

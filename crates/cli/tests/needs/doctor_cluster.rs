@@ -1,4 +1,4 @@
-//! `brigade doctor` in a network of hosts that have real faults.
+//! Network of hosts with real faults, for tests of `brigade doctor`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::job::BRIGADE;
 pub(crate) struct Cluster {
     pub(crate) network: Network,
     pub(crate) folder: PathBuf,
-    /// Settings of ssh.
+    /// Configuration of ssh.
     pub(crate) ssh_config: PathBuf,
 }
 
@@ -30,13 +30,13 @@ impl Cluster {
         self.network.host(index)
     }
 
-    /// `node1,node2,...`
+    /// Returns the hosts as `node1,node2,...`.
     fn list(&self) -> String {
         let names: Vec<&str> = self.network.hosts().iter().map(Host::name).collect();
         names.join(",")
     }
 
-    /// A doctor on the first host, for all hosts.
+    /// Returns a doctor on the first host, for all hosts.
     pub(crate) fn doctor(&self) -> Command {
         let mut command = self.doctor_for(&self.list());
         command.arg("--no-speed");
@@ -52,7 +52,7 @@ impl Cluster {
         command
     }
 
-    /// Examines all hosts. The doctor leaves nothing running on any of them.
+    /// Examines all hosts. The doctor must leave nothing running on any of them.
     #[track_caller]
     pub(crate) fn examine(&self, arguments: &[&str]) -> Examined {
         let mut command = self.doctor();
@@ -62,7 +62,7 @@ impl Cluster {
         examined
     }
 
-    /// No process of ours is left on any host; a session's sshd may need a moment to go.
+    /// Asserts that no process of the doctor is left on any host; a session's sshd may need a moment to end.
     #[track_caller]
     pub(crate) fn assert_empty(&self) {
         for host in self.network.hosts() {
@@ -81,7 +81,7 @@ impl Cluster {
         assert_eq!(ours.count(), 0, "{files:?}");
     }
 
-    /// Gives a host a copy of a folder of its own, under the same path, and spoils it.
+    /// Replaces a folder on one host by a private copy under the same path, and modifies it.
     pub(crate) fn own_copy(&self, host: usize, folder: &Path, spoil: &str) {
         let folder = folder.display();
         self.host(host).sh(&format!(
@@ -91,13 +91,13 @@ impl Cluster {
     }
 }
 
-/// What the doctor said.
+/// Output of the doctor.
 pub(crate) struct Examined {
     pub(crate) code: Option<i32>,
     pub(crate) json: Value,
 }
 
-/// Runs a doctor that speaks JSON.
+/// Runs a doctor with JSON output.
 #[track_caller]
 pub(crate) fn examined(command: &mut Command) -> Examined {
     let output = run(command);
@@ -116,7 +116,7 @@ impl Examined {
         all.iter().filter(|it| it["subject"] == subject).collect()
     }
 
-    /// There is such a line, with a remedy where something is to be done.
+    /// Asserts that there is such a finding, with a remedy unless it is OK.
     #[track_caller]
     pub(crate) fn says(&self, verdict: &str, subject: &str, host: &str, text: &str) -> &Value {
         let findings = self.findings(subject);
@@ -139,7 +139,7 @@ impl Examined {
         found
     }
 
-    /// Nothing is said against it.
+    /// Asserts that the findings of a subject are OK.
     #[track_caller]
     pub(crate) fn is_well(&self, subject: &str) {
         let findings = self.findings(subject);
@@ -147,7 +147,7 @@ impl Examined {
         assert!(well && !findings.is_empty(), "{subject}: {findings:#?}");
     }
 
-    /// Nothing would stop a job, but for what this machine itself may have: load, full memory.
+    /// Asserts that nothing else would stop a job, except for the state of this machine: load, full memory.
     #[track_caller]
     pub(crate) fn only_fails_in(&self, subjects: &[&str]) {
         for finding in self.json["findings"].as_array().unwrap() {
@@ -158,7 +158,7 @@ impl Examined {
     }
 }
 
-/// `node1,node2`, or `node1->node2`.
+/// Formats the hosts of a finding: `node1,node2`, or `node1->node2`.
 fn hosts(finding: &Value) -> String {
     let hosts: Vec<&str> =
         finding["hosts"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
@@ -168,7 +168,7 @@ fn hosts(finding: &Value) -> String {
     }
 }
 
-/// A program that is linked to something called libtorch, in a folder of the shared disk.
+/// Builds a program that is linked to a library called libtorch, in a folder of the shared disk.
 pub(crate) fn app(cluster: &Cluster) -> PathBuf {
     let app = cluster.network.folder().join("app");
     fs::create_dir_all(app.join("libtorch/lib")).unwrap();

@@ -1,4 +1,4 @@
-//! `brigade doctor --hosts`: faults of hosts, of their files, and of the way to log in to them.
+//! Tests of `brigade doctor --hosts` with faults of hosts, of their files, and of the login to them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -43,12 +43,12 @@ fn logins_that_fail() {
     let examined = examined(doctor.args(["--timeout", "5"]));
     examined.says("fail", "ssh", "node2", "brigade is not installed");
     examined.says("fail", "ssh", "node3", "Connection refused");
-    // Either our limit or ssh's own comes first.
+    // Either the doctor's limit or ssh's own is reached first.
     let silent = &examined.json["hosts"][3]["lost"];
     assert!(!silent.is_null(), "{silent}");
     examined.says("fail", "ssh", "node5", "brigade 9.9");
     examined.says("fail", "ssh", "node9", "Could not resolve hostname");
-    // The others are examined nevertheless.
+    // The other hosts are examined nevertheless.
     assert!(examined.json["hosts"][0]["facts"].is_object());
     cluster.host(3).sh("kill -CONT $(pgrep -o sshd)");
     cluster.assert_empty();
@@ -73,7 +73,7 @@ fn keys_that_do_not_fit() {
     fs::write(&mine, swapped.join("\n") + "\n").unwrap();
     let my_config = cluster.network.folder().join("my_config");
     let config = config.replace(known.to_str().unwrap(), mine.to_str().unwrap());
-    // And node3 gets no key at all.
+    // The login to node3 offers no key at all.
     fs::write(&my_config, format!("Host node3\n    PubkeyAuthentication no\n{config}")).unwrap();
     cluster.ssh_config = my_config;
     let examined = cluster.examine(&[]);
@@ -132,7 +132,7 @@ fn folders() {
     let cluster = Cluster::new(3);
     cluster.own_copy(2, &cluster.folder, "");
     cluster.examine(&[]).says("note", "folder", "", "node3 has another folder than node1");
-    // The folder above it: the kit's own files lie beside.
+    // The folder above it: other files of the hosts are beside it.
     let below = cluster.folder.join("below");
     fs::create_dir(&below).unwrap();
     let examined = cluster.examine(&["--workdir", below.to_str().unwrap()]);
@@ -171,7 +171,7 @@ fn variables_that_the_launcher_hands_on() {
 #[needs(Hosts)]
 fn logins_that_print() {
     let cluster = Cluster::new(2);
-    // What sshd runs before every command.
+    // sshd runs this before every command.
     let rc = cluster.host(1).home().join(".ssh/rc");
     fs::write(rc, "echo Welcome to node2\n").unwrap();
     cluster.examine(&[]).says("note", "ssh", "node2", "Welcome to node2");

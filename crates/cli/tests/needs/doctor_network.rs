@@ -1,10 +1,10 @@
-//! `brigade doctor --hosts`: faults of the network between hosts.
+//! Tests of `brigade doctor --hosts` with faults of the network between hosts.
 
 use brigade_test_needs::needs;
 
 use crate::doctor_cluster::{Cluster, examined};
 
-/// A hosts file with these lines after that of the loopback.
+/// Returns a hosts file with these lines after that of the loopback interface.
 fn table(lines: &[&str]) -> String {
     format!("127.0.0.1 localhost\n{}\n", lines.join("\n"))
 }
@@ -21,7 +21,7 @@ fn own_names_that_lead_to_the_loopback() {
     let examined = cluster.examine(&[]);
     let finding =
         examined.says("fail", "names", "node2", "its own name node2 is 127.0.1.1 (line 2");
-    // The remedy is tried, and helps.
+    // The remedy is executed, and works.
     let command = finding["command"].as_str().unwrap();
     let command =
         command.replace("sudo sed -i", "sed").replace(" /etc/hosts", " /etc/hosts >/run/hosts");
@@ -62,14 +62,14 @@ fn a_name_server_that_is_silent() {
          mount --bind /run/resolv.conf $(readlink -f /etc/resolv.conf)");
     let examined = cluster.examine(&[]);
     examined.says("warning", "names", "node2", "node1 means nothing there: no answer within 5 s");
-    // What does not need the name is examined all the same.
+    // Checks that do not need the name are run nevertheless.
     examined.is_well("ports");
 }
 
 #[needs(Hosts)]
 fn a_second_network() {
     let cluster = Cluster::new(2);
-    // The same cable; ssh goes to the first address, and names mean the second.
+    // The same cable; ssh uses the first address, and names resolve to the second.
     for (host, address) in [(0, "10.99.0.1"), (1, "10.99.0.2")] {
         cluster.host(host).sh(&format!(
             "ip link add link eth0 name fast0 type macvlan mode bridge
@@ -101,7 +101,7 @@ fn interfaces_that_others_cannot_reach() {
     let finding =
         examined.says("fail", "interfaces", "node2", "Gloo would take docker0 (172.17.0.1)");
     assert_eq!(finding["command"], "export GLOO_SOCKET_IFNAME=eth0");
-    // The remedy helps.
+    // The remedy works.
     cluster.host(1).set_login_variable("GLOO_SOCKET_IFNAME", "eth0");
     cluster.examine(&[]).is_well("interfaces");
 }
@@ -123,8 +123,8 @@ fn a_single_port() {
     cluster.host(1).drop_port(20050);
     let examined = cluster.examine(&["--port-range", "20000-20100"]);
     examined.says("fail", "ports", "node1->node2", "connections get no answer: not 20050");
-    // Where only that range is open, ports of the range work, and those that the system chooses, which
-    // are others, do not.
+    // If only that range is open, ports of the range work, and the ports that the system chooses, which are others, do
+    // not.
     cluster.host(1).clear_filters();
     cluster.host(1).filter("tcp dport != { 22, 20000-20100 } tcp flags syn / syn,ack drop");
     cluster.examine(&["--port-range", "20000-20100"]).is_well("ports");
@@ -162,9 +162,9 @@ fn sizes_of_packets() {
     cluster.examine(&[]).says("warning", "mtu", "", "1500 on node1, node3; 1400 on node2");
     cluster.host(1).set_mtu(1500);
 
-    // A tunnel on the way from node3 to node2, and no ICMP that would tell of it.
+    // A tunnel on the route from node3 to node2, without the ICMP error for it.
     cluster.host(1).filter("ip saddr 10.213.0.3 ip length > 1300 drop");
-    // Each packet as it would be on a wire, not cut by the network card.
+    // Packets as on a wire, without segmentation in the network card.
     cluster.host(2).sh("ip link set eth0 gso_max_segs 1");
     let examined = examined(&mut cluster.doctor_for("node1,node2,node3"));
     examined.says(
@@ -202,6 +202,6 @@ fn a_host_that_falls_silent() {
     cluster.host(1).cut();
     let examined = cluster.examine(&["--timeout", "3"]);
     examined.says("fail", "ssh", "node2", "");
-    // The other two see each other.
+    // The other two can connect to each other.
     examined.says("ok", "ports", "", "all 2 ways are open");
 }

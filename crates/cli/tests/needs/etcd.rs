@@ -1,4 +1,4 @@
-//! Launchers that a real etcd brings together.
+//! Tests of launchers that meet through a real etcd.
 
 use std::collections::HashSet;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::launchers::{self, Hosts};
 fn any_host_may_be_lost_with_etcd() {
     let etcd = Etcd::start();
     let hosts = Hosts::new();
-    // Each rank leaves the name of its host.
+    // Each rank writes the name of its host to a file.
     let script = "n=$WORLD_SIZE-$TORCHELASTIC_RESTART_COUNT; echo $n; \
                   echo $HOST_NAME >$ALL/new-$n-$RANK; mv $ALL/new-$n-$RANK $ALL/$n-$RANK; \
                   until [ -e $ALL/end ]; do sleep 0.01; done";
@@ -30,8 +30,7 @@ fn any_host_may_be_lost_with_etcd() {
             .start()
     };
     let mut launchers: Vec<Running> = (0..5).map(start).collect();
-    // Names of the hosts by rank, once they all are there. Five may form in several steps, which
-    // cost no restart.
+    // Names of the hosts by rank, once they all exist. Five hosts may join in several steps, which use no restart.
     let order = |hosts: &Hosts, size: usize, attempt: usize| -> Vec<usize> {
         let files: Vec<String> = (0..size).map(|rank| format!("{size}-{attempt}-{rank}")).collect();
         hosts.wait_for(&files.iter().map(String::as_str).collect::<Vec<_>>());
@@ -40,14 +39,14 @@ fn any_host_may_be_lost_with_etcd() {
     };
     let mut names: Vec<usize> = (0..5).collect();
     let mut before = order(&hosts, 5, 0);
-    // Each time the host that coordinates: it reports which hosts join.
+    // Each time the coordinating host: it reports which hosts join.
     for (left, attempt) in [(4, 1), (3, 2), (2, 3)] {
         let main = coordinating(&launchers);
         let (lost, name) = (launchers.remove(main), names.remove(main));
         lost.send(Signal::SIGKILL);
         assert_eq!(lost.finish().code, 137);
         assert_eq!(launchers.len(), left);
-        // The hosts that are left keep the order, whichever coordinates now.
+        // The remaining hosts keep their order, whichever coordinates now.
         before.retain(|other| *other != name);
         assert_eq!(order(&hosts, left, attempt), before);
     }
@@ -64,7 +63,7 @@ fn any_host_may_be_lost_with_etcd() {
     assert!(run.stderr.ends_with("give more with --max-restarts\n"), "{}", run.stderr);
 }
 
-/// Which of the launchers listens for the others.
+/// Returns the launcher that listens for the others.
 fn coordinating(launchers: &[Running]) -> usize {
     let listening = fs::read_to_string("/proc/net/tcp").unwrap()
         + &fs::read_to_string("/proc/net/tcp6").unwrap_or_default();
@@ -106,7 +105,7 @@ fn an_etcd_with_certificates_brings_hosts_together() {
     for run in launchers::finish(vec![start(&conf(&folder)), start(&conf(&folder))]) {
         assert_eq!(run.code, 0, "{}", run.stderr);
     }
-    // The authority of another etcd: said at once, and no rank starts.
+    // The authority of another etcd: reported at once, and no rank starts.
     let other = Authority::new();
     let run = start(&conf(&other.folder().display().to_string())).finish();
     assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{}", run.stderr);

@@ -1,6 +1,6 @@
-//! Random faults against jobs on four hosts that train and keep checkpoints: every job ends with the
-//! weights that training without a fault has, bit by bit, or with the failure that its faults must
-//! cause, by name; and it leaves nothing behind.
+//! Random faults in jobs on four hosts that train and save checkpoints: every job ends either with the weights that
+//! training without a fault has, bit by bit, or with the failure that its faults must cause, by name; and it leaves
+//! nothing behind.
 //!
 //! The test has 12 faults. `cargo test -p brigade-cli --test needs -- --part faults::full` has 1,000;
 //! `BRIGADE_FAULTS` sets another number for both, `BRIGADE_TEST_SEED` repeats a run, and
@@ -28,25 +28,24 @@ use trainer::{Model, Progress};
 use crate::job;
 use crate::site::{self, Run, Running, Site, site};
 
-/// What is silent for longer than this is lost. Long enough for a machine that is busy, and short
-/// enough to wait for it.
+/// Heartbeat timeout. Long enough for a busy machine, and short enough to wait for it.
 const HEARTBEAT: Duration = Duration::from_secs(6);
-/// Faults of one job, where none of them ends it.
+/// Maximum number of faults of one job, if none of them ends it.
 const MAX_FAULTS: usize = 10;
 
-/// A rank of a job.
+/// Runs a rank of a job.
 #[brigade_test_needs::part]
 fn rank() {
     trainer::train();
 }
 
-/// A few faults.
+/// Runs a few faults.
 #[needs(Hosts, Etcd, Fuse)]
 fn random_faults() {
     run(number("BRIGADE_FAULTS").unwrap_or(12));
 }
 
-/// Many of them, without the time limit of a test: what is waited for has one.
+/// Runs many faults, without the time limit of a test: each wait has its own.
 #[brigade_test_needs::part]
 fn full() {
     run(number("BRIGADE_FAULTS").unwrap_or(1000));
@@ -59,13 +58,13 @@ fn number(name: &str) -> Option<usize> {
 
 fn run(faults: usize) {
     let only = number("BRIGADE_FAULTS_JOB");
-    // Before this thread has mounts of its own, in which the system may not find the path.
+    // Before this thread has mounts of its own, in which the path may not exist.
     let program = std::env::current_exe().unwrap();
     let disk = Disk::mount();
     // After the disk, so that every host sees it; one more host than those of the jobs, for etcd.
     let site = site(SIZES.len() + 1);
     let etcd = Etcd::start_on(site.host(SIZES.len()));
-    // A job's faults depend on its number and on nothing that other jobs did.
+    // A job's faults depend on its number and not on other jobs.
     let seed = brigade_test_needs::random().u64(..);
     let random = |job: usize| Rng::with_seed(seed.wrapping_add(job as u64));
     let world = World { site: &site, disk: &disk, program };
@@ -91,28 +90,27 @@ fn run(faults: usize) {
     assert!(all_ended, "processes keep namespaces of the hosts: {:?}", left());
 }
 
-/// Where the jobs run.
+/// Environment of the jobs.
 struct World<'s> {
     site: &'s Site,
     disk: &'s Disk,
-    /// This test program, which is that of the ranks.
+    /// This test program, which is also the ranks' program.
     program: PathBuf,
 }
 
-/// One job.
+/// Plan of one job.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     number: usize,
     mode: LaunchMode,
     max_restarts: u64,
-    /// Its only fault comes at this time, whatever the job is doing then; `None`: its faults come
-    /// while it trains.
+    /// Time of its only fault, whatever the job is doing then. `None`: its faults occur while it trains.
     at: Option<Duration>,
     faults: usize,
 }
 
 impl Plan {
-    /// A job without faults.
+    /// Returns a job without faults.
     fn quiet(number: usize) -> Self {
         Self { number, mode: LaunchMode::Ssh, max_restarts: 0, at: None, faults: 0 }
     }
@@ -127,7 +125,7 @@ impl Plan {
     }
 }
 
-/// What was done, and what became of it.
+/// Counts of faults and outcomes.
 #[derive(Debug, Default)]
 struct Tally {
     faults: usize,
@@ -160,7 +158,7 @@ impl Tally {
 }
 
 impl<'s> World<'s> {
-    /// Gives every host a folder of its own for temporary files.
+    /// Gives every host its own folder for temporary files.
     fn prepare(&self) {
         for host in 0..SIZES.len() {
             let folder = self.temporary(host);
@@ -201,14 +199,14 @@ impl<'s> World<'s> {
     }
 }
 
-/// A job that has been started.
+/// Job that has been started.
 struct TrainingJob<'w, 's> {
     world: &'w World<'s>,
     plan: Plan,
     checkpoints: PathBuf,
-    /// By host; over ssh there is one.
+    /// Launchers by host; over ssh there is one.
     launchers: [Option<Running<'s>>; SIZES.len()],
-    /// On these hosts nothing was left that could have cleared up.
+    /// Hosts on which nothing was left that could have cleaned up.
     powered_off: BTreeSet<usize>,
 }
 
@@ -269,7 +267,7 @@ impl<'s> TrainingJob<'_, 's> {
         self.launchers[host] = Some(launch.start());
     }
 
-    /// One burst of faults after the other, each when the job has got over the one before.
+    /// Injects one burst of faults after the other, each when the job has recovered from the previous one.
     fn while_it_trains(&mut self, random: &mut Rng, tally: &mut Tally, most_faults: usize) {
         let Plan { mode, max_restarts, .. } = self.plan;
         let before = tally.faults;
@@ -296,7 +294,7 @@ impl<'s> TrainingJob<'_, 's> {
                     assert!(run.is_none_or(|run| run.code == 137));
                     let ranks = RANKS - SIZES[host] as u64;
                     progress = self.goes_on(&what, progress.restarts + 1, ranks);
-                    // And it comes back.
+                    // The host comes back.
                     self.site().host(host).restore();
                     self.start_on(host);
                     progress = self.goes_on("a host joins", progress.restarts, RANKS);
@@ -308,7 +306,7 @@ impl<'s> TrainingJob<'_, 's> {
         tally.became(mode, "ends with the right weights");
     }
 
-    /// One fault at any time, from the first moment of a job to the end of it.
+    /// Injects one fault at any time, from the start of a job to its end.
     fn anytime(&mut self, at: Duration, random: &mut Rng, tally: &mut Tally) {
         let Plan { mode, max_restarts, .. } = self.plan;
         trainer::finish_at(self.work(), 120);
@@ -322,7 +320,7 @@ impl<'s> TrainingJob<'_, 's> {
         eprintln!("job {}, {mode:?}: {what}", self.plan.number);
         self.inject(&burst, expected);
         match expected {
-            // Also where there was nothing to stop or kill yet, or any more.
+            // Also if there was nothing to stop or kill yet, or any more.
             Expected::GoesOn | Expected::Restarts => {
                 self.succeeds(&what, |code| code == 0);
                 tally.became(mode, "ends with the right weights, after a fault at any time");
@@ -335,19 +333,19 @@ impl<'s> TrainingJob<'_, 's> {
         }
     }
 
-    /// Lets the faults happen, and those end that last for a while.
+    /// Starts the faults, and ends those that last for a while.
     fn inject(&mut self, burst: &Burst, expected: Expected) {
         let mut stopped = Vec::new();
         let mut may_be_absent = self.plan.at.is_some();
         for fault in &burst.faults {
             self.begin(fault, may_be_absent, &mut stopped);
-            // What has failed may have ended already.
+            // The failed process may have ended already.
             may_be_absent |= !fault.kind.is_short();
             thread::sleep(burst.pause);
         }
         let is_long = |kind| matches!(kind, Kind::LongCut | Kind::LongStop);
         if burst.faults.iter().any(|fault| is_long(fault.kind)) {
-            // The others find out by themselves, and it does when it is back.
+            // The other hosts notice the loss themselves, and the lost host when it is back.
             let failed = burst.taken().unwrap().host;
             let launchers = self.launchers.iter().enumerate();
             let survivors: Vec<_> = launchers
@@ -397,7 +395,7 @@ impl<'s> TrainingJob<'_, 's> {
             Kind::KillSession => processes.retain(is_session),
             _ => {}
         }
-        // Not what one of them has forked and is about to be another program.
+        // Without processes that one of them has forked and that are about to execute another program.
         let all: BTreeSet<i32> = processes.iter().map(|it| it.pid).collect();
         let mut one = processes.iter().filter(|it| !all.contains(&it.parent)).collect::<Vec<_>>();
         one.sort_by_key(|it| it.pid);
@@ -437,7 +435,7 @@ impl<'s> TrainingJob<'_, 's> {
         }
     }
 
-    /// Waits until the job has trained further, and it must be in this attempt.
+    /// Waits until the job has trained further, which must be in this attempt.
     fn goes_on(&mut self, what: &str, restarts: u64, world: u64) -> Progress {
         let now = Progress::read(self.work()).unwrap();
         let is_further = |progress: Progress| {
@@ -452,7 +450,7 @@ impl<'s> TrainingJob<'_, 's> {
         progress
     }
 
-    /// The job ends as it must: the launchers of the hosts that are left name what has happened.
+    /// Checks that the job fails as expected: the launchers of the remaining hosts name the cause.
     fn fails(&mut self, burst: &Burst, what: &str) {
         let mode = self.plan.mode;
         self.wait_for_end(what);
@@ -465,7 +463,7 @@ impl<'s> TrainingJob<'_, 's> {
                 _ => fault.host == host,
             };
             let on = |fault: Fault| format!("node{}", fault.host + 1);
-            // An exit code, and what one line must have.
+            // Exit code, and words that one line must contain.
             let (expected, words) = match taken {
                 None => {
                     let fault = burst.faults.iter().find(|it| it.kind == Kind::KillRank).unwrap();
@@ -476,7 +474,7 @@ impl<'s> TrainingJob<'_, 's> {
                     Kind::KillAgent | Kind::Power => (137, vec![]),
                     _ => (1, vec!["brigade: ".to_owned(), " is lost: ".to_owned()]),
                 },
-                // It may have coordinated the job.
+                // The host may have coordinated the job.
                 Some(_) if mode == LaunchMode::Etcd => (1, vec![" is lost: ".to_owned()]),
                 Some(fault) if fault.host == 0 => {
                     (1, vec![format!("the connection to {}:", on(fault)), " is lost: ".to_owned()])
@@ -495,7 +493,7 @@ impl<'s> TrainingJob<'_, 's> {
         self.leaves_nothing(what);
     }
 
-    /// The job ends, and where it says that all is well it has the right weights. True where it does.
+    /// Checks that the job ends, and that it has the right weights if it succeeds. Returns `true` if it does.
     fn succeeds(&mut self, what: &str, may_end_with: impl Fn(i32) -> bool) -> bool {
         self.wait_for_end(what);
         self.powered_off.iter().for_each(|host| self.site().host(*host).restore());
@@ -513,7 +511,7 @@ impl<'s> TrainingJob<'_, 's> {
         if succeeded {
             let progress = Progress::read(self.work()).unwrap();
             let right = trainer::result(&Model::after(progress.step));
-            // A launcher that was killed has shown nothing more; a rank that was, has said it again.
+            // A launcher that was killed has shown nothing more; a rank that was killed has repeated its line.
             let ranks = if codes.iter().all(|code| *code == 0) { progress.world } else { 1 };
             let are_right = results.iter().all(|it| right == format!("weights {it}"));
             assert!(
@@ -531,7 +529,7 @@ impl<'s> TrainingJob<'_, 's> {
         launchers.filter_map(|(host, it)| Some((host, it.take()?.outcome()))).collect()
     }
 
-    /// No process, port, shared memory or temporary file.
+    /// Checks that no process, port, shared memory or temporary file is left.
     fn leaves_nothing(&mut self, what: &str) {
         for index in 0..SIZES.len() {
             let host = self.site().host(index);
@@ -588,12 +586,12 @@ impl<'s> TrainingJob<'_, 's> {
         assert!(site::within(LIMIT, condition), "{:?}: {what}: never", self.plan);
     }
 
-    /// An `nsenter` that saw late that its launcher stood still would never go on.
+    /// Continues an `nsenter` that stopped late because its launcher was stopped, and would never continue.
     fn wake_outer(&self) {
         self.launchers.iter().flatten().for_each(|it| send(it.outer_pid(), Signal::SIGCONT));
     }
 
-    /// Fails with what the launchers have said and what is there.
+    /// Fails with the launchers' output and the remaining files.
     fn panic(&mut self, what: &str) -> ! {
         let progress = Progress::read(self.work());
         let hosts = &self.site().network.hosts()[..SIZES.len()];
@@ -621,11 +619,11 @@ impl<'s> TrainingJob<'_, 's> {
 }
 
 fn send(pid: i32, signal: Signal) {
-    // Fails for one that has ended.
+    // Fails for a process that has ended.
     let _ = kill(Pid::from_raw(pid), signal);
 }
 
-/// Processes of this machine that are in one of these network namespaces, by number and name.
+/// Returns processes of this machine that are in one of these network namespaces, by process ID and name.
 fn processes_in(namespaces: &[File]) -> Vec<String> {
     let numbers: BTreeSet<u64> = namespaces.iter().map(|it| it.metadata().unwrap().ino()).collect();
     let entries = fs::read_dir("/proc").unwrap().map(Result::unwrap);
@@ -641,5 +639,5 @@ fn processes_in(namespaces: &[File]) -> Vec<String> {
         .collect()
 }
 
-/// So long that only something that never happens takes longer.
+/// Limit that is only exceeded by something that never happens.
 const LIMIT: Duration = Duration::from_secs(90);

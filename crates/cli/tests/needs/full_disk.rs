@@ -1,10 +1,10 @@
-//! `brigade launch --log-dir` on a disk that fills up.
+//! Test of `brigade launch --log-dir` on a disk that fills up.
 
 use brigade_test_needs::{needs, with_mounts};
 
 #[needs(Mounts)]
 fn a_full_disk_under_the_logs_is_said_once_and_ends_nothing() {
-    // A disk of our own, of 32 KiB.
+    // A separate disk of 32 KiB.
     let folder = tempfile::tempdir().unwrap();
     let script = format!(
         "mount -t tmpfs -o size=32k none {0}\n\

@@ -1,5 +1,5 @@
-//! `brigade launch --hosts` on several hosts with real sshd: what its user sees, what the ranks
-//! see, and that nothing is left on any host, whatever is killed or cut.
+//! Tests of `brigade launch --hosts` on several hosts with real sshd: the output for the user, the environment of the
+//! ranks, and that nothing is left on any host, whatever is killed or disconnected.
 
 mod copied;
 mod ended;
@@ -19,7 +19,7 @@ fn ranks_are_numbered_over_the_hosts() {
     let site = site(3);
     let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE \
                   $GROUP_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR $(hostname) $(pwd)";
-    // The launcher's own host is the second: no ssh leads to it.
+    // The launcher's own host is the second: no ssh is used for it.
     let run = site.launch("node2:2,node1:1,node3:2").sh(script).run();
     assert_eq!(run.code, 0, "{}", run.stderr);
     let work = site.work.display();
@@ -33,7 +33,7 @@ fn ranks_are_numbered_over_the_hosts() {
     assert_eq!(run.lines(), expected);
     assert_eq!(run.stderr, "");
 
-    // On the first host itself: the others are told an address at which they reach it.
+    // On the first host itself: the others get an address at which they reach it.
     let run = site.launch("localhost,node2").args(["--nproc", "1"]).sh("echo $MASTER_ADDR").run();
     let expected = ["[localhost:0] 10.213.0.1", "[node2:1]     10.213.0.1"];
     assert_eq!(run.lines(), expected, "{}", run.stderr);
@@ -86,13 +86,13 @@ fn variables_are_passed_by_a_list() {
     for name in ["CUDA_VISIBLE_DEVICES", "CUDA_HOME", "PYTHONHOME"] {
         assert_eq!(value(name), None);
     }
-    // What programs read is handed on, what tells the launcher something is not, on any host.
+    // Variables for programs are passed on, those that configure the launcher are not, on any host.
     assert_eq!(value("BRIGADE_SHARED_MEMORY"), Some("0"));
     assert_eq!((value("BRIGADE_ROLE"), value("ROLE_NAME")), (None, Some("actor")));
     assert_eq!(value("BRIGADE_SSH"), None);
     assert_eq!(value("HOME"), site.host(1).home().to_str());
     assert_eq!(value("PWD"), site.work.to_str());
-    // The command line does not name DeepSpeed's file, so a line says that it is used.
+    // The command line does not name DeepSpeed's file, so a line reports that it is used.
     let line = "brigade: the hosts get FROM_FILE from .deepspeed_env (DeepSpeed's)\n";
     assert_eq!(run.stderr, line);
     let here = site.launch("node1:1").env("BRIGADE_ROLE", "actor").sh("env").run();
@@ -103,7 +103,7 @@ fn variables_are_passed_by_a_list() {
 fn arguments_and_noisy_logins() {
     let site = site(2);
     write_script(&site.work.join("a 'program' \\ $x"), "#!/bin/sh\nprintf '%s|' \"$0\" \"$@\"\n");
-    // What a login may print before the agent has its say.
+    // Output of a login before that of the agent.
     fs::write(site.host(1).home().join(".ssh/rc"), "printf 'Welcome\\n\\nto node2'\n").unwrap();
     let arguments =
         ["./a 'program' \\ $x", "", "it's", "$HOME `id`", "a\nb", "!x", "--nproc", "\\"];
@@ -161,7 +161,7 @@ fn a_job_starts_again_on_the_same_hosts_and_with_fewer() {
     assert_eq!(run.lines(), expected, "{}", run.stderr);
     empty(&site.work);
 
-    // The first host is lost for good; the others go on and are numbered anew.
+    // The first host is lost for good; the others continue with new ranks.
     let script = "touch $RANK; [ $WORLD_SIZE = 3 ] || { echo $RANK/$WORLD_SIZE $MASTER_ADDR; exit 0; }; \
                   sleep 1000 & wait";
     let flags = ["--max-restarts", "1", "--nnodes", "2:3", "--heartbeat-timeout", "4"];

@@ -1,4 +1,4 @@
-//! Launchers that meet over IPv6.
+//! Tests of launchers that meet over IPv6.
 
 use brigade_test_needs::needs;
 
@@ -6,7 +6,7 @@ use crate::launchers::{Hosts, finish};
 
 #[needs(Ipv6)]
 fn hosts_meet_at_an_address_of_ipv6() {
-    // The addresses with and without brackets, as one writes it for each flag.
+    // Addresses with and without brackets, as usual for each flag.
     let numbered = Hosts::new();
     let elastic = Hosts::new();
     let (port, endpoint) = (numbered.port.number(), elastic.port.number());

@@ -1,4 +1,4 @@
-//! `brigade launch` when a rank runs out of memory.
+//! Test of `brigade launch` when a rank runs out of memory.
 
 use std::process::{Command, Stdio};
 
@@ -11,7 +11,7 @@ use crate::job::{self, Job};
 fn a_rank_that_runs_out_of_memory() {
     let group = MemoryGroup::new();
     group.cap(64 << 20);
-    // The shell's child is killed by the kernel and takes its shell along.
+    // The kernel kills the shell's child, and the shell exits with it.
     let mut job = Job::new(1).sh("head -c 100000000 /dev/zero | tail; exit $?");
     let mut shell = Command::new("sh");
     shell.args(["-c", &group.script(), job::BRIGADE]).args(job.command.get_args());

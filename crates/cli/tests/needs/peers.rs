@@ -1,5 +1,5 @@
-//! Python's own distributed programs, started by `brigade launch`: Accelerate's test scripts, and a
-//! script as the documentation of torchrun has it.
+//! Tests of Python's own distributed programs, started by `brigade launch`: Accelerate's test scripts, and a script
+//! like that of torchrun's documentation.
 //!
 //! The Python is that in BRIGADE_PEER_PYTHON, or that of `cargo xtask install pytorch`.
 
@@ -11,18 +11,18 @@ use nix::sys::signal::Signal;
 
 use crate::job::{self, Job, Run};
 
-/// A Python that can import both.
+/// Returns a Python that can import both.
 fn peer_python() -> PathBuf {
     brigade_test_needs::python(Need::Pytorch).unwrap()
 }
 
-/// Two ranks on the CPU that run a script with this Python.
+/// Returns two ranks on the CPU that run a script with this Python.
 fn job(python: &Path, flags: &[&str], script: &Path) -> Job {
     let job = Job::new(2).words(["--cpu"]).words(flags.iter().copied());
     let mut job = job.words([script.to_str().unwrap()]);
     job.command.env("PYTHON_EXEC", python).env("OMP_NUM_THREADS", "1");
     job.command.env("CUDA_VISIBLE_DEVICES", "");
-    // PyTorch leaves a cache there.
+    // PyTorch writes a cache there.
     let folder = job.folder().to_owned();
     job.command.env("TMPDIR", folder);
     job
@@ -35,8 +35,8 @@ fn accelerates(python: &Path, name: &str) -> PathBuf {
     Path::new(folder.trim()).join("scripts").join(name)
 }
 
-/// A run of a script of Accelerate's. While Python ends, the threads of PyTorch's process group may
-/// abort it, which says nothing of the launcher: then it is run again.
+/// Runs a script of Accelerate's. While Python exits, the threads of PyTorch's process group may abort it, which is not
+/// the launcher's fault: then it is run again.
 fn run_of(job: impl Fn() -> Job) -> Run {
     let mut run = job().run();
     for _ in 0..2 {
@@ -92,7 +92,7 @@ fn accelerates_accumulation() {
     );
 }
 
-/// What a script of Accelerate's finds of the flags of the launch.
+/// Compares what a script of Accelerate's reads with the flags of the launch.
 #[needs(Pytorch)]
 fn accelerate_reads_the_flags() {
     let python = peer_python();
@@ -111,7 +111,7 @@ fn accelerate_reads_the_flags() {
     }
 }
 
-/// Its own plugins make of the variables what the flags mean.
+/// Compares what its own plugins read from the variables with the flags.
 #[needs(Pytorch)]
 fn accelerates_plugins_read_the_flags() {
     let python = peer_python();
@@ -142,7 +142,7 @@ fn accelerates_plugins_read_the_flags() {
         let job = Job::new(2).words(flags.iter().copied());
         let mut job = job.words([script.to_str().unwrap()]);
         job.command.env("PYTHON_EXEC", &python).env("CUDA_VISIBLE_DEVICES", "");
-        // PyTorch leaves a cache there.
+        // PyTorch writes a cache there.
         let folder = job.folder().to_owned();
         job.command.env("TMPDIR", folder);
         let run = job.run();
@@ -153,7 +153,7 @@ fn accelerates_plugins_read_the_flags() {
     }
 }
 
-/// The fields and variables that other tests know of Accelerate are those of the real one.
+/// Compares the fields and variables of Accelerate in other tests with those of the real one.
 #[needs(Pytorch)]
 fn accelerate_is_the_one_that_we_know() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/tests/accelerate");
@@ -172,7 +172,7 @@ fn accelerate_is_the_one_that_we_know() {
     }
 }
 
-/// What Accelerate makes of keys of sharded training is what the readers are held against.
+/// Compares Accelerate's results for keys of sharded training with those of the readers.
 #[needs(Pytorch)]
 fn accelerates_plugins_are_those_that_we_know() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../sharding/tests/settings");
@@ -196,7 +196,7 @@ fn a_script_for_torchrun() {
         assert_eq!(run.lines_of(rank), [format!("rank {rank} of 2, attempt 0: 3")]);
     }
 
-    // A rank fails, its error is recorded, and all start again.
+    // A rank fails, its error is recorded, and all ranks restart.
     let run = job(&python, &["--max-restarts=1"], &script).words(["fail"]).run();
     assert_eq!(run.code, 0, "{}{}", run.stdout, run.stderr);
     assert!(run.stderr.contains("; restart 1 of 1"), "{}", run.stderr);
@@ -211,7 +211,8 @@ fn a_script_for_torchrun() {
     assert!(run.stderr.contains("ValueError: no more data"), "{}", run.stderr);
 }
 
-/// What their packages define: `{"torchrun": [flags], "accelerate": [flags], "cluster": {keys}, …}`.
+/// Returns the flags and keys of the installed packages: `{"torchrun": [flags], "accelerate": [flags], "cluster":
+/// {keys}, …}`.
 fn arguments(python: &Path) -> serde_json::Value {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/peers/arguments.py");
     let output = Command::new(python).arg(script).output().unwrap();
@@ -219,7 +220,7 @@ fn arguments(python: &Path) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// `brigade launch --explain` with these words.
+/// Runs `brigade launch --explain` with these arguments.
 fn explain(words: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(job::BRIGADE);
     command.env_clear().env("PATH", "/usr/bin:/bin").env("BRIGADE_CONFIG", "/dev/null");
@@ -228,7 +229,7 @@ fn explain(words: &[&str]) -> (Option<i32>, String, String) {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// Each flag that their parsers define is honoured, named with what becomes of it, or refused.
+/// Each flag of their parsers is used, named with its outcome, or refused.
 #[needs(Pytorch)]
 fn no_flag_is_dropped_in_silence() {
     let python = peer_python();
@@ -268,8 +269,7 @@ fn no_flag_is_dropped_in_silence() {
     assert!(count > 250);
 }
 
-/// Each key of Accelerate's file, with another value than its default, has a source in what is
-/// explained, or is named.
+/// Each key of Accelerate's file, with another value than its default, is a source in the explanation, or is named.
 #[needs(Pytorch)]
 fn no_key_is_dropped_in_silence() {
     let python = peer_python();
@@ -284,7 +284,7 @@ fn no_key_is_dropped_in_silence() {
             if ["compute_environment", "distributed_type"].contains(&key.as_str()) {
                 continue;
             }
-            // JSON is YAML. With one rank on a CPU there is nothing to ask of the machine.
+            // JSON is YAML. With one rank on a CPU no property of the machine matters.
             let text = format!(
                 "compute_environment: {environment}\ndistributed_type: MULTI_CPU\n{key}: {value}\n"
             );
@@ -294,7 +294,7 @@ fn no_key_is_dropped_in_silence() {
                 assert_eq!(code, Some(2), "{text}");
                 assert!(stderr.contains("does not start jobs on Amazon SageMaker"), "{stderr}");
             } else if key == "same_network" {
-                // Either way the hosts meet at the address that the file names.
+                // Either way the hosts meet at the address in the file.
                 assert_eq!(code, Some(0), "{text}{stderr}");
             } else {
                 let place = format!("{}:3", path.display());
@@ -302,7 +302,7 @@ fn no_key_is_dropped_in_silence() {
             }
         }
     }
-    // The keys of its tables, too.
+    // Also the keys of its tables.
     for text in [
         "parallelism_config: {some_key: 1}",
         "fsdp_config: {some_key: 1}",

@@ -1,4 +1,4 @@
-//! `brigade launch` with a real Python.
+//! Tests of `brigade launch` with a real Python.
 
 use std::process::Command;
 use std::time::Duration;
@@ -17,14 +17,14 @@ const SCRIPT: &str = "#!/bin/sh\n''''exec echo shell \"$@\" # '''\n\
 
 #[needs(Python)]
 fn a_script_is_given_to_python_unbuffered() {
-    // `os._exit` would lose what is still in a buffer.
+    // `os._exit` would lose the content of buffers.
     let work = Work::new(&[("train.py", SCRIPT)]);
     let run = work.run(2, &["train.py", "--lr", "0.1"]);
     for rank in 0..2 {
         let line = format!("python ['train.py', '--lr', '0.1'] {rank}");
         assert_eq!(run.lines_of(rank), [line.as_str()], "{}", run.stderr);
     }
-    // Also when it could be started as it is, unless it is to be.
+    // Also if the file is executable, unless that is requested.
     work.allow("train.py");
     assert_eq!(work.run(1, &["./train.py"]).stdout, "[0] python ['./train.py'] 0\n");
     assert_eq!(work.run(1, &["--no-python", "./train.py", "x"]).stdout, "[0] shell x\n");
@@ -87,7 +87,7 @@ fn the_debugger_has_the_keyboard() {
     person.expect("(Pdb) ");
     person.types("continue\n");
     person.expect("continue");
-    // Ctrl-C is the debugger's, which stops the program and asks what to do.
+    // Ctrl-C goes to the debugger, which stops the program and shows its prompt.
     person.types("\x03");
     person.expect("(Pdb) ");
     person.types("loss = 0\n");

@@ -1,4 +1,4 @@
-//! The package for notebooks in Python (`python/`): its own tests, with this launcher.
+//! Runs the tests of the Python package for notebooks (`python/`) with this launcher.
 
 use std::path::Path;
 use std::process::Command;
@@ -17,7 +17,7 @@ fn cells_run_in_ipython() {
     assert!(!said.contains("skipped"), "{said}");
 }
 
-/// Runs tests of Python's; what they say.
+/// Runs Python's unit tests, and returns their output.
 fn unittest(python: &Path, arguments: &[&str]) -> String {
     let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python");
     let mut command = Command::new(python);

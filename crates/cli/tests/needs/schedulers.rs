@@ -1,4 +1,4 @@
-//! Programs and launchers under real schedulers: Slurm and Open MPI, on two hosts in namespaces.
+//! Tests of programs and launchers under real schedulers: Slurm and Open MPI, on two hosts in namespaces.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +10,7 @@ use brigade_test_needs::needs;
 
 use crate::cluster::{Cluster, Run};
 
-/// The program that schedulers start: this test program, which prints its place.
+/// Prints the rank's environment: the program that schedulers start is this test program.
 fn place() -> [String; 3] {
     let program = std::env::current_exe().unwrap().to_str().unwrap().to_owned();
     [program, "--part".to_owned(), "schedulers::prints_its_place".to_owned()]
@@ -35,7 +35,7 @@ fn prints_its_place() {
     std::io::stdout().write_all(line.as_bytes()).unwrap();
 }
 
-/// `words PROGRAM` in the cluster, and what the tasks print, sorted.
+/// Runs `words PROGRAM` in the cluster, and returns the output of the tasks, sorted.
 fn places(cluster: &Cluster, words: &str) -> Vec<String> {
     let program = place();
     let words: Vec<&str> =
@@ -67,7 +67,7 @@ fn programs_under_slurm() {
             "rank 1 of 2, 1 of 2 on host 0 of 1, 127.0.0.1, its own port",
         ]
     );
-    // In a job, but not as a task of a step
+    // In a job, but not as a task of a step.
     assert_eq!(places(&cluster, "srun -N1 -n1"), ["alone"]);
     assert_eq!(places(&cluster, "salloc -N2 -n3"), ["alone"]);
     let script = format!("#!/bin/sh\n{}\n", place().join(" "));
@@ -75,7 +75,7 @@ fn programs_under_slurm() {
     assert_eq!(code, 0, "{output}");
     assert!(output.contains("\nplace: alone\n"), "{output}");
 
-    // The short form of host lists, as Slurm itself expands it
+    // Short form of host lists, as Slurm itself expands it.
     for list in ["n1", "node[01-03,07],gpu-1", "a[8-11],b[098-101]", "r[1-2]n[0,5]", "x[3,1-2]"] {
         let run = cluster.run(&["scontrol", "show", "hostnames", list]);
         let expected: Vec<&str> = run.stdout.lines().collect();
@@ -104,21 +104,21 @@ fn launchers_under_slurm() {
         run.stderr
     );
 
-    // One launcher on each of two hosts, and nothing said about either
+    // One launcher on each of two hosts, without a flag about either.
     let two = "srun -N2 --ntasks-per-node=1 --kill-on-bad-exit=1 brigade launch --nproc 2";
     let run = launch(two);
     assert_eq!(run.code, 0, "{}", run.stderr);
     assert_eq!(run.lines(), ["[0] 0 of 4", "[1] 1 of 4", "[2] 2 of 4", "[3] 3 of 4"]);
-    // Slurm gives them nothing that other users do not know, and their home is not on a network.
+    // Slurm's variables are known to other users, and the home folder is not on a network.
     assert_eq!(run.stderr.matches("warning: this job has no secret").count(), 1, "{}", run.stderr);
-    // The job fails with the code of the rank that failed.
+    // The job fails with the exit code of the rank that failed.
     let failing = ["sh", "-c", "[ $RANK = 3 ] && exit 7; sleep 1000"];
     let words: Vec<&str> = two.split_whitespace().chain(failing).collect();
     let run = cluster.run(&words);
     assert_eq!(run.code, 7, "{}", run.stderr);
     assert!(run.stderr.contains("rank 3"), "{}", run.stderr);
 
-    // All hosts of the job are there, but nothing uses them.
+    // All hosts of the job exist, but nothing uses them.
     let run = launch("salloc -N2 brigade launch --nproc 1");
     assert_eq!((run.code, run.lines()), (0, vec!["[0] 0 of 1"]), "{}", run.stderr);
     assert!(run.stderr.contains("note: this Slurm job has 2 hosts"), "{}", run.stderr);
@@ -143,7 +143,7 @@ fn the_emitted_script_runs() {
         assert!(job.stdout.contains(fact), "{fact}: {}", job.stdout);
     }
 
-    // On two hosts
+    // On two hosts.
     let emit = "brigade emit slurm --nproc 2 --nnodes 2";
     let words: Vec<&str> =
         emit.split_whitespace().chain(["sh", "-c", "echo $RANK$BRIGADE_RDZV_SECRET"]).collect();
@@ -152,7 +152,7 @@ fn the_emitted_script_runs() {
     let (code, output) = cluster.batch(&script, "");
     assert_eq!(code, 0, "{output}");
     assert!(!output.contains("has no secret"), "{output}");
-    // The rest is what the launchers say of each other.
+    // The other lines are messages of the launchers about each other.
     let mut lines: Vec<&str> = output.lines().filter(|it| !it.starts_with("brigade: ")).collect();
     lines.sort_unstable();
     assert_eq!(lines, ["[0] 0", "[1] 1", "[2] 2", "[3] 3"]);
@@ -183,7 +183,7 @@ fn the_emitted_script_runs() {
         assert!(output.contains(line), "{line}: {output}");
     }
 
-    // The job's exit code is the failing rank's.
+    // The job's exit code is that of the failing rank.
     let failing = "brigade emit slurm --nproc 2 sh -c";
     let words: Vec<&str> = failing.split_whitespace().chain(["exit $((RANK * 7))"]).collect();
     let (code, output) = cluster.batch(&cluster.run(&words).stdout, "");
@@ -213,7 +213,7 @@ fn programs_under_open_mpi() {
             "rank 2 of 3, 0 of 1 on host 1 of 2, 10.77.0.1, its own port",
         ]
     );
-    // Ranks go round the hosts.
+    // Ranks are distributed round-robin over the hosts.
     assert_eq!(
         places(&cluster, &format!("{} -np 4 --map-by node", across("node1:2,node2:2"))),
         [
@@ -223,14 +223,13 @@ fn programs_under_open_mpi() {
             "rank 3 of 4, 1 of 2 on host 1 of 2, 10.77.0.1, its own port",
         ]
     );
-    // One launcher on each host
-    // Its stdout is a pseudo-terminal of mpirun's, which is no reason for colours in a file.
+    // One launcher on each host. Its stdout is a pseudo-terminal of mpirun's, which must not cause colours in a file.
     let words = across("node1:1,node2:1") + " --map-by ppr:1:node brigade launch --nproc 2";
     let words: Vec<&str> = words.split_whitespace().chain(["sh", "-c", "echo $RANK"]).collect();
     let run = cluster.run(&words);
     assert_eq!(run.code, 0, "{}", run.stderr);
     assert_eq!(run.lines(), ["[0] 0", "[1] 1", "[2] 2", "[3] 3"]);
-    // mpirun makes a key for each job.
+    // mpirun generates a key for each job.
     assert!(!run.stderr.contains("has no secret"), "{}", run.stderr);
 
     let launch = "--nproc 2 sh -c true";
@@ -243,7 +242,7 @@ fn programs_under_open_mpi() {
 #[needs(Slurm, OpenMpi)]
 fn open_mpi_inside_slurm() {
     let cluster = Cluster::slurm();
-    // mpirun starts its helper on node2 as a task of one in a step of its own.
+    // mpirun starts its helper on node2 as the only task of a step.
     assert_eq!(
         places(&cluster, "salloc -N2 -n3 mpirun"),
         [
@@ -254,7 +253,7 @@ fn open_mpi_inside_slurm() {
     );
 }
 
-/// Nothing of a cluster is left, not even when its test is killed.
+/// Nothing of a cluster is left, even if its test is killed.
 #[needs(Slurm)]
 fn clusters_end_with_their_test() {
     let folder = {

@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 
 use crate::job::BRIGADE;
 
-/// A network of hosts, with a working folder.
+/// Creates a network of hosts, with a working folder.
 pub(crate) fn site(hosts: usize) -> Site {
     let network = Network::new(hosts);
     let work = network.folder().join("work");
@@ -24,7 +24,7 @@ pub(crate) fn site(hosts: usize) -> Site {
 
 pub(crate) struct Site {
     pub(crate) network: Network,
-    /// A folder that all hosts share, in which the launcher is started.
+    /// Folder that all hosts share, in which the launcher is started.
     pub(crate) work: PathBuf,
 }
 
@@ -33,7 +33,7 @@ impl Site {
         self.network.host(index)
     }
 
-    /// `brigade launch --hosts LIST` on node1, with the network's ssh.
+    /// Returns `brigade launch --hosts LIST` on node1, with the network's ssh.
     pub(crate) fn launch(&self, hosts: &str) -> Launch<'_> {
         self.launch_with(&["--hosts", hosts])
     }
@@ -42,11 +42,11 @@ impl Site {
         self.launch_on(0, arguments)
     }
 
-    /// `brigade launch` on one of the hosts.
+    /// Returns `brigade launch` on one of the hosts.
     pub(crate) fn launch_on(&self, host: usize, arguments: &[&str]) -> Launch<'_> {
         let mut command = self.host(host).command_in(&self.work, BRIGADE);
         for (name, _) in std::env::vars() {
-            // What the environment of the test might pass on.
+            // Variables of the test's environment that might be passed on.
             let passed = ["OMP_", "TORCH", "NCCL_", "GLOO_", "RUST_", "LD_LIBRARY", "BRIGADE_"];
             if passed.iter().any(|it| name.starts_with(it)) {
                 command.env_remove(name);
@@ -57,12 +57,12 @@ impl Site {
         Launch { site: self, command }
     }
 
-    /// ssh with the network's settings and some more.
+    /// Returns ssh with the network's settings and additional ones.
     pub(crate) fn ssh(&self, more: &str) -> String {
         format!("ssh -F {} {more}", self.network.ssh_config().display())
     }
 
-    /// Waits until the ranks have made that many files in the working folder.
+    /// Waits until the ranks have created this many files in the working folder.
     pub(crate) fn wait_for_files(&self, count: usize) {
         wait_until("the ranks' files", || fs::read_dir(&self.work).unwrap().count() >= count);
     }
@@ -78,7 +78,7 @@ impl Site {
     }
 }
 
-/// A job that has not been started.
+/// Job that has not been started.
 pub(crate) struct Launch<'s> {
     site: &'s Site,
     pub(crate) command: Command,
@@ -117,7 +117,7 @@ impl<'s> Launch<'s> {
     }
 }
 
-/// A job that has been started.
+/// Job that has been started.
 pub(crate) struct Running<'s> {
     site: &'s Site,
     child: Child,
@@ -127,22 +127,22 @@ pub(crate) struct Running<'s> {
 }
 
 impl Running<'_> {
-    /// The launcher, behind `nsenter`.
+    /// Returns the process ID of the launcher, which `nsenter` has started.
     pub(crate) fn pid(&self) -> i32 {
         inner_process(self.child.id().cast_signed()).unwrap()
     }
 
-    /// The launcher, or where it has ended, the `nsenter` before it.
+    /// Returns the process ID of the launcher or, if it has ended, that of its `nsenter`.
     pub(crate) fn pid_if_there(&self) -> i32 {
         inner_process(self.outer_pid()).unwrap_or_else(|| self.outer_pid())
     }
 
-    /// The `nsenter` before it, which stands still when the launcher does.
+    /// Returns the process ID of `nsenter`, which stops when the launcher does.
     pub(crate) fn outer_pid(&self) -> i32 {
         self.child.id().cast_signed()
     }
 
-    /// Lets the launcher stand still until it is continued; `nsenter` does as its child does.
+    /// Stops the launcher until it is continued; `nsenter` stops with its child.
     pub(crate) fn freeze(&self) -> Frozen {
         let pids = [self.pid(), self.child.id().cast_signed()];
         kill(Pid::from_raw(pids[0]), Signal::SIGSTOP).unwrap();
@@ -165,13 +165,13 @@ impl Running<'_> {
         }
     }
 
-    /// It has ended and was not waited for yet, so its number is still its own.
+    /// Returns `true` if it has ended. It was not waited for yet, so its process ID is not reused.
     pub(crate) fn has_ended(&self) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         stat.rsplit_once(") ").unwrap().1.starts_with(['Z', 'X'])
     }
 
-    /// Reads all that is left, waits for the end, and checks that no host has a process left.
+    /// Reads the remaining output, waits for the end, and checks that no host has a process left.
     pub(crate) fn finish(self) -> Run {
         let site = self.site;
         let run = self.outcome();
@@ -179,7 +179,7 @@ impl Running<'_> {
         run
     }
 
-    /// Reads all that is left and waits for the end.
+    /// Reads the remaining output and waits for the end.
     pub(crate) fn outcome(mut self) -> Run {
         let mut stderr = std::mem::take(&mut self.read);
         self.stderr.read_to_end(&mut stderr).unwrap();
@@ -192,7 +192,7 @@ impl Running<'_> {
     }
 }
 
-/// A launcher that stands still.
+/// Launcher that is stopped.
 pub(crate) struct Frozen([i32; 2]);
 
 impl Frozen {
@@ -203,7 +203,7 @@ impl Frozen {
     }
 }
 
-/// A job that has ended.
+/// Job that has ended.
 #[derive(Debug)]
 pub(crate) struct Run {
     /// Exit code, or 128 + the signal that killed the launcher.
@@ -213,7 +213,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Lines of stdout, sorted.
+    /// Returns the lines of stdout, sorted.
     pub(crate) fn lines(&self) -> Vec<&str> {
         let mut lines: Vec<&str> = self.stdout.lines().collect();
         lines.sort_unstable();
@@ -221,12 +221,12 @@ impl Run {
     }
 }
 
-/// Waits for a condition that another process brings about.
+/// Waits for a condition that another process causes.
 pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
     assert!(within(LIMIT, condition), "{what}: never");
 }
 
-/// Whether a condition that another process brings about comes true within this time.
+/// Returns `true` if a condition that another process causes is met within this time.
 pub(crate) fn within(limit: Duration, condition: impl Fn() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     while !condition() {
@@ -238,7 +238,7 @@ pub(crate) fn within(limit: Duration, condition: impl Fn() -> bool) -> bool {
     true
 }
 
-/// The TCP ports of a host on which something listens.
+/// Returns the listening TCP ports of a host.
 pub(crate) fn listening(host: &Host) -> Vec<u16> {
     let sockets = host.sh("cat /proc/net/tcp /proc/net/tcp6 2>/dev/null || true");
     let port = |line: &str| {
@@ -249,7 +249,7 @@ pub(crate) fn listening(host: &Host) -> Vec<u16> {
     sockets.lines().filter_map(port).collect()
 }
 
-/// Writes a program of the shell.
+/// Writes an executable shell script.
 pub(crate) fn write_script(path: &Path, text: &str) {
     use std::os::unix::fs::PermissionsExt;
 
@@ -257,12 +257,12 @@ pub(crate) fn write_script(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Removes what ranks have left in their working folder.
+/// Removes files of ranks in their working folder.
 pub(crate) fn empty(folder: &Path) {
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
         fs::remove_file(entry.path()).unwrap();
     }
 }
 
-/// So long that only something that never happens takes longer.
+/// Limit that is only exceeded by something that never happens.
 const LIMIT: Duration = Duration::from_secs(90);

@@ -1,11 +1,10 @@
-//! What stands still for a while: agents, launchers, the coordinator, the link between two hosts, the
-//! file system under the logs, memory. A job survives all of it that is shorter than the heartbeat
-//! timeout, with the right results in its first attempt; what takes longer ends it with a line that
-//! names the host.
+//! Stalls of agents, launchers, the coordinator, the link between two hosts, the file system under the logs, and
+//! memory. A job survives every stall that is shorter than the heartbeat timeout, with the right results in its first
+//! attempt; a longer one ends it with a line that names the host.
 //!
-//! With `BRIGADE_TEST_STALLS=full` the times are real: the default timeout of 30 s, stalls of 3, 10
-//! and 25 s. Without, the timeout is 10 s, and there is one stall of 3 s: what takes three times as
-//! long on a busy machine is survived all the same.
+//! With `BRIGADE_TEST_STALLS=full` the times are real: the default timeout of 30 s, stalls of 3, 10 and 25 s. Without
+//! it, the timeout is 10 s, and there is one stall of 3 s, so that even one that takes three times as long on a busy
+//! machine is survived.
 
 mod over_ssh;
 mod storage;
@@ -24,16 +23,16 @@ use nix::unistd::Pid;
 use crate::job::{self, Job, Running};
 use crate::launchers::Hosts;
 
-/// How long things take in this run.
+/// Durations in this run.
 struct Times {
     heartbeat: f64,
-    /// Survived.
+    /// Stalls that are survived, in seconds.
     stalls: &'static [f64],
-    /// Survived by a connection that only TCP itself can heal, which tries again after 0.2, 0.4,
-    /// 0.8 … s.
+    /// Cuts that are survived by a connection that only TCP itself can repair, which retransmits after 0.2, 0.4, 0.8 …
+    /// s.
     cuts_over_ssh: &'static [f64],
-    /// Longer than the heartbeat timeout. For what is survived however long it takes: where a loss is
-    /// what is expected, tests wait for it.
+    /// Duration above the heartbeat timeout, for stalls that are survived however long they take: if a loss is
+    /// expected, tests wait for it.
     too_long: f64,
 }
 
@@ -56,7 +55,7 @@ fn sleep(seconds: f64) {
     thread::sleep(Duration::from_secs_f64(seconds));
 }
 
-/// Lets a process stand still for a while.
+/// Stops a process for a while.
 fn stop_for(pid: i32, seconds: f64) {
     send(pid, Signal::SIGSTOP);
     sleep(seconds);
@@ -68,34 +67,33 @@ fn send(pid: i32, signal: Signal) {
     kill(Pid::from_raw(pid), signal).unwrap();
 }
 
-/// Some beats, so that one stall does not add to the next.
+/// Waits for some heartbeats, so that one stall does not add to the next.
 fn recover() {
     sleep(1.0);
 }
 
-/// A rank that computes with its number, says that it is there, stays until it may finish, and tells
-/// its result.
+/// Script of a rank that computes from its rank, creates a file, waits until it may finish, and prints its result.
 const COUNT: &str = "s=$RANK; i=0; while [ $i -lt 300 ]; do i=$((i+1)); s=$(( (s * 31 + i) % 1000003 )); \
     [ $i = 100 ] && echo $$ > $ALL/there-$RANK && until [ -e $ALL/fast ]; do sleep 0.05; done; done; \
     echo result $s in attempt $TORCHELASTIC_RESTART_COUNT";
 
-/// What [`COUNT`] prints.
+/// Returns the output of [`COUNT`].
 fn result(rank: u64) -> String {
     let sum = (1..=300).fold(rank, |sum, i| (sum * 31 + i) % 1_000_003);
     format!("result {sum} in attempt 0")
 }
 
-/// Waits until these ranks are there.
+/// Waits until these ranks run.
 fn wait_for_ranks(all: &Path, ranks: usize) {
     job::wait_until(|| (0..ranks).all(|rank| all.join(format!("there-{rank}")).exists()));
 }
 
-/// Lets ranks finish.
+/// Lets the ranks finish.
 fn finish_soon(all: &Path) {
     fs::write(all.join("fast"), "").unwrap();
 }
 
-/// All launchers end well, with the right results.
+/// Checks that all launchers succeed, with the right results.
 fn succeed(launchers: Vec<Running>) -> Vec<String> {
     let mut said = Vec::new();
     for (rank, launcher) in launchers.into_iter().enumerate() {
@@ -121,13 +119,13 @@ fn an_agent_and_a_coordinator_that_are_stopped_for_a_while() {
     }
     finish_soon(hosts.all.path());
     let said = succeed(launchers);
-    // The user hears of a silence that is worth a word, and of its end.
+    // Long silences are reported to the user, as is their end.
     assert!(said[0].contains("nothing was heard of "), "{}", said[0]);
     assert!(said[0].contains(" is heard again"), "{}", said[0]);
     assert!(said[2].contains("nothing was heard of the coordinator at "), "{}", said[2]);
 }
 
-/// The lease of the coordinator ends while it stands still, and it is the coordinator all the same.
+/// The lease of the coordinator ends while it is stopped, and it remains the coordinator nevertheless.
 #[needs(Etcd)]
 fn a_coordinator_that_etcd_has_elected_is_stopped_for_a_while() {
     let etcd = Etcd::start();
@@ -185,7 +183,7 @@ fn host() -> String {
     nix::unistd::gethostname().unwrap().into_string().unwrap()
 }
 
-/// The process of that number has not been reaped and has this state.
+/// Returns `true` if the process has not been reaped and has this state.
 fn is_in_state(pid: i32, state: char) -> bool {
     job::state_of(pid) == Some(state)
 }

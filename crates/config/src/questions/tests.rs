@@ -1,9 +1,9 @@
-//! Every way through the questions.
+//! Tests of every path through the questionnaire.
 
 use super::*;
 use crate::settings::TABLE;
 
-/// Answers in order; every question must be the one that is due.
+/// Answers in order; every question must be the next one.
 fn hold(answers: &[(Question, &str)]) -> Questionnaire {
     let mut questionnaire = Questionnaire::new(Machine { gpus: 4, cores: 8 });
     for (question, text) in answers {

@@ -83,7 +83,7 @@ impl Frame {
     /// Returns the pixel of a point, which may lie outside of the plot area.
     fn pixel(&self, (x, y): (f64, f64)) -> Option<(f64, f64)> {
         let (x, y) = (self.across.place(x)?, self.upwards.place(y)?);
-        // Far beyond a given range; finite numbers are enough to cut a line off.
+        // Far outside of a given range; clipping only needs finite numbers.
         let near = |place: f64| place.clamp(-1e6, 1e6);
         let Area { width, height, .. } = self.plot;
         Some((self.plot.x + near(x) * width, self.plot.y + (1.0 - near(y)) * height))
@@ -120,7 +120,7 @@ impl Frame {
         let pixels: Vec<Option<(f64, f64)>> =
             series.points.iter().map(|point| self.pixel(*point)).collect();
         if series.style == Style::Points {
-            // One dot for a pixel, however many points lie there.
+            // One dot per pixel, however many points are there.
             let mut drawn = HashSet::new();
             let inside = |at: &(f64, f64)| contains(&self.plot, *at);
             for at in pixels.into_iter().flatten().filter(inside) {
@@ -133,7 +133,7 @@ impl Frame {
         for piece in pixels.split(Option::is_none) {
             let mut piece: Vec<(f64, f64)> = piece.iter().copied().flatten().collect();
             if let [at] = piece[..] {
-                // A line through one point would not be seen.
+                // A line through a single point would be invisible.
                 if contains(&self.plot, at) {
                     scene.dot(at, 2.5, color);
                 }
@@ -221,7 +221,8 @@ impl Frame {
                 _ => false,
             })
         };
-        // Not far off for a line's sake. With no free place left, a label is one more than can be read.
+        // Moving the label far away to avoid a line is not worth it. Without a free position, the label would be
+        // unreadable and is left out.
         let near = |area: &&Area| (area.y + height / 2.0 - at.1).abs() < 2.5 * height;
         let clear = places.iter().take_while(near).find(|area| !hides(area));
         if let Some(area) = clear.or_else(|| places.first()).copied() {
@@ -285,7 +286,7 @@ pub(super) fn cut_segment(
         }
     }
     let at = |part: f64| match part {
-        // Exactly, so that the next segment is seen to go on here.
+        // The exact end point, so that the next segment is recognised as its continuation.
         0.0 => from,
         1.0 => to,
         _ => (from.0 + part * dx, from.1 + part * dy),
@@ -309,7 +310,7 @@ mod tests {
         assert_eq!(cut(&[(1.0, 1.0), (9.0, 9.0)]), [[(1.0, 1.0), (9.0, 9.0)]]);
         assert_eq!(cut(&[(-5.0, 5.0), (15.0, 5.0)]), [[(0.0, 5.0), (10.0, 5.0)]]);
         assert!(cut(&[(-5.0, 20.0), (15.0, 20.0)]).is_empty());
-        // Out above and in again: two parts.
+        // Leaves at the top and comes back: two parts.
         let parts = cut(&[(2.0, 5.0), (4.0, -5.0), (6.0, 5.0), (7.0, 5.0)]);
         assert_eq!(parts, [vec![(2.0, 5.0), (3.0, 0.0)], vec![(5.0, 0.0), (6.0, 5.0), (7.0, 5.0)]]);
     }

@@ -38,7 +38,7 @@ impl Legend {
                 if rows.len() == MOST_ROWS {
                     let last = rows.last_mut();
                     let more = Entry::new(&format!("and {} more", count - index), None);
-                    // It takes the place of the last name where there is none for it.
+                    // Replaces the last name if there is no space for both.
                     if let Some(row) = last {
                         if used + more.width > width {
                             row.pop();

@@ -27,7 +27,7 @@ pub(super) fn render(chart: &Chart, options: &TextOptions) -> String {
         }
         top += 1;
     }
-    // The labels across, and what they mean.
+    // Tick labels of the horizontal axis, and the axis' label.
     let rows = height - top - 2 - usize::from(!chart.x.label.is_empty());
     let (across, upwards) = chart.spans();
     let y_ticks = upwards.ticks((rows / 3).max(2));
@@ -38,7 +38,7 @@ pub(super) fn render(chart: &Chart, options: &TextOptions) -> String {
         let label = fit(&chart.x.label, plot.columns);
         letters.write(plot.left + (plot.columns - label.width()) / 2, height - 1, &label, None);
     }
-    // The y axis' label stands above it, where it does not hide a name.
+    // The y axis' label is above the axis, unless it would cover a name.
     if !chart.y.label.is_empty() && legend.is_empty() && top > 0 {
         let label = fit(&chart.y.label, width / 2);
         if letters.has_room(0, top - 1, &label) {
@@ -153,7 +153,7 @@ impl Plot {
         if !marked {
             return;
         }
-        // At its last place that no other mark has, and where it is alone if there is one.
+        // At the last position of the piece without another mark, and preferably without another series.
         let mut taken = Vec::new();
         for (index, places) in ends.iter().enumerate() {
             let cell = |(x, y): &(f64, f64)| {

@@ -54,7 +54,7 @@ impl Layout {
             let texts = map.number_texts();
             texts.iter().map(|it| font::width(it, SIZE)).fold(0.0, f64::max) + 8.0
         };
-        // Enough cells for the numbers not to be read: their widths are not needed.
+        // So many cells that no numbers are shown: their widths are not needed.
         let few = map.numbers && rows * columns <= MOST_NUMBERS;
         let least = if few { widest().max(22.0) } else { f64::INFINITY };
         let (width, height, numbers) = match map.size {
@@ -69,7 +69,7 @@ impl Layout {
                 let side = least.max((280.0 / rows.max(columns)).min(70.0));
                 (side * columns, (side * rows).min(side.max(26.0) * rows), true)
             }
-            // Square cells for a square matrix; for others the shape of a chart.
+            // Square cells for a square matrix; otherwise the proportions of a chart.
             None if map.rows == map.columns => (640.0, 640.0, false),
             None => (520.0, 260.0, false),
         };
@@ -80,7 +80,7 @@ impl Layout {
         };
         let cells = Area::new(left, top, width.floor(), height.max(20.0).floor());
         let right = if numbers { EDGE } else { BAR };
-        // The title is not cut off above few cells.
+        // The title is not cut off above a few cells.
         let wanted = font::width(&map.title, 14.0).min(480.0) + 2.0 * EDGE;
         let size = map.size.unwrap_or_else(|| {
             let width = (cells.right() + right).max(wanted);
@@ -144,7 +144,7 @@ fn draw_numbers(map: &Heatmap, scene: &mut Scene, cells: Area) {
     for (index, (value, text)) in map.values.iter().zip(map.number_texts()).enumerate() {
         let (row, column) = (index / map.columns, index % map.columns);
         let row = if map.upwards { map.rows - 1 - row } else { row };
-        // On whole pixels, so that no line of white is left between cells.
+        // Aligned to whole pixels, so that no white line remains between cells.
         let edge = |at: usize, begin: f64, side: f64| (begin + at as f64 * side).round();
         let (x, y) = (edge(column, cells.x, side_x), edge(row, cells.y, side_y));
         let (right, bottom) = (edge(column + 1, cells.x, side_x), edge(row + 1, cells.y, side_y));

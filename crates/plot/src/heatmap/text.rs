@@ -49,7 +49,7 @@ fn table(map: &Heatmap, options: &TextOptions, numbered: bool) -> Option<String>
     if map.columns > options.width {
         return None;
     }
-    // Only rows with the same labels tell what the numbers mean.
+    // Numbered columns only make sense if the rows have the same labels.
     if numbered && map.row_labels != map.column_labels {
         return None;
     }

@@ -232,7 +232,7 @@ mod tests {
     use crate::{Stamp, Value};
 
     proptest! {
-        /// What is subtracted is what was added, whatever is sent in whatever pieces.
+        /// The amount that is subtracted equals the amount that was added, whichever batches are sent.
         #[test]
         fn the_weight_is_that_of_what_waits(kinds in proptest::collection::vec(0..4u8, 0..300)) {
             let mut queue = Queue::default();

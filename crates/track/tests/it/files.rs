@@ -1,4 +1,4 @@
-//! Files that a tracker writes, as their readers see them.
+//! Tests of the files that trackers write, with the parsers of their formats.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -41,7 +41,7 @@ fn json_lines_keep_the_order_and_say_what_is_not_finite() {
     logged.push(("words".to_owned(), "a \"b\"\n".into()));
     tracker.log(&logged, at(3)).unwrap();
     tracker.log(&values(&[("loss", 0.1)]), Stamp { step: None, ..at(0) }).unwrap();
-    // Each line is there as soon as the call returns.
+    // Each line is written when the call returns.
     let path = folder.path().join("runs/demo.jsonl");
     let text = fs::read_to_string(&path).unwrap();
     assert_eq!(
@@ -135,7 +135,7 @@ _step,_time,loss,b,accuracy,\"note, quoted\"
         fs::read_to_string(folder.path().join("demo.config.csv")).unwrap(),
         "name,value\nlr,0.1\nmodel.width,8\n"
     );
-    // A run that goes on knows the columns, and can add some.
+    // A resumed run knows the columns, and can add some.
     drop(tracker);
     let mut next = Csv::new(folder.path());
     next.start(&Run::new("demo")).unwrap();
@@ -151,7 +151,8 @@ _step,_time,loss,b,accuracy,\"note, quoted\"
     assert!(!folder.path().join("demo.csv.new").exists());
 }
 
-/// Killed at any byte of a row whose cell has line breaks and quotes: the rows before and after are whole.
+/// A run that is killed at any byte of a row, whose cell has line breaks and quotes, leaves the rows before and after
+/// it whole.
 #[test]
 fn a_half_row_is_cut_off_wherever_it_ends() {
     let folder = tempfile::tempdir().unwrap();
@@ -216,7 +217,7 @@ fn a_full_disk_is_an_error_of_the_call() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is logged in whatever order, over however many runs, the table holds it.
+    /// Values that are logged in any order, over any number of runs, are all in the table.
     #[test]
     fn a_csv_holds_all_that_was_logged(
         runs in proptest::collection::vec(

@@ -1,4 +1,4 @@
-//! MLflow's tracker over TLS, against a server with a certificate made for the test.
+//! Tests of MLflow's tracker over TLS, against a server with a certificate made for the test.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-/// An MLflow that takes everything, over TLS, with a certificate signed by an authority of its own.
+/// Simulated MLflow over TLS that accepts every request, with a certificate signed by its own authority.
 struct Server {
     url: String,
     folder: tempfile::TempDir,
@@ -48,7 +48,7 @@ impl Server {
         let answered = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&answered);
         let config = Arc::new(config);
-        // It ends with the process: a listener has no better end.
+        // The thread ends with the process.
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let (Ok(stream), config) = (stream, Arc::clone(&config)) else { continue };
@@ -65,7 +65,7 @@ impl Server {
     }
 }
 
-/// One request and its answer.
+/// Serves one request.
 fn serve(stream: TcpStream, config: Arc<ServerConfig>) -> Option<()> {
     stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
     let connection = ServerConnection::new(config).ok()?;
@@ -122,7 +122,7 @@ fn a_certificate_of_an_unknown_authority_is_refused_at_once() {
     let text = error.to_string();
     assert!(text.contains("is not trusted") && text.contains("UnknownIssuer"), "{text}");
     assert!(text.contains("MLFLOW_TRACKING_SERVER_CERT_PATH"), "{text}");
-    // Another server's authority is no better.
+    // Another server's authority is not accepted either.
     let other = Server::start();
     let tracker = Mlflow::new(&server.url).unwrap();
     let mut tracker = tracker.certificate(other.file("authority.pem")).unwrap();

@@ -1,4 +1,4 @@
-//! What trackers write, read by the real MLflow and TensorBoard.
+//! Tests of trackers with the real MLflow and TensorBoard.
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 

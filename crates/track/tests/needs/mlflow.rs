@@ -17,7 +17,7 @@ use brigade_track::{
 use parking_lot::Mutex;
 use serde_json::{Value as Json, json};
 
-/// `mlflow server` in a process group of its own: it starts workers.
+/// Process group of `mlflow server`, which starts workers.
 struct Server {
     process: Child,
     url: String,
@@ -30,7 +30,7 @@ impl Server {
 
         let python = brigade_test_needs::python(Need::Trackers).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        // Free now; nothing else asks for it in the moment until the server binds it.
+        // Free now; it is unlikely to be taken until the server binds it.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
         let process = Command::new(python)
@@ -66,7 +66,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The group is ours alone, and its leader has not been waited for: the number is its own.
+        // The process group belongs to this test, and its leader has not been waited for: the ID is not reused.
         let _ = Command::new("kill")
             .args(["-KILL", "--", &format!("-{}", self.process.id())])
             .stderr(Stdio::null())
@@ -75,7 +75,7 @@ impl Drop for Server {
     }
 }
 
-/// The whole answer, head included, of a server that closes the connection.
+/// Returns the whole answer, headers included, of a server that closes the connection.
 fn get(url: &str, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -147,7 +147,7 @@ fn a_real_server_has_all_that_was_logged() {
     let note = get(&server.url, &format!("/get-artifact?path=note-1.txt&run_id={id}")).unwrap();
     assert!(note.ends_with("hello"), "{note}");
 
-    // It goes on: the same settings are no error, other ones neither.
+    // The run is resumed: neither the same settings nor other ones are an error.
     for lr in [0.1, 0.2] {
         let run = Run::new("demo / ä").config(Config::of(&json!({ "lr": lr })).unwrap());
         let mut next = Mlflow::new(&server.url).unwrap().resume(&id).strict(true);
@@ -157,7 +157,7 @@ fn a_real_server_has_all_that_was_logged() {
             "RUNNING"
         );
         next.log(&[("late".to_owned(), Value::from(lr))], Stamp::step(9000)).unwrap();
-        // Dropped, not finished: it did not come to its end, but what was logged is there.
+        // Dropped without `finish`: the run failed, but its values are stored.
         drop(next);
         let found = server.ask(&format!("runs/get?run_id={id}"));
         assert_eq!(found["run"]["info"]["status"], "FAILED");
@@ -167,7 +167,7 @@ fn a_real_server_has_all_that_was_logged() {
     assert!(matches!(error, TrackError::Refused { status: 404, .. }), "{error}");
 }
 
-/// A server that answers each request as it is told to, and keeps what it was asked.
+/// Simulated server with configurable answers, which stores the requests.
 struct Double {
     url: String,
     asked: Arc<Mutex<Vec<(String, String)>>>,
@@ -228,7 +228,7 @@ fn request(stream: &mut TcpStream) -> Option<(String, String)> {
     }
 }
 
-/// What a sound server says to `path`.
+/// Returns the answer of a working server to `path`.
 fn sound(path: &str) -> (u16, String) {
     let answer = if path.contains("get-by-name") {
         json!({ "experiment": { "experiment_id": "1" } })
@@ -333,7 +333,7 @@ fn a_refused_batch_is_lost_at_once_and_said() {
     tracker.log(&point(1.0), Stamp::step(1)).unwrap();
     let until = Instant::now() + Duration::from_secs(60);
     let error = loop {
-        // The loss is said by a later call.
+        // The loss is an error of a later call.
         if let Err(error) = tracker.log(&point(2.0), Stamp::step(2)) {
             break error;
         }
@@ -343,8 +343,8 @@ fn a_refused_batch_is_lost_at_once_and_said() {
     assert!(error.to_string().contains("no such metric"), "{error}");
 }
 
-/// The end of a run has one time limit for everything, also where the tracker is only dropped. The bound is
-/// far above it, and below the limit of one request.
+/// The end of a run has one time limit for everything, even if the tracker is only dropped. The bound is far above it,
+/// and below the limit of one request.
 #[needs()]
 fn a_server_that_never_answers_does_not_hold_the_end() {
     for finish in [true, false] {

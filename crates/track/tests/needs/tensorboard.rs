@@ -1,4 +1,4 @@
-//! Event files as the real TensorBoard reads them.
+//! Tests of event files with the real TensorBoard.
 //!
 //! The Python is that in `BRIGADE_TRACK_PYTHON`, or that of `cargo xtask install trackers`.
 
@@ -10,7 +10,7 @@ use brigade_track::{
 };
 use serde_json::{Value as Json, json};
 
-/// Reads a folder of event files, checksums included, and prints what is in them.
+/// Program that reads a folder of event files, checksums included, and prints their content.
 const READER: &str = r#"
 import json, sys
 from tensorboard.backend.event_processing import event_accumulator
@@ -76,7 +76,7 @@ fn the_real_tensorboard_reads_what_was_logged() {
     let table = Table::new(["n"], vec![vec![1.into()]]).unwrap();
     tracker.log_table("table", &table, Stamp { step: Some(9), time }).unwrap();
     tracker.finish(Outcome::Finished).unwrap();
-    // A run that goes on: another file, the same run.
+    // A resumed run: another file, the same run.
     let mut next = TensorBoard::new(folder.path());
     next.start(&Run::new("demo")).unwrap();
     next.log(&[("loss".to_owned(), Value::from(0.0))], Stamp { step: Some(300), time }).unwrap();

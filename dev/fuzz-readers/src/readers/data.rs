@@ -1,4 +1,4 @@
-//! Readers of data sets and images.
+//! Parsers of data sets and images.
 
 #[cfg(feature = "libtorch")]
 use std::fs;
@@ -16,7 +16,7 @@ pub(super) const TARGETS: &[Target] = &[
         name: "idx",
         reads: "an IDX file, plain or gzip",
         words: &["\0\0\x08\x03", "\0\0\x08\x01", "\u{1f}", "\0\0\0\x01"],
-        // What a gzip file may become, and a buffer that grows to twice of it at most.
+        // Content of a gzip file, and a buffer that grows to at most twice its size.
         bytes_per_byte: 2 * 200,
         free_bytes: FREE + (8 << 20),
         read: idx,
@@ -47,7 +47,7 @@ pub(super) const TARGETS: &[Target] = &[
         words: &["ustar\0", "ustar  \0", "a.jpg", ".cls", "././@LongLink", "30 path=", "size="],
         // A member of a compressed archive is in memory while it is copied.
         bytes_per_byte: TREE + 2 * GZIP,
-        // A number of a class makes names of all up to it, of which 100,000 are allowed.
+        // A class number creates names of all classes up to it, at most 100,000.
         free_bytes: FREE + (16 << 20),
         read: webdataset,
     },
@@ -110,10 +110,10 @@ pub(super) const TARGETS: &[Target] = &[
 /// Schemas and page buffers of the Parquet reader; ten bytes of Brotli may hold 16 MiB.
 const PARQUET_FREE: usize = 80 << 20;
 
-/// What gzip can make of a byte.
+/// Maximum expansion of a byte by gzip.
 const GZIP: usize = 1_040;
 
-/// What zstd can make of a byte, and the same in an image's copy.
+/// Maximum expansion of a byte by zstd, and the same in an image's copy.
 const ZSTD: usize = 2 * 43_691;
 
 #[cfg(feature = "libtorch")]
@@ -127,7 +127,7 @@ fn idx(input: &[u8]) {
     }
 }
 
-/// Unpacks an archive as it is, and with right checksums in its headers: everything stays in its folder, and
+/// Unpacks an archive as it is, and with corrected checksums in its headers: everything stays in its folder, and
 /// nothing is left of one that is refused.
 #[cfg(feature = "libtorch")]
 fn archive_file(input: &[u8]) {
@@ -168,11 +168,11 @@ fn archive_file(input: &[u8]) {
     }
 }
 
-/// Files of all in an archive.
+/// Maximum size of all files in an archive, in bytes.
 #[cfg(feature = "libtorch")]
 const UNPACKED_BYTES: u64 = 1 << 20;
 
-/// A tar archive with the checksum of each header as it must be.
+/// Returns a tar archive with corrected checksums of its headers.
 #[cfg(feature = "libtorch")]
 fn with_checksums(mut tar: Vec<u8>) -> Vec<u8> {
     for header in tar.chunks_exact_mut(512) {
@@ -227,7 +227,7 @@ fn image(input: &[u8]) {
     use brigade_images::decode::{DecodeOptions, Decoder};
     use brigade_images::{Image, Region, Size};
 
-    // A million pixels, so that the memory of an image is small beside the limit.
+    // A million pixels, so that the memory of an image is small compared with the limit.
     let mut decoder = Decoder::new(DecodeOptions::new().max_pixels(1 << 20));
     let Ok(image) = decoder.decode_new("fuzz", input) else { return };
     let (width, height) = (image.width(), image.height());
@@ -263,8 +263,7 @@ fn pack(input: &[u8]) {
     }
 }
 
-/// The same pack with the digest of its table and the checksum of its header, so that what lies behind
-/// them is read.
+/// Corrects the digest of a pack's table and the checksum of its header, so that the bytes behind them are parsed.
 fn with_digest(input: &[u8]) -> Vec<u8> {
     use sha2::{Digest, Sha256};
 
@@ -284,15 +283,14 @@ fn with_digest(input: &[u8]) -> Vec<u8> {
     pack
 }
 
-/// Bytes of the largest image that `transforms` makes.
+/// Size of the largest image that `transforms` creates, in bytes.
 const TRANSFORMED_BYTES: usize = 3 << 20;
 
-/// The least kind of a transform of the table in `transforms`. Those below stand for options that have no name in
+/// Smallest number of a transform of the table in `transforms`. Smaller numbers stand for options that have no name in
 /// text.
 const NAMED_FROM: u32 = 150;
 
-/// Draws transforms for an image and carries them out: the pixels that come out have the size that the
-/// plan says, and none fails in another way than by an error.
+/// Draws transforms for an image and applies them: the output has the size of the plan, and failures are errors.
 fn transforms(input: &[u8]) {
     use brigade_images::transforms::{
         AugMix, AutoAugment, AutoAugmentPolicy, CenterCrop, ColorJitter, Compose, Interpolation,

@@ -1,4 +1,4 @@
-//! Readers of settings, and of what hosts and ranks say.
+//! Parsers of settings, and of messages from hosts and ranks.
 
 use std::path::Path;
 
@@ -181,7 +181,7 @@ pub(super) const TARGETS: &[Target] = &[
     },
 ];
 
-/// The YAML parser keeps places, and copies what an anchor names.
+/// Memory factor of the YAML parser, which stores positions, and copies the value of an anchor.
 const YAML: usize = 2048;
 
 fn hostfile(input: &[u8]) {
@@ -254,7 +254,7 @@ fn kernel_log(input: &[u8]) {
     let file = file(input);
     let mut log = KernelLog::open(&path_of(&file)).expect("the file can be read");
     log.read(|message| fault(message.text)).expect("the file can be read");
-    // Most changes to a line's beginning leave none of the kernel's.
+    // Most changes to the beginning of a line make it another program's.
     String::from_utf8_lossy(input).lines().for_each(fault);
 }
 
@@ -269,7 +269,7 @@ fn fault(text: &str) {
 }
 
 fn rendezvous(input: &[u8]) {
-    // In pieces, as they come from a network.
+    // In pieces, as from a network.
     for piece in [1, 7, input.len().max(1)] {
         let (mut agent, mut coordinator) = (Decoder::default(), Decoder::limited(4 << 10));
         let (mut from_agent, mut to_agent) = (true, true);

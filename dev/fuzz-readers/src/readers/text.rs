@@ -1,4 +1,4 @@
-//! Readers of tokenizers and of texts as tokens.
+//! Parsers of tokenizers and of tokenized texts.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ pub(super) const TARGETS: &[Target] = &[
             "4294967295",
         ],
         bytes_per_byte: TREE,
-        // What a regular expression may take, and the names in a caught panic's backtrace.
+        // Maximum memory of a regular expression, and the names in a caught panic's backtrace.
         free_bytes: FREE + (192 << 20),
         read: tokenizer,
     },
@@ -74,7 +74,7 @@ fn vocabulary(input: &[u8]) {
     use brigade_tokens::Vocabulary;
 
     if let Ok(vocabulary) = Vocabulary::from_json(input) {
-        // What was read can be written, and read again.
+        // A parsed vocabulary can be written, and parsed again.
         let again = Vocabulary::from_json(vocabulary.to_json().as_bytes());
         assert_eq!(again.expect("our own form is known"), vocabulary);
     }
@@ -104,7 +104,7 @@ fn tokens(input: &[u8]) {
     }
 }
 
-/// The same corpus with its right checksums, so that what lies behind them is read.
+/// Corrects the checksums of a corpus, so that the bytes behind them are parsed.
 fn corpus_with_checksums(input: &[u8]) -> Vec<u8> {
     let mut bytes = input.to_vec();
     let numbers = 4096;

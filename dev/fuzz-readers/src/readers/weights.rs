@@ -1,4 +1,4 @@
-//! Readers of weights and checkpoints.
+//! Parsers of weights and checkpoints.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -252,7 +252,7 @@ pub(super) const TARGETS: &[Target] = &[
     },
 ];
 
-/// What a tensor that repeats its storage may take, and as much for a piece of it.
+/// Memory of a tensor that repeats its storage, and as much for a piece of it.
 const PTH_FREE: usize = 4 << 20;
 
 fn offload(input: &[u8]) {
@@ -287,7 +287,7 @@ fn quantized(input: &[u8]) {
     let Ok(weights) = WeightsReader::open(&path) else { return };
     for tensor in weights.tensors().filter(|tensor| tensor.is_quantized()) {
         let shape = &tensor.info().shape;
-        // Shapes were compared with what the file has.
+        // Shapes were checked against the size of the file.
         let values: u64 = shape.iter().product();
         assert!(values <= 2 * input.len() as u64, "{}", tensor.info());
         let whole = Region::whole(shape);
@@ -314,7 +314,7 @@ fn safetensors(input: &[u8]) {
     read_regions(&file);
 }
 
-/// Some regions of every tensor.
+/// Reads some regions of every tensor.
 fn read_regions(file: &File) {
     let Ok(weights) = WeightsReader::open(path_of(file)) else { return };
     let _ = weights.verify();
@@ -343,7 +343,7 @@ fn pth(input: &[u8]) {
     }
 }
 
-/// Every tensor can be asked for; together they are not many times the file.
+/// Copies all tensors: together they are at most a small multiple of the file.
 fn copy_tensors(file: &mut PthFile, value: Value<StoredTensor>, length: usize) {
     let mut sink = Sink(0);
     let copied = value.try_map(&mut |_, tensor| {
@@ -358,7 +358,7 @@ fn copy_tensors(file: &mut PthFile, value: Value<StoredTensor>, length: usize) {
     assert!(sink.0 <= 16 * length as u64 + (1 << 20), "{} bytes of {length}", sink.0);
 }
 
-/// With storages of the sizes that the module of the corpus has.
+/// Parses with storages of the sizes in the corpus's module.
 fn script(input: &[u8]) {
     let end = input.iter().position(|&byte| byte == 0).unwrap_or(input.len());
     let (code, pickle) = (&input[..end], input.get(end + 1..).unwrap_or_default());
@@ -385,7 +385,7 @@ fn exported(input: &[u8]) {
     ]));
 }
 
-/// A pickle in the old format, with two storages after it.
+/// Parses a pickle in the old format, with two storages after it.
 fn legacy_pickle(input: &[u8]) {
     let mut file = LEGACY_HEAD.to_vec();
     file.extend(input);
@@ -402,7 +402,7 @@ fn pickle(input: &[u8]) {
     pth(&archive(&[("data.pkl", input), ("data/0", &floats), ("data/1", &[])]));
 }
 
-/// The files of one rank, with storages of the sizes that those of the corpus have.
+/// Parses the files of one rank, with storages of the sizes in the corpus.
 fn deepspeed(input: &[u8]) {
     let (optimizers, model) = match input.split_first() {
         Some((b'o', pickle)) => (vec![pickle], DEEPSPEED_MODEL),
@@ -446,7 +446,7 @@ fn deepspeed(input: &[u8]) {
     }
 }
 
-/// What comes after the first byte of an input of the corpus.
+/// Bytes after the first byte of an input of the corpus.
 const DEEPSPEED_MODEL: &[u8] =
     include_bytes!("../../../../fuzz/regressions/deepspeed/good-model").split_at(1).1;
 const DEEPSPEED_OPTIMIZERS: [&[u8]; 2] = [
@@ -458,11 +458,11 @@ fn manifest(input: &[u8]) {
     let folder = tempfile::tempdir().expect("a folder can be made");
     fs::write(folder.path().join(MANIFEST), input).expect("a file can be written");
     let _ = Checkpoint::open(folder.path());
-    // With its right checksum, which no fuzzer guesses.
+    // With its corrected checksum, which no fuzzer guesses.
     let Ok(manifest) = serde_json::from_slice::<Manifest>(input) else { return };
     fs::write(folder.path().join(MANIFEST), manifest.to_json()).expect("a file can be written");
     let Ok(manifest) = Manifest::read(folder.path()) else { return };
-    // Chunks that were accepted are as many elements as the whole, and each lies within it.
+    // Chunks that were accepted have as many elements as the whole, and each lies within it.
     for tensor in manifest.objects.iter().flat_map(|object| object.tensors.values()) {
         let whole = tensor.info();
         let mut stored = tensor.chunks.iter().map(|chunk| {
@@ -496,7 +496,7 @@ fn dcp(input: &[u8]) {
     for tensor in metadata.tensors.values() {
         assert!(tensor.chunks.iter().all(|chunk| chunk.is_within(&tensor.shape)), "{tensor:?}");
     }
-    // Less may be repeated in a shorter file.
+    // A shorter file allows fewer repetitions.
     let again = write_dcp_metadata(&metadata).ok();
     if let Some(Ok(again)) = again.map(|bytes| dcp_metadata(&path, &bytes)) {
         assert_eq!(again, metadata);
@@ -512,11 +512,11 @@ fn dcp(input: &[u8]) {
         written += tensor.info().bytes().expect("a tensor in files has a size");
         let _ = tensor.write_to(&mut io::sink());
     }
-    // No byte of a file is that of two tensors.
+    // No byte of a file belongs to two tensors.
     assert!(written <= PARTS.iter().map(|part| part.len() as u64).sum(), "{written} bytes");
 }
 
-/// What two ranks have saved.
+/// Files of two ranks.
 const PARTS: [&[u8]; 2] = [
     include_bytes!(
         "../../../../crates/checkpoint/tests/fixtures/dcp/fsdp/pytorch_model_fsdp_0/__0_0.distcp"
@@ -534,11 +534,11 @@ fn trainer_state(input: &[u8]) {
 fn state(input: &[u8]) {
     let Ok(json) = serde_json::from_slice(input) else { return };
     let Ok(value) = Value::from_json(&json) else { return };
-    // What was read can be written, and read again.
+    // A parsed value can be written, and parsed again.
     let again = Value::from_json(&value.to_json()).expect("our own form is known");
     // NaN is not equal to itself.
     assert_eq!(format!("{again:?}"), format!("{value:?}"));
-    // What it says of a schedule, of which no number divides by zero.
+    // Definition of a schedule, in which no number may divide by zero.
     if let Some(Definition::All(Described::Known(schedule))) = value.to_plain() {
         for step in [0, 1, 7, u64::MAX] {
             let _ = (schedule.lr(step), schedule.momentum(step), schedule.curve().period(step));
@@ -546,7 +546,7 @@ fn state(input: &[u8]) {
     }
 }
 
-/// Magic number, version and no facts of the system.
+/// Magic number, version and no system information.
 const LEGACY_HEAD: &[u8] =
     b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.";
 
@@ -554,7 +554,7 @@ fn stays_in(folder: &Path, name: &Path) -> bool {
     folder.join(name).parent() == Some(folder)
 }
 
-/// Counts what is written to it.
+/// Writer that counts bytes.
 struct Sink(u64);
 
 impl Write for Sink {

@@ -1,4 +1,4 @@
-//! Has brigade-torch record its graphs on GPUs made of host memory.
+//! Makes brigade-torch record its graphs on GPUs made of host memory.
 
 use std::ptr;
 
@@ -7,7 +7,7 @@ use brigade_torch::{GraphRecorder, RecordedGraph};
 use super::Graph;
 use crate::ffi;
 
-/// Records what the calling thread, and those of autograd, run on a device.
+/// Recorder of what the calling thread, and those of autograd, run on a device.
 pub(super) struct Recorder;
 
 impl GraphRecorder for Recorder {

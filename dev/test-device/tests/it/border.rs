@@ -1,5 +1,5 @@
-//! Operations of brigade-torch on GPUs made of host memory: on their device, close to the CPU's numbers, and without
-//! a wait for the device.
+//! Tests of brigade-torch's operations on GPUs made of host memory: on their device, close to the CPU's numbers, and
+//! without a wait for the device.
 
 #![cfg(not(feature = "cuda"))] // libtorch's own kernels have their places
 
@@ -15,7 +15,7 @@ fn random(size: &[i64]) -> Tensor {
     Tensor::randn(size, (Kind::Float, Device::Cpu))
 }
 
-/// Runs forward and backward on both devices; nothing on the GPU may wait for it.
+/// Runs forward and backward on both devices. The host may not wait for the GPU.
 fn close(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Tensor) {
     fake::install(2).unwrap();
     let run = |device: Device| {
@@ -103,9 +103,9 @@ fn numbers_are_fetched_while_the_device_works() {
     let mut fetch = None;
     assert_eq!(fake::synchronizations(|| fetch = Some(Fetch::start(&count).unwrap())), [""; 0]);
     let fetch = fetch.unwrap();
-    // On the default stream it has arrived, and is not waited for.
+    // On the default stream the copy is complete, so nothing is waited for.
     assert_eq!(fake::synchronizations(|| assert_eq!(fetch.wait().unwrap(), 42)), [""; 0]);
-    // On another one the copy is under way.
+    // On another stream the copy is deferred.
     let stream = fake::Stream::new(0).unwrap();
     let fetch = stream.run(|| Fetch::start(&count).unwrap());
     assert!(!stream.is_idle());

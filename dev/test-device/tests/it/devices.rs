@@ -1,4 +1,5 @@
-//! Placement on GPUs made of host memory: which devices have contexts, memory and generators, and what may be mixed.
+//! Tests of placement on GPUs made of host memory: which devices have contexts, memory and generators, and which may be
+//! mixed.
 
 #![cfg(not(feature = "cuda"))] // libtorch's own kernels have their places
 
@@ -45,13 +46,13 @@ fn the_devices_of_one_operator_must_be_the_same() {
             .contains("and cpu!")
     );
     assert!(message(Tensor::f_cat(&[&vector, &Tensor::ones([3], host)], 0)).contains("and cpu!"));
-    // A scalar of the CPU is a number to an operator of elements, and to no other.
+    // Elementwise operators accept a CPU scalar as a number, other operators do not.
     let scalar = Tensor::from(2.0f32);
     assert_eq!(vector.f_add(&scalar).unwrap().device(), Device::Cuda(0));
     assert!(message(vector.f_dot(&scalar)).contains("and cpu!"));
     let other = Tensor::from(2.0f32).to_device(Device::Cuda(1));
     assert!(message(vector.f_add(&other)).contains("cuda:0 and cuda:1!"));
-    // Nor is it one that can be written.
+    // It cannot be the output either.
     assert!(message(scalar.shallow_clone().f_add_(&vector.get(0))).contains("and cpu!"));
     // Indices may be on the CPU; they are copied, for which the host waits.
     let rows = Tensor::from_slice(&[2i64, 0]);
@@ -70,7 +71,7 @@ fn a_context_is_made_where_something_is_used() {
     assert_eq!(weight.grad().device(), Device::Cuda(1));
     assert_eq!(Vec::<f32>::try_from(weight.grad()).unwrap(), [2.0; 3]);
     assert_eq!(fake::contexts(), [1], "the threads of autograd make none on other devices");
-    // Pinned memory belongs to a context that is there.
+    // Pinned memory belongs to an existing context.
     assert!(
         Tensor::ones([3], floats(Device::Cpu))
             .pin_memory(Device::Cuda(0))
@@ -211,7 +212,7 @@ fn memory_is_counted_and_ends() {
     let words = "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 3.00 MiB of which \
                  1.00 MiB is free.";
     assert!(error.contains(words), "{error}");
-    // The other device has its own memory, and what was freed is there again.
+    // The other device has its own memory, and freed memory is available again.
     drop(Tensor::zeros([megabyte], floats(Device::Cuda(1))));
     drop(kept);
     drop(Tensor::f_zeros([megabyte / 2 + 1], floats(Device::Cuda(0))).unwrap());
@@ -241,7 +242,7 @@ fn each_device_has_a_generator() {
     assert_eq!(draw(Device::Cuda(0)), next);
     tch::Cuda::manual_seed_all(5);
     assert_eq!(draw(Device::Cuda(1)), first);
-    // Operators that take no generator.
+    // Operators without a generator argument.
     let dropped = |device| {
         let ones = Tensor::ones([1000], floats(device));
         Vec::<f32>::try_from(ones.dropout(0.25, true)).unwrap()

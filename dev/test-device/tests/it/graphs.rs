@@ -1,4 +1,4 @@
-//! Graphs of GPUs made of host memory: replays are what the steps would have been.
+//! Tests of graphs on GPUs made of host memory: replays have the same results as the steps.
 
 #![cfg(not(feature = "cuda"))] // libtorch's own kernels have their places
 
@@ -168,7 +168,7 @@ fn a_capture_permits_no_wait() {
         assert!(error.contains("due to a previous error during capture"), "{at}: {error}");
         assert!(!fake::is_capturing(0));
     }
-    // Another device goes on.
+    // Another device is not affected.
     let other = Tensor::ones([3], (Kind::Float, Device::Cuda(1)));
     let mut sum = x.zeros_like();
     let graph = Graph::capture(0, || {

@@ -1,4 +1,4 @@
-//! Operators of GPUs made of host memory give what the CPU gives, bit for bit, and on the right device.
+//! Tests that operators of GPUs made of host memory give the CPU's results, bit for bit, and on the right device.
 
 #![cfg(not(feature = "cuda"))] // libtorch's own kernels have their places
 
@@ -13,11 +13,11 @@ fn gpu() -> Device {
     Device::Cuda(0)
 }
 
-/// Runs the function on both devices, with the same inputs: the results must have the same bits.
+/// Runs the function on both devices, with the same inputs. The results must have the same bits.
 fn same(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Vec<Tensor>) {
     let gpu = gpu();
     let there: Vec<Tensor> = inputs.iter().map(|it| it.to_device(gpu)).collect();
-    // Each device's generator begins at the same state.
+    // Each device's generator begins in the same state.
     tch::manual_seed(11);
     let expected = function(inputs);
     tch::manual_seed(11);
@@ -36,7 +36,7 @@ fn same(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Vec<Tensor>) {
     }
 }
 
-/// Runs the function on both devices, where one of the two rounds more often than the other.
+/// Runs the function on both devices, of which one rounds more often than the other.
 fn close(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Vec<Tensor>) {
     let gpu = gpu();
     let there: Vec<Tensor> = inputs.iter().map(|it| it.to_device(gpu)).collect();
@@ -47,8 +47,8 @@ fn close(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Vec<Tensor>) {
     }
 }
 
-/// Normally distributed numbers: the first draw of a test, its second, ... are the same in each run.
-/// (A generator without a seed begins at a random state, so a failure would not come again.)
+/// Returns normally distributed numbers, which are the same in each run: those of the first draw of a test, its second,
+/// and so on. (A generator without a seed begins in a random state, so a failure could not be reproduced.)
 fn random(size: &[i64]) -> Tensor {
     thread_local!(static DRAWS: Cell<i64> = const { Cell::new(0) });
     let draw = DRAWS.get() + 1;
@@ -57,7 +57,7 @@ fn random(size: &[i64]) -> Tensor {
     Tensor::randn(size, (Kind::Float, Device::Cpu))
 }
 
-/// Gradients of the sum of squares of the results, by the inputs that are floats.
+/// Returns gradients of the sum of squares of the results, by the floating-point inputs.
 fn with_gradients(inputs: &[Tensor], function: impl Fn(&[Tensor]) -> Tensor) -> Vec<Tensor> {
     let inputs: Vec<Tensor> = inputs
         .iter()
@@ -93,7 +93,7 @@ fn convolutions_pooling_and_normalisation() {
     same(&[random(&[2, 3, 8, 8]), random(&[4, 3, 3, 3]), random(&[4])], |x| {
         with_gradients(x, |x| x[0].conv2d(&x[1], Some(&x[2]), [2, 2], [1, 1], [1, 1], 1))
     });
-    // Depthwise: real CUDA has an operator of its own for it.
+    // Depthwise: real CUDA has a separate operator for it.
     same(&[random(&[2, 4, 8, 8]), random(&[4, 1, 3, 3])], |x| {
         with_gradients(x, |x| {
             x[0].conv2d(&x[1], None::<Tensor>, [1, 1], [1, 1], [1, 1], 4).max_pool2d(
@@ -180,7 +180,7 @@ fn losses_embeddings_and_attention() {
             )
         })
     });
-    // The CPU itself takes another kernel than plain operators, so the same bits are not to be had.
+    // The CPU itself uses another kernel than plain operators, so the bits differ.
     let inputs = [random(&[2, 2, 4, 8]), random(&[2, 2, 4, 8]), random(&[2, 2, 4, 8])];
     let attention = |x: &[Tensor]| {
         with_gradients(x, |x| {
@@ -300,7 +300,7 @@ fn results_are_written_into_what_is_given() {
     let gpu = gpu();
     let a = random(&[4, 6]);
     let there = a.to_device(gpu);
-    // An empty one grows, as on every device.
+    // An empty tensor is resized, as on every device.
     let mut out = Tensor::empty([0], (Kind::Float, gpu));
     assert_eq!(there.add_out(&out, &there).data_ptr(), out.data_ptr());
     assert_eq!(out.size(), [4, 6]);
@@ -365,7 +365,7 @@ fn optimizers_and_scaling_of_losses() {
     };
     for (at, (expected, found)) in run(Device::Cpu).iter().zip(run(gpu())).enumerate() {
         assert_eq!(found.device(), gpu(), "{at}");
-        // On the CPU steps are kernels of Brigade's own, whose last bits are others than libtorch's.
+        // On the CPU steps are kernels of Brigade's own, whose last bits differ from libtorch's.
         let is_close = found.to_device(Device::Cpu).allclose(expected, 1e-6, 1e-7, false);
         assert!(is_close, "{at}: {found} is not {expected}");
     }
@@ -389,7 +389,7 @@ fn autocast_and_half_precision() {
             let x: Vec<Tensor> = x.iter().map(|it| it.to_kind(kind)).collect();
             with_gradients(&x, |x| x[0].matmul(&x[1]).softmax(-1, None) * &x[2])
         });
-        // For CUDA alone this is one operator, which reads 16 bits and writes 32.
+        // On CUDA this is one operator, which reads 16 bits and writes 32.
         same(&inputs[..2], |x| {
             let low: Vec<Tensor> = x.iter().map(|it| it.to_kind(kind)).collect();
             with_gradients(&low, |x| {

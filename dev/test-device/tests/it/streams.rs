@@ -1,4 +1,5 @@
-//! Copies on streams of GPUs made of host memory come late, and what is wrong about a program shows in its numbers.
+//! Tests of deferred copies on streams of GPUs made of host memory: missing synchronisation shows in a program's
+//! results.
 
 #![cfg(not(feature = "cuda"))] // libtorch's own kernels have their places
 
@@ -47,13 +48,13 @@ fn a_copy_is_there_once_it_was_waited_for() {
         assert!(stream.is_idle(), "wait {at}");
         assert_eq!(values(&there), [1.0, 2.0], "wait {at}");
     }
-    // An event stands for what was there when it was recorded.
+    // An event covers the work at the time of its recording.
     let (one, event) = (start(&from, &stream), stream.record().unwrap());
     let two = start(&from, &stream);
     event.wait().unwrap();
     assert_eq!(values(&one), [1.0, 2.0]);
     assert!(all_nan(&two));
-    // A wait between streams is none of the host.
+    // A wait between streams does not make the host wait.
     assert_eq!(fake::synchronizations(|| stream.record().unwrap().wait().unwrap()), [""; 0]);
     assert_eq!(fake::synchronizations(|| stream.synchronize().unwrap()), ["synchronize: stream"]);
     assert_eq!(values(&two), [1.0, 2.0]);
@@ -68,7 +69,7 @@ fn a_source_that_is_overwritten_too_early_shows() {
     let _ = from.fill_(9.0);
     stream.synchronize().unwrap();
     assert_eq!(values(&there), [9.0, 9.0]);
-    // Freed memory waits for the copy from it, as that of libtorch's allocator for CUDA.
+    // Freed memory is not reused before the copy from it, as with libtorch's allocator for CUDA.
     let there = start(&pinned(&[3.0, 4.0]), &stream);
     let _others: Vec<Tensor> = (0..4).map(|_| pinned(&[8.0, 8.0])).collect();
     stream.synchronize().unwrap();
@@ -81,7 +82,7 @@ fn a_destination_that_is_freed_too_early_shows() {
     let stream = Stream::new(0).unwrap();
     let from = pinned(&[1.0, 2.0]);
     let copy_into_freed = |record: bool| {
-        // Made on the default stream, written on another.
+        // Created on the default stream, written on another.
         let mut there = Tensor::zeros([2], (Kind::Float, GPU));
         let address = there.data_ptr() as usize;
         stream.run(|| fake::copy_non_blocking(&mut there, &from)).unwrap();
@@ -113,7 +114,7 @@ fn the_host_reads_too_early() {
     assert_eq!(values(&host), [5.0, 5.0], "the copy has not come");
     stream.synchronize().unwrap();
     assert_eq!(values(&host), [1.0, 2.0]);
-    // A copy that waits also waits for what was put off before it.
+    // A copy that waits also waits for the work deferred before it.
     let mut later = there.zeros_like();
     stream.run(|| {
         fake::copy_non_blocking(&mut later, &host).unwrap();
@@ -134,7 +135,7 @@ fn freed_memory_has_no_values() {
     let first = pinned(&[1.0, 2.0]);
     let address = first.data_ptr() as usize;
     drop(first);
-    // Into pinned memory that libtorch takes for the copy, which has not come.
+    // Into pinned memory that libtorch allocates for the copy, which is deferred.
     let stream = Stream::new(0).unwrap();
     let there = Tensor::ones([2], (Kind::Float, GPU));
     let host = stream.run(|| there.to_device_(Device::Cpu, Kind::Float, true, false));

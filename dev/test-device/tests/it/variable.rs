@@ -1,4 +1,4 @@
-//! The device that `BRIGADE_TEST_DEVICE` names.
+//! Tests of the device that `BRIGADE_TEST_DEVICE` selects.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! The kit itself: hosts reach each other, faults are faults, and nothing is left.
+//! Tests of the hosts themselves: they reach each other, faults have their effects, and nothing is left.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -49,7 +49,7 @@ fn hosts_have_their_own_names_processes_and_files() {
     assert_eq!(two.sh("getent hosts node1"), "10.213.0.1      node1\n");
     assert_eq!(one.sh("cat /proc/1/comm; ls /sys/class/net"), "sh\neth0\nlo\n");
 
-    // What one writes, the other sees, until it is hidden.
+    // A file of one host is visible to the other, until it is hidden.
     let shared = network.folder().join("shared");
     fs::create_dir(&shared).unwrap();
     let file = shared.join("file");
@@ -93,13 +93,13 @@ fn programs_are_found_from_outside() {
 fn faults() {
     let network = Network::new(2);
     let [one, two] = network.hosts() else { panic!("two hosts") };
-    // From outside with a time limit: ssh's own ends with the connection, not with the login.
+    // From outside with a time limit: ssh's own applies to the connection, not to the login.
     let reaches_within = |seconds: &str| {
         let mut command = one.command("timeout");
         command.args([seconds, "ssh", "-F"]).arg(network.ssh_config());
         command.args(["-o", "BatchMode=yes", "node2", "true"]).output().unwrap().status.success()
     };
-    // What works may take long on a busy machine; what does not is not waited for.
+    // A success may take long on a busy machine; a failure is not waited for.
     let reaches = || reaches_within("60");
     type Fault<'a> = (&'a str, &'a dyn Fn(), &'a dyn Fn());
     let table: [Fault<'_>; 7] = [
@@ -109,7 +109,7 @@ fn faults() {
         ("reject a port", &|| two.reject_port(22), &|| two.clear_filters()),
         ("drop a host", &|| one.drop_from(two), &|| one.clear_filters()),
         ("lose all", &|| two.lose(100), &|| two.clear_filters()),
-        // ssh sends larger ones when the two agree on their keys.
+        // ssh sends larger packets during the key exchange.
         ("drop large packets", &|| two.drop_larger_than(400), &|| two.clear_filters()),
     ];
     wait_until(reaches);
@@ -203,12 +203,12 @@ fn nothing_is_left_of_a_killed_test() {
     child.kill().unwrap();
     child.wait().unwrap();
     wait_until(|| !in_use());
-    // Another test may have swept it by now.
+    // Another test may have removed it by now.
     drop(Network::new(1));
     assert!(!Path::new(folder).exists());
 }
 
-/// Makes a network, says where its files are, and stays until it is killed or nothing waits for it.
+/// Creates a network, prints the path of its files, and runs until it is killed or nothing waits for it.
 #[brigade_test_needs::part]
 fn victim() {
     let network = Network::new(1);

@@ -36,10 +36,10 @@ pub fn needs(arguments: TokenStream, item: TokenStream) -> TokenStream {
     .into()
 }
 
-/// The arguments of [`needs`].
+/// Arguments of [`needs`].
 struct Needs {
     needs: Vec<Ident>,
-    /// Seconds.
+    /// Time limit in seconds.
     limit: Option<Expr>,
 }
 

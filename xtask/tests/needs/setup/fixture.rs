@@ -1,4 +1,4 @@
-//! A checkout in a temporary folder, wheels beside it, and xtask run in it.
+//! Checkout in a temporary folder, with wheels beside it, in which xtask is run.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -12,13 +12,13 @@ use std::time::Duration;
 use brigade_test_needs::with_mounts;
 use tempfile::TempDir;
 
-/// The checkout and what surrounds it.
+/// Checkout with its surroundings.
 pub(crate) struct Fixture {
     folder: TempDir,
     real_python: String,
 }
 
-/// Where the fake Python stops until it is told to go on.
+/// Step at which the fake Python stops until it is released.
 #[derive(Clone, Copy)]
 pub(crate) enum Block {
     Download,
@@ -36,7 +36,7 @@ impl Fixture {
         assert!(python.status.success(), "{python:?}");
         let real_python = String::from_utf8(python.stdout).unwrap().trim().to_owned();
         let fixture = Self { folder: TempDir::new().unwrap(), real_python };
-        // What cargo finds of a checkout, and the line that makes it read what is written.
+        // Files by which cargo recognises a checkout, and the line that includes the written configuration.
         fs::create_dir_all(fixture.root().join(".cargo")).unwrap();
         let include = "include = [{ path = \"libtorch.toml\", optional = true }]\n";
         fs::write(fixture.root().join(".cargo/config.toml"), include).unwrap();
@@ -49,12 +49,12 @@ impl Fixture {
         self.folder.path().join("checkout")
     }
 
-    /// The cache of libtorchs.
+    /// Returns the cache of libtorch installations.
     pub(crate) fn cache(&self) -> PathBuf {
         self.folder.path().join("cache/brigade/libtorch")
     }
 
-    /// A libtorch in the cache.
+    /// Returns a libtorch in the cache.
     pub(crate) fn fetched(&self, name: &str) -> PathBuf {
         self.cache().join(name)
     }
@@ -90,7 +90,7 @@ impl Fixture {
         fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// A folder such as LIBTORCH names.
+    /// Creates a folder for LIBTORCH.
     pub(crate) fn users_libtorch(&self, version: &str) -> PathBuf {
         let folder = self.folder.path().join(format!("libtorch-{version}"));
         fill_libtorch(&folder);
@@ -98,7 +98,7 @@ impl Fixture {
         folder
     }
 
-    /// A folder for PYTHONPATH that holds a package torch.
+    /// Creates a folder for PYTHONPATH with a package torch.
     pub(crate) fn users_pytorch(&self, version: &str) -> PathBuf {
         let packages = self.folder.path().join("packages");
         fill_libtorch(&packages.join("torch"));
@@ -134,7 +134,7 @@ impl Fixture {
         fs::read_to_string(self.root().join(path)).unwrap()
     }
 
-    /// All files of a libtorch in the cache, sorted.
+    /// Returns all files of a libtorch in the cache, sorted.
     pub(crate) fn files(&self, name: &str) -> Vec<String> {
         let base = self.fetched(name);
         let mut folders = vec![base.clone()];
@@ -153,7 +153,7 @@ impl Fixture {
         files
     }
 
-    /// What the cache has besides its lock, sorted.
+    /// Returns the content of the cache without its lock, sorted.
     pub(crate) fn in_cache(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.cache()) else { return Vec::new() };
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -173,7 +173,7 @@ fn fill_libtorch(folder: &Path) {
     fs::write(folder.join("lib/libtorch_cpu.so"), "").unwrap();
 }
 
-/// A call of `cargo xtask setup`.
+/// Call of `cargo xtask setup`.
 pub(crate) struct Setup<'a> {
     fixture: &'a Fixture,
     command: Command,
@@ -191,7 +191,7 @@ impl Setup<'_> {
         self
     }
 
-    /// With these folders of programs only.
+    /// Sets the folders of programs.
     pub(crate) fn path(self, path: &str) -> Self {
         self.env("PATH", path)
     }
@@ -201,7 +201,7 @@ impl Setup<'_> {
         self
     }
 
-    /// Python stops at that step, the first time: it writes `reached`, then waits for `gate` to be opened.
+    /// Makes Python stop at that step, the first time: it writes `reached`, then waits until `gate` is opened.
     pub(crate) fn block_in(mut self, block: Block) -> Self {
         let pattern = match block {
             Block::Download => "*' pip download '*",
@@ -253,7 +253,7 @@ impl Setup<'_> {
     }
 }
 
-/// A set-up that has not ended yet.
+/// Setup that has not ended yet.
 pub(crate) struct Running {
     child: Child,
     lines: BufReader<std::process::ChildStderr>,
@@ -262,7 +262,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Until Python stands at the gate.
+    /// Waits until Python has stopped at the gate.
     pub(crate) fn wait_until_blocked(&mut self) {
         let mut reached = self.gate.clone().unwrap().into_os_string();
         reached.push(".reached");
@@ -285,7 +285,7 @@ impl Running {
     }
 
     pub(crate) fn unblock(&mut self) {
-        // Opening waits for the reader that stands at the gate; closing lets it pass.
+        // Opening waits for the reader at the gate; closing releases it.
         if let Some(gate) = self.gate.take() {
             File::options().write(true).open(gate).unwrap();
         }
@@ -299,7 +299,7 @@ impl Running {
 }
 
 impl Drop for Running {
-    /// A test that failed must not leave a Python behind that never ends.
+    /// A failed test must not leave a Python process that never ends.
     fn drop(&mut self) {
         if self.gate.is_some() {
             self.unblock();
@@ -309,7 +309,7 @@ impl Drop for Running {
     }
 }
 
-/// How a set-up ended, and all that it said.
+/// Outcome of a setup with all of its output.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     code: Option<i32>,
@@ -322,7 +322,7 @@ impl Outcome {
         assert!(self.text.contains(part), "expected {part:?} in: {}", self.text);
     }
 
-    /// With one line that begins with `error:` and nothing after it.
+    /// Checks that the last line begins with `error:`.
     pub(crate) fn fails_saying(&self, part: &str) {
         assert_eq!(self.code, Some(1), "{}", self.text);
         let errors: Vec<&str> = self.text.lines().filter(|it| it.starts_with("error: ")).collect();
@@ -332,7 +332,7 @@ impl Outcome {
     }
 }
 
-/// What the machine that runs the tests may have set.
+/// Variables that the machine running the tests may have set.
 const OUTER_VARIABLES: &[&str] = &[
     "LIBTORCH",
     "LIBTORCH_USE_PYTORCH",

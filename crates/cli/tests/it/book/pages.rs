@@ -1,16 +1,16 @@
-//! The commands of the README and of the book in docs/, which lie outside of this package: a published one has
-//! none, and nothing to test then.
+//! Commands of the README and of the book in docs/, which are outside of this package: a published package has none,
+//! and then there is nothing to test.
 
 use std::fs;
 use std::path::Path;
 
-/// A page, by the name that messages give it.
+/// Page of the book, with its name for messages.
 pub(crate) struct Page {
     pub(crate) name: String,
     text: String,
 }
 
-/// README.md and the pages of docs/.
+/// Returns README.md and the pages of docs/.
 pub(crate) fn pages() -> Vec<Page> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let docs = fs::read_dir(root.join("docs")).into_iter().flatten();
@@ -25,7 +25,7 @@ pub(crate) fn pages() -> Vec<Page> {
 }
 
 impl Page {
-    /// The contents of the page's blocks of this language.
+    /// Returns the contents of the page's blocks of this language.
     pub(crate) fn blocks<'a>(&'a self, language: &str) -> impl Iterator<Item = &'a str> {
         let start = format!("```{language}\n");
         self.text.split("\n```\n").filter_map(move |part| {

@@ -1,13 +1,12 @@
-//! The sessions of a page: commands, and what they answer. The tests of `examples/templates` include this file by
-//! its path.
+//! Sessions of a page: commands with their output. The tests of `examples/templates` include this file by its path.
 
-/// A command of a session and what it answers.
+/// Command of a session with its output.
 pub(crate) struct Step<'a> {
     pub(crate) command: &'a str,
     pub(crate) answer: Vec<&'a str>,
 }
 
-/// The commands of a session, each after `$ `.
+/// Returns the commands of a session, each after `$ `.
 pub(crate) fn steps(session: &str) -> Vec<Step<'_>> {
     let mut steps: Vec<Step<'_>> = Vec::new();
     for line in session.lines() {
@@ -20,7 +19,8 @@ pub(crate) fn steps(session: &str) -> Vec<Step<'_>> {
     steps
 }
 
-/// Whether the lines are those wanted, of which `...` is any number; others are compared by `same`.
+/// Returns `true` if the lines match the wanted ones, in which `...` stands for any number of lines; others are
+/// compared by `same`.
 pub(crate) fn fits<T: AsRef<str>>(wanted: &[T], found: &[T], same: fn(&str, &str) -> bool) -> bool {
     match wanted {
         [] => found.is_empty(),

@@ -1,4 +1,4 @@
-//! A user's home folder, and the program in it.
+//! Home folder of a user, with the program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-/// A home folder of its own.
+/// Home folder of its own.
 pub(crate) struct Home(TempDir);
 
 impl Home {
@@ -29,7 +29,7 @@ impl Home {
         path.to_str().unwrap().to_owned()
     }
 
-    /// The program with this home and no other variable that could be a setting.
+    /// Returns the program with this home and no other variable that could be a setting.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_brigade"));
         command.env_clear().env("HOME", self.0.path()).env("PATH", "/usr/bin:/bin");
@@ -41,7 +41,7 @@ impl Home {
         self.command(args).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// Its stdout; it must succeed.
+    /// Returns its stdout. It must succeed.
     pub(crate) fn answer(&self, args: &[&str]) -> String {
         let output = self.run(args);
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -49,7 +49,7 @@ impl Home {
         self.without_home(&output.stdout)
     }
 
-    /// Its one line on stderr; it must be refused.
+    /// Returns its only line on stderr. It must fail with this code.
     pub(crate) fn refusal(&self, args: &[&str], code: i32) -> String {
         let output = self.run(args);
         let stderr = self.without_home(&output.stderr);

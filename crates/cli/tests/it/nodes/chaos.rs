@@ -1,4 +1,4 @@
-//! Ranks and agents killed at any time.
+//! Tests in which ranks and agents are killed at any time.
 
 use std::fs;
 use std::path::Path;
@@ -21,11 +21,11 @@ fn after_any_kill_the_job_ends_and_no_process_is_left() {
         let launchers: Vec<Running> = (0..nodes)
             .map(|node| {
                 let job = hosts.numbered(node, nodes, 2).flag(&restarts);
-                // Some may be killed before they have met.
+                // Some may be killed before the rendezvous is complete.
                 job.flag("--rdzv-conf=join_timeout=2").sh(script).start()
             })
             .collect();
-        // Ranks and agents at any time, until the job is over.
+        // Kills ranks and agents at any time, until the job is over.
         let mut kills = 0;
         while launchers.iter().all(|launcher| job::state_of(launcher.pid()) != Some('Z')) {
             let spin = random.u64(..3_000_000);
@@ -45,14 +45,14 @@ fn after_any_kill_the_job_ends_and_no_process_is_left() {
             kills += 1;
         }
         println!("round {round}: {nodes} hosts, {restarts}, {kills} kills");
-        // `finish` looks for what has stayed.
+        // `finish` checks that nothing is left.
         for run in finish(launchers) {
             assert!([1, 137].contains(&run.code), "{}: {}", run.code, run.stderr);
         }
     }
 }
 
-/// The process is a rank of this job, and not a stranger with its number.
+/// Returns `true` if the process is a rank of this job, and not another one with its process ID.
 fn is_rank(pid: i32, all: &Path) -> bool {
     let mark = format!("ALL={}", all.display());
     let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();

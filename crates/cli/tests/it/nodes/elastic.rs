@@ -1,4 +1,4 @@
-//! Hosts that come, leave and are lost while the job goes on.
+//! Tests of hosts that join, leave and are lost while the job continues.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::job;
 #[test]
 fn hosts_come_and_leave() {
     let hosts = Hosts::new();
-    // Each attempt leaves its size; the job ends when the test says so.
+    // Each attempt writes its size; the job ends on the test's request.
     let script = "echo $WORLD_SIZE $TORCHELASTIC_RESTART_COUNT; touch $ALL/$WORLD_SIZE-$RANK; \
                   until [ -e $ALL/end ]; do sleep 0.01; done";
     let flag = "--rdzv-conf=last_call_timeout=0.05,join_interval=0";
@@ -80,8 +80,7 @@ fn a_lost_host_costs_a_restart() {
     assert!(first.stderr.contains("restart 1 of 1"), "{}", first.stderr);
 }
 
-/// Killed or frozen: no host takes its place, for a network that is cut in two would else have a job
-/// on both sides.
+/// Killed or stopped: no other host replaces it, as a network that is cut in two would then have a job on both sides.
 #[test]
 fn the_host_that_serves_is_lost() {
     for signal in [Signal::SIGKILL, Signal::SIGSTOP] {

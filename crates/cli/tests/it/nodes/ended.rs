@@ -1,4 +1,4 @@
-//! The end of a job with numbered hosts: by a rank, a signal, or the loss of a host.
+//! Tests of the end of a job with fixed node ranks: by a rank, a signal, or the loss of a host.
 
 use nix::sys::signal::Signal;
 
@@ -66,7 +66,7 @@ fn a_job_on_several_hosts_is_not_suspended() {
 
 #[test]
 fn a_killed_agent_ends_the_job() {
-    // The one that coordinates, and another one.
+    // The coordinating host, and another one.
     for killed in [0, 1] {
         let hosts = Hosts::new();
         let start = |node| hosts.numbered(node, 2, 2).sh(STAY).start();
@@ -93,7 +93,7 @@ fn a_killed_agent_ends_the_job() {
 
 #[test]
 fn a_frozen_agent_is_lost() {
-    // Nothing closes: only silence tells.
+    // No connection is closed: the loss is only noticed by silence.
     for frozen in [0, 1] {
         let hosts = Hosts::new();
         let start =

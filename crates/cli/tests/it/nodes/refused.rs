@@ -1,4 +1,4 @@
-//! Hosts that cannot take part, or do not come.
+//! Tests of hosts that cannot take part, or do not join.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -20,12 +20,12 @@ fn refused_hosts_get_a_reason() {
     let hosts = Hosts::new();
     let (right, wrong) = (hosts.secret("right"), hosts.secret("wrong"));
     let mut first = hosts.numbered(0, 3, 1).flag(&right).sh(STAY).start();
-    // As a variable it is the same.
+    // A variable has the same effect.
     let variable = fs::read_to_string(hosts.all.path().join("right")).unwrap();
     let mut second = hosts.numbered(1, 3, 1);
     second.command.env("BRIGADE_RDZV_SECRET", variable);
     let second = second.sh(STAY).start();
-    // Else the one that is to be refused might be the first with its number.
+    // Otherwise the launcher that is to be refused might be the first with its node rank.
     first.wait_for_stderr("joined: 2 of 3 hosts");
     refused(hosts.numbered(2, 3, 1).flag(&wrong), "its job has another secret: set the same");
     refused(hosts.numbered(2, 3, 1), "its job has a secret, and this host was given none");
@@ -33,7 +33,7 @@ fn refused_hosts_get_a_reason() {
     refused(other, "takes part in another job: give the same --rdzv-id on all hosts");
     refused(hosts.numbered(1, 3, 1).flag(&right), "needs another --node-rank");
     refused(hosts.numbered(0, 3, 1).flag(&right), "in use");
-    // Others have to read it on the way to be let in.
+    // A secret file that other users can read is refused.
     let path = hosts.all.path().join("right");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
     let run = hosts.numbered(2, 3, 1).flag(&right).sh("echo started").run();
@@ -44,7 +44,7 @@ fn refused_hosts_get_a_reason() {
         run.stderr
     );
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-    // None of this has hurt the job.
+    // The job was not affected.
     let third = hosts.numbered(2, 3, 1).flag(&right).sh(STAY).start();
     hosts.wait_for(&["0-0", "0-1", "0-2"]);
     first.send(Signal::SIGTERM);
@@ -65,7 +65,7 @@ fn the_name_of_a_job_is_not_told_to_one_that_guesses() {
     first.send(Signal::SIGINT);
     let first = first.finish();
     assert!(!first.stderr.contains("guess"), "{}", first.stderr);
-    // On the loopback no other host can come.
+    // On the loopback interface no other host can join.
     assert!(!first.stderr.contains("has no secret"), "{}", first.stderr);
 }
 

@@ -1,29 +1,29 @@
-//! What may happen to a job, and what is to become of it.
+//! Faults of a job, and the expected outcomes.
 
 use std::fmt;
 use std::time::Duration;
 
 use fastrand::Rng;
 
-/// Hosts of a job, and the ranks on each of them.
+/// Number of ranks on each host of a job.
 pub(crate) const SIZES: [usize; 4] = [1, 2, 1, 2];
 pub(crate) const RANKS: u64 = 6;
 
-/// How a job is started.
+/// Way in which a job is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum LaunchMode {
     /// One command, over ssh.
     Ssh,
-    /// One command on each host, whose number is fixed.
+    /// One command on each host, with a fixed node rank.
     Static,
-    /// Hosts that come and leave, with the coordinator on the first of them.
+    /// An elastic job, with the coordinator on the first host.
     Elastic,
-    /// The same, with the coordinator on any of them.
+    /// An elastic job, with the coordinator on any host.
     Etcd,
 }
 
 impl LaunchMode {
-    /// The job goes on when a host is lost.
+    /// Returns `true` if the job continues when a host is lost.
     pub(crate) fn is_elastic(self) -> bool {
         matches!(self, Self::Elastic | Self::Etcd)
     }
@@ -33,32 +33,32 @@ impl LaunchMode {
 pub(crate) enum Kind {
     /// A rank gets SIGKILL.
     KillRank,
-    /// A rank stands still for a while (SIGSTOP, SIGCONT).
+    /// A rank is stopped for a while (SIGSTOP, SIGCONT).
     StopRank,
-    /// The agent of a host does, or the launcher where that is the agent.
+    /// The agent of a host is stopped for a while, or the launcher if that is the agent.
     StopAgent,
-    /// Every process of a host does.
+    /// Every process of a host is stopped for a while.
     StopHost,
-    /// A host is cut off for a while.
+    /// A host is disconnected for a while.
     Cut,
     /// The disk with the checkpoints is slow for a while.
     SlowDisk,
-    /// It does not answer at all for a while.
+    /// The disk does not answer at all for a while.
     FreezeDisk,
-    /// The agent of a host gets SIGKILL, or the launcher where that is the agent.
+    /// The agent of a host gets SIGKILL, or the launcher if that is the agent.
     KillAgent,
-    /// The ssh session of a host gets SIGKILL at one of its ends; on the first host, any host's.
+    /// The ssh session of a host gets SIGKILL at one of its ends; on the first host, any host's session.
     KillSession,
-    /// A host is cut off and all of its processes are killed, as when its power fails.
+    /// A host is disconnected and all of its processes are killed, as in a power failure.
     Power,
-    /// A host is cut off for longer than the heartbeat timeout.
+    /// A host is disconnected for longer than the heartbeat timeout.
     LongCut,
-    /// The agent of a host stands still for longer than that.
+    /// The agent of a host is stopped for longer than the heartbeat timeout.
     LongStop,
 }
 
 impl Kind {
-    /// The host takes no more part in the job.
+    /// Returns `true` if the host leaves the job.
     pub(crate) fn takes_host(self) -> bool {
         matches!(
             self,
@@ -66,7 +66,7 @@ impl Kind {
         )
     }
 
-    /// It ends by itself.
+    /// Returns `true` if the fault ends by itself.
     pub(crate) fn is_short(self) -> bool {
         !self.takes_host() && self != Self::KillRank
     }
@@ -83,7 +83,7 @@ impl Kind {
             89..92 if mode == LaunchMode::Ssh => Self::KillSession,
             89..96 => Self::KillAgent,
             96..98 => Self::Power,
-            // A host that comes back to a job of hosts that come and leave joins again.
+            // A host that comes back to an elastic job joins again.
             _ if mode.is_elastic() => Self::KillAgent,
             98 => Self::LongCut,
             _ => Self::LongStop,
@@ -91,12 +91,12 @@ impl Kind {
     }
 }
 
-/// Something that happens to a host, a process on it, or the disk.
+/// Fault of a host, of a process on it, or of the disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
     pub(crate) kind: Kind,
     pub(crate) host: usize,
-    /// Which of several processes.
+    /// Index that selects one of several processes.
     pub(crate) choice: usize,
 }
 
@@ -109,19 +109,18 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Faults that come at a time.
+/// Faults that occur together.
 #[derive(Clone, Debug)]
 pub(crate) struct Burst {
     pub(crate) faults: Vec<Fault>,
-    /// How long those last that end by themselves.
+    /// Duration of the faults that end by themselves.
     pub(crate) lasts: Duration,
-    /// Pauses between them.
+    /// Pause between the faults.
     pub(crate) pause: Duration,
 }
 
 impl Burst {
-    /// One to three faults. At most one of them does more than last for a while, so that it is
-    /// certain what becomes of the job.
+    /// Returns one to three faults. At most one of them is permanent, so that the outcome of the job is certain.
     pub(crate) fn random(random: &mut Rng, mode: LaunchMode) -> Self {
         let count = [1, 1, 1, 1, 2, 3][random.usize(..6)];
         let mut faults: Vec<Fault> = Vec::new();
@@ -129,7 +128,7 @@ impl Burst {
             let kind = Kind::random(random, mode);
             let (host, choice) = (random.usize(..SIZES.len()), random.usize(..1 << 16));
             let is_certain = kind.is_short() || faults.iter().all(|fault| fault.kind.is_short());
-            // Of two that last for different times on one host the shorter one would end both.
+            // Of two faults with different durations on one host, the shorter one would end both.
             let is_new = faults.iter().all(|fault| fault.host != host && fault.kind != kind);
             let long = |kind| matches!(kind, Kind::LongCut | Kind::LongStop);
             let is_alone = !long(kind) || faults.is_empty();
@@ -145,7 +144,7 @@ impl Burst {
         Self { faults, lasts, pause }
     }
 
-    /// The host that it takes from the job.
+    /// Returns the fault by which a host leaves the job, if any.
     pub(crate) fn taken(&self) -> Option<Fault> {
         self.faults.iter().copied().find(|fault| fault.kind.takes_host())
     }
@@ -166,26 +165,26 @@ impl fmt::Display for Burst {
     }
 }
 
-/// What is to become of a job.
+/// Expected outcome of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Expected {
-    /// It goes on as if nothing had happened.
+    /// The job continues without an effect.
     GoesOn,
-    /// It goes on from its last checkpoint, after a restart.
+    /// The job continues from its last checkpoint, after a restart.
     Restarts,
-    /// It restarts with one host less.
+    /// The job restarts with one host less.
     LosesHost,
-    /// It ends, and says that a rank was killed.
+    /// The job fails, and reports that a rank was killed.
     NamesRank,
-    /// It ends, and says that a host is lost.
+    /// The job fails, and reports that a host is lost.
     NamesHost,
 }
 
 impl Expected {
-    /// Of a job that may have that many restarts more.
+    /// Returns the outcome of a job with this many restarts left.
     pub(crate) fn of(burst: &Burst, mode: LaunchMode, restarts_left: u64) -> Self {
         match burst.taken() {
-            // The hosts cannot find each other without the one where they meet.
+            // The hosts cannot find each other without the host of the endpoint.
             Some(fault) if mode == LaunchMode::Elastic && fault.host == 0 => Self::NamesHost,
             Some(_) if mode.is_elastic() && restarts_left > 0 => Self::LosesHost,
             Some(_) => Self::NamesHost,

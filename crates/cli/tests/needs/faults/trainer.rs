@@ -1,10 +1,9 @@
-//! The program of the ranks: a small model that trains deterministically, whatever number of ranks
-//! share the work, and that goes on from its last checkpoint.
+//! Program of the ranks: a small model that trains deterministically, whatever the world size, and resumes from its
+//! last checkpoint.
 //!
-//! The ranks meet as any program of several ranks does that has no store of Brigade's: rank 0 listens
-//! at `MASTER_PORT`, the others connect to it. Each step, every rank computes the gradients of its
-//! micro-batches, rank 0 hands all of them out, and every rank adds them up in the same order: the
-//! bits of the weights depend on the number of steps and on nothing else.
+//! The ranks connect without a store of Brigade's: rank 0 listens at `MASTER_PORT`, the others connect to it. In each
+//! step, every rank computes the gradients of its micro-batches, rank 0 sends all of them to all ranks, and every rank
+//! adds them up in the same order: the bits of the weights depend on the number of steps and on nothing else.
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -16,14 +15,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const WEIGHTS: usize = 24;
-/// Micro-batches of a step.
+/// Micro-batches per step.
 const BATCHES: usize = 12;
 /// Steps between two checkpoints.
 const INTERVAL: u64 = 10;
 
 type Vector = [f64; WEIGHTS];
 
-/// A linear model, its momentum and the number of steps that it has been trained.
+/// Linear model with its momentum and the number of steps that it has been trained.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Model {
     pub(crate) step: u64,
@@ -36,7 +35,7 @@ impl Model {
         Self { step: 0, weights: [0.0; WEIGHTS], momentum: [0.0; WEIGHTS] }
     }
 
-    /// As training that nothing has interrupted leaves it.
+    /// Returns the model after this many steps of uninterrupted training.
     pub(crate) fn after(steps: u64) -> Self {
         let mut model = Self::new();
         while model.step < steps {
@@ -46,7 +45,7 @@ impl Model {
         model
     }
 
-    /// Of the mean squared error over four examples.
+    /// Returns the gradient of the mean squared error over four examples.
     fn gradient(&self, batch: usize) -> Vector {
         let mut noise = Noise(self.step * BATCHES as u64 + batch as u64);
         let mut gradient = [0.0; WEIGHTS];
@@ -70,7 +69,7 @@ impl Model {
         self.step += 1;
     }
 
-    /// Tells models apart by every bit.
+    /// Returns a digest of every bit of the model.
     pub(crate) fn digest(&self) -> u64 {
         self.to_words().into_iter().fold(0xcbf2_9ce4_8422_2325, |sum, word| {
             (sum ^ word).wrapping_mul(0x100_0000_01b3).rotate_left(23)
@@ -92,7 +91,7 @@ impl Model {
     }
 }
 
-/// SplitMix64, as numbers from -1 to 1.
+/// SplitMix64 generator of numbers from -1 to 1.
 struct Noise(u64);
 
 impl Noise {
@@ -101,17 +100,17 @@ impl Noise {
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        // 53 bits are a double's.
+        // A double has 53 bits.
         ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
     }
 }
 
-/// How far a job has come, as rank 0 writes it into the working folder.
+/// Progress of a job, which rank 0 writes to the working folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Restarts before the present attempt.
+    /// Restarts before the current attempt.
     pub(crate) restarts: u64,
-    /// Ranks in it.
+    /// World size of the attempt.
     pub(crate) world: u64,
     /// Steps that the model has been trained.
     pub(crate) step: u64,
@@ -133,12 +132,12 @@ impl Progress {
     }
 }
 
-/// Has the job end with this step.
+/// Makes the job end with this step.
 pub(crate) fn finish_at(work: &Path, step: u64) {
     replace(&work.join(FINISH), step.to_string().as_bytes()).unwrap();
 }
 
-/// The command line of a rank: a part of this test program, told where to work and where to keep its
+/// Returns the command line of a rank: a part of this test program, with its working folder and its folder of
 /// checkpoints.
 pub(crate) fn command(program: &Path, work: &Path, checkpoints: &Path) -> Vec<String> {
     vec![
@@ -151,12 +150,12 @@ pub(crate) fn command(program: &Path, work: &Path, checkpoints: &Path) -> Vec<St
     ]
 }
 
-/// The process with this environment is a rank.
+/// Returns `true` if a process with this environment is a rank.
 pub(crate) fn is_rank(environment: &[String]) -> bool {
     environment.iter().any(|variable| variable.starts_with(WORK))
 }
 
-/// Trains as the rank that this process was started for; ends it where that fails.
+/// Trains as a rank. Ends the process if that fails.
 #[expect(clippy::exit, reason = "the exit code is the rank's")]
 pub(crate) fn train() {
     let trained = || {
@@ -169,19 +168,19 @@ pub(crate) fn train() {
     }
 }
 
-/// A rank.
+/// State of a rank.
 struct Trainer {
     rank: usize,
     world: usize,
     work: PathBuf,
     checkpoints: Checkpoints,
     model: Model,
-    /// Of rank 0 to the others, in the order of their ranks; of these to rank 0.
+    /// Connections of rank 0 to the others, in the order of their ranks; of the others to rank 0.
     peers: Vec<TcpStream>,
 }
 
 impl Trainer {
-    /// Meets the other ranks. All of them begin with the checkpoint that rank 0 finds.
+    /// Connects to the other ranks. All of them begin with the checkpoint that rank 0 finds.
     fn new(work: PathBuf, checkpoints: Checkpoints) -> io::Result<Self> {
         let (rank, world) = (variable("RANK")?, variable("WORLD_SIZE")?);
         let (address, port): (String, u16) = (variable("MASTER_ADDR")?, variable("MASTER_PORT")?);
@@ -217,7 +216,7 @@ impl Trainer {
             if self.rank == 0 {
                 let Self { world, model: Model { step, .. }, .. } = self;
                 Progress { restarts, world: world as u64, step }.write(&self.work)?;
-                // So that a job is not all computation, on a machine with few processors.
+                // So that a job is not pure computation, on a machine with few processors.
                 thread::sleep(Duration::from_millis(2));
             }
         }
@@ -226,7 +225,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// One step; false where the model has been trained for as long as it should be.
+    /// Runs one step. Returns `false` if the model has been trained for the requested steps.
     fn step(&mut self) -> io::Result<bool> {
         let share = |rank: usize| rank * BATCHES / self.world..(rank + 1) * BATCHES / self.world;
         let own = share(self.rank).map(|batch| self.model.gradient(batch));
@@ -263,7 +262,7 @@ impl Trainer {
         true
     }
 
-    /// Every rank writes a part; rank 0 commits when all of them are there.
+    /// Saves a checkpoint: every rank writes a part, and rank 0 commits when all parts exist.
     fn save(&mut self) -> io::Result<()> {
         self.checkpoints.write_part(&self.model, self.rank, self.world)?;
         if self.rank == 0 {
@@ -282,12 +281,12 @@ impl Trainer {
     }
 }
 
-/// What every rank says at the end.
+/// Returns the line that every rank prints at the end.
 pub(crate) fn result(model: &Model) -> String {
     format!("weights {:016x} after {} steps", model.digest(), model.step)
 }
 
-/// A folder of checkpoints: `STEP.RANK-of-WORLD` for the parts, and `STEP.commit` once all are there.
+/// Folder of checkpoints: `STEP.RANK-of-WORLD` for the parts, and `STEP.commit` once all exist.
 struct Checkpoints(PathBuf);
 
 impl FromStr for Checkpoints {
@@ -310,7 +309,7 @@ impl Checkpoints {
         replace(&self.part(model.step, rank, world), &bytes)
     }
 
-    /// The parts are whole. Older checkpoints than the one before go.
+    /// Commits a checkpoint whose parts are complete. Keeps the previous one and removes older ones.
     fn commit(&self, model: &Model, world: usize) -> io::Result<()> {
         let step = model.step;
         let commit = self.0.join(format!("{step}.commit"));
@@ -328,7 +327,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// The last checkpoint, if there is one.
+    /// Loads the last checkpoint, if there is one.
     fn load(&self) -> io::Result<Option<Model>> {
         let mut last: Option<u64> = None;
         for entry in fs::read_dir(&self.0)? {
@@ -356,7 +355,7 @@ fn damaged(what: &str, number: impl Display) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("a checkpoint is damaged: {what} {number}"))
 }
 
-/// Writes a file that is there whole or not at all.
+/// Writes a file atomically.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut part = path.as_os_str().to_owned();
     part.push(".part");
@@ -385,7 +384,7 @@ fn to_words(bytes: &[u8]) -> Vec<u64> {
     bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
-/// Rank 0 may not listen yet.
+/// Connects with retries: rank 0 may not listen yet.
 fn connect(address: &str, port: u16) -> io::Result<TcpStream> {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {

@@ -1,4 +1,4 @@
-//! `--sync`: programs, libraries, Python's sources and brigade itself, copied where they are missing.
+//! Tests of `--sync`: programs, libraries, Python sources and brigade itself are copied where they are missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn programs_and_libraries_are_copied_where_they_are_missing() {
     let site = site(3);
     let private = build_with_library(&site);
     let built = Path::new(BRIGADE).parent().unwrap();
-    // node2 has nothing, node3 has another library of that name.
+    // node2 has neither, node3 has another library of that name.
     site.host(1).hide(built);
     site.host(1).hide(&private);
     site.host(2).hide(&private);
@@ -53,12 +53,12 @@ fn programs_and_libraries_are_copied_where_they_are_missing() {
     ];
     assert_eq!(said, expected);
 
-    // The second time everything is there.
+    // The second time nothing is missing.
     let second = launch().run();
     assert_eq!((second.code, second.stderr.as_str()), (0, ""));
     assert_eq!(second.lines(), first.lines());
 
-    // No room for a copy.
+    // No space for a copy.
     let cache = site.host(1).home().join(".cache/brigade/sync");
     site.host(1).mount_small(&cache, "64k");
     let full = launch().run();
@@ -66,7 +66,7 @@ fn programs_and_libraries_are_copied_where_they_are_missing() {
     assert!(full.stderr.contains("No space left on device"), "{}", full.stderr);
     site.host(1).sh(&format!("umount {}", cache.display()));
 
-    // A program that has been built anew is copied anew, the library is not.
+    // A program that was rebuilt is copied again, the library is not.
     let source = private.join("train.c");
     fs::write(&source, fs::read_to_string(&source).unwrap().replace("rank", "new rank")).unwrap();
     assert!(compile(&private));
@@ -75,8 +75,8 @@ fn programs_and_libraries_are_copied_where_they_are_missing() {
     assert!(!third.stderr.contains("libgreet"), "{}", third.stderr);
 }
 
-/// A script goes with the modules and packages beside it, a module with its package; and what a
-/// host has of another version is neither used nor touched.
+/// A script is copied with the modules and packages beside it, a module with its package; another version of them on a
+/// host is neither used nor changed.
 #[needs(Hosts, Python)]
 fn python_programs_are_copied_with_what_they_import() {
     let site = site(3);
@@ -96,7 +96,7 @@ fn python_programs_are_copied_with_what_they_import() {
         "import pathlib\ndef name(): return (pathlib.Path(__file__).parent / 'name').read_text()\n";
     write("lib/deep/part.py", part);
     write("lib/deep/name", "part 1");
-    // node2 has nothing of it, node3 another version, where its ranks work.
+    // node2 has none of it, node3 another version, in the working folder of its ranks.
     site.host(1).hide(&private);
     site.host(2).hide(&private);
     site.host(1).sh(&format!("echo NAME = \\'own\\' >{}/net.py", private.display()));
@@ -132,7 +132,7 @@ fn python_programs_are_copied_with_what_they_import() {
         first.stderr
     );
 
-    // The second time everything is there; a change is copied as a whole.
+    // The second time nothing is missing; after a change everything is copied.
     let second = launch(&script);
     assert_eq!((second.code, second.stderr.as_str()), (0, ""));
     assert_eq!(second.lines(), first.lines());
@@ -140,8 +140,8 @@ fn python_programs_are_copied_with_what_they_import() {
     let third = launch(&script);
     assert_eq!(third.lines(), lines(["net 1"; 3], "part 2", "['a b', '--sync']", &work));
 
-    // A module is found below the working folder, before what a host has there; `net` is none of
-    // its package, and so each host's own.
+    // A module is found below the working folder, before the host's own; `net` is not part of its package, and so each
+    // host's own is used.
     let folder = private.to_str().unwrap();
     let module = launch(&["--workdir", folder, "-m", "lib", "a b"]);
     assert_eq!(module.code, 0, "{}", module.stderr);
@@ -154,7 +154,7 @@ fn python_programs_are_copied_with_what_they_import() {
     );
     site.host(2).sh(&format!("grep -q old {}/lib/__main__.py", private.display()));
 
-    // What is not copied is named.
+    // Modules that are not copied are named.
     let installed = launch(&["-m", "json.tool", "--help"]);
     assert_eq!(installed.code, 0, "{}", installed.stderr);
     let note = "brigade: note: --sync copies nothing of the module json.tool: it is not below ";
@@ -170,7 +170,7 @@ fn python_programs_are_copied_with_what_they_import() {
     assert_eq!((shared.code, shared.stderr.as_str()), (0, ""));
 }
 
-/// A program and a library in a folder of its own, to which the program's run path leads.
+/// Builds a program and a library in a folder of its own, to which the program's run path points.
 fn build_with_library(site: &Site) -> PathBuf {
     let private = site.network.folder().join("private");
     fs::create_dir_all(private.join("lib")).unwrap();

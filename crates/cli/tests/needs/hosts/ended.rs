@@ -1,4 +1,4 @@
-//! How jobs on several hosts end before their time: by signals, kills, cuts and readers that go.
+//! Tests of jobs on several hosts that end early: by signals, kills, disconnections and closed pipes.
 
 use std::fs;
 use std::io::Read;
@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 
 use crate::site::{Running, empty, listening, site, wait_until};
 
-/// A rank that is there, says so, and stays.
+/// Script of a rank that creates a file and then waits.
 const STAY: &str = "touch $RANK; sleep 1000 & wait";
 
 #[needs(Hosts)]
@@ -29,7 +29,7 @@ fn signals_stop_everything_everywhere() {
         empty(&site.work);
     }
 
-    // Signals that mean something to the ranks only.
+    // Signals that only the ranks handle.
     let job = site
         .launch("node1:1,node2:1,node3:1")
         .sh("trap 'touch usr1.$RANK' USR1; trap 'exit 0' USR2; touch $RANK; \
@@ -43,7 +43,7 @@ fn signals_stop_everything_everywhere() {
     assert_eq!(run.code, 0, "{}", run.stderr);
     empty(&site.work);
 
-    // Ctrl-Z suspends neither the launcher, which the hosts would take for lost, nor a rank.
+    // Ctrl-Z suspends neither the launcher, which the hosts would consider lost, nor a rank.
     let mut job =
         site.launch("node2:1").sh("trap 'exit 5' TERM; touch $RANK; sleep 1000 & wait").start();
     site.wait_for_files(1);
@@ -53,7 +53,7 @@ fn signals_stop_everything_everywhere() {
     assert_eq!(job.finish().code, 5);
     empty(&site.work);
 
-    // Ranks that handle signals and go on: the second time they are killed. (Ranks that ignore SIGINT get SIGTERM.)
+    // Ranks that handle signals and continue: the second time they are killed. (Ranks that ignore SIGINT get SIGTERM.)
     let mut job = site
         .launch("node2:1,node3:1")
         .sh("trap : INT TERM; touch $RANK; while :; do sleep 1; done")
@@ -120,7 +120,7 @@ fn after_any_kill_no_process_is_left() {
         wait_until("the ranks' end", || !(0..3).any(sleeps));
         eprintln!("{name}: no rank is left after {} ms", start.elapsed().as_millis());
         if name == "link" {
-            // What is on the far side ends by itself, but sshd there still waits for the launcher.
+            // The processes on the far side end by themselves, but sshd there still waits for the launcher.
             site.host(1).restore();
         }
         let run = job.finish();
@@ -131,8 +131,8 @@ fn after_any_kill_no_process_is_left() {
     }
 }
 
-/// Kills some process of a job at some moment, also while the hosts are called and while the job
-/// ends. `BRIGADE_TEST_SEED` repeats a run, `BRIGADE_TEST_KILLS` makes it longer.
+/// Kills a random process of a job at a random time, also while the hosts are connected and while the job ends.
+/// `BRIGADE_TEST_SEED` repeats a run, `BRIGADE_TEST_KILLS` makes it longer.
 #[needs(Hosts)]
 fn random_kills() {
     let site = site(3);
@@ -140,7 +140,7 @@ fn random_kills() {
     for round in 0..kills().unwrap_or(10) {
         let job = site.launch("node1:1,node2:2,node3:1").sh("touch $RANK; exec sleep 0.5").start();
         let launcher = job.pid();
-        // Half of them while the hosts are called, half of them once the ranks are there.
+        // Half of them while the hosts are connected, half of them once the ranks run.
         if random.bool() {
             site.wait_for_files(4);
         }
@@ -148,7 +148,7 @@ fn random_kills() {
         let host = random.usize(..3);
         let mut victims = site.host(host).processes();
         if host == 0 {
-            // Not `nsenter`'s child alone: with it, everything that the launcher started is here.
+            // Not only `nsenter`'s child: the list contains everything that the launcher started.
             victims.retain(|it| it.pid == launcher || it.parent == launcher || random.bool());
         }
         let chosen = random.usize(..victims.len().max(1));
@@ -159,8 +159,8 @@ fn random_kills() {
         let _ = victim.as_ref().map(|it| kill(Pid::from_raw(it.pid), Signal::SIGKILL));
         let run = job.finish();
         eprintln!("{name}: {}", run.code);
-        // Too late, the job, a rank or the launcher itself; or what checks the permissions of the
-        // executable there, which is then not run.
+        // Too late, the job, a rank or the launcher itself; or the check of the executable's permissions, which is then
+        // not run.
         let was_unchecked = run.code == 126 && run.stderr.contains("there is not run: ");
         let is_usual = [0, 1, 137].contains(&run.code) || was_unchecked;
         assert!(is_usual, "{name}: {}: {}", run.code, run.stderr);
@@ -172,13 +172,13 @@ fn random_kills() {
     }
 }
 
-/// How many rounds of random kills are asked for.
+/// Returns the requested number of rounds of random kills.
 fn kills() -> Option<u64> {
     std::env::var("BRIGADE_TEST_KILLS").ok().map(|it| it.parse().unwrap())
 }
 
-/// A coordinator that is cut off from etcd and from the others must not begin an attempt of its own:
-/// another host coordinates the job by then.
+/// A coordinator that is disconnected from etcd and from the others must not begin an attempt of its own: another host
+/// coordinates the job by then.
 #[needs(Hosts, Etcd)]
 fn a_coordinator_that_is_cut_off_does_not_go_on_alone() {
     let site = site(4);
@@ -228,7 +228,7 @@ fn a_coordinator_that_is_cut_off_does_not_go_on_alone() {
 #[needs(Hosts)]
 fn readers_that_stop_and_go() {
     let site = site(2);
-    // Nothing reads any more: the job ends, as any program in a pipe does.
+    // The pipe's reader is gone: the job ends, like any program in a pipe.
     let mut launch = site.launch("node1:1,node2:1").sh("touch $RANK; yes");
     let mut child = launch
         .command
@@ -243,7 +243,7 @@ fn readers_that_stop_and_go() {
     assert_eq!(child.wait().unwrap().code(), Some(141));
     site.wait_until_empty();
 
-    // The reader has stopped reading: the ranks wait, and Ctrl-C ends them all the same.
+    // The reader has stopped reading: the ranks block, and Ctrl-C ends them nevertheless.
     let mut launch = site.launch("node1:1,node2:1").sh("yes $(seq -s , 99)");
     let mut child = launch
         .command

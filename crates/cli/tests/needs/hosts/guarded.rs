@@ -1,4 +1,4 @@
-//! Who can come near a job on several hosts: its secret, its executable, its store.
+//! Tests of access to a job on several hosts: its secret, its executable, its store.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use crate::site::{Launch, Site, site, wait_until};
 
-/// One of two launchers that are numbered, with the first host's address.
+/// Returns one of two launchers with fixed node ranks, with the first host's address.
 fn numbered<'s>(site: &'s Site, node: usize, flags: &[&str]) -> Launch<'s> {
     let (rank, address) = (format!("--node-rank={node}"), site.host(0).address().to_owned());
     let address = format!("--master-addr={address}");
@@ -48,7 +48,7 @@ fn a_rendezvous_on_a_network_has_a_secret_or_says_that_it_has_none() {
         .sh("")
         .start();
     first.wait_for_stderr("waiting for other hosts");
-    // Not as a job of the site's, which ends when no host has a process any more.
+    // Not as a job of the site, which ends when no host has a process any more.
     let mut guess = numbered(&site, 1, &["--rdzv-id=none"])
         .env("BRIGADE_RDZV_SECRET", "a guess at the secret")
         .sh("echo started");
@@ -66,7 +66,7 @@ fn a_rendezvous_on_a_network_has_a_secret_or_says_that_it_has_none() {
 #[needs(Hosts)]
 fn over_ssh_the_secret_is_in_no_command_line_and_no_environment() {
     let site = site(2);
-    // The rank, its agent, and what has started that: sshd, or the launcher itself.
+    // The rank, its agent, and the agent's parents: sshd, or the launcher itself.
     let script = "p=$$; while [ $p -gt 1 ]; do cat /proc/$p/cmdline /proc/$p/environ 2>/dev/null | \
                   tr '\\0' '\\n'; p=$(cut -d ' ' -f 4 /proc/$p/stat); done; echo looked";
     let run = site.launch("node1,node2").args(["--nproc", "1"]).sh(script).run();
@@ -82,7 +82,7 @@ fn over_ssh_the_secret_is_in_no_command_line_and_no_environment() {
 #[needs(Hosts, Python)]
 fn the_store_listens_at_the_address_of_the_job_alone() {
     let site = site(2);
-    // Rank 0 listens on the socket it was given, and looks from where it is reached.
+    // Rank 0 listens on the inherited socket, and prints the address of its peer.
     let program = "import os, socket, time\n\
          port = int(os.environ['MASTER_PORT'])\n\
          def reached(address):\n    \
@@ -108,7 +108,7 @@ fn the_store_listens_at_the_address_of_the_job_alone() {
 #[needs(Hosts)]
 fn an_executable_that_others_can_replace_is_not_run() {
     let site = site(2);
-    // A copy of it in a folder that all may write to, at the same place on both hosts.
+    // A copy of it in a world-writable folder, at the same path on both hosts.
     let shared = site.network.folder().join("shared");
     fs::create_dir(&shared).unwrap();
     let copy = shared.join("brigade");

@@ -1,4 +1,4 @@
-//! What is wrong with a host, answered before anything starts anywhere.
+//! Tests of problems of hosts, which are reported before anything starts anywhere.
 
 use std::fs;
 use std::path::Path;
@@ -86,7 +86,7 @@ fn hosts_that_cannot_take_part() {
     );
 }
 
-/// As a gateway does whose sshd has too many logins under way (`MaxStartups`).
+/// A gateway does so if its sshd has too many logins in progress (`MaxStartups`).
 #[needs(Hosts)]
 fn hosts_that_turn_a_connection_away_are_tried_again() {
     let site = site(2);
@@ -106,7 +106,7 @@ fn hosts_that_turn_a_connection_away_are_tried_again() {
     write_script(&jump, &format!("#!/bin/sh\necho >>{}\n", tried.display()));
     let run = site.launch("node2:1").args(["--ssh-command", &command]).sh("echo here").run();
     assert_eq!(run.code, 1);
-    // In which words depends on how far ssh had come.
+    // The message depends on how far ssh had come.
     assert!(run.stderr.starts_with("brigade: node2: "), "{}", run.stderr);
     assert_eq!(run.stderr.lines().count(), 1, "{}", run.stderr);
     assert_eq!(fs::read_to_string(&tried).unwrap().lines().count(), 8);
@@ -158,7 +158,7 @@ fn folders_and_programs_that_are_not_there() {
     let run = site.launch("node2:1").args(["--workdir", "/", "pwd"]).run();
     assert_eq!(run.stdout, "[node2:0] /\n", "{}", run.stderr);
 
-    // The launcher's own executable is not there either, nor one in PATH.
+    // The launcher's own executable is missing there too, as is one in PATH.
     site.host(1).hide(Path::new(BRIGADE).parent().unwrap());
     refused(
         site.launch("node2:1").args(["true"]),
@@ -170,8 +170,7 @@ fn folders_and_programs_that_are_not_there() {
     );
 }
 
-/// Two launchers meet at an address of the network; the first says that it is to be reached at its
-/// loopback.
+/// Two launchers meet at an address of the network; the first one announces its loopback address.
 #[needs(Hosts)]
 fn an_address_that_others_cannot_reach() {
     let site = site(2);

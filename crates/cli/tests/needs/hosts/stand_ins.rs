@@ -1,4 +1,4 @@
-//! `brigade launch --hosts` without a network: this machine alone, and a stand-in for ssh.
+//! Tests of `brigade launch --hosts` without a network: this machine alone, with a replacement for ssh.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -10,7 +10,7 @@ use brigade_test_needs::needs;
 use crate::job::BRIGADE;
 use crate::site::write_script;
 
-/// `brigade launch` with these words, which is killed when it takes longer than a minute or two.
+/// Returns `brigade launch` with these arguments, which is killed after one or two minutes.
 fn launch(words: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", "180", BRIGADE, "launch"]).args(words);
@@ -19,12 +19,12 @@ fn launch(words: &[&str]) -> Command {
     command
 }
 
-/// Each session takes some descriptors of the launcher; most systems give a process 1024.
+/// Each session needs some descriptors of the launcher; most systems allow a process 1024.
 #[needs()]
 fn five_hundred_hosts_within_the_usual_limit_of_open_files() {
     const HOSTS: usize = 500;
     let folder = tempfile::tempdir().unwrap();
-    // A client that is not called ssh gets two words: the host and the line.
+    // A client that is not called ssh gets two arguments: the host and the command line.
     let ssh = folder.path().join("stand-in");
     write_script(&ssh, "#!/bin/sh\nexec sh -c \"$2\"\n");
     let hosts: Vec<String> = (1..=HOSTS).map(|number| format!("host{number}")).collect();
@@ -50,9 +50,9 @@ fn five_hundred_hosts_within_the_usual_limit_of_open_files() {
     assert_eq!(lines, expected, "{said}");
 }
 
-/// The rank ends while its last lines wait for the launcher to be allowed more of them.
+/// The rank ends while its last lines wait until the launcher may receive more of them.
 ///
-/// 200 times with `BRIGADE_TEST_STALLS=full`.
+/// Runs 200 times with `BRIGADE_TEST_STALLS=full`.
 #[needs()]
 fn the_last_bytes_reach_a_slow_reader() {
     const LINES: usize = 2_000_000 / 3;
@@ -67,7 +67,7 @@ fn the_last_bytes_reach_a_slow_reader() {
     }
 }
 
-/// The number of lines, and the last one.
+/// Returns the number of lines, and the last one.
 fn read_slowly(job: &mut Child) -> (usize, String) {
     let mut stdout = BufReader::with_capacity(64 << 10, job.stdout.take().unwrap());
     let (mut count, mut last) = (0, Vec::new());

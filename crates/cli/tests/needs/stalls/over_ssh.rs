@@ -1,5 +1,4 @@
-//! Hosts with a network between them: what is cut and mended, and what stands still at either end of
-//! a session.
+//! Tests of a network between hosts that is cut and repaired, and of stalls at either end of a session.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +12,7 @@ use super::{
 };
 use crate::site::{Running, Site, site, wait_until};
 
-/// The ranks' files go where the job is started: all hosts see that folder.
+/// Returns the ranks' script, with its files in the folder where the job is started, which all hosts see.
 fn script(all: &Path) -> String {
     format!("ALL={}; {COUNT}", all.display())
 }
@@ -29,7 +28,7 @@ fn has_ranks(host: &Host) -> bool {
     host.processes().iter().any(|process| process.environment.iter().any(is_rank))
 }
 
-/// One launcher for two hosts.
+/// Starts one launcher for two hosts.
 fn over_ssh<'s>(site: &'s Site, times: &Times) -> Running<'s> {
     let job = site.launch("node1:1,node2:1").args([&*times.flag()]);
     let job = job.sh(&script(&site.work)).start();
@@ -37,7 +36,7 @@ fn over_ssh<'s>(site: &'s Site, times: &Times) -> Running<'s> {
     job
 }
 
-/// A launcher on each of three hosts.
+/// Starts a launcher on each of three hosts.
 fn over_tcp<'s>(site: &'s Site, times: &Times) -> Vec<Running<'s>> {
     let start = |host: usize| {
         let rank = format!("--node-rank={host}");
@@ -49,19 +48,19 @@ fn over_tcp<'s>(site: &'s Site, times: &Times) -> Vec<Running<'s>> {
     launchers
 }
 
-/// `[node2:1] result …`, `[1] result …`
+/// Returns `true` for a line `[node2:1] result …` or `[1] result …`.
 fn has_result(stdout: &str, rank: u64) -> bool {
     let end = format!("] {}", result(rank));
     stdout.lines().any(|line| line.ends_with(&end) && line.contains(&format!("{rank}]")))
 }
 
-/// The ports of a host from which it is connected to the coordinator.
+/// Returns the ports of a host from which it is connected to the coordinator.
 fn connections(host: &Host) -> Vec<u16> {
     let table = host.sh("cat /proc/net/tcp");
     let port = |line: &str| {
         let mut fields = line.split_whitespace().skip(1);
         let (local, remote, state) = (fields.next()?, fields.next()?, fields.next()?);
-        // 01 is an established connection; its other end has the port 29500.
+        // State 01 is an established connection; its other end has the port 29500.
         let is_wanted = remote.ends_with(":733C") && state == "01";
         let (_, port) = local.rsplit_once(':').filter(|_| is_wanted)?;
         Some(u16::from_str_radix(port, 16).unwrap())
@@ -69,7 +68,7 @@ fn connections(host: &Host) -> Vec<u16> {
     table.lines().filter_map(port).collect()
 }
 
-/// Ports, as nftables writes a set.
+/// Formats ports as a set of nftables.
 fn set(ports: &[u16]) -> String {
     let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
     format!("{{ {} }}", ports.join(", "))
@@ -129,7 +128,7 @@ fn a_link_that_is_cut_and_mended_under_sessions() {
         site.host(1).cut();
         sleep(cut);
         site.host(1).restore();
-        // Until TCP has found out: it has paused for as long as the cut took.
+        // Until TCP retransmits: its last pause was as long as the cut.
         sleep(cut);
         recover();
     }
@@ -145,7 +144,7 @@ fn a_link_that_is_cut_and_mended_between_launchers() {
     let times = times();
     let launchers = over_tcp(&site, &times);
     for &stall in times.stalls {
-        // An agent whose old connection stays dead: it must not wait for what TCP sends again.
+        // The old connection of the agent remains dead: it must not wait for TCP's retransmissions.
         let old = connections(site.host(1));
         site.host(1).cut();
         sleep(stall);
@@ -155,7 +154,7 @@ fn a_link_that_is_cut_and_mended_between_launchers() {
         let is_new = || connections(site.host(1)).iter().any(|port| !old.contains(port));
         wait_until("a new connection", is_new);
         recover();
-        // The coordinator.
+        // Disconnects the coordinator.
         site.host(0).cut();
         sleep(stall);
         site.host(0).restore();
@@ -195,7 +194,7 @@ fn a_link_that_is_cut_for_too_long() {
     site.wait_until_empty();
 }
 
-/// Connections that are reset, as a gateway does that has forgotten them, are made again at once.
+/// Connections that are reset, as by a gateway that has lost its state, are re-established at once.
 #[needs(Hosts)]
 fn a_connection_that_is_reset_is_made_again() {
     let site = site(3);
@@ -203,14 +202,14 @@ fn a_connection_that_is_reset_is_made_again() {
     let launchers = over_tcp(&site, &times);
     let old: Vec<u16> = [1, 2].into_iter().flat_map(|host| connections(site.host(host))).collect();
     assert_eq!(old.len(), 2, "one connection from each agent: {old:?}");
-    // New connections pass: an agent has a fraction of a second to come back.
+    // New connections pass: an agent has a fraction of a second to reconnect.
     let rule = format!("tcp sport {} tcp flags & rst == 0 reject with tcp reset", set(&old));
     site.host(0).filter(&rule);
     for host in [1, 2] {
         let is_new = || connections(site.host(host)).iter().any(|port| !old.contains(port));
         wait_until("a new connection", is_new);
     }
-    // Longer than the seat of an agent that does not come back is kept.
+    // Longer than the time for which a lost agent's place is reserved.
     sleep(times.stalls[0]);
     finish_soon(&site.work);
     for (rank, launcher) in (0..).zip(launchers) {

@@ -1,4 +1,4 @@
-//! A file system that does not answer, and memory that is short.
+//! Tests of a file system that does not answer, and of a lack of memory.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ fn a_frozen_folder_of_logs() {
     let disk = Disk::mount();
     let (times, hosts) = (times(), Hosts::new());
     let logs = format!("--log-dir={}", disk.path().display());
-    // The ranks print all the time, so that the thread that writes their logs is held up, too.
+    // The ranks print all the time, so that the thread that writes their logs is blocked, too.
     let script = format!("while :; do echo .; sleep 0.02; done & {COUNT}; kill $!");
     let launchers: Vec<Running> = (0..2)
         .map(|node| {
@@ -28,7 +28,7 @@ fn a_frozen_folder_of_logs() {
         })
         .collect();
     wait_for_ranks(hosts.all.path(), 2);
-    // However long: only the logs wait.
+    // Any duration: only the logs wait.
     for stall in times.stalls.iter().copied().chain([times.too_long]) {
         disk.freeze();
         job::wait_until(|| disk.is_waited_for());

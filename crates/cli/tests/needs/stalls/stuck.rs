@@ -1,4 +1,4 @@
-//! A rank that sleeps in the kernel: SIGKILL does not end it, and the launcher does not wait.
+//! Test of a rank that sleeps in the kernel: SIGKILL does not end it, and the launcher does not wait.
 
 use std::fs;
 
@@ -29,10 +29,10 @@ fn a_rank_that_cannot_be_killed_is_left_to_the_reaper() {
         "rank 1 (pid {stuck}, state D) is stuck in the kernel: still there 10 s after SIGKILL"
     );
     assert!(run.stderr.contains(&text), "{}", run.stderr);
-    // What was first is told all the same.
+    // The first failure is reported nevertheless.
     assert!(run.stderr.contains("failed: exit code 7"), "{}", run.stderr);
     assert!(is_in_state(stuck, 'D'), "it is still there");
-    // The reaper waits for it, and goes when it has ended.
+    // The reaper waits for the rank, and exits when the rank has ended.
     assert!(!job::processes_with(&format!("DIR={}", folder.display())).is_empty());
     disk.thaw();
     job::wait_until(|| job::state_of(stuck).is_none_or(|state| state == 'Z'));
