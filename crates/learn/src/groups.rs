@@ -22,7 +22,7 @@ pub(crate) struct Grouped {
     /// Groups before this one are frozen.
     frozen: usize,
     held: Option<Held>,
-    /// Which of the groups each group of the optimizer belongs to.
+    /// Index of the parameter group to which each group of the optimizer belongs.
     of_optimizer: Vec<usize>,
     has_momentum: bool,
 }

@@ -1,4 +1,4 @@
-//! The Learner: data, a model and a loss, and what is done with them.
+//! The Learner: data, a model and a loss, with the operations on them.
 
 mod fit;
 mod freeze;
@@ -78,7 +78,7 @@ pub struct Learner {
     pub(crate) augmented_valid: Option<Box<dyn BatchSource>>,
     /// The loaders as they are shared out, while the ranks work together.
     pub(crate) prepared: Option<PreparedLoaders>,
-    /// How many scopes of [`Learner::distributed`] there are around.
+    /// Number of enclosing scopes of [`Learner::distributed`].
     entered: usize,
     /// The learning rate of a fit that is given none.
     pub(crate) lr: Option<f64>,

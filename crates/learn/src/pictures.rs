@@ -1,4 +1,4 @@
-//! Pictures of a fit and of what a model sees, as data: each can be a PNG or SVG file, or text on a terminal
+//! Plots of a fit and of a model's inputs, as data: each can be a PNG or SVG file, or text on a terminal
 //! (`brigade_plot::Plot`).
 
 use brigade_plot::{Chart, ColorMap, Gallery, Grid, Heatmap, Picture as Shown};

@@ -1,4 +1,4 @@
-//! Shares of right decisions.
+//! Shares of correct predictions.
 
 use brigade_torch::Result;
 use tch::{Kind, Tensor};
@@ -103,7 +103,7 @@ impl Metric for HammingLoss {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TopK(pub i64);
 
-/// fastai's `k`.
+/// Returns fastai's default `k`.
 impl Default for TopK {
     fn default() -> Self {
         Self(5)

@@ -1,4 +1,4 @@
-//! How far decisions agree with targets beyond chance.
+//! Agreement of predictions with targets beyond chance.
 
 use brigade_torch::Result;
 use tch::{Kind, Tensor};

@@ -1,4 +1,4 @@
-//! How many runs of words translations share with their references.
+//! BLEU: n-grams that translations share with their references.
 
 use std::collections::HashMap;
 
@@ -33,8 +33,8 @@ pub struct CorpusBleu;
 /// The longest runs that are counted.
 const LONGEST: usize = 4;
 
-/// What is kept of batches: tokens of predictions and of targets, then for each length of a run those that are common
-/// and those of predictions.
+/// Number of sums of batches: tokens of predictions and of targets, then for each length of n-grams the common ones and
+/// those of predictions.
 const SUMS: usize = 2 + 2 * LONGEST;
 
 impl Metric for CorpusBleu {

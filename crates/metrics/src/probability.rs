@@ -1,4 +1,4 @@
-//! How well probabilities fit.
+//! Metrics of predicted probabilities.
 
 use brigade_torch::Result;
 use tch::{Kind, Reduction, Tensor};

@@ -58,7 +58,7 @@ type Area = fn(&[f64], &[bool]) -> f64;
 #[derive(Debug)]
 struct Matrix {
     columns: usize,
-    /// Row by row.
+    /// Scores of the matrix, row by row.
     scores: Vec<f64>,
 }
 
@@ -377,7 +377,7 @@ macro_rules! of_labels {
 }
 
 of_labels! {
-    /// Area under the ROC curve of labels; see [`RocAucBinary`].
+    /// Area under the ROC curve of labels. See [`RocAucBinary`].
     ///
     /// Predictions and targets `[n, labels, …]`; predictions are scores or probabilities, for only their order
     /// matters. NaN where a label is always or never there, unless its weight in the average is 0. Keeps all rows.
@@ -385,7 +385,7 @@ of_labels! {
 }
 
 of_labels! {
-    /// Average precision of labels; see [`AveragePrecision`].
+    /// Average precision of labels. See [`AveragePrecision`].
     ///
     /// Predictions and targets `[n, labels, …]`; predictions are scores or probabilities. Keeps all rows.
     AveragePrecisionMulti "average_precision_score" average_precision

@@ -35,11 +35,11 @@ use crate::{Fold, Folded, Metric};
 pub struct MetricState<M> {
     metric: M,
     updates: usize,
-    /// What the metric keeps of each batch, with the batch's number.
+    /// Contributions of the batches, with their numbers.
     kept: Vec<(usize, Fold)>,
 }
 
-/// What a rank tells the others of its batches.
+/// Message of a rank to the others about its batches.
 #[derive(Serialize, Deserialize)]
 enum Kept {
     Nothing,

@@ -1,4 +1,4 @@
-//! What a cell shows of its last expression: tables, pictures and plots.
+//! Display of a cell's last expression: tables, images and plots.
 //!
 //! evcxr calls `evcxr_display` on the last expression of a cell where it has such a method; [`CellDisplay`] gives it
 //! to tensors, plots and, with the feature `learn`, what a Learner returns:

@@ -1,4 +1,4 @@
-//! What goes wrong in a launch from a notebook.
+//! Errors of a launch from a notebook.
 
 use std::fmt;
 use std::io;

@@ -311,7 +311,7 @@ fn events_file(folder: &Path) -> PathBuf {
     folder.join("events.jsonl")
 }
 
-/// What is read of a `cause` of docs/events.md.
+/// The parts that are read of a `cause` of docs/events.md.
 #[derive(Debug, Deserialize)]
 struct Cause {
     message: String,

@@ -46,11 +46,11 @@ pub const DEFAULT_GROUP_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 #[derive(Clone)]
 pub struct ProcessGroup {
     inner: Arc<Inner>,
-    /// Of this handle's operations; the group's when there is none.
+    /// Time limit of this handle's operations. `None` takes the group's.
     limit: Option<Duration>,
-    /// Whether this handle's operations are compared between ranks before they begin.
+    /// `true` if this handle's operations are compared between ranks before they begin.
     pub(crate) checks: bool,
-    /// Where the user's program starts this handle's operations, when not where it calls them.
+    /// Place in the user's program that starts this handle's operations, if it is not their caller.
     pub(crate) site: Option<&'static Location<'static>>,
 }
 
@@ -114,26 +114,26 @@ pub(crate) struct Inner {
     backend: Backend,
     store: Store,
     timeout: Mutex<Duration>,
-    /// Whether it was asked for, not whether it came about.
+    /// `true` if shared memory was requested, whether or not it is used.
     share_memory: bool,
     device: Device,
     gloo: GlooDevice,
     subgroups: AtomicUsize,
-    /// Collectives started so far; equal on all ranks, so it tells which ranks had not arrived.
+    /// Number of collectives started so far; equal on all ranks, so it shows which ranks had not arrived.
     sequence: AtomicU64,
     /// Sends and receives that nothing waits for.
     messages: Mutex<Vec<WorkHandle>>,
-    /// What a device does for all ranks, with the thread that watches it.
+    /// Watched work of a device for all ranks, with the thread that watches it.
     watched: Arc<Watched>,
     failed: AtomicBool,
     aborted: AtomicBool,
-    /// Of a communication hook in the backward or shadow that runs: on its way through C++ an error keeps its
-    /// text alone.
+    /// Error of a communication hook in the current backward or shadow, kept here because an error that passes through
+    /// C++ keeps only its text.
     hook_error: Mutex<Option<Error>>,
     /// Comparisons of the debug mode so far.
     pub(crate) compared: AtomicU64,
     pub(crate) comparing: Mutex<()>,
-    /// Whether the next backward reduces gradients, as far as the debug mode knows.
+    /// `true` if the next backward reduces gradients, as far as the debug mode can determine.
     pub(crate) reduces: AtomicBool,
 }
 
@@ -444,7 +444,7 @@ impl ProcessGroup {
         &self.inner.group.0
     }
 
-    /// The limit as c10d wants it for one operation.
+    /// Returns the time limit in the form that c10d needs for one operation.
     pub(crate) fn limit_ms(&self) -> i64 {
         self.limit.map_or(NO_LIMIT_OF_ITS_OWN, milliseconds)
     }
@@ -590,11 +590,11 @@ fn check_backend(backend: &Backend, name: &str) -> Result<(), Error> {
     }
 }
 
-/// An operation as its error tells of it.
+/// A started operation as its error describes it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Started {
     pub(crate) operation: &'static str,
-    /// Its number among the group's collectives; none for sends, receives and the like.
+    /// Its number among the group's collectives. `None` for sends, receives and similar operations.
     pub(crate) sequence: Option<u64>,
     /// When, where that is known.
     pub(crate) begun: Option<Instant>,
@@ -642,7 +642,7 @@ impl fmt::Debug for ProcessGroup {
     }
 }
 
-/// The key under which a rank says that it is about to connect.
+/// Returns the key that a rank sets before it connects.
 fn joined(rank: usize) -> String {
     format!("joined/{rank}")
 }

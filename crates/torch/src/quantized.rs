@@ -430,8 +430,8 @@ fn unpacked(packed: &Tensor, block: i64, columns: i64) -> Result<Tensor, Error> 
     Ok(values.f_transpose(1, 2)?.f_reshape([-1, columns])?)
 }
 
-/// Rows of a block of libtorch's kernel for 4 bits; `None` where there is no kernel, or its layout is another one. Depends
-/// on the processor, so that a small weight is packed and looked at.
+/// Returns the number of rows in a block of libtorch's kernel for 4 bits. `None` if there is no kernel, or if its
+/// layout differs. Depends on the processor, so a small weight is packed and examined.
 fn int4_block() -> Option<i64> {
     static BLOCK: OnceLock<Option<i64>> = OnceLock::new();
     let find = || -> Result<Option<i64>, Error> {
@@ -458,7 +458,7 @@ fn int4_block() -> Option<i64> {
     *BLOCK.get_or_init(|| tch::no_grad(|| find().ok().flatten()))
 }
 
-/// Whether libtorch has a kernel for 8 bits on the CPU.
+/// Returns `true` if libtorch has a kernel for 8 bits on the CPU.
 fn has_int8() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     let find = || -> Result<bool, Error> {

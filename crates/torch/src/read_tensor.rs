@@ -120,7 +120,7 @@ pub(crate) fn fill_converted(
     })
 }
 
-/// With the window of the reader no more than 16 MB.
+/// Size of a piece in bytes: at most 16 MB with the window of the reader.
 const PART_BYTES: usize = 8 << 20;
 
 #[cfg(test)]

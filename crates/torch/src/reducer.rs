@@ -109,7 +109,7 @@ impl Default for ReducerOptions {
 pub struct Reducer {
     handle: Handle,
     group: ProcessGroup,
-    /// Of the parameters, by libtorch's numbers for them.
+    /// Names of the parameters, by libtorch's numbers for them.
     names: Vec<String>,
     buffers: Vec<Tensor>,
     options: ReducerOptions,
@@ -406,7 +406,7 @@ fn same_model(
     Ok(())
 }
 
-/// One line per tensor: `parameter module1.0.weight [32, 1, 5, 5] float32`, `buffer steps [] int64`.
+/// Lists the tensors, one line each: `parameter module1.0.weight [32, 1, 5, 5] float32`, `buffer steps [] int64`.
 fn listing(
     parameters: &[(String, Tensor)],
     buffers: &[(String, Tensor)],

@@ -251,7 +251,7 @@ pub fn inherited_socket(fd: RawFd) -> Result<OwnedFd, Error> {
     inherited.try_clone().map_err(|error| stale(format!("it cannot be used: {error}")))
 }
 
-/// How long a client itself looks whether the server listens.
+/// Time during which a client itself checks whether the server listens.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
 impl Store {

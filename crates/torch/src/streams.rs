@@ -60,7 +60,7 @@ impl Streams {
 pub struct SideStream {
     gpu: i32,
     stream: i64,
-    /// It is left in the thread that has it.
+    /// Makes it `!Send`: the stream is left in the thread that entered it.
     of_this_thread: PhantomData<*const ()>,
 }
 

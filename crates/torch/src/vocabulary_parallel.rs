@@ -415,7 +415,7 @@ fn own_logits(operation: &str, logits: &Tensor, part: VocabularyPart) -> Result<
     Ok(logits.f_detach()?.f_narrow(-1, 0, tokens.end - tokens.start)?)
 }
 
-/// Runs what all ranks compute together. Arguments that are refused are no failure of the group.
+/// Runs a computation of all ranks. Refused arguments do not count as a failure of the group.
 fn together(
     group: &ProcessGroup,
     operation: &'static str,
@@ -434,5 +434,5 @@ fn together(
     })
 }
 
-/// What libtorch takes for "no row".
+/// Index that libtorch takes as "no row".
 const NO_PADDING: i64 = -1;

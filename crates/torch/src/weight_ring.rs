@@ -119,16 +119,16 @@ struct RingTensor {
     /// A tensor without memory, which takes the tensor's place outside of its uses.
     guard: Tensor,
     source: WeightSource,
-    /// Its first byte in a place.
+    /// Offset of its first byte in a slot.
     offset: i64,
     bytes: i64,
 }
 
 enum At {
     Away,
-    /// It is being brought into a place.
+    /// It is being loaded into a slot.
     Coming,
-    /// It is in this place.
+    /// It is in this slot.
     Here(usize),
     Failed(Error),
 }
@@ -137,12 +137,12 @@ enum At {
 struct Slot {
     /// Bytes on the device.
     buffer: Tensor,
-    /// As many bytes of pinned memory, for values that are read on their way to a GPU.
+    /// Pinned memory of the same size, for values that are read on their way to a GPU.
     staging: Option<Tensor>,
     part: Option<usize>,
-    /// On a GPU: behind the copies into it.
+    /// Event behind the copies into it, on a GPU.
     filled: Option<StreamEvent>,
-    /// On a GPU: behind the last computation with it.
+    /// Event behind the last computation with it, on a GPU.
     used: Option<StreamEvent>,
 }
 
@@ -226,7 +226,7 @@ impl Drop for WeightRing {
     }
 }
 
-/// Parts whose weights are kept in memory; see [`WeightRing::hold`].
+/// Parts whose weights are kept in memory. See [`WeightRing::hold`].
 #[must_use = "the weights leave memory where this is dropped"]
 pub struct HeldWeights<'r> {
     shared: &'r Shared,
@@ -382,10 +382,10 @@ impl Shared {
 
 /// The way of a part into a place.
 struct Job {
-    /// On a GPU: behind the last computation with the place, and behind the last copies out of its pinned memory.
+    /// Event on a GPU behind the last computation with the slot, and behind the last copies out of its pinned memory.
     used: Option<StreamEvent>,
     filled: Option<StreamEvent>,
-    /// For each tensor its values' source, the tensor's memory in the place, and that in pinned memory.
+    /// For each tensor the source of its values, its memory in the slot, and that in pinned memory.
     tensors: Vec<(WeightSource, Tensor, Option<Tensor>)>,
 }
 

@@ -41,7 +41,7 @@ pub struct Work<T> {
     finish: Option<Finish<T>>,
 }
 
-/// What turns the raw result into what the caller asked for: a division for a mean, a copy back.
+/// A function that converts the raw result to the caller's: a division for a mean, a copy back.
 type Finish<T> = Box<dyn FnOnce(&mut T) -> Result<(), Error> + Send>;
 
 impl<T> Work<T> {
@@ -135,7 +135,7 @@ impl<T> fmt::Debug for Work<T> {
     }
 }
 
-/// The operation itself.
+/// The C++ operation with its context.
 pub(crate) struct PendingWork {
     handle: Option<WorkHandle>,
     group: ProcessGroup,
@@ -152,7 +152,7 @@ impl PendingWork {
         Work { pending: self, value, inputs: Vec::new(), finish: None }
     }
 
-    /// Waits for the end, and tells the sender where there is one.
+    /// Waits for the end, and returns the sender if there is one.
     fn finish(mut self) -> Result<Option<usize>, Error> {
         let Some(handle) = self.handle.take() else { return Ok(None) };
         // Gloo counts the limit of a collective from its start, that of a message from here.

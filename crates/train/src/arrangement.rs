@@ -1,4 +1,4 @@
-//! Which ranks of a job compute which part of what: the axes of its mesh as groups of ranks.
+//! Assignment of a job's ranks to parts of the computation: the axes of its mesh as groups of ranks.
 
 use std::env;
 use std::fmt::Display;

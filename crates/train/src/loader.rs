@@ -1,4 +1,4 @@
-//! Loaders whose batches are shared out among the ranks.
+//! Loaders whose batches are distributed over the ranks.
 
 mod dispatch;
 pub(crate) mod placement;

@@ -1,5 +1,5 @@
-//! What ranks do for and with each other beside the gradients: values gathered, code run in turn, work
-//! split, a flag that all see.
+//! Operations of ranks beside the gradients: values gathered, code run in turn, work split, and a flag that all ranks
+//! read.
 
 mod agree;
 pub(crate) mod gather;

@@ -1,4 +1,4 @@
-//! What a step that is recorded once has to do on the host each time it is replayed.
+//! Host work of a step that is recorded once, done each time it is replayed.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};

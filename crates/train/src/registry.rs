@@ -1,4 +1,4 @@
-//! What checkpoints hold, in the order of its registration.
+//! Objects whose state checkpoints hold, in the order of their registration.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -18,7 +18,7 @@ struct Copies(Mutex<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     tensors: Vec<(String, Tensor)>,
-    /// Of a model of which ranks have parts: the tensors of which there are copies.
+    /// Tensors with copies, for a model of which ranks have parts.
     shards: Vec<(String, Tensor)>,
     count: i64,
     registered: bool,

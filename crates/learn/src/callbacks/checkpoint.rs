@@ -1,4 +1,4 @@
-//! Checkpoints in the middle of a fit, and going on from them.
+//! Checkpoints within a fit, from which it can be resumed.
 
 use std::path::PathBuf;
 

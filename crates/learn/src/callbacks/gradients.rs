@@ -1,4 +1,4 @@
-//! Gradients: added up over batches, clipped, and ended where they are not finite.
+//! Gradients: accumulated over batches, clipped, and checked for non-finite losses.
 
 use brigade_train::ClipNorm;
 

@@ -50,7 +50,7 @@ impl MixSource for Seeded {
 /// A stream apart from those of the samples' transforms.
 const MIX_PLACE: usize = 0x6d69;
 
-/// What both have.
+/// Settings that MixUp and CutMix share.
 #[derive(Debug)]
 struct Mixture {
     alpha: f64,

@@ -1,4 +1,4 @@
-//! What is done to a batch of images on its device.
+//! Transforms of a batch of images on its device.
 
 use std::fmt;
 use std::sync::Arc;
@@ -271,8 +271,8 @@ pub(super) struct BatchPipeline {
 }
 
 impl BatchPipeline {
-    /// Joins transforms, and tells whether the statistics of the first batch are to follow; of two of a kind the
-    /// last counts, as in fastai.
+    /// Combines transforms, and returns whether the statistics of the first batch are needed; of two of a kind the last
+    /// is used, as in fastai.
     pub(super) fn new(transforms: &[BatchTransform]) -> Result<(Self, bool)> {
         let mut augment = Augment::new();
         for transform in transforms {

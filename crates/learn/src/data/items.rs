@@ -137,7 +137,7 @@ impl Items {
         ImageFiles::new(&self.root, &self.paths)
     }
 
-    /// Refuses a list with files that are not there.
+    /// Returns an error if files of a list do not exist.
     fn all_there(self, list: &str, advice: &str) -> Result<Self> {
         let missing = |index: &usize| !self.path(*index).is_file();
         let missing: Vec<usize> = (0..self.len()).filter(missing).collect();

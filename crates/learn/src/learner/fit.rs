@@ -195,7 +195,7 @@ impl Loop<'_> {
         self.fire(after)
     }
 
-    /// Turns what left the outermost part into a result: a cancellation there had nothing to cancel.
+    /// Converts the outcome of the outermost part to a result: a cancellation there had nothing to cancel.
     fn settle(&self, outcome: Step) -> Result<()> {
         match outcome {
             Ok(()) => Ok(()),
@@ -530,8 +530,8 @@ fn ends_on_nan(state: &mut LearnerState, outcome: Result<()>) -> Step {
     }
 }
 
-/// Whether a part of the fit runs at an event, so that it can be cancelled there. At the events that end a part
-/// only the parts around it run.
+/// Returns `true` if a part of the fit runs at an event, so that it can be cancelled there. At the events that end a
+/// part only the enclosing parts run.
 fn runs(level: Level, event: Event, position: Position) -> bool {
     use Event as E;
     let in_batch = event.is_inner() && !matches!(event, E::AfterBatch | E::AfterCancelBatch);
@@ -559,7 +559,7 @@ fn runs(level: Level, event: Event, position: Position) -> bool {
     }
 }
 
-/// What one rank cancels, all cancel: the outermost level that any of them names.
+/// Agrees on a cancellation over the ranks: the outermost level that any of them cancels.
 fn agreed(accelerator: &brigade_train::Accelerator, mine: Option<Level>) -> Step {
     const OUTERMOST_FIRST: [Level; 7] = [
         Level::Fit,
@@ -581,7 +581,7 @@ fn agreed(accelerator: &brigade_train::Accelerator, mine: Option<Level>) -> Step
     }
 }
 
-/// An error of a callback's own gets its name; one of the ranks, the data or the tensors already says what it is.
+/// Adds the callback's name to its own error. Errors of the ranks, the data or the tensors are returned unchanged.
 fn named(source: Error, callback: String, event: Event) -> Error {
     let own = match source.kind() {
         ErrorKind::InvalidArgument | ErrorKind::Custom => {

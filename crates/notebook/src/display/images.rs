@@ -1,4 +1,4 @@
-//! A batch of images as pictures.
+//! A batch of images in a gallery.
 
 use brigade_plot::{Gallery, Picture, PlotError};
 use tch::{Device, Kind, TchError, Tensor};

@@ -355,7 +355,7 @@ impl ProcessGroup {
         Ok(all_divided(fill_all(pending, outputs, targets).reading(inputs), divisor))
     }
 
-    /// As [`ProcessGroup::reduction`], for tensors of one device, which it checks.
+    /// Returns the result of [`ProcessGroup::reduction`] for several tensors, and checks that they are on one device.
     fn reduction_of_all(
         &self,
         operation: &'static str,

@@ -1,4 +1,4 @@
-//! The time limit of what a device does for all ranks, and c10d's watchdog does not see: [`ProcessGroup::watch`].
+//! Time limit of a device's work for all ranks that c10d's watchdog does not watch: [`ProcessGroup::watch`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -33,7 +33,7 @@ pub(crate) struct Watched {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Watch>,
-    /// Whether there is a thread.
+    /// `true` if the thread runs.
     runs: bool,
     closed: bool,
     failure: Option<Error>,
@@ -105,7 +105,7 @@ impl ProcessGroup {
 }
 
 impl Watched {
-    /// Ends the thread.
+    /// Stops the watching thread.
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;

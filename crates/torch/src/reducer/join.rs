@@ -47,22 +47,22 @@ pub enum Shadowed {
 #[derive(Debug, Clone)]
 pub(crate) struct Join {
     options: JoinOptions,
-    /// The last rank of those that were there at the last roll that found any.
+    /// Last active rank at the last roll that had one.
     authority: Option<usize>,
 }
 
-/// What a rank says at a roll.
+/// Message of a rank at a roll.
 const GONE: i64 = 0;
 const WITHOUT_REDUCTION: i64 = 1;
 const WITH_REDUCTION: i64 = 2;
 
-/// What all ranks know after a roll.
+/// Result of a roll, known to all ranks.
 struct Roll {
     /// Ranks that still have data.
     active: usize,
     /// The last of them: its buffers are taken.
     authority: Option<usize>,
-    /// Whether their backward reduces.
+    /// `true` if their backward reduces gradients.
     reduces: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What ranks share of sharded models: the mesh, and the memory of each kind.
+//! Sharded models of an Accelerator: the mesh, and the memory of each kind.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a rank writes: its share of everything that was prepared.
+//! Data that a rank writes: its share of everything that was prepared.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A rank's files, written.
+//! Writing of a rank's files.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Data sets on a rank's device, where there is room for them.
+//! Data sets on a rank's device, if they fit into its memory.
 
 use brigade_data::TensorDataset;
 use brigade_torch::{DeviceExt, DeviceMemory, Error, Result, TensorTree};

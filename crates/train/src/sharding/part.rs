@@ -1,4 +1,4 @@
-//! What this rank has of a tensor of which ranks have parts, and who has the others.
+//! Parts of a tensor that is divided over ranks: that of this rank, and the ranks of the others.
 
 use std::sync::Arc;
 

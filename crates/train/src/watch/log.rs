@@ -1,4 +1,4 @@
-//! A log whose lines say the rank and the step.
+//! A log whose lines contain the rank and the step.
 
 use std::fmt::{self, Write as _};
 use std::fs::{File, OpenOptions};

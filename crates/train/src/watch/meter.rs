@@ -1,4 +1,4 @@
-//! How fast a run goes, and how much memory it takes.
+//! Throughput of a run, and the memory that it uses.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What a training loop spends its time on.
+//! Profiles of a training loop: the time and memory of its operations.
 
 mod summary;
 
