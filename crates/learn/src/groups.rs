@@ -303,7 +303,7 @@ impl Grouped {
         for (hypers, value) in self.hypers.iter_mut().zip(values) {
             hypers.set(hyper, *value);
         }
-        // An optimizer that was made without momentum has no such step, whatever a schedule says.
+        // An optimizer that was made without momentum has no momentum step, whatever the schedule is.
         if hyper == Hyper::Momentum && !self.has_momentum {
             return Ok(());
         }

@@ -197,7 +197,7 @@ impl Learner {
     pub fn distributed<R>(&mut self, body: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         self.enter()?;
         self.entered += 1;
-        // Left after a panic of the body as well: `enter` begins anew where something was left behind.
+        // Must also run after a panic of the body: `enter` starts again if something was left behind.
         let outcome = body(self);
         self.entered -= 1;
         self.leave();

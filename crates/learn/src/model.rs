@@ -125,7 +125,7 @@ where
         let mut replicas = self.replicas.borrow_mut();
         let Some(replicas) = &mut *replicas else { return self.own_forward(inputs) };
         let model = self.model()?;
-        // As many parts as there are rows for.
+        // The number of parts is limited by the number of rows.
         let mut parts: Vec<Vec<Tensor>> = Vec::new();
         for input in inputs {
             let chunks = input.f_chunk(1 + replicas.len() as i64, 0)?;

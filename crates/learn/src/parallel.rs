@@ -90,7 +90,7 @@ where
                             .map(|input| input.f_to_device(device))
                             .collect::<std::result::Result<_, _>>()?;
                         let input = X::borrowed(&inputs).ok_or_else(other_inputs)?;
-                        // Whether gradients are on is a setting of each thread.
+                        // Gradient recording is a setting of each thread.
                         let forward = || {
                             if with_grad {
                                 model.forward(input)

@@ -234,7 +234,7 @@ impl Learner {
                     let predicted = codec.show(&parts.inputs, Some(decoded), row, classes)?;
                     let (masked, predicted) = predicted.ok_or_else(no_pictures)?;
                     if target.is_empty() && predicted.is_empty() {
-                        // Masks say it in the pictures themselves: each target beside its prediction.
+                        // Masks are shown in the images themselves: each target beside its prediction.
                         gallery = gallery.columns(4).picture(picture.caption("target"));
                         picture = shown(masked)?.caption("prediction");
                     } else {

@@ -178,7 +178,7 @@ impl Callback for Recording {
         }
         let values = self.valid.values(learner)?;
         let losses = self.valid.read_losses();
-        // Of a validation without a batch that has a loss nothing is known.
+        // A validation without a batch that has a loss records nothing.
         if !learner.validation_was_cancelled() && !losses.is_empty() {
             let at = self.train_columns(learner.metrics.len());
             self.fill(at, values);

@@ -54,7 +54,7 @@ impl Metric for CorpusBleu {
             return Err(unfit(&shape, &found));
         }
         let mut sums = [0.0; SUMS];
-        // There is no largest class of no token; the targets count all the same.
+        // With no predicted tokens there is no argmax; the targets are counted all the same.
         let predicted = match predicted_tokens {
             0 => Vec::new(),
             _ => tokens(&predictions.f_detach()?.f_argmax(1, false)?)?,

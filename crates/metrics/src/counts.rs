@@ -224,7 +224,7 @@ impl ByLabel {
 fn averaged(formula: Formula, average: Average, counts: &[Count]) -> f64 {
     let scores = counts.iter().map(|count| formula.score(count));
     match average {
-        // Of one label, all are one.
+        // With a single label, these averages are equal.
         Average::Binary | Average::Macro | Average::Samples => {
             scores.sum::<f64>() / counts.len() as f64
         }

@@ -46,7 +46,7 @@ pub fn gather_in_data_order(
     let Some(group) = group else {
         return Ok(mine?.map(|mine| mine.f_to_device(Device::Cpu)).transpose()?);
     };
-    // An error is told to the other ranks, which would wait for this one otherwise.
+    // Errors are sent to the other ranks, which would wait for this one otherwise.
     let (mine, shape) = match mine {
         Ok(mine) => {
             let shape =

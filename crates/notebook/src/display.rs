@@ -166,7 +166,7 @@ impl Content {
     #[must_use]
     pub fn plot(plot: &impl Plot) -> Self {
         let content = Self::new(plot.to_text(TEXT_COLUMNS, TEXT_LINES)).svg(plot.to_svg());
-        // A picture that is too large for PNG has the other forms.
+        // A plot that is too large for PNG is shown in the other forms.
         match plot.to_png() {
             Ok(png) => content.png(png),
             Err(_) => content,

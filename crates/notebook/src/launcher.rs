@@ -329,7 +329,7 @@ fn failure(folder: &Path, program: &Path, status: std::process::ExitStatus) -> N
         (event["event"] == "cause").then(|| serde_json::from_value::<Cause>(event).ok()).flatten()
     });
     let Some(cause) = causes.next_back() else {
-        // The agent has said why on standard error, which is in the cell.
+        // The agent has printed the reason to standard error, which appears in the cell.
         return NotebookError::Program {
             program: program.to_owned(),
             reason: format!("could not launch the ranks ({status}); its message is above"),

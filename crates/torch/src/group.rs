@@ -184,7 +184,7 @@ impl ProcessGroup {
         };
         let (rank32, size32) = (narrow(rank)?, narrow(size)?);
         check_backend(&backend, &name)?;
-        // PyTorch's layout, so that its ranks and ours can meet: the group's part, then the device's.
+        // The key layout of PyTorch, so that its ranks can connect to Brigade's: the group's part, then the device's.
         let own = store.prefix(&format!("{}/", store_key.as_ref().unwrap_or(&name)))?;
         let (keys, nccl_keys) = (own.prefix("cpu/")?, own.prefix("cuda/")?);
         let rank_info = RankInfo {
@@ -198,7 +198,7 @@ impl ProcessGroup {
             share_memory,
         };
         own.set(&joined(rank), b"1")?;
-        // The ranks meet within the group's own time limit.
+        // The ranks connect within the group's own time limit.
         keys.set_timeout(timeout)?;
         nccl_keys.set_timeout(timeout)?;
         let begun = Instant::now();
@@ -551,7 +551,7 @@ impl ProcessGroup {
                 notes.answer();
             }
         } else if !matches!(fault, Fault::Invalid | Fault::Unsupported) {
-            // The first failure ends the group; that the later ones fail too says nothing about missing ranks.
+            // The first failure ends the group; failures that follow from it do not show missing ranks.
             let first = !inner.failed.swap(true, Ordering::Relaxed);
             if let (true, Some(notes)) = (first, notes) {
                 missing = notes.ask();

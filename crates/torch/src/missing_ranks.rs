@@ -43,8 +43,7 @@ impl MissingRanks {
     /// store cannot be asked.
     pub(crate) fn ask(self) -> Vec<usize> {
         let (tell, told) = mpsc::channel();
-        // A thread of its own: a store whose host has vanished does not answer, and its connection
-        // knows no time limit.
+        // Needs its own thread: a store whose host has vanished does not answer, and its connection has no time limit.
         let asker = thread::Builder::new().name("missing-ranks".into()).spawn(move || {
             let _ = tell.send(self.absent());
         });
@@ -68,8 +67,8 @@ impl MissingRanks {
                     Ok(None) => still_silent.push(rank),
                     Ok(Some(note)) if self.arrived(note, asked.elapsed()) => {}
                     Ok(Some(_)) => late.push(rank),
-                    // The store's host may end as soon as it knows for itself; one that ends earlier
-                    // takes the others' notes with it.
+                    // The store's host may exit as soon as it has its own result; if it exits earlier, the others'
+                    // notes are lost.
                     Err(_) if asked.elapsed() >= GRACE / 2 => return sorted(late, silent),
                     Err(_) => return sorted(late, Vec::new()),
                 }

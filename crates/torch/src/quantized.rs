@@ -437,7 +437,7 @@ fn int4_block() -> Option<i64> {
     let find = || -> Result<Option<i64>, Error> {
         let (rows, columns, group) = (64, 64, 32);
         let numbers = Tensor::f_arange(rows * columns, (Kind::Int, Device::Cpu))?;
-        // Of each row other numbers than of the rows that a layout could mistake it for.
+        // Each row must differ from the rows with which a layout could confuse it.
         let numbers = numbers.f_mul_scalar(7)?.f_add(&numbers.f_floor_divide_scalar(columns)?)?;
         let numbers = numbers.f_remainder(16)?.f_view([rows, columns])?;
         let packed = numbers.f_internal_convert_weight_to_int4pack_for_cpu(INNER_TILES)?;

@@ -208,7 +208,7 @@ impl Reducer {
         };
         let mut authority = 0;
         if self.is_joining() {
-            // Ranks without data know nothing of this one's evaluations.
+            // Ranks without data take no part in this rank's evaluations.
             if !grad_enabled() {
                 return Ok(());
             }
@@ -255,7 +255,7 @@ impl Reducer {
         if self.is_joining() && !grad_enabled() {
             return Ok(outputs);
         }
-        // As in PyTorch, a forward without gradients counts as one without synchronisation.
+        // A forward without gradients counts as one without synchronisation, as in PyTorch.
         let sync = sync && grad_enabled();
         self.forward_sync.set(sync);
         if !sync {

@@ -360,7 +360,7 @@ pub fn region_top_k(
     let columns = own.size().last().copied().unwrap_or_default();
     let places = own.f_topk(k.min(columns), -1, true, true)?.1;
     let Candidates { values, ids } = Candidates::of_all(group, &own, part, Some(&places), k)?;
-    // What only fills up must not come before an infinitely small logit.
+    // Padding must not come before a logit of negative infinity.
     let (_, real_first) = ids.f_lt(0)?.f_to_kind(Kind::Uint8)?.f_sort_stable(true, -1, false)?;
     let values = values.f_gather(-1, &real_first, false)?;
     let ids = ids.f_gather(-1, &real_first, false)?;

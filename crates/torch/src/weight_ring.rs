@@ -491,7 +491,7 @@ impl Part {
     fn detach(&mut self) {
         tch::no_grad(|| {
             for it in &mut self.tensors {
-                // Of one shape, kind and device, so that nothing is refused.
+                // Tensors of one shape, kind and device, so that nothing is refused.
                 let _ = it.tensor.f_set_data(&it.guard);
             }
         });

@@ -182,8 +182,8 @@ impl PendingWork {
         match (self.started.begun, self.group.backend()) {
             // Sends and receives take their limit here.
             (None, _) => milliseconds(limit),
-            // Collectives know theirs, but Gloo counts from when it has a thread for one and for each
-            // message in it anew. Its own error says more, so it gets a little longer.
+            // Collectives have a limit of their own, but Gloo counts it from when it has a thread for one, and for each
+            // message in it again. Its error has more details, so it gets a little longer.
             (Some(begun), Backend::Gloo(_) | Backend::Nccl) if !on_stream => {
                 milliseconds(limit.saturating_add(SLACK).saturating_sub(begun.elapsed()))
             }

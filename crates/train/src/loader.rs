@@ -182,7 +182,7 @@ impl<L: Loader> Checkpointed for LoaderInner<L> {
     fn restore(&self, state: &Value<Tensor>, worlds: &Worlds) -> Result<()> {
         let (seed, mut mark, total) = position::read(state).map_err(Error::invalid_argument)?;
         if worlds.saved != worlds.current && mark.batches > 0 {
-            // Another number of ranks has rounds of another size: the rest is sharded anew.
+            // Another number of ranks has rounds of another size, so the rest is sharded again.
             mark = Mark { base: mark.samples, batches: 0, ..mark };
         }
         self.resume(seed, mark, total);

@@ -395,7 +395,7 @@ impl OptimizerInner {
             return optimizer.step();
         };
         let stepped = scaler.step(&mut optimizer);
-        // A device that keeps the scale has told by now.
+        // A device that keeps the scale has reported the result by now.
         self.accumulator.set_skipped(scaler.settle()?);
         stepped.map(drop)
     }

@@ -260,7 +260,7 @@ impl Pipeline {
         impl Drop for Ends<'_> {
             fn drop(&mut self) {
                 if let Some(group) = self.0.filter(|group| group.size() > 1) {
-                    // The error that led here is the one to tell.
+                    // The error that led here is the one to return.
                     let _ = group.abort();
                 }
             }

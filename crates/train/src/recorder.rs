@@ -91,7 +91,7 @@ impl Recorded {
     }
 
     pub(crate) fn is_stale(&mut self) -> bool {
-        // All are asked, because each takes note.
+        // All parts must be called, because each updates its state.
         let stale = self.parts.iter_mut().map(|part| part.is_stale());
         stale.filter(|&stale| stale).count() > 0
     }

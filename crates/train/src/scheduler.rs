@@ -101,7 +101,7 @@ impl PreparedScheduler {
         }
         let mut scheduler = scheduler.clone();
         if self.with_optimizer && !scheduler.watches_metric() {
-            // What is late is the step of an earlier window: this batch makes none.
+            // Only the step of an earlier window can be late: this batch makes no step.
             if !accumulator.sync_gradients() {
                 return Ok(());
             }

@@ -141,7 +141,7 @@ impl Callback for TerminateOnNan {
     }
 
     fn before_batch(&mut self, learner: &mut LearnerState) -> Step {
-        // On several ranks the NaN of any batch of a window is known at its end.
+        // With several ranks, a NaN in any batch of a window is detected at its end.
         if !learner.window_open {
             self.before = buffers(learner).iter().map(Tensor::copy).collect();
         }

@@ -84,7 +84,7 @@ impl Learner {
         own.push(Box::new(Recording::new(self.recording)));
         self.with_callbacks(own, |learner, callbacks| {
             learner.enter()?;
-            // What a fit before has left, an error's among it, belongs to no step of this one.
+            // State left by an earlier fit, such as that of an error, does not belong to a step of this one.
             let cleared = learner.state.zero_grad();
             let outcome = cleared.and_then(|()| learner.run(epochs, start_epoch, callbacks));
             callbacks.iter_mut().for_each(|callback| callback.ended(&mut learner.state));
@@ -434,7 +434,7 @@ impl Loop<'_> {
                     Err(Interrupt::Cancel(level)) => Some(level),
                     failed => return failed,
                 };
-                // A rank that has no batch where another one cancels hears of it here.
+                // A rank without a batch learns of a cancellation on another one here.
                 agreed(fit.learner.state.accelerator(), cancelled)
             },
         )
@@ -444,7 +444,7 @@ impl Loop<'_> {
         for batch in items {
             let state = &mut self.learner.state;
             let batch = batch?;
-            // Those that a resumed epoch leaves out count.
+            // The index counts batches that a resumed epoch leaves out.
             state.position.iter = batch.index();
             if !state.position.training && batch.valid() == 0 {
                 // The other ranks gather the model's parts for their batches.

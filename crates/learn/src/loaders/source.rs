@@ -84,7 +84,7 @@ where
         accelerator: &Accelerator,
         training: bool,
     ) -> Result<Box<dyn PreparedSource>> {
-        // A handle of the same loader: its epoch goes on from fit to fit.
+        // A handle of the same loader, whose epochs continue from fit to fit.
         let handle = self.loader.clone();
         let loader = if training {
             accelerator.prepare(handle)?
@@ -142,7 +142,7 @@ where
     fn rows(&self, indices: &[usize]) -> Result<Parts> {
         let (seed, epoch) = (self.loader.current_seed(), self.loader.epoch());
         let context = BatchContext { seed, epoch, batch: 0, rank: 0 };
-        // Of a data set that lies on a GPU, too.
+        // The data set may be on a GPU.
         let batch = self.loader.dataset().batch(indices, &context)?;
         (self.split)(batch.to_device(Device::Cpu)?)
     }

@@ -284,7 +284,7 @@ impl Thrown {
             ThrownKind::TimeLimit => Fault::Timeout,
             ThrownKind::PeerLost | ThrownKind::GlooIo => Fault::PeerLost,
             ThrownKind::Aborted => Fault::Aborted,
-            // libtorch's allocator of CPU memory throws no type of its own.
+            // libtorch's CPU allocator throws an exception without a specific type.
             ThrownKind::Libtorch if says_out_of_memory(&self.detail) => Fault::OutOfMemory,
             // Nor does Gloo when a rank leaves the group while others still connect to it.
             ThrownKind::Libtorch if says_connection_lost(&self.detail) => Fault::PeerLost,

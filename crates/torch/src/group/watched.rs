@@ -78,7 +78,7 @@ impl ProcessGroup {
         if !state.runs {
             let (group, shared) = (self.downgrade(), Arc::clone(watched));
             let watcher = thread::Builder::new().name("group-watch".into());
-            // Without a thread there is no limit, as before this call.
+            // Without a thread the limit does not apply, as before this call.
             state.runs = watcher.spawn(move || shared.run(&group)).is_ok();
         }
         drop(state);

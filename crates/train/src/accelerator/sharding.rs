@@ -75,7 +75,7 @@ impl Accelerator {
         let loss_check = self.gradients.loss_check.as_ref();
         let loss_check = loss_check.map(|it| Arc::new(it.with_sharding(job, sharded.clone())));
         let checkpoints = self.checkpoints.with_sharding(loss_check.clone(), sharded.clone());
-        // The loss scale goes on where there is one.
+        // An existing loss scale is kept.
         let scaler = match (&self.gradients.scaler, scaler) {
             (Some(before), Some(_)) => Some(before.clone()),
             (_, scaler) => {
@@ -222,7 +222,7 @@ impl Accelerator {
         }
         let tensors = states.iter().flat_map(|it| &it.tensors).map(|(_, tensor)| tensor);
         let optimizer: u64 = tensors.map(bytes_of).sum();
-        // As many as the first parameter that has some: elementwise rules keep the same of all.
+        // The number of states of the parameter with the most: elementwise rules keep the same number for all.
         let slots =
             states.iter().map(|it| it.tensors.iter().filter(|(_, it)| it.dim() > 0).count());
         let workload = Workload { states: slots.max().unwrap_or(0) as u64, ..Workload::default() };

@@ -161,7 +161,7 @@ impl Captured {
                 named.tensor = copies.copy(&named.tensor)?;
             }
         }
-        // What fitted none is of objects that are gone.
+        // Buffers that fitted no tensor belong to objects that do not exist any more.
         copies.release();
         Ok(())
     }

@@ -236,7 +236,7 @@ impl GradientAccumulator {
 
     /// Returns `true` if the batch's step was skipped because of an overflow. Waits for the device if it decides.
     pub(crate) fn skipped(&self) -> bool {
-        // A device that has failed says so in the next operation.
+        // A failed device returns an error in the next operation.
         let _ = self.settle();
         self.window.skipped.load(Ordering::Relaxed)
     }

@@ -114,7 +114,7 @@ impl Gradients {
         }
         if let Some(scaler) = self.scaler.as_ref().filter(|scaler| scaler.is_on_device()) {
             let found = scaler.unscale_later(parameters)?;
-            // An overflow is not an error, and to tell it from one takes its value.
+            // An overflow is not an error, and distinguishing the two needs the value.
             let overflows = options.error_if_nonfinite && found.f_double_value(&[0])? != 0.0;
             // Else gradients that overflowed are multiplied by 0 or NaN, and the step that would use them is left
             // out on the device.

@@ -91,7 +91,7 @@ impl Gradients {
     fn shadow(&self, models: &[Joining<'_>]) -> Result<bool> {
         let check = self.loss_check.as_deref();
         for model in models {
-            // Whether the others leave a batch out or stop shows in whether they come again.
+            // The next round shows whether the other ranks leave a batch out or stop.
             let shadowed = model
                 .reducer
                 .shadow()

@@ -108,7 +108,7 @@ where
 /// Bytes that the driver has, and that libtorch's allocator keeps for reuse.
 fn free_memory(device: Device) -> Result<u64> {
     let Some((kind, index)) = device.device_kind() else { return Ok(0) };
-    // It says so only where something was computed.
+    // The allocator fails before the first computation on the device.
     let kept = DeviceMemory::of(device).ok().flatten().map_or(0, |memory| {
         let DeviceMemory { allocated, reserved, .. } = memory;
         reserved.saturating_sub(allocated)

@@ -130,7 +130,7 @@ impl<'a> Wire<'a> {
 
     /// Exchanges a tensor of this rank for those of others, in their order.
     pub(super) fn exchange(&mut self, own: &Tensor, ranks: &[usize]) -> Result<Vec<Tensor>> {
-        // Shards that are offloaded lie in the host's memory.
+        // Offloaded shards are in the host's memory.
         let own = &own.f_to_device(self.device)?;
         let peers = || ranks.iter().copied().filter(|&rank| rank != self.group.rank());
         let sends = peers().map(|rank| self.group.start_send(own, rank, TAG_SHARED));

@@ -120,7 +120,7 @@ impl Part {
         let (place, rank) = (slot / self.writers.tensor_ranks, slot % self.writers.tensor_ranks);
         let tensor = match &self.tensor {
             Some(tensor) => Some(tensor.of_rank(rank)),
-            // Of what all tensor ranks have the first writes.
+            // The first tensor rank writes tensors that all tensor ranks have.
             None if rank > 0 => return Vec::new(),
             None => None,
         };

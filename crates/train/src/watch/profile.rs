@@ -213,7 +213,7 @@ impl Profiler {
             cycles => format!("trace_rank{}.{}.json", self.rank, cycles + 1),
         };
         let path = folder.join(name);
-        // libtorch says nothing when it cannot write. What stood here is not what it wrote.
+        // libtorch reports no error when it cannot write, so an old file must not remain in its place.
         match std::fs::remove_file(&path) {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
                 return Err(failed(&path, source).into());

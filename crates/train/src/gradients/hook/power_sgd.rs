@@ -148,7 +148,7 @@ impl GradientHook for PowerSgdHook {
     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<()> {
         let mut state = self.state.lock();
         if bucket.index == 0 {
-            // Of a backward that did not come to its end.
+            // Operations left over from a backward that was interrupted.
             state.underway.clear();
         }
         let done = self.forward(&mut state, group, bucket);
@@ -211,7 +211,7 @@ impl PowerSgdHook {
         }
         let stage = match left.as_slice() {
             [] => Stage::Whole,
-            // Of no length in particular, since they are normalised next.
+            // A sum suffices instead of a mean, since the factors are normalised next.
             left => Stage::Left(group.start_all_reduce(join(left)?, ReduceOp::Sum)?),
         };
         Ok(Underway { matrices, whole, rest, stage })
@@ -269,8 +269,8 @@ impl PowerSgdHook {
             }
         }
         if let Some(rest) = rest {
-            // What went whole has lost nothing. PyTorch keeps its difference from the mean as an error,
-            // which cancels out over the ranks but for rounding.
+            // Gradients that were sent whole have no compression error. PyTorch keeps their difference from the mean as
+            // an error, which cancels out over the ranks up to rounding.
             let means = part(&rest.wait()?, whole.iter().map(Tensor::size))?;
             for (mut gradient, mean) in whole.into_iter().zip(means) {
                 gradient.f_copy_(&mean)?;
