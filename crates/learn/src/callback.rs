@@ -152,7 +152,7 @@ macro_rules! events {
             fn ended(&mut self, _learner: &mut LearnerState) {}
 
             /// Returns the state that it needs to continue from a checkpoint. Defaults to `None`. Called on every rank
-            /// before a checkpoint is saved; rank 0's state is kept.
+            /// before a checkpoint is saved, which keeps the state of rank 0.
             ///
             /// # Errors
             /// Any error stops the save.

@@ -245,7 +245,7 @@ impl Grouped {
         })
     }
 
-    /// Returns the whole state of an optimizer of shards on rank 0; all ranks take part.
+    /// Returns the whole state of an optimizer of shards on rank 0. All ranks take part.
     pub(crate) fn full_state_dict(&self) -> Result<Option<OptimizerState>> {
         match &self.held {
             Some(Held::Prepared(optimizer)) => optimizer.full_state_dict(),
@@ -253,7 +253,7 @@ impl Grouped {
         }
     }
 
-    /// Returns what this rank has of rank 0's state, for a prepared optimizer; all ranks take part.
+    /// Returns this rank's part of rank 0's state, for a prepared optimizer. All ranks take part.
     pub(crate) fn scatter_state_dict(
         &self,
         state: Option<OptimizerState>,

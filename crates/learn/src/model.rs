@@ -38,9 +38,9 @@ pub(crate) trait AnyModel {
     fn buffers(&self) -> Vec<NamedTensor>;
     fn state_dict(&self) -> StateDict;
     fn load_state_dict(&mut self, state: &StateDict) -> Result<()>;
-    /// Returns the state on rank 0; all ranks take part.
+    /// Returns the state on rank 0. All ranks take part.
     fn full_state_dict(&self, is_main: bool) -> Result<Option<StateDict>>;
-    /// Takes rank 0's state into a model of which ranks have parts; all ranks take part.
+    /// Loads rank 0's state into a model of which ranks have parts. All ranks take part.
     fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()>;
     /// Trains these parameters and no others. For a plain model, or a sharded one.
     fn train_only(&mut self, names: &HashSet<String>) -> Result<()>;

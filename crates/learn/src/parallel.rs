@@ -27,7 +27,7 @@ pub(crate) trait Replicas {
     fn reduce(&mut self, parameters: &[NamedTensor]) -> Result<()>;
 }
 
-/// Makes replicas of models of one kind; `None` without a model.
+/// Makes replicas of models of one kind. `None` without a model.
 pub(crate) fn replicas<M, X>(models: Vec<Model<M>>) -> Option<Box<dyn Replicas>>
 where
     M: for<'a> Module<X::Ref<'a>, Output = Tensor> + Send + 'static,

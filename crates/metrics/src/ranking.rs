@@ -268,7 +268,7 @@ impl Metric for RocAuc {
 }
 
 /// Area under the ROC curve (ROC AUC) of two classes: the share of pairs of a positive and a negative sample in which
-/// the positive has the larger score; ties count half.
+/// the positive has the larger score. Ties count half.
 ///
 /// Predictions `[n, 2, …]`, targets `[n, …]`. NaN where one class alone is there. Keeps all rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

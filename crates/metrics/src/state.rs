@@ -95,7 +95,7 @@ impl<M: Metric> MetricState<M> {
     }
 
     /// Computes the value over all ranks of a group, the same on each; without a group, over this rank's batches. The
-    /// state is not changed and can be updated further. Every rank calls it; it waits for the device.
+    /// state is not changed and can be updated further. Every rank calls it. It waits for the device.
     ///
     /// # Errors
     /// [`crate::MetricError`] when the value is not defined for these data, or the metric panics;

@@ -11,9 +11,11 @@ use crate::group::ProcessGroup;
 /// Options of [`attention`]: dropout, causal mask and scale.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct AttentionOptions {
-    /// Dropout probability of attention weights; the others are scaled up. Must be 0 outside of training.
+    /// Dropout probability of attention weights; the others are scaled up. Must be 0 outside of training. Defaults to
+    /// 0.
     pub dropout: f64,
-    /// `true` if each query attends only to keys up to its own position. Cannot be combined with a mask.
+    /// `true` if each query attends only to keys up to its own position. Cannot be combined with a mask. Defaults to
+    /// `false`.
     pub causal: bool,
     /// Factor of the products of queries and keys. Defaults to 1/√width.
     pub scale: Option<f64>,

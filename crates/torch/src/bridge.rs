@@ -293,7 +293,7 @@ pub(crate) mod ffi {
     /// Passes of a rule with norms that are made.
     #[repr(u8)]
     enum StepPart {
-        /// Both passes.
+        /// Both passes of the rule.
         Whole,
         /// The first, which gives sums of squares.
         Sums,

@@ -57,12 +57,12 @@ pub struct ProcessGroup {
 /// Options of a process group besides its ranks.
 #[derive(Debug, Clone)]
 pub struct GroupOptions {
-    /// Name of the group in errors. Must be the same on every rank.
+    /// Name of the group in errors. Must be the same on every rank. Defaults to `world`.
     pub name: String,
     /// Key prefix of the group in the store. Defaults to its name. PyTorch numbers its groups: the prefix of the first
     /// one is `0`, under `default_pg`.
     pub store_key: Option<String>,
-    /// Time limit of its operations, and of its construction.
+    /// Time limit of its operations, and of its construction. Defaults to [`DEFAULT_GROUP_TIMEOUT`].
     pub timeout: Duration,
     /// Device of its own messages: lengths, objects, flags, barriers. Defaults to the CPU, also with NCCL, which has
     /// Gloo beside it.
@@ -71,9 +71,10 @@ pub struct GroupOptions {
     pub gloo: GlooDevice,
     /// `true` if operation, shape, type and place in the program are compared between ranks before each collective, and
     /// an error names the ranks that differ ([`crate::TorchError::Desync`]). Must be the same on every rank. Slow.
+    /// Defaults to `false`.
     pub debug: bool,
-    /// `true` if reductions and gathers use shared memory where they can ([`ProcessGroup::shares_memory`]). If it is
-    /// `false` on one rank, none does.
+    /// `true` if reductions and gathers use shared memory where they can ([`ProcessGroup::shares_memory`]). Defaults to
+    /// `true`. If it is `false` on one rank, none does.
     pub share_memory: bool,
 }
 

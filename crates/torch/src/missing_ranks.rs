@@ -16,7 +16,7 @@ pub(crate) struct MissingRanks {
     pub(crate) store: Store,
     pub(crate) rank: usize,
     pub(crate) size: usize,
-    /// The number of the collective that failed; the same on all ranks.
+    /// Number of the collective that failed, equal on all ranks.
     pub(crate) sequence: u64,
     /// Time that this rank had spent in the operation. `None` if it was started by autograd.
     pub(crate) waited: Option<Duration>,

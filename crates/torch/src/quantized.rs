@@ -40,7 +40,7 @@ pub struct QuantizedWeight {
     columns: i64,
     /// Rows of a block in the layout of libtorch's kernel for 4 bits; `None` for rows that follow each other.
     block: Option<i64>,
-    /// Bytes; of int8 signed ones.
+    /// Packed weights as bytes, which are signed for int8.
     packed: Tensor,
     /// `[out]`; of int4 scales and zeros `[in / group, out, 2]`, as the kernel takes them.
     scales: Tensor,

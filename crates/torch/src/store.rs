@@ -87,7 +87,7 @@ impl TcpStore {
         Ok(Self { listener: Some(listener.into()), ..Self::server(host, address.port()) })
     }
 
-    /// Returns the options of a server on a bound socket that this process inherited from its launcher; see
+    /// Returns the options of a server on a bound socket that this process inherited from its launcher. See
     /// [`inherited_socket`].
     ///
     /// # Errors

@@ -374,7 +374,7 @@ pub fn region_top_k(
 struct Candidates {
     /// Logits as float64, which every kind of float fits into; minus infinity where a rank had fewer.
     values: Tensor,
-    /// Tokens; -1 where a rank had fewer.
+    /// Ids of tokens. -1 where a rank had fewer.
     ids: Tensor,
 }
 

@@ -175,7 +175,7 @@ impl PendingWork {
         Ok(ffi::work_source(&handle.0).ok().and_then(|rank| usize::try_from(rank).ok()))
     }
 
-    /// Returns how long c10d waits, in milliseconds; 0 for as long as it takes.
+    /// Returns the time limit of c10d's wait in milliseconds. 0 means no limit.
     fn wait_limit(&self, handle: &WorkHandle) -> i64 {
         let limit = self.group.timeout();
         let on_stream = ffi::work_is_on_stream(&handle.0);

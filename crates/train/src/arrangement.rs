@@ -132,7 +132,7 @@ impl Arrangement {
     }
 }
 
-/// Returns a number of ranks that a program or else the environment gives; 1 where neither does.
+/// Returns a number of ranks set by the program or else by the environment. Defaults to 1.
 fn ranks(set: Option<usize>, variable: &str, what: &str) -> Result<usize> {
     if let Some(ranks) = set {
         return Ok(ranks);

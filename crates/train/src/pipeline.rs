@@ -272,7 +272,7 @@ impl Pipeline {
     }
 }
 
-/// Cuts a batch into parts whose rows differ by one at most; the first ones have more.
+/// Cuts a batch into parts whose rows differ by one at most. The first parts have more.
 fn cut_rows<B: TensorTree>(batch: &B, rows: usize, parts: usize) -> Result<Vec<B::Owned>> {
     let (each, more) = (rows / parts, rows % parts);
     let start = |part: usize| part * each + part.min(more);

@@ -86,7 +86,7 @@ impl Mixture {
 }
 
 /// Mixes each sample with another one of its batch, in shares drawn from Beta(α, α) (Zhang et al., 2017; fastai's
-/// `MixUp`). Class targets are not mixed, but the losses of both classes; other targets are mixed.
+/// `MixUp`). With class targets, the losses of both classes are mixed, otherwise the targets themselves.
 ///
 /// ```no_run
 /// use brigade_learn::callbacks::MixUp;

@@ -25,9 +25,9 @@ pub struct FitOptions {
     pub rates: Option<Rates>,
     /// Weight decay. Defaults to its current value.
     pub weight_decay: Option<f64>,
-    /// `true` if the fit begins with a new optimizer.
+    /// `true` if the fit begins with a new optimizer. Defaults to `false`.
     pub reset_optimizer: bool,
-    /// Number of the first epoch: those before it are left out, and schedules begin at its position.
+    /// Number of the first epoch: those before it are left out, and schedules begin at its position. Defaults to 0.
     pub start_epoch: usize,
 }
 

@@ -11,7 +11,7 @@ use crate::hyper::Hyper;
 use crate::recording::RecorderOptions;
 use crate::state::LearnerState;
 
-/// Options of the learning-rate finder (Smith, 2017; fastai's `lr_find`).
+/// Options of the learning-rate finder (Smith, 2017), fastai's `lr_find`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LrFindOptions {
     /// First learning rate. Defaults to 1e-7.

@@ -114,7 +114,7 @@ impl Watched {
         self.changed.notify_all();
     }
 
-    /// The next work to watch; `None` once it is closed.
+    /// Returns the next work to watch. `None` once it is closed.
     fn next(&self) -> Option<Watch> {
         let mut state = self.state.lock();
         while !state.closed {
@@ -126,7 +126,7 @@ impl Watched {
         None
     }
 
-    /// Waits for a moment; false once it is closed.
+    /// Waits for a short time. Returns `false` once it is closed.
     fn pause(&self) -> bool {
         let mut state = self.state.lock();
         self.changed.wait_while_for(&mut state, |state| !state.closed, PAUSE);

@@ -17,9 +17,10 @@ use crate::memory::elements;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JoinOptions {
     /// `true` if sums of gradients are divided by the number of all ranks, so that each sample keeps its weight;
-    /// otherwise by the number of ranks that still have data. A communication hook always divides by all.
+    /// otherwise by the number of ranks that still have data. Defaults to `true`. A communication hook always divides
+    /// by all.
     pub divide_by_initial_world_size: bool,
-    /// `true` if the first rank without data ends the join with an error on every rank.
+    /// `true` if the first rank without data ends the join with an error on every rank. Defaults to `false`.
     pub throw_on_early_termination: bool,
 }
 

@@ -15,7 +15,7 @@ use crate::gradients::hook::CommHook;
 use crate::sharding::{ShardedModel, ShardedModels};
 
 /// The memory of this rank's sharded models in bytes, by kind: planned, and measured so far. Made by
-/// [`Accelerator::memory_report`]; its `Display` is a table.
+/// [`Accelerator::memory_report`] and displayed as a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryReport {
     /// Rows of the report, one for each kind of memory.

@@ -31,12 +31,12 @@ use crate::parameters::Parameters;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClipNorm {
-    /// Maximum norm: gradients with a smaller one are left unchanged.
+    /// Maximum norm: gradients with a smaller one are left unchanged. Defaults to 1.
     pub max_norm: f64,
-    /// Exponent p of the p-norm. Infinity means the largest absolute value.
+    /// Exponent p of the p-norm. Defaults to 2. Infinity means the largest absolute value.
     pub norm_type: f64,
-    /// `true` if an infinite or NaN norm is an error, which leaves the gradients unchanged. An overflow of fp16 is not
-    /// an error: its step is skipped.
+    /// `true` if an infinite or NaN norm is an error, which leaves the gradients unchanged. Defaults to `false`. An
+    /// overflow of fp16 is not an error: its step is skipped.
     pub error_if_nonfinite: bool,
 }
 

@@ -177,7 +177,7 @@ impl<M> Spread<'_, M> {
         self.saved(name, tensor).info()
     }
 
-    /// Replaces what this rank has of a tensor of the state dictionary by its part of the whole; see [`Spread::changed`].
+    /// Replaces this rank's part of a tensor of the state dictionary by its part of the whole. See [`Spread::changed`].
     pub(super) fn put(&self, name: &str, tensor: &Tensor, whole: &Tensor) -> Result<()> {
         let Saved { own, part } = self.saved(name, tensor);
         let values = match &part {

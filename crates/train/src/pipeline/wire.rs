@@ -123,7 +123,7 @@ impl<'a> Wire<'a> {
         self.begin(action, &output.size(), output.f_kind()?, from, TAG_GRADIENT)
     }
 
-    /// Waits for what an action has begun to receive; `None` where it has not.
+    /// Waits for the tensors that an action has started to receive. `None` if it has not.
     pub(super) fn received(&mut self, action: Action) -> Result<Option<Tensor>> {
         self.receives.remove(&action).map(Work::wait).transpose()
     }
