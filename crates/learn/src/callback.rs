@@ -43,7 +43,7 @@ impl fmt::Display for Level {
 
 /// Reason why a callback interrupts the fit: it cancels a part of it, or it failed.
 ///
-/// `?` makes one of an error, and `Level::Fit.cancel()` cancels.
+/// `?` converts an error to an interrupt, and `Level::Fit.cancel()` makes a cancellation.
 #[derive(Debug)]
 pub enum Interrupt {
     /// Cancels a part of the fit, with its `after_cancel_…` and `after_…` events.

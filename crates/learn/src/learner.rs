@@ -39,8 +39,8 @@ pub use self::schedules::{FineTuneOptions, FlatCosOptions, OneCycleOptions, Sgdr
 
 /// Data, a model, a loss and metrics, trained by schedules and callbacks: fastai's `Learner`.
 ///
-/// The same program runs on one process and, under `brigade launch`, on any number: a fit shares the loaders out
-/// among the ranks, averages gradients, and leaves both when it ends. All ranks call the same methods.
+/// The same program runs on one process and, under `brigade launch`, on any number: a fit distributes the loaders over
+/// the ranks, averages gradients, and undoes both when it ends. All ranks call the same methods.
 ///
 /// A model that its ranks cannot hold whole is sharded ([`Learner::sharding`], or the Accelerator's own setting): from the
 /// first fit on each rank has a part of the weights, gradients and optimizer states, and what reads whole weights

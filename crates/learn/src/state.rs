@@ -24,7 +24,7 @@ use crate::recorder::Recorder;
 
 /// The state of a Learner, which a [`Callback`](crate::Callback) gets at every event.
 ///
-/// A Learner dereferences to it.
+/// A Learner dereferences to its state.
 pub struct LearnerState {
     pub(crate) accelerator: Accelerator,
     pub(crate) model: Box<dyn AnyModel>,

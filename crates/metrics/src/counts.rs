@@ -242,8 +242,8 @@ fn averaged(formula: Formula, average: Average, counts: &[Count]) -> f64 {
 
 /// The scores of the single classes, made by [`FBeta::per_class`] and the methods of that name.
 ///
-/// The value has the score of each class in order, 0 for a class that is neither there nor predicted; it is empty
-/// without a batch.
+/// The value has the score of each class in order, 0 for a class that occurs in neither targets nor predictions. It is
+/// empty without a batch.
 ///
 /// ```
 /// use brigade_metrics::{F1, MetricState};

@@ -154,8 +154,8 @@ pub enum MultiClass {
 
 /// Area under the ROC curve (ROC AUC) of several classes.
 ///
-/// Predictions `[n, classes, …]`, targets `[n, …]`; each class must be there. [`Average::Weighted`] weighs a class by
-/// how often it is there, a pair of classes by how often either is. Keeps all rows.
+/// Predictions `[n, classes, …]`, targets `[n, …]`; each class must occur. [`Average::Weighted`] weights a class by its
+/// number of targets, a pair of classes by that of both. Keeps all rows.
 ///
 /// ```
 /// use brigade_metrics::{MultiClass, RocAuc};
@@ -270,7 +270,7 @@ impl Metric for RocAuc {
 /// Area under the ROC curve (ROC AUC) of two classes: the share of pairs of a positive and a negative sample in which
 /// the positive has the larger score. Ties count half.
 ///
-/// Predictions `[n, 2, …]`, targets `[n, …]`. NaN where one class alone is there. Keeps all rows.
+/// Predictions `[n, 2, …]`, targets `[n, …]`. It is NaN if only one class occurs. Keeps all rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RocAucBinary;
 
@@ -293,7 +293,7 @@ impl Metric for RocAucBinary {
 
 /// Average precision of two classes: `Σ (Rₖ - Rₖ₋₁) Pₖ` over the thresholds, without interpolation.
 ///
-/// Predictions `[n, 2, …]`, targets `[n, …]`. 0 where no target is positive. Keeps all rows.
+/// Predictions `[n, 2, …]`, targets `[n, …]`. It is 0 if no target is positive. Keeps all rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AveragePrecision;
 

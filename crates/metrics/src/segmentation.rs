@@ -98,8 +98,8 @@ overlap! {
 
 /// Accuracy over the pixels whose target is not the background.
 ///
-/// Predictions `[n, classes, h, w]`, masks `[n, h, w]` or `[n, 1, h, w]`; NaN where all is background. It is the share
-/// of all such pixels, where fastai takes the mean of the batches' shares.
+/// Predictions `[n, classes, h, w]`, masks `[n, h, w]` or `[n, 1, h, w]`. It is NaN if all pixels are background. It is
+/// the share over all batches together, where fastai takes the mean of the batches' shares.
 ///
 /// ```
 /// use brigade_metrics::ForegroundAccuracy;

@@ -19,7 +19,7 @@ use crate::{Fold, Folded, Metric};
 /// kept grows with the number of batches until [`MetricState::reset`].
 ///
 /// In a loop, `Accelerator::update_metric` and `compute_metric` of `brigade-train` leave out the duplicates that
-/// complete uneven batches, and know the ranks.
+/// complete uneven batches, and compute the value over all ranks.
 ///
 /// ```
 /// use brigade_metrics::{Accuracy, MetricState};

@@ -51,7 +51,7 @@ pub use learn::show_graph;
 
 /// A value that a notebook's cell displays as a table or a picture.
 ///
-/// A type of a notebook gets a picture of its own by [`cell_content`](Self::cell_content):
+/// A type defined in a notebook sets its own content with [`cell_content`](Self::cell_content):
 ///
 /// ```
 /// use brigade_notebook::display::{CellDisplay, Content};

@@ -89,7 +89,7 @@ where
 
 /// A launch of ranks with settings, whose names are those of Accelerate's arguments.
 ///
-/// On two hosts, each with a notebook of its own:
+/// Example for two hosts, each with a notebook of its own:
 ///
 /// ```no_run
 /// use brigade_notebook::NotebookLauncher;
@@ -198,7 +198,7 @@ impl NotebookLauncher {
     /// Calls the function on the ranks, waits for them, and returns the results of this host's ranks, by rank. Their
     /// output appears in the cell as they print it; interrupting the cell stops them.
     ///
-    /// The function is a `fn` of the notebook: a closure would hold variables that other processes do not have.
+    /// The function must be a `fn` of the notebook: a closure would capture variables that other processes do not have.
     ///
     /// # Errors
     /// [`NotebookError::NotAFunction`] for a closure; [`NotebookError::Failed`] with the message of the rank that

@@ -67,8 +67,9 @@ pub fn attention(
 /// own tokens, size]` with the same number of tokens on every rank; the number of heads of keys and values may be a
 /// divisor of that of queries.
 ///
-/// Without `causal` every token sees all. With it, rank `r` of `n` has the chunks `r` and `2 n - 1 - r` of the `2 n` chunks of
-/// the sequence, one behind the other: each rank has the same work then, and half of the products are left out.
+/// Without `causal` every token attends to all tokens. With it, rank `r` of `n` has the chunks `r` and `2 n - 1 - r` of
+/// the `2 n` chunks of the sequence, concatenated: each rank then has the same work, and half of the products are left
+/// out.
 ///
 /// Keys and values of the other ranks are gathered, in forward and again in backward, and their gradients are summed by a
 /// reduce-scatter. With `ring` they travel from rank to rank instead, while attention to those before is computed: each rank

@@ -83,7 +83,7 @@ impl TensorFile {
     /// Fills a tensor with the bytes from `offset` on: its values in row-major order, of its own kind. The tensor may
     /// be on a device, or have another memory layout.
     ///
-    /// Autograd does not notice: for leaves and buffers, outside of a forward pass.
+    /// Autograd does not record the change: use it for leaves and buffers, outside of a forward pass.
     ///
     /// # Errors
     /// [`crate::TorchError::CutShort`] and [`crate::TorchError::Read`]: what is in the tensor is undefined then;

@@ -43,9 +43,10 @@ pub enum WeightSource {
 /// turn: after a part was used, its slot is free for a later one, whose values a thread loads while other parts
 /// compute.
 ///
-/// The order in which parts are used is learned from their uses; it begins as the order in which they were given. Tensors have
-/// no memory outside of their uses: a read is an error that names the part. No memory is taken but that of the places, each of
-/// which has the size of the largest part; on a GPU as much pinned memory of the host where values are read.
+/// The order in which parts are used is learned from their uses; initially it is the order in which they were given.
+/// Tensors have no memory outside of their uses: a read is an error that names the part. The only memory is that of the
+/// slots, each of which has the size of the largest part, and on a GPU the same size of pinned memory of the host if
+/// values are read.
 ///
 /// ```
 /// use std::sync::Arc;

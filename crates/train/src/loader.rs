@@ -240,9 +240,10 @@ enum Source<T> {
 impl<L: Loader + 'static> PreparedLoader<L> {
     /// Returns an iterator over the next epoch. In dispatch mode every rank must.
     ///
-    /// On a GPU a thread of its own takes the batches from the loader, puts them into pinned memory, and has them
-    /// copied on a stream beside the computation, one batch ahead of the loop. What the loader's threads, or without
-    /// threads this one, compute on the GPU is beside the computation, too; batches that lie there are handed on.
+    /// For a GPU, a separate thread takes the batches from the loader, copies them into pinned memory, and from there
+    /// to the GPU on a stream beside the computation, one batch ahead of the loop. GPU computations of the loader's
+    /// threads, or without threads of this one, also run beside it; batches that are on the GPU already are passed on
+    /// without a copy.
     #[must_use]
     pub fn iter(&self) -> Batches<L::Data> {
         let LoaderInner { loader, position, job, even_batches, dispatch } = &*self.inner;

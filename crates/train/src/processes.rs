@@ -26,7 +26,7 @@ use crate::job::connect::{self, ConnectOptions, debug_is_asked_for};
 /// preprocesses on several ranks, uses this value alone, and may build an Accelerator on it later
 /// ([`crate::AcceleratorBuilder::processes`]).
 ///
-/// A handle: clones are the same ranks. With one rank every collective is the identity.
+/// Clones are handles of the same ranks. With one rank every collective is the identity.
 ///
 /// ```
 /// use brigade_torch::{ReduceOp, Store};

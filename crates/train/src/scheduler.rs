@@ -16,8 +16,8 @@ use crate::stateful::{Stateful, stateful_handle};
 
 /// A [`Scheduler`] prepared by [`crate::Accelerator::prepare`].
 ///
-/// The schedule is counted in optimizer steps, the same number on 1 rank or 64: `step` does nothing while
-/// gradients are still being accumulated, and after an optimizer step that was left out.
+/// The schedule is counted in optimizer steps, whose number is the same on 1 rank or 64: `step` does nothing while
+/// gradients are still being accumulated, and after a skipped optimizer step.
 ///
 /// ```
 /// use brigade_schedule::Schedule;

@@ -14,7 +14,8 @@ use crate::state::LearnerState;
 
 /// Measures the time of the parts of a training batch: waiting for data, forward with loss, backward, and the step.
 ///
-/// On a GPU work is queued: what is measured is the time of the process, and waiting shows where it happens.
+/// On a GPU work is queued: the measured times are those of the process, and waiting for the GPU is part of the
+/// operation that waits.
 #[derive(Debug)]
 pub struct Timing {
     last: Instant,

@@ -85,8 +85,8 @@ impl Mixture {
     }
 }
 
-/// Mixes each sample with another one of its batch, in shares drawn from Beta(α, α) (Zhang et al., 2017; fastai's
-/// `MixUp`). With class targets, the losses of both classes are mixed, otherwise the targets themselves.
+/// Mixes each sample with another one of its batch, in shares drawn from Beta(α, α) (Zhang et al., 2017), as fastai's
+/// `MixUp` does. With class targets, the losses of both classes are mixed, otherwise the targets themselves.
 ///
 /// ```no_run
 /// use brigade_learn::callbacks::MixUp;

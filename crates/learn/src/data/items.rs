@@ -156,7 +156,7 @@ impl Items {
 /// A getter of the items of a data set, given its folder: fastai's `get_items`. A function `Fn(&Path) ->
 /// Result<Items>`, such as [`image_files`], is one.
 ///
-/// Each rank lists items for itself, so they must be in an order that follows from their names alone.
+/// Each rank lists the items by itself, so their order must depend only on their names.
 pub trait GetItems: Send + Sync {
     /// Lists the items below `root`.
     ///

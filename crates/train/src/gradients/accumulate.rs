@@ -52,7 +52,7 @@ impl GradientAccumulationOptions {
 /// Adds gradients up over the batches of a window, and determines when the window ends. An Accelerator contains one; a
 /// program without an Accelerator can use it on its own.
 ///
-/// A handle: clones are in the same window.
+/// Clones are handles of the same window.
 ///
 /// ```
 /// use brigade_data::DataLoader;

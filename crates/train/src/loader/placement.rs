@@ -14,8 +14,8 @@ impl Processes {
     /// and leaves it on the host otherwise. Its [`device`](TensorDataset::device) and a log line show the result. Each
     /// rank decides for itself: batches hold the same values either way.
     ///
-    /// It is to be called when model and optimizer are on the device, since they count as memory in use; what
-    /// activations will take is not known here, and is what the other half is for.
+    /// Call it when model and optimizer are on the device, since they count as memory in use. The other half of the
+    /// free memory is for activations, whose size is not known here.
     ///
     /// ```
     /// use brigade_data::{DataLoader, TensorDataset};

@@ -55,7 +55,7 @@ pub struct GradScalerState {
 /// once, at their first use. The scale moves at the next backward pass, so several optimizers that
 /// step between two backward passes see one scale.
 ///
-/// A handle: clones are the same scaler.
+/// Clones are handles of the same scaler.
 ///
 /// A loop without an Accelerator, in fp16:
 ///

@@ -17,7 +17,7 @@ use factors::{normal, orthogonal};
 /// [PowerSGD](https://arxiv.org/abs/1905.13727) gradient compression: a matrix of n by m values is sent as one of n by
 /// r and one of m by r. The error of this approximation is added to the next step's gradients.
 ///
-/// The names are those of PyTorch's `PowerSGDState`. Vectors and small matrices go whole.
+/// The names are those of PyTorch's `PowerSGDState`. Vectors and small matrices are sent uncompressed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PowerSgd {
     /// Rank r of the low-rank factors. Defaults to 1.
