@@ -11,8 +11,8 @@ use crate::group::ProcessGroup;
 /// Options of [`attention`]: dropout, causal mask and scale.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct AttentionOptions {
-    /// Dropout probability of attention weights; the others are scaled up. Must be 0 outside of training. Defaults to
-    /// 0.
+    /// Dropout probability of attention weights, of which the others are scaled up. Defaults to 0, and must be 0
+    /// outside of training.
     pub dropout: f64,
     /// `true` if each query attends only to keys up to its own position. Cannot be combined with a mask. Defaults to
     /// `false`.

@@ -28,8 +28,7 @@ impl Normalize {
         Self(Some(images::Normalize { mean, std }))
     }
 
-    /// Normalises with the statistics of the first training batch: fastai's `Normalize()`. All ranks use those of rank
-    /// 0.
+    /// Normalises with the statistics of the first training batch on rank 0, for all ranks: fastai's `Normalize()`.
     #[must_use]
     pub fn from_batch() -> Self {
         Self(None)
