@@ -1,4 +1,4 @@
-//! What is called at the events of a fit, and how it cancels.
+//! Callbacks: objects that are called at the events of a fit, and that can cancel parts of it.
 
 use std::any::Any;
 use std::fmt;
@@ -43,7 +43,7 @@ impl fmt::Display for Level {
 
 /// Reason why a callback interrupts the fit: it cancels a part of it, or it failed.
 ///
-/// `?` makes one of an error, and `Level::Fit.cancel()` cancels.
+/// `?` converts an error to an interrupt, and `Level::Fit.cancel()` makes a cancellation.
 #[derive(Debug)]
 pub enum Interrupt {
     /// Cancels a part of the fit, with its `after_cancel_…` and `after_…` events.
@@ -152,7 +152,7 @@ macro_rules! events {
             fn ended(&mut self, _learner: &mut LearnerState) {}
 
             /// Returns the state that it needs to continue from a checkpoint. Defaults to `None`. Called on every rank
-            /// before a checkpoint is saved; rank 0's state is kept.
+            /// before a checkpoint is saved, which keeps the state of rank 0.
             ///
             /// # Errors
             /// Any error stops the save.
@@ -208,7 +208,7 @@ events! {
     before_backward BeforeBackward,
     /// Called where the backward pass was cancelled.
     after_cancel_backward AfterCancelBackward,
-    /// Called after the backward pass: gradients are there, averaged over the ranks where the batch ends a window.
+    /// Called after the backward pass: gradients are computed, and averaged over the ranks if the batch ends a window.
     after_backward AfterBackward,
     /// Called before the optimizer's step.
     before_step BeforeStep,
@@ -224,7 +224,7 @@ events! {
     after_cancel_train AfterCancelTrain,
     /// Called after the epoch's training.
     after_train AfterTrain,
-    /// Called before validation.
+    /// Called before the validation of an epoch.
     before_validate BeforeValidate,
     /// Called where validation was cancelled.
     after_cancel_validate AfterCancelValidate,

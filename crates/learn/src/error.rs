@@ -1,4 +1,4 @@
-//! What can go wrong in the Learner.
+//! Errors of the Learner.
 
 use std::path::PathBuf;
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Events of a fit at which callbacks are called, in the order of fastai's training loop.
 ///
-/// A fit without a cancellation:
+/// Order of the events of a fit without a cancellation:
 ///
 /// ```text
 /// before_fit

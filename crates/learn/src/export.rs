@@ -18,9 +18,9 @@ use crate::main_process::on_main;
 use crate::model::{AnyModel, Slot};
 use crate::saved;
 
-/// What the file says of itself.
+/// Format name in the file.
 const FORMAT: &str = "brigade-learner";
-/// Its version.
+/// Version of the file format.
 const VERSION: i64 = 1;
 
 impl Learner {

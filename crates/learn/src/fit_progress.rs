@@ -1,4 +1,4 @@
-//! How far a fit is, as its checkpoint holds it.
+//! Progress of a fit, as its checkpoint stores it.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::recorder::Recorder;
 /// The file's name in the checkpoint's folder.
 pub(crate) const FILE: &str = "learner.msgpack";
 
-/// What a checkpoint holds of the Learner itself.
+/// State of the Learner itself in a checkpoint.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct FitProgress {
     pub(crate) fit: usize,
@@ -26,12 +26,12 @@ pub(crate) struct FitProgress {
     pub(crate) train_iter: usize,
     pub(crate) progress: f64,
     pub(crate) recorder: Recorder,
-    /// Of each callback that keeps something: its name and what.
+    /// Names and states of the callbacks that have one.
     pub(crate) callbacks: Vec<(String, String)>,
 }
 
 impl FitProgress {
-    /// Reads the file of a checkpoint on rank 0, for all ranks; `None` where there is no checkpoint.
+    /// Reads the file of a checkpoint on rank 0, for all ranks. `None` without a checkpoint.
     pub(crate) fn read(accelerator: &Accelerator, folder: &Path) -> Result<Option<Self>> {
         let mut found = None;
         on_main(accelerator, || {

@@ -22,7 +22,7 @@ pub(crate) struct Grouped {
     /// Groups before this one are frozen.
     frozen: usize,
     held: Option<Held>,
-    /// Which of the groups each group of the optimizer belongs to.
+    /// Index of the parameter group to which each group of the optimizer belongs.
     of_optimizer: Vec<usize>,
     has_momentum: bool,
 }
@@ -245,7 +245,7 @@ impl Grouped {
         })
     }
 
-    /// Returns the whole state of an optimizer of shards on rank 0; all ranks take part.
+    /// Returns the whole state of an optimizer of shards on rank 0. All ranks take part.
     pub(crate) fn full_state_dict(&self) -> Result<Option<OptimizerState>> {
         match &self.held {
             Some(Held::Prepared(optimizer)) => optimizer.full_state_dict(),
@@ -253,7 +253,7 @@ impl Grouped {
         }
     }
 
-    /// Returns what this rank has of rank 0's state, for a prepared optimizer; all ranks take part.
+    /// Returns this rank's part of rank 0's state, for a prepared optimizer. All ranks take part.
     pub(crate) fn scatter_state_dict(
         &self,
         state: Option<OptimizerState>,
@@ -303,7 +303,7 @@ impl Grouped {
         for (hypers, value) in self.hypers.iter_mut().zip(values) {
             hypers.set(hyper, *value);
         }
-        // An optimizer that was made without momentum has no such step, whatever a schedule says.
+        // An optimizer that was made without momentum has no momentum step, whatever the schedule is.
         if hyper == Hyper::Momentum && !self.has_momentum {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! What a model gets wrong: losses of single samples, the confusion of classes, and a report of each class.
+//! Errors of a model: losses of single samples, the confusion of classes, and a report of each class.
 
 use std::fmt::Write as _;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The Learner: data, a model and a loss, and what is done with them.
+//! The Learner: data, a model and a loss, with the operations on them.
 
 mod fit;
 mod freeze;
@@ -39,8 +39,8 @@ pub use self::schedules::{FineTuneOptions, FlatCosOptions, OneCycleOptions, Sgdr
 
 /// Data, a model, a loss and metrics, trained by schedules and callbacks: fastai's `Learner`.
 ///
-/// The same program runs on one process and, under `brigade launch`, on any number: a fit shares the loaders out
-/// among the ranks, averages gradients, and leaves both when it ends. All ranks call the same methods.
+/// The same program runs on one process and, under `brigade launch`, on any number: a fit distributes the loaders over
+/// the ranks, averages gradients, and undoes both when it ends. All ranks call the same methods.
 ///
 /// A model that its ranks cannot hold whole is sharded ([`Learner::sharding`], or the Accelerator's own setting): from the
 /// first fit on each rank has a part of the weights, gradients and optimizer states, and what reads whole weights
@@ -78,7 +78,7 @@ pub struct Learner {
     pub(crate) augmented_valid: Option<Box<dyn BatchSource>>,
     /// The loaders as they are shared out, while the ranks work together.
     pub(crate) prepared: Option<PreparedLoaders>,
-    /// How many scopes of [`Learner::distributed`] there are around.
+    /// Number of enclosing scopes of [`Learner::distributed`].
     entered: usize,
     /// The learning rate of a fit that is given none.
     pub(crate) lr: Option<f64>,
@@ -197,7 +197,7 @@ impl Learner {
     pub fn distributed<R>(&mut self, body: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         self.enter()?;
         self.entered += 1;
-        // Left after a panic of the body as well: `enter` begins anew where something was left behind.
+        // Must also run after a panic of the body: `enter` starts again if something was left behind.
         let outcome = body(self);
         self.entered -= 1;
         self.leave();

@@ -1,4 +1,4 @@
-//! Data as the Learner takes it: loaders for training and validation, and what their batches mean.
+//! Data of the Learner: loaders for training and validation, and the meaning of their batches.
 
 mod input;
 mod item;

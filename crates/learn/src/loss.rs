@@ -1,4 +1,4 @@
-//! Losses: what is minimised, and how the model's output is read.
+//! Losses: the minimised function, and the decoding of the model's output.
 //!
 //! Scores of classes are in dimension 1, `[n, classes, …]`, with targets `[n, …]` of class numbers, as PyTorch's losses
 //! have them; [`ClassesLast`](brigade_metrics::ClassesLast) reads those with the classes in the last dimension. A

@@ -1,4 +1,4 @@
-//! What rank 0 does for all.
+//! Work that rank 0 does for all ranks.
 
 use brigade_torch::Result;
 use brigade_train::Accelerator;

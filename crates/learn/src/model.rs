@@ -1,4 +1,4 @@
-//! A model whose type the Learner does not know: prepared for the ranks while a fit runs, a plain one otherwise.
+//! A model of any type for the Learner: prepared for the ranks during a fit, a plain one otherwise.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -15,7 +15,7 @@ use tch::Tensor;
 use crate::loaders::ModelInput;
 use crate::parallel::{Replicas, other_inputs};
 
-/// What the Learner does with a model.
+/// Operations of the Learner on a model of any type.
 pub(crate) trait AnyModel {
     /// Computes the output; the number of tensors is the input type's.
     fn forward(&self, inputs: &[Tensor]) -> Result<Tensor>;
@@ -25,10 +25,10 @@ pub(crate) trait AnyModel {
     fn detach(&mut self);
     /// Returns the engine of a sharded model.
     fn sharder(&self) -> Option<Arc<Sharder>>;
-    /// Whether this rank has a part of the parameters: shards, or the part of a tensor rank.
+    /// Returns `true` if this rank has a part of the parameters: shards, or the part of a tensor rank.
     fn is_in_parts(&self) -> bool;
     fn is_prepared(&self) -> bool;
-    /// Whether its values have no memory yet.
+    /// Returns `true` if its values have no memory yet.
     fn is_deferred(&self) -> bool;
     fn set_training(&mut self, on: bool);
     fn parameters(&self) -> Vec<NamedTensor>;
@@ -38,13 +38,13 @@ pub(crate) trait AnyModel {
     fn buffers(&self) -> Vec<NamedTensor>;
     fn state_dict(&self) -> StateDict;
     fn load_state_dict(&mut self, state: &StateDict) -> Result<()>;
-    /// Returns the state on rank 0; all ranks take part.
+    /// Returns the state on rank 0. All ranks take part.
     fn full_state_dict(&self, is_main: bool) -> Result<Option<StateDict>>;
-    /// Takes rank 0's state into a model of which ranks have parts; all ranks take part.
+    /// Loads rank 0's state into a model of which ranks have parts. All ranks take part.
     fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()>;
     /// Trains these parameters and no others. For a plain model, or a sharded one.
     fn train_only(&mut self, names: &HashSet<String>) -> Result<()>;
-    /// Whether the next backward averages gradients over the ranks.
+    /// Sets whether the next backward averages gradients over the ranks.
     fn set_sync(&self, on: bool);
     /// Sends rank 0's buffers to all ranks, where training has changed them.
     fn broadcast_buffers(&self) -> Result<()>;
@@ -57,7 +57,7 @@ pub(crate) trait AnyModel {
     fn module(&self) -> Option<&dyn Any>;
 }
 
-/// What is called with a layer's output, and may replace it.
+/// A function that is called with a layer's output, and may replace it.
 pub(crate) type Hook = Box<dyn Fn(&str, &Tensor) -> Option<Tensor> + Send>;
 
 /// A model of a known module and input.
@@ -125,7 +125,7 @@ where
         let mut replicas = self.replicas.borrow_mut();
         let Some(replicas) = &mut *replicas else { return self.own_forward(inputs) };
         let model = self.model()?;
-        // As many parts as there are rows for.
+        // The number of parts is limited by the number of rows.
         let mut parts: Vec<Vec<Tensor>> = Vec::new();
         for input in inputs {
             let chunks = input.f_chunk(1 + replicas.len() as i64, 0)?;

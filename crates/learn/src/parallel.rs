@@ -27,7 +27,7 @@ pub(crate) trait Replicas {
     fn reduce(&mut self, parameters: &[NamedTensor]) -> Result<()>;
 }
 
-/// Makes replicas of models of one kind; `None` without a model.
+/// Makes replicas of models of one kind. `None` without a model.
 pub(crate) fn replicas<M, X>(models: Vec<Model<M>>) -> Option<Box<dyn Replicas>>
 where
     M: for<'a> Module<X::Ref<'a>, Output = Tensor> + Send + 'static,
@@ -90,7 +90,7 @@ where
                             .map(|input| input.f_to_device(device))
                             .collect::<std::result::Result<_, _>>()?;
                         let input = X::borrowed(&inputs).ok_or_else(other_inputs)?;
-                        // Whether gradients are on is a setting of each thread.
+                        // Gradient recording is a setting of each thread.
                         let forward = || {
                             if with_grad {
                                 model.forward(input)

@@ -1,4 +1,4 @@
-//! Pictures of a fit and of what a model sees, as data: each can be a PNG or SVG file, or text on a terminal
+//! Plots of a fit and of a model's inputs, as data: each can be a PNG or SVG file, or text on a terminal
 //! (`brigade_plot::Plot`).
 
 use brigade_plot::{Chart, ColorMap, Gallery, Grid, Heatmap, Picture as Shown};
@@ -234,7 +234,7 @@ impl Learner {
                     let predicted = codec.show(&parts.inputs, Some(decoded), row, classes)?;
                     let (masked, predicted) = predicted.ok_or_else(no_pictures)?;
                     if target.is_empty() && predicted.is_empty() {
-                        // Masks say it in the pictures themselves: each target beside its prediction.
+                        // Masks are shown in the images themselves: each target beside its prediction.
                         gallery = gallery.columns(4).picture(picture.caption("target"));
                         picture = shown(masked)?.caption("prediction");
                     } else {

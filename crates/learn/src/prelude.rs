@@ -1,4 +1,4 @@
-//! What a program of a Learner uses, for `use brigade::learn::prelude::*`.
+//! Re-exports for programs that use a Learner: `use brigade::learn::prelude::*`.
 //!
 //! Goes together with `brigade::prelude`: a name means the same in both. [`Precision`] is the format of numbers; the
 //! metric of that name is `metrics::Precision`.

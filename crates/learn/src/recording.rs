@@ -12,7 +12,7 @@ use crate::callback::{Callback, Step};
 use crate::recorder::{EpochRow, Recorder};
 use crate::state::LearnerState;
 
-/// What is recorded besides the losses.
+/// Options of the recording besides the losses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecorderOptions {
     /// Metrics of the training batches as well.
@@ -23,7 +23,7 @@ pub(crate) struct RecorderOptions {
     pub(crate) at_once: bool,
 }
 
-/// The callback that fills the recorder; fastai's place 50.
+/// The callback that fills the recorder, with fastai's order 50.
 #[derive(Debug)]
 pub(crate) struct Recording {
     options: RecorderOptions,
@@ -178,7 +178,7 @@ impl Callback for Recording {
         }
         let values = self.valid.values(learner)?;
         let losses = self.valid.read_losses();
-        // Of a validation without a batch that has a loss nothing is known.
+        // A validation without a batch that has a loss records nothing.
         if !learner.validation_was_cancelled() && !losses.is_empty() {
             let at = self.train_columns(learner.metrics.len());
             self.fill(at, values);

@@ -1,4 +1,4 @@
-//! What callbacks see and change: where the fit stands, its batch, model and optimizer.
+//! State that callbacks read and change: the position in the fit, its batch, model and optimizer.
 
 use std::any::Any;
 use std::fmt;
@@ -24,7 +24,7 @@ use crate::recorder::Recorder;
 
 /// The state of a Learner, which a [`Callback`](crate::Callback) gets at every event.
 ///
-/// A Learner dereferences to it.
+/// A Learner dereferences to its state.
 pub struct LearnerState {
     pub(crate) accelerator: Accelerator,
     pub(crate) model: Box<dyn AnyModel>,
@@ -52,7 +52,7 @@ pub struct LearnerState {
     pub(crate) batch: CurrentBatch,
 }
 
-/// Where a fit stands.
+/// Position in a fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Position {
     pub(crate) epochs: usize,
@@ -64,7 +64,7 @@ pub(crate) struct Position {
     pub(crate) train_iter: usize,
     pub(crate) progress: f64,
     pub(crate) training: bool,
-    /// A pass that is no fit.
+    /// `true` in a pass outside of a fit.
     pub(crate) evaluating: bool,
     /// Epochs of this fit have a validation.
     pub(crate) validates: bool,
@@ -92,7 +92,7 @@ pub(crate) struct CurrentBatch {
     pub(crate) loss_grad: Option<Tensor>,
     pub(crate) rows: usize,
     pub(crate) valid: usize,
-    /// Its place among the batches of all ranks.
+    /// Index of the batch among the batches of all ranks.
     pub(crate) place: usize,
     /// Rows of all ranks in this round, and how many of them are samples.
     pub(crate) round_rows: usize,
@@ -392,7 +392,8 @@ impl LearnerState {
         self.model.sharder().is_some()
     }
 
-    /// Whether this rank has a part of the parameters: of a sharded model, or as one of the ranks that divide its layers.
+    /// Returns `true` if this rank has a part of the parameters: of a sharded model, or as one of the ranks that divide
+    /// its layers.
     pub(crate) fn is_in_parts(&self) -> bool {
         self.model.is_in_parts()
     }

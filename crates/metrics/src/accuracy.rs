@@ -1,4 +1,4 @@
-//! Shares of right decisions.
+//! Shares of correct predictions.
 
 use brigade_torch::Result;
 use tch::{Kind, Tensor};
@@ -103,7 +103,7 @@ impl Metric for HammingLoss {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TopK(pub i64);
 
-/// fastai's `k`.
+/// Returns fastai's default `k`.
 impl Default for TopK {
     fn default() -> Self {
         Self(5)
@@ -127,7 +127,7 @@ impl Metric for TopK {
         let inside = targets.f_ge(0)?.f_logical_and(&targets.f_lt(scored.classes)?)?;
         let target = targets.f_clamp(0, scored.classes - 1)?.f_unsqueeze(1)?;
         let own = scores.f_gather(1, &target, false)?;
-        // What is not below or equal is ahead: a score that is NaN, too, and all where the target's is NaN.
+        // Scores that are not below or equal are ahead: also a NaN, and all if the target's score is NaN.
         let above = scores.f_le_tensor(&own)?.f_logical_not()?;
         let places = Tensor::f_arange(scored.classes, (Kind::Int64, scores.device()))?;
         let tied = scores.f_eq_tensor(&own)?.f_logical_and(&places.f_lt_tensor(&target)?)?;

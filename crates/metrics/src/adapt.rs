@@ -194,7 +194,7 @@ macro_rules! pointers {
 
 pointers!(&M, Arc<M>, Box<M>);
 
-/// A metric under another name; see [`Metric::named`].
+/// A metric under another name. See [`Metric::named`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Renamed<M> {
     name: String,

@@ -1,4 +1,4 @@
-//! How far decisions agree with targets beyond chance.
+//! Agreement of predictions with targets beyond chance.
 
 use brigade_torch::Result;
 use tch::{Kind, Tensor};
@@ -54,8 +54,8 @@ impl Metric for BalancedAccuracy {
 
 /// Matthews correlation coefficient of predictions and targets, from -1 to 1. It is 0 if either has only one class.
 ///
-/// With `n` decisions of which `c` are right, and `pₖ` predicted and `tₖ` there of each class:
-/// `(c n - Σ pₖ tₖ) / √((n² - Σ pₖ²)(n² - Σ tₖ²))`. Predictions `[n, classes, …]`, targets `[n, …]`.
+/// With `n` predictions of which `c` are correct, and `pₖ` predictions and `tₖ` targets of each class: `(c n - Σ pₖ tₖ)
+/// / √((n² - Σ pₖ²)(n² - Σ tₖ²))`. Predictions `[n, classes, …]`, targets `[n, …]`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Matthews;
 
@@ -97,9 +97,9 @@ pub enum KappaWeights {
 /// Cohen's kappa: `1 - observed / expected` disagreement of predictions and targets. It is NaN if both have only one
 /// class.
 ///
-/// Predictions `[n, classes, …]`, targets `[n, …]`. As in scikit-learn, a class that is neither there nor
-/// predicted is no place in the order, so weights see its neighbours side by side. With weights it keeps
-/// `classes²` numbers of a batch, else three of each class.
+/// Predictions `[n, classes, …]`, targets `[n, …]`. As in scikit-learn, a class that occurs in neither targets nor
+/// predictions is left out of the order of classes, so that its neighbours become adjacent. With weights the metric
+/// keeps `classes²` numbers of a batch, otherwise three of each class.
 ///
 /// ```
 /// use brigade_metrics::{CohenKappa, KappaWeights};

@@ -1,4 +1,4 @@
-//! How many runs of words translations share with their references.
+//! BLEU: n-grams that translations share with their references.
 
 use std::collections::HashMap;
 
@@ -33,8 +33,8 @@ pub struct CorpusBleu;
 /// The longest runs that are counted.
 const LONGEST: usize = 4;
 
-/// What is kept of batches: tokens of predictions and of targets, then for each length of a run those that are common
-/// and those of predictions.
+/// Number of sums of batches: tokens of predictions and of targets, then for each length of n-grams the common ones and
+/// those of predictions.
 const SUMS: usize = 2 + 2 * LONGEST;
 
 impl Metric for CorpusBleu {
@@ -54,7 +54,7 @@ impl Metric for CorpusBleu {
             return Err(unfit(&shape, &found));
         }
         let mut sums = [0.0; SUMS];
-        // There is no largest class of no token; the targets count all the same.
+        // With no predicted tokens there is no argmax; the targets are counted all the same.
         let predicted = match predicted_tokens {
             0 => Vec::new(),
             _ => tokens(&predictions.f_detach()?.f_argmax(1, false)?)?,

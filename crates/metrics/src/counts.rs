@@ -1,4 +1,4 @@
-//! Scores of classes and labels that follow from three counts of each: rightly predicted, predicted, and there.
+//! Scores of classes and labels computed from three counts of each: correct predictions, predictions, and targets.
 
 use brigade_torch::Result;
 use tch::{Kind, Tensor};
@@ -21,7 +21,8 @@ pub enum Average {
     Samples,
 }
 
-/// A score as a quotient of counts: `right · (rightly predicted) / (there · there + predicted · predicted + …)`.
+/// A score as a quotient of counts: `right · (rightly predicted) / (there · there + predicted · predicted + …)`, with
+/// the weights of this struct.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Formula {
     numerator: f64,
@@ -34,7 +35,7 @@ const PRECISION: Formula = Formula { numerator: 1.0, there: 0.0, predicted: 1.0,
 const RECALL: Formula = Formula { numerator: 1.0, there: 1.0, predicted: 0.0, right: 0.0 };
 const JACCARD: Formula = Formula { numerator: 1.0, there: 1.0, predicted: 1.0, right: -1.0 };
 
-/// `(1 + b²) right / (b² there + predicted)`.
+/// Returns the formula `(1 + b²) right / (b² there + predicted)`.
 fn f_beta(beta: f64) -> Formula {
     if beta.is_infinite() {
         return RECALL;
@@ -44,7 +45,7 @@ fn f_beta(beta: f64) -> Formula {
 }
 
 impl Formula {
-    /// Returns the score; 0 where nothing was there to divide by, as scikit-learn does with a warning.
+    /// Returns the score. It is 0 if the denominator is 0, as in scikit-learn, which warns.
     fn score(self, count: &Count) -> f64 {
         let whole =
             self.there * count.there + self.predicted * count.predicted + self.right * count.right;
@@ -65,7 +66,7 @@ impl Formula {
     }
 }
 
-/// How often a class was rightly predicted, predicted, and there.
+/// Numbers of correct predictions, predictions and targets of a class.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Count {
     pub(crate) right: f64,
@@ -74,7 +75,7 @@ pub(crate) struct Count {
 }
 
 impl Count {
-    /// Whether the class is known to these data at all.
+    /// Returns `true` if the class occurs in these data.
     pub(crate) fn occurs(&self) -> bool {
         self.predicted > 0.0 || self.there > 0.0
     }
@@ -223,7 +224,7 @@ impl ByLabel {
 fn averaged(formula: Formula, average: Average, counts: &[Count]) -> f64 {
     let scores = counts.iter().map(|count| formula.score(count));
     match average {
-        // Of one label, all are one.
+        // With a single label, these averages are equal.
         Average::Binary | Average::Macro | Average::Samples => {
             scores.sum::<f64>() / counts.len() as f64
         }
@@ -241,8 +242,8 @@ fn averaged(formula: Formula, average: Average, counts: &[Count]) -> f64 {
 
 /// The scores of the single classes, made by [`FBeta::per_class`] and the methods of that name.
 ///
-/// The value has the score of each class in order, 0 for a class that is neither there nor predicted; it is empty
-/// without a batch.
+/// The value has the score of each class in order, 0 for a class that occurs in neither targets nor predictions. It is
+/// empty without a batch.
 ///
 /// ```
 /// use brigade_metrics::{F1, MetricState};
@@ -408,7 +409,7 @@ score! {
     /// # let _ = metric;
     /// ```
     FBeta,
-    /// F-beta score of labels; see [`FBeta`]. Predictions and targets `[n, labels, …]`.
+    /// F-beta score of labels. See [`FBeta`]. Predictions and targets `[n, labels, …]`.
     FBetaMulti, "fbeta_score", f_beta(beta), beta: f64
 }
 
@@ -423,7 +424,7 @@ score! {
     /// Precision of classes: the share of the predictions of a class that are correct. Predictions `[n, classes, …]`,
     /// targets `[n, …]`. 0 for a class that is never predicted.
     Precision,
-    /// Precision of labels; see [`Precision`]. Predictions and targets `[n, labels, …]`.
+    /// Precision of labels. See [`Precision`]. Predictions and targets `[n, labels, …]`.
     PrecisionMulti, "precision_score", PRECISION
 }
 
@@ -431,7 +432,7 @@ score! {
     /// Recall of classes: the share of the targets of a class that are predicted. Predictions `[n, classes, …]`,
     /// targets `[n, …]`. 0 for a class without targets.
     Recall,
-    /// Recall of labels; see [`Recall`]. Predictions and targets `[n, labels, …]`.
+    /// Recall of labels. See [`Recall`]. Predictions and targets `[n, labels, …]`.
     RecallMulti, "recall_score", RECALL
 }
 
@@ -439,7 +440,7 @@ score! {
     /// Jaccard index of classes: the intersection over the union of targets and predictions of a class. Predictions
     /// `[n, classes, …]`, targets `[n, …]`.
     Jaccard,
-    /// Jaccard index of labels; see [`Jaccard`]. Predictions and targets `[n, labels, …]`.
+    /// Jaccard index of labels. See [`Jaccard`]. Predictions and targets `[n, labels, …]`.
     JaccardMulti, "jaccard_score", JACCARD
 }
 

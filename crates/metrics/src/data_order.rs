@@ -7,7 +7,8 @@ use tch::{Device, Tensor};
 /// The shape of a row and its type; `None` on a rank without a batch.
 type RowShape = Option<(Vec<i64>, Dtype)>;
 
-/// What a rank tells the others: the numbers of its batches, their rows, and the rows' shape or why they do not join.
+/// Message of a rank to the others: the numbers of its batches, their rows, and the rows' shape or the reason why they
+/// cannot be concatenated.
 type Told = (Vec<usize>, Vec<i64>, Result<RowShape, String>);
 
 /// Gathers the batches of all ranks of a group, and concatenates them along their first dimension in the order of the
@@ -45,7 +46,7 @@ pub fn gather_in_data_order(
     let Some(group) = group else {
         return Ok(mine?.map(|mine| mine.f_to_device(Device::Cpu)).transpose()?);
     };
-    // An error is told to the other ranks, which would wait for this one otherwise.
+    // Errors are sent to the other ranks, which would wait for this one otherwise.
     let (mine, shape) = match mine {
         Ok(mine) => {
             let shape =

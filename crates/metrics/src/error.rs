@@ -1,4 +1,4 @@
-//! What can go wrong in a metric.
+//! Errors of metrics.
 
 use brigade_torch::{Error, ErrorKind, says_out_of_memory};
 

@@ -1,4 +1,4 @@
-//! What a Learner takes for its metrics.
+//! The metrics argument of a Learner.
 
 use std::sync::Arc;
 

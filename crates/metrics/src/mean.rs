@@ -7,7 +7,7 @@ use crate::{Fold, Folded, Metric, MetricState, read};
 
 /// Weighted mean of values, such as losses weighted by their rows or tokens.
 ///
-/// Takes values for predictions and their weights for targets, of one shape.
+/// Values are passed as predictions and their weights as targets, in the same shape.
 ///
 /// ```
 /// use brigade_metrics::{Mean, MetricState};

@@ -1,4 +1,4 @@
-//! How well probabilities fit.
+//! Metrics of predicted probabilities.
 
 use brigade_torch::Result;
 use tch::{Kind, Reduction, Tensor};
@@ -26,7 +26,7 @@ impl Metric for Perplexity {
             Kind::Double => scored.scores.shallow_clone(),
             _ => scored.scores.f_to_kind(Kind::Float)?,
         };
-        // What names no class would end a CUDA device; it is counted, and refused at the end.
+        // A target outside of the classes would abort a CUDA kernel, so it is counted, and refused at the end.
         let ignored = Tensor::f_full([], IGNORED, (Kind::Int64, scores.device()))?;
         let targets = scored.targets.f_where_self(&scored.inside()?, &ignored)?;
         let entropy = scores.f_cross_entropy_loss::<&Tensor>(

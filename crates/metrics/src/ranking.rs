@@ -58,7 +58,7 @@ type Area = fn(&[f64], &[bool]) -> f64;
 #[derive(Debug)]
 struct Matrix {
     columns: usize,
-    /// Row by row.
+    /// Scores of the matrix, row by row.
     scores: Vec<f64>,
 }
 
@@ -154,8 +154,8 @@ pub enum MultiClass {
 
 /// Area under the ROC curve (ROC AUC) of several classes.
 ///
-/// Predictions `[n, classes, …]`, targets `[n, …]`; each class must be there. [`Average::Weighted`] weighs a class by
-/// how often it is there, a pair of classes by how often either is. Keeps all rows.
+/// Predictions `[n, classes, …]`, targets `[n, …]`; each class must occur. [`Average::Weighted`] weights a class by its
+/// number of targets, a pair of classes by that of both. Keeps all rows.
 ///
 /// ```
 /// use brigade_metrics::{MultiClass, RocAuc};
@@ -268,9 +268,9 @@ impl Metric for RocAuc {
 }
 
 /// Area under the ROC curve (ROC AUC) of two classes: the share of pairs of a positive and a negative sample in which
-/// the positive has the larger score; ties count half.
+/// the positive has the larger score. Ties count half.
 ///
-/// Predictions `[n, 2, …]`, targets `[n, …]`. NaN where one class alone is there. Keeps all rows.
+/// Predictions `[n, 2, …]`, targets `[n, …]`. It is NaN if only one class occurs. Keeps all rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RocAucBinary;
 
@@ -293,7 +293,7 @@ impl Metric for RocAucBinary {
 
 /// Average precision of two classes: `Σ (Rₖ - Rₖ₋₁) Pₖ` over the thresholds, without interpolation.
 ///
-/// Predictions `[n, 2, …]`, targets `[n, …]`. 0 where no target is positive. Keeps all rows.
+/// Predictions `[n, 2, …]`, targets `[n, …]`. It is 0 if no target is positive. Keeps all rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AveragePrecision;
 
@@ -377,7 +377,7 @@ macro_rules! of_labels {
 }
 
 of_labels! {
-    /// Area under the ROC curve of labels; see [`RocAucBinary`].
+    /// Area under the ROC curve of labels. See [`RocAucBinary`].
     ///
     /// Predictions and targets `[n, labels, …]`; predictions are scores or probabilities, for only their order
     /// matters. NaN where a label is always or never there, unless its weight in the average is 0. Keeps all rows.
@@ -385,7 +385,7 @@ of_labels! {
 }
 
 of_labels! {
-    /// Average precision of labels; see [`AveragePrecision`].
+    /// Average precision of labels. See [`AveragePrecision`].
     ///
     /// Predictions and targets `[n, labels, …]`; predictions are scores or probabilities. Keeps all rows.
     AveragePrecisionMulti "average_precision_score" average_precision

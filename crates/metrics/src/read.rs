@@ -1,4 +1,4 @@
-//! How metrics read a batch, and what was kept of all: shapes are checked once, here.
+//! Reading of a batch and of combined contributions: shapes are checked here, once.
 
 use brigade_torch::{Error, Result};
 use tch::{Device, Kind, Tensor};
@@ -181,7 +181,7 @@ pub(crate) fn refuse_unlabelled(metric: &str, outside: f64) -> Result<()> {
     Ok(())
 }
 
-/// How a score becomes the presence of a label.
+/// Threshold by which a score becomes the prediction of a label.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Threshold {
     pub(crate) at: f64,

@@ -109,7 +109,7 @@ fn correlation(a: &[f64], b: &[f64]) -> f64 {
     product.clamp(-1.0, 1.0)
 }
 
-/// Returns the ranks, equal numbers at the mean of theirs.
+/// Returns the ranks of the numbers; equal numbers get the mean of their ranks.
 fn ranks(numbers: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..numbers.len()).collect();
     order.sort_unstable_by(|&a, &b| numbers[a].total_cmp(&numbers[b]));

@@ -26,13 +26,13 @@ fn jaccard(count: &Count) -> f64 {
     count.right / (count.predicted + count.there - count.right)
 }
 
-/// The value of the second class of two: NaN where it is neither there nor predicted.
+/// Returns the value of the second of two classes. It is NaN if the class occurs in neither targets nor predictions.
 fn of_foreground(metric: &str, folded: &Folded, value: fn(&Count) -> f64) -> Result<f64> {
     let counts = class_counts(metric, folded)?;
     Ok(counts.as_deref().and_then(|it| it.get(1)).map_or(f64::NAN, value))
 }
 
-/// The mean over the classes that are there or predicted.
+/// Returns the mean over the classes that occur in targets or predictions.
 fn mean(metric: &str, folded: &Folded, value: fn(&Count) -> f64) -> Result<f64> {
     let mut counts = class_counts(metric, folded)?.unwrap_or_default();
     counts.retain(Count::occurs);
@@ -98,8 +98,8 @@ overlap! {
 
 /// Accuracy over the pixels whose target is not the background.
 ///
-/// Predictions `[n, classes, h, w]`, masks `[n, h, w]` or `[n, 1, h, w]`; NaN where all is background. It is the share
-/// of all such pixels, where fastai takes the mean of the batches' shares.
+/// Predictions `[n, classes, h, w]`, masks `[n, h, w]` or `[n, 1, h, w]`. It is NaN if all pixels are background. It is
+/// the share over all batches together, where fastai takes the mean of the batches' shares.
 ///
 /// ```
 /// use brigade_metrics::ForegroundAccuracy;

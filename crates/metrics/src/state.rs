@@ -19,7 +19,7 @@ use crate::{Fold, Folded, Metric};
 /// kept grows with the number of batches until [`MetricState::reset`].
 ///
 /// In a loop, `Accelerator::update_metric` and `compute_metric` of `brigade-train` leave out the duplicates that
-/// complete uneven batches, and know the ranks.
+/// complete uneven batches, and compute the value over all ranks.
 ///
 /// ```
 /// use brigade_metrics::{Accuracy, MetricState};
@@ -35,11 +35,11 @@ use crate::{Fold, Folded, Metric};
 pub struct MetricState<M> {
     metric: M,
     updates: usize,
-    /// What the metric keeps of each batch, with the batch's number.
+    /// Contributions of the batches, with their numbers.
     kept: Vec<(usize, Fold)>,
 }
 
-/// What a rank tells the others of its batches.
+/// Message of a rank to the others about its batches.
 #[derive(Serialize, Deserialize)]
 enum Kept {
     Nothing,
@@ -95,7 +95,7 @@ impl<M: Metric> MetricState<M> {
     }
 
     /// Computes the value over all ranks of a group, the same on each; without a group, over this rank's batches. The
-    /// state is not changed and can be updated further. Every rank calls it; it waits for the device.
+    /// state is not changed and can be updated further. Every rank calls it. It waits for the device.
     ///
     /// # Errors
     /// [`crate::MetricError`] when the value is not defined for these data, or the metric panics;

@@ -17,7 +17,7 @@ use crate::NotebookError;
 /// Names the folder of the call to its ranks.
 pub(crate) const FOLDER: &str = "BRIGADE_NOTEBOOK_CALL";
 
-/// What a function of a notebook returns.
+/// Return type of a function of a notebook.
 pub(crate) type Outcome<R, E> = Result<R, E>;
 
 /// The record of a function with these types, in the library that the caller is compiled into.
@@ -31,7 +31,7 @@ where
     const { &Entry::new(rank_main::<F, A, R, E>) }
 }
 
-/// What a rank does: reads its arguments, calls the function, leaves the result. The exit code of its process.
+/// Runs a rank: reads its arguments, calls the function, writes the result. Returns the exit code of its process.
 extern "C" fn rank_main<F, A, R, E>() -> i32
 where
     F: Fn(A) -> Outcome<R, E> + Copy + 'static,
@@ -74,8 +74,8 @@ where
     write(&result_file(&folder, local_rank), &result, &format!("the result of rank {}", world.rank))
 }
 
-/// The folder of a call, with a file that is locked as long as the notebook's process lives: process numbers do not
-/// tell, as containers that share a folder for temporary files do not see each other's.
+/// The folder of a call, with a file that is locked as long as the notebook's process exists: process numbers do not
+/// suffice, as containers that share a folder for temporary files do not see each other's.
 #[derive(Debug)]
 pub(crate) struct Folder {
     folder: TempDir,

@@ -1,4 +1,4 @@
-//! What a cell shows of its last expression: tables, pictures and plots.
+//! Display of a cell's last expression: tables, images and plots.
 //!
 //! evcxr calls `evcxr_display` on the last expression of a cell where it has such a method; [`CellDisplay`] gives it
 //! to tensors, plots and, with the feature `learn`, what a Learner returns:
@@ -51,7 +51,7 @@ pub use learn::show_graph;
 
 /// A value that a notebook's cell displays as a table or a picture.
 ///
-/// A type of a notebook gets a picture of its own by [`cell_content`](Self::cell_content):
+/// A type defined in a notebook sets its own content with [`cell_content`](Self::cell_content):
 ///
 /// ```
 /// use brigade_notebook::display::{CellDisplay, Content};
@@ -166,7 +166,7 @@ impl Content {
     #[must_use]
     pub fn plot(plot: &impl Plot) -> Self {
         let content = Self::new(plot.to_text(TEXT_COLUMNS, TEXT_LINES)).svg(plot.to_svg());
-        // A picture that is too large for PNG has the other forms.
+        // A plot that is too large for PNG is shown in the other forms.
         match plot.to_png() {
             Ok(png) => content.png(png),
             Err(_) => content,

@@ -1,4 +1,4 @@
-//! What goes wrong in a launch from a notebook.
+//! Errors of a launch from a notebook.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use brigade_dylib_call::EntryError;
 
 /// Reason why a launch from a notebook failed.
 ///
-/// `Debug` shows the message, because that is what a notebook prints of an error that a cell ends with.
+/// `Debug` shows the message, because notebooks print the `Debug` text of an error that a cell ends with.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum NotebookError {

@@ -89,7 +89,7 @@ where
 
 /// A launch of ranks with settings, whose names are those of Accelerate's arguments.
 ///
-/// On two hosts, each with a notebook of its own:
+/// Example for two hosts, each with a notebook of its own:
 ///
 /// ```no_run
 /// use brigade_notebook::NotebookLauncher;
@@ -198,7 +198,7 @@ impl NotebookLauncher {
     /// Calls the function on the ranks, waits for them, and returns the results of this host's ranks, by rank. Their
     /// output appears in the cell as they print it; interrupting the cell stops them.
     ///
-    /// The function is a `fn` of the notebook: a closure would hold variables that other processes do not have.
+    /// The function must be a `fn` of the notebook: a closure would capture variables that other processes do not have.
     ///
     /// # Errors
     /// [`NotebookError::NotAFunction`] for a closure; [`NotebookError::Failed`] with the message of the rank that
@@ -311,7 +311,7 @@ fn events_file(folder: &Path) -> PathBuf {
     folder.join("events.jsonl")
 }
 
-/// What is read of a `cause` of docs/events.md.
+/// The parts that are read of a `cause` of docs/events.md.
 #[derive(Debug, Deserialize)]
 struct Cause {
     message: String,
@@ -329,7 +329,7 @@ fn failure(folder: &Path, program: &Path, status: std::process::ExitStatus) -> N
         (event["event"] == "cause").then(|| serde_json::from_value::<Cause>(event).ok()).flatten()
     });
     let Some(cause) = causes.next_back() else {
-        // The agent has said why on standard error, which is in the cell.
+        // The agent has printed the reason to standard error, which appears in the cell.
         return NotebookError::Program {
             program: program.to_owned(),
             reason: format!("could not launch the ranks ({status}); its message is above"),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::NotebookError;
 
-/// Says where the program is, for notebooks that do not find it in `PATH`.
+/// Environment variable with the path of the program, for notebooks that do not find it in `PATH`.
 const VARIABLE: &str = "BRIGADE_PROGRAM";
 
 /// Finds the program: the variable's, else in `PATH`, else where cargo installs programs.

@@ -11,9 +11,11 @@ use crate::group::ProcessGroup;
 /// Options of [`attention`]: dropout, causal mask and scale.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct AttentionOptions {
-    /// Dropout probability of attention weights; the others are scaled up. Must be 0 outside of training.
+    /// Dropout probability of attention weights, of which the others are scaled up. Defaults to 0, and must be 0
+    /// outside of training.
     pub dropout: f64,
-    /// `true` if each query attends only to keys up to its own position. Cannot be combined with a mask.
+    /// `true` if each query attends only to keys up to its own position. Cannot be combined with a mask. Defaults to
+    /// `false`.
     pub causal: bool,
     /// Factor of the products of queries and keys. Defaults to 1/√width.
     pub scale: Option<f64>,
@@ -65,8 +67,9 @@ pub fn attention(
 /// own tokens, size]` with the same number of tokens on every rank; the number of heads of keys and values may be a
 /// divisor of that of queries.
 ///
-/// Without `causal` every token sees all. With it, rank `r` of `n` has the chunks `r` and `2 n - 1 - r` of the `2 n` chunks of
-/// the sequence, one behind the other: each rank has the same work then, and half of the products are left out.
+/// Without `causal` every token attends to all tokens. With it, rank `r` of `n` has the chunks `r` and `2 n - 1 - r` of
+/// the `2 n` chunks of the sequence, concatenated: each rank then has the same work, and half of the products are left
+/// out.
 ///
 /// Keys and values of the other ranks are gathered, in forward and again in backward, and their gradients are summed by a
 /// reduce-scatter. With `ring` they travel from rank to rank instead, while attention to those before is computed: each rank

@@ -9,7 +9,7 @@ use crate::bridge::{borrow, ffi};
 use crate::error::Error;
 
 /// A scope in which operations of this thread on one type of device compute in a 16-bit type, or do not: libtorch
-/// chooses the operations, as with `torch.autocast`. The scope ends when it is dropped, also by a panic; scopes can be
+/// chooses the operations, as with `torch.autocast`. The scope ends when it is dropped, also by a panic. Scopes can be
 /// nested.
 ///
 /// ```

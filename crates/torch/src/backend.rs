@@ -1,4 +1,4 @@
-//! What moves the data between ranks.
+//! Backends that move data between ranks.
 
 use std::ffi::OsStr;
 
@@ -43,13 +43,13 @@ pub enum GlooDevice {
     Address(String),
 }
 
-/// The numbers of one rank of one group, as the C++ side wants them.
+/// Parameters of one rank of a group for the C++ side.
 pub(crate) struct RankInfo<'a> {
-    /// Where the ranks' addresses for Gloo are.
+    /// Store with the ranks' addresses for Gloo.
     pub(crate) store: &'a Store,
     /// The same for NCCL.
     pub(crate) nccl_store: &'a Store,
-    /// Where Gloo listens beside NCCL.
+    /// Network interface or address of Gloo beside NCCL.
     pub(crate) gloo: &'a GlooDevice,
     pub(crate) rank: i32,
     pub(crate) size: i32,
@@ -85,7 +85,7 @@ impl Backend {
         }
     }
 
-    /// Whether Gloo moves the tensors of a device.
+    /// Returns `true` if Gloo moves the tensors of a device.
     pub(crate) fn is_gloo(&self, device: Device) -> bool {
         match self {
             Self::Gloo(_) => true,

@@ -30,7 +30,7 @@ fn blob_address(blob: &Blob) -> usize {
     blob.address
 }
 
-/// What replaces the reduction of buckets; called from the thread that runs `backward`.
+/// A replacement of the reduction of buckets, called from the thread that runs `backward`.
 pub(crate) struct Hook {
     pub(crate) run: Box<dyn Fn(Bucket) -> Result<(), Error> + Send + Sync>,
 }
@@ -52,7 +52,7 @@ fn run_hook(
         .unwrap_or_else(|_| Err(Error::invalid_argument("a communication hook panicked")))
 }
 
-/// What computes a part of a forward from its inputs.
+/// A function that computes a part of a forward from its inputs.
 pub(crate) type Part = Box<dyn Fn(&[Tensor]) -> Result<(), String> + Send>;
 
 /// A part of a forward, to compute it once more; called from a thread that runs `backward`.
@@ -77,7 +77,7 @@ fn run_recompute(recompute: &Recompute, inputs: &CxxVector<ffi::Tensor>) -> Resu
     })
 }
 
-/// Takes over a handle that C++ made for Rust, which is there.
+/// Takes over a handle that C++ made for Rust, which must not be null.
 pub(crate) fn own(tensor: UniquePtr<ffi::Tensor>) -> Tensor {
     // SAFETY: a handle on the heap of the type that tch allocates and frees (`at::Tensor`), which the
     // UniquePtr has owned alone and now gives up. tch takes a null pointer for no tensor at all, and no
@@ -107,7 +107,7 @@ pub(crate) fn borrow_optional(tensor: Option<&Tensor>) -> Vec<ffi::TensorRef<'_>
 #[allow(unreachable_pub, unused_qualifications, missing_debug_implementations)]
 #[allow(clippy::too_many_arguments)]
 pub(crate) mod ffi {
-    /// A borrowed tensor.
+    /// A borrowed handle of a tensor.
     #[derive(Clone, Copy)]
     struct TensorRef<'a> {
         tensor: &'a Tensor,
@@ -126,7 +126,7 @@ pub(crate) mod ffi {
         BitXor = 7,
     }
 
-    /// What crosses the edge of a region whose layers several ranks compute together.
+    /// Operation at the edge of a region whose layers several ranks compute together.
     #[repr(u8)]
     enum RegionEdge {
         Copy = 0,
@@ -153,7 +153,7 @@ pub(crate) mod ffi {
         Unsupported = 3,
     }
 
-    /// What a value of TorchScript is.
+    /// Type of a TorchScript value.
     #[derive(Debug)]
     #[repr(u8)]
     enum ScriptKind {
@@ -168,11 +168,11 @@ pub(crate) mod ffi {
         Dict,
     }
 
-    /// One node of a value of TorchScript, in preorder.
+    /// A node of a TorchScript value, in preorder.
     #[derive(Clone)]
     struct ScriptNode {
         kind: ScriptKind,
-        /// Of a container the number of elements (of a dictionary: of pairs); of a tensor its index.
+        /// Number of elements of a container (of a dictionary: of pairs), or index of a tensor.
         count: usize,
         integer: i64,
         number: f64,
@@ -195,12 +195,12 @@ pub(crate) mod ffi {
         name: &'a str,
         address: String,
         interfaces: Vec<String>,
-        /// Whether reductions and gathers go through memory where all ranks are on one host.
+        /// `true` if reductions and gathers use shared memory when all ranks are on one host.
         share_memory: bool,
         timeout_ms: i64,
     }
 
-    /// What a rank of a fake group would have sent.
+    /// Traffic that a rank of a fake group would have sent.
     struct OperationTraffic {
         operation: String,
         messages: u64,
@@ -237,10 +237,10 @@ pub(crate) mod ffi {
         first: bool,
     }
 
-    /// Of one thread and one type of device.
+    /// State of autocast for one thread and one type of device.
     struct AutocastState {
         enabled: bool,
-        /// c10's `ScalarType`.
+        /// Number of the type in c10's `ScalarType`.
         dtype: i8,
         cache: bool,
     }
@@ -290,10 +290,10 @@ pub(crate) mod ffi {
         maximize: bool,
     }
 
-    /// Which passes of a rule with norms are made.
+    /// Passes of a rule with norms that are made.
     #[repr(u8)]
     enum StepPart {
-        /// All.
+        /// Both passes of the rule.
         Whole,
         /// The first, which gives sums of squares.
         Sums,
@@ -386,14 +386,14 @@ pub(crate) mod ffi {
         scale: f64,
     }
 
-    /// What CUDA's runtime says of this machine.
+    /// State of the CUDA runtime on this machine.
     #[cfg(feature = "cuda")]
     struct CudaState {
         devices: i32,
-        /// A `cudaError_t`.
+        /// Number of a `cudaError_t`.
         error: i32,
         error_text: String,
-        /// The newest CUDA that the driver can serve, such as 13000; 0 without a driver.
+        /// Newest CUDA version that the driver supports, such as 13000. 0 without a driver.
         driver: i32,
         /// The CUDA whose headers this program was built with.
         built_for: i32,
@@ -406,7 +406,7 @@ pub(crate) mod ffi {
         flops: bool,
     }
 
-    /// One event of the profiler.
+    /// An event of the profiler.
     struct ProfiledEvent {
         name: String,
         start_ns: u64,
@@ -422,42 +422,42 @@ pub(crate) mod ffi {
         shapes: String,
     }
 
-    /// Bytes.
+    /// Free and total memory in bytes.
     struct MemoryInfo {
         free: u64,
         total: u64,
     }
 
-    /// Bytes.
+    /// Allocated memory in bytes.
     struct DeviceMemory {
         allocated: u64,
         peak: u64,
         reserved: u64,
     }
 
-    /// A borrowed group.
+    /// A borrowed process group.
     #[derive(Clone, Copy)]
     struct GroupRef<'a> {
         group: &'a Group,
     }
 
-    /// How a model is sharded.
+    /// Options of a sharder.
     struct SharderOptions {
-        /// Whether whole parameters stay between steps.
+        /// `true` if whole parameters stay between steps.
         whole_at_rest: bool,
-        /// Whether shards lie in the host's memory, and whether that is pinned.
+        /// `true` if shards are in the host's memory, and whether that is pinned.
         offload: bool,
         pin: bool,
-        /// What sums of gradients are divided by, and those of experts.
+        /// Divisors of sums of gradients, and of those of experts.
         divisor: i64,
         expert_divisor: i64,
     }
 
-    /// How a parameter lies in its unit's storage.
+    /// Position of a parameter in its unit's storage.
     struct ShardedSlot {
-        /// In elements.
+        /// Offset in elements.
         offset: i64,
-        /// Of each rank, along the first dimension; 0 where each rank has all of it.
+        /// Number of rows of each rank, along the first dimension. 0 if each rank has all of it.
         rows: i64,
         /// The type in which it is whole.
         kind: i8,
@@ -465,11 +465,11 @@ pub(crate) mod ffi {
         reduce_kind: i8,
         /// Some of a mixture's experts, which the ranks of the experts' group alone have as well.
         is_expert: bool,
-        /// Whether it stays where it is, outside of the storage, and the optimizer steps it there.
+        /// `true` if it stays outside of the storage, where the optimizer steps it.
         keeps_memory: bool,
     }
 
-    /// What a sharder has done so far.
+    /// Counters of a sharder.
     struct SharderMeter {
         /// Bytes of whole parameters.
         gathered: u64,
@@ -487,7 +487,7 @@ pub(crate) mod ffi {
         fn blob_address(blob: &Blob) -> usize;
 
         type Hook;
-        /// Copies the handles.
+        /// Copies the handles and runs the hook.
         fn run_hook(
             hook: &Hook,
             index: usize,
@@ -498,7 +498,7 @@ pub(crate) mod ffi {
         ) -> Result<()>;
 
         type Recompute;
-        /// Copies the handles.
+        /// Copies the handles and runs the part.
         fn run_recompute(recompute: &Recompute, inputs: &CxxVector<Tensor>) -> Result<()>;
     }
 
@@ -832,7 +832,8 @@ pub(crate) mod ffi {
         fn reducer_compress(reducer: &Reducer, group: &Group, kind: i8) -> Result<()>;
         fn reducer_hook(reducer: &Reducer, hook: Box<Hook>) -> Result<()>;
         fn reducer_divide_by(reducer: &Reducer, ranks: i64) -> Result<()>;
-        /// Whether what the others sent was finite where a loss flag leaves its mark.
+        /// Takes part in a backward of the other ranks. Returns `true` if their gradients were finite in the element
+        /// that a loss flag marks.
         fn reducer_shadow_backward(reducer: &Reducer) -> Result<bool>;
         fn reducer_push_rebuilt(reducer: &Reducer) -> Result<()>;
         fn reducer_used_map(reducer: &Reducer) -> Result<UniquePtr<Tensor>>;

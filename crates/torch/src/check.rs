@@ -72,7 +72,7 @@ impl fmt::Display for Ranks<'_> {
     }
 }
 
-/// One rank's call. `site` apart, because a place in a file says what to look at.
+/// A call of one rank. `site` is separate, because a place in a file shows where to look.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Call {
     operation: String,
@@ -152,7 +152,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// In debug mode, compares a forward whose backward will reduce gradients.
+    /// Compares in debug mode a forward whose backward will reduce gradients.
     #[track_caller]
     pub(crate) fn check_forward(&self) -> Result<(), Error> {
         self.check("forward", String::new)?;
@@ -243,7 +243,7 @@ fn read(bytes: &[u8]) -> Result<Call, TorchError> {
         .map_err(|error| TorchError::Object { operation: "debug", detail: error.to_string() })
 }
 
-/// `float32 [2, 3]`.
+/// Describes a tensor: `float32 [2, 3]`.
 pub(crate) fn describe(tensor: &Tensor) -> String {
     match tensor.f_kind() {
         Ok(kind) => format!("of {} {:?}", type_name(kind), tensor.size()),
@@ -251,12 +251,12 @@ pub(crate) fn describe(tensor: &Tensor) -> String {
     }
 }
 
-/// As [`describe`], one after another.
+/// Describes several tensors, one after another, as [`describe`] does.
 pub(crate) fn describe_all<T: Borrow<Tensor>>(tensors: &[T]) -> String {
     tensors.iter().map(|tensor| describe(tensor.borrow())).collect::<Vec<_>>().join(", ")
 }
 
-/// As [`describe`], for tensors whose ranks may have unequal numbers of rows.
+/// Describes a tensor as [`describe`] does, if ranks may have unequal numbers of rows.
 pub(crate) fn describe_rows(tensor: &Tensor) -> String {
     match tensor.f_kind() {
         Ok(kind) => format!("of {} [any, {:?}]", type_name(kind), tensor.size().get(1..)),

@@ -28,7 +28,7 @@ use crate::error::{CollectiveError, Error, Fault};
 use crate::group::ProcessGroup;
 use crate::work::{PendingWork, Work};
 
-/// What the C++ side gives when it has started an operation.
+/// Result of the C++ side when it has started an operation.
 type Begun = Result<UniquePtr<ffi::Work>, cxx::Exception>;
 
 impl ProcessGroup {
@@ -173,7 +173,7 @@ impl ProcessGroup {
         }
     }
 
-    /// What this rank can see to be wrong by itself.
+    /// Returns an error about arguments that this rank detects by itself.
     fn invalid_argument(&self, operation: &'static str, detail: String) -> Error {
         CollectiveError {
             operation,
@@ -193,14 +193,14 @@ fn dense(tensor: &Tensor) -> Result<Tensor, Error> {
     Ok(tensor.f_detach()?.f_contiguous()?)
 }
 
-/// As [`dense`], with a scalar as one row.
+/// Returns a tensor as [`dense`] does, with a scalar as one row.
 fn rows(tensor: &Tensor) -> Result<Tensor, Error> {
     let tensor = dense(tensor)?;
     if tensor.dim() == 0 { Ok(tensor.f_unsqueeze(0)?) } else { Ok(tensor) }
 }
 
-/// For an operation that goes on after its start has returned: memory that nothing else can reach, so that
-/// nothing else can read or write it meanwhile. The same tensor where it is that already.
+/// Returns the tensor in memory that nothing else can reach, for an operation that continues after its start has
+/// returned. Returns the same tensor if that is the case already.
 fn unshared(tensor: Tensor) -> Result<Tensor, Error> {
     if ffi::tensor_is_shared(borrow(&tensor)) { copy(&tensor) } else { Ok(tensor) }
 }
@@ -226,7 +226,7 @@ fn fill(pending: PendingWork, tensor: Tensor, target: Tensor) -> Work<Tensor> {
     })
 }
 
-/// As [`fill`], for several tensors.
+/// Fills several tensors, as [`fill`] does one.
 fn fill_all(pending: PendingWork, tensors: Vec<Tensor>, targets: Vec<Tensor>) -> Work<Vec<Tensor>> {
     pending.giving(tensors).then(move |tensors| {
         let _guard = tch::no_grad_guard();

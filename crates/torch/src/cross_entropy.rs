@@ -26,7 +26,7 @@ pub struct CrossEntropyOptions {
 }
 
 impl Default for CrossEntropyOptions {
-    /// PyTorch's: −100, 0, and the mean; no z-loss.
+    /// Returns PyTorch's defaults: −100, 0, and the mean, without a z-loss.
     fn default() -> Self {
         Self { ignore_index: -100, label_smoothing: 0.0, z_loss: 0.0, reduction: Reduction::Mean }
     }

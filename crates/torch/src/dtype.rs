@@ -90,7 +90,7 @@ pub(crate) fn type_name(kind: Kind) -> String {
         Kind::ComplexFloat => "complex64",
         Kind::ComplexDouble => "complex128",
         Kind::Bool => "bool",
-        // Those without arithmetic (quantised, 8-bit floats): named alike on Brigade's ranks.
+        // Kinds without arithmetic (quantised, 8-bit floats) have the same names on all of Brigade's ranks.
         other => return format!("{other:?}").to_ascii_lowercase(),
     };
     name.to_owned()

@@ -48,8 +48,8 @@ pub struct RmsPropStep {
     pub maximize: bool,
 }
 
-/// Makes an RMSprop step, in place. With `grad_avgs` it is centered; `momentum_buffers` are needed with momentum;
-/// otherwise both are empty.
+/// Makes an RMSprop step, in place. With `grad_avgs` it is centered; `momentum_buffers` are needed with momentum. Both
+/// may be empty otherwise.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when

@@ -7,7 +7,7 @@ use tch::{Device, Kind};
 
 use crate::bridge::borrow_all;
 
-/// One of them longer than a parallel task, one empty.
+/// Shapes of parameters: one longer than a parallel task, one empty.
 const SHAPES: [&[i64]; 6] = [&[40_003], &[], &[3, 5], &[0], &[2, 3, 4, 5], &[513]];
 
 fn values(shape: &[i64], number: usize, kind: Kind) -> Tensor {

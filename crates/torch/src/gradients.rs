@@ -42,7 +42,7 @@ pub fn unscale(gradients: &[&Tensor], inverse_scale: f64) -> Result<Tensor, Erro
 /// # Errors
 /// Returns the same errors as [`unscale`].
 pub fn unscale_by(gradients: &[&Tensor], scale: &Tensor) -> Result<Tensor, Error> {
-    // As PyTorch's scaler does, whose scales need not be powers of two.
+    // Divides as PyTorch's scaler does, because scales need not be powers of two.
     let inverse = scale.f_to_kind(Kind::Double)?.f_reciprocal()?.f_to_kind(Kind::Float)?;
     let found = ffi::unscale_gradients_by(&borrow_all(gradients), borrow(&inverse))
         .map_err(|error| Error::libtorch("unscaling gradients", &error))?;

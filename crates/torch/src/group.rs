@@ -46,23 +46,23 @@ pub const DEFAULT_GROUP_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 #[derive(Clone)]
 pub struct ProcessGroup {
     inner: Arc<Inner>,
-    /// Of this handle's operations; the group's when there is none.
+    /// Time limit of this handle's operations. `None` takes the group's.
     limit: Option<Duration>,
-    /// Whether this handle's operations are compared between ranks before they begin.
+    /// `true` if this handle's operations are compared between ranks before they begin.
     pub(crate) checks: bool,
-    /// Where the user's program starts this handle's operations, when not where it calls them.
+    /// Place in the user's program that starts this handle's operations, if it is not their caller.
     pub(crate) site: Option<&'static Location<'static>>,
 }
 
 /// Options of a process group besides its ranks.
 #[derive(Debug, Clone)]
 pub struct GroupOptions {
-    /// Name of the group in errors. Must be the same on every rank.
+    /// Name of the group in errors. Must be the same on every rank. Defaults to `world`.
     pub name: String,
     /// Key prefix of the group in the store. Defaults to its name. PyTorch numbers its groups: the prefix of the first
     /// one is `0`, under `default_pg`.
     pub store_key: Option<String>,
-    /// Time limit of its operations, and of its construction.
+    /// Time limit of its operations, and of its construction. Defaults to [`DEFAULT_GROUP_TIMEOUT`].
     pub timeout: Duration,
     /// Device of its own messages: lengths, objects, flags, barriers. Defaults to the CPU, also with NCCL, which has
     /// Gloo beside it.
@@ -71,9 +71,10 @@ pub struct GroupOptions {
     pub gloo: GlooDevice,
     /// `true` if operation, shape, type and place in the program are compared between ranks before each collective, and
     /// an error names the ranks that differ ([`crate::TorchError::Desync`]). Must be the same on every rank. Slow.
+    /// Defaults to `false`.
     pub debug: bool,
-    /// `true` if reductions and gathers use shared memory where they can ([`ProcessGroup::shares_memory`]). If it is
-    /// `false` on one rank, none does.
+    /// `true` if reductions and gathers use shared memory where they can ([`ProcessGroup::shares_memory`]). Defaults to
+    /// `true`. If it is `false` on one rank, none does.
     pub share_memory: bool,
 }
 
@@ -114,26 +115,26 @@ pub(crate) struct Inner {
     backend: Backend,
     store: Store,
     timeout: Mutex<Duration>,
-    /// Whether it was asked for, not whether it came about.
+    /// `true` if shared memory was requested, whether or not it is used.
     share_memory: bool,
     device: Device,
     gloo: GlooDevice,
     subgroups: AtomicUsize,
-    /// Collectives started so far; equal on all ranks, so it tells which ranks had not arrived.
+    /// Number of collectives started so far; equal on all ranks, so it shows which ranks had not arrived.
     sequence: AtomicU64,
     /// Sends and receives that nothing waits for.
     messages: Mutex<Vec<WorkHandle>>,
-    /// What a device does for all ranks, with the thread that watches it.
+    /// Watched work of a device for all ranks, with the thread that watches it.
     watched: Arc<Watched>,
     failed: AtomicBool,
     aborted: AtomicBool,
-    /// Of a communication hook in the backward or shadow that runs: on its way through C++ an error keeps its
-    /// text alone.
+    /// Error of a communication hook in the current backward or shadow, kept here because an error that passes through
+    /// C++ keeps only its text.
     hook_error: Mutex<Option<Error>>,
     /// Comparisons of the debug mode so far.
     pub(crate) compared: AtomicU64,
     pub(crate) comparing: Mutex<()>,
-    /// Whether the next backward reduces gradients, as far as the debug mode knows.
+    /// `true` if the next backward reduces gradients, as far as the debug mode can determine.
     pub(crate) reduces: AtomicBool,
 }
 
@@ -184,7 +185,7 @@ impl ProcessGroup {
         };
         let (rank32, size32) = (narrow(rank)?, narrow(size)?);
         check_backend(&backend, &name)?;
-        // PyTorch's layout, so that its ranks and ours can meet: the group's part, then the device's.
+        // The key layout of PyTorch, so that its ranks can connect to Brigade's: the group's part, then the device's.
         let own = store.prefix(&format!("{}/", store_key.as_ref().unwrap_or(&name)))?;
         let (keys, nccl_keys) = (own.prefix("cpu/")?, own.prefix("cuda/")?);
         let rank_info = RankInfo {
@@ -198,7 +199,7 @@ impl ProcessGroup {
             share_memory,
         };
         own.set(&joined(rank), b"1")?;
-        // The ranks meet within the group's own time limit.
+        // The ranks connect within the group's own time limit.
         keys.set_timeout(timeout)?;
         nccl_keys.set_timeout(timeout)?;
         let begun = Instant::now();
@@ -444,7 +445,7 @@ impl ProcessGroup {
         &self.inner.group.0
     }
 
-    /// The limit as c10d wants it for one operation.
+    /// Returns the time limit in the form that c10d needs for one operation.
     pub(crate) fn limit_ms(&self) -> i64 {
         self.limit.map_or(NO_LIMIT_OF_ITS_OWN, milliseconds)
     }
@@ -551,7 +552,7 @@ impl ProcessGroup {
                 notes.answer();
             }
         } else if !matches!(fault, Fault::Invalid | Fault::Unsupported) {
-            // The first failure ends the group; that the later ones fail too says nothing about missing ranks.
+            // The first failure ends the group; failures that follow from it do not show missing ranks.
             let first = !inner.failed.swap(true, Ordering::Relaxed);
             if let (true, Some(notes)) = (first, notes) {
                 missing = notes.ask();
@@ -590,11 +591,11 @@ fn check_backend(backend: &Backend, name: &str) -> Result<(), Error> {
     }
 }
 
-/// An operation as its error tells of it.
+/// A started operation as its error describes it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Started {
     pub(crate) operation: &'static str,
-    /// Its number among the group's collectives; none for sends, receives and the like.
+    /// Its number among the group's collectives. `None` for sends, receives and similar operations.
     pub(crate) sequence: Option<u64>,
     /// When, where that is known.
     pub(crate) begun: Option<Instant>,
@@ -642,7 +643,7 @@ impl fmt::Debug for ProcessGroup {
     }
 }
 
-/// The key under which a rank says that it is about to connect.
+/// Returns the key that a rank sets before it connects.
 fn joined(rank: usize) -> String {
     format!("joined/{rank}")
 }

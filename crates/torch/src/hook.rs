@@ -1,4 +1,4 @@
-//! Communication hooks: what goes over the wire instead of a bucket of gradients.
+//! Communication hooks: what is sent instead of a bucket of gradients.
 
 use std::fmt;
 

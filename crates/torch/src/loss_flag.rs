@@ -11,8 +11,8 @@ use crate::error::Error;
 /// A flag for a non-finite loss: puts NaN into one element of a gradient in the next backward of one model, so that all
 /// ranks detect after the reduction that a loss of one of them was not finite. No extra message is sent.
 ///
-/// [`LossFlag::raise`] before the backward; [`LossFlag::lower`] after it. The mark is in the first element
-/// of the first gradient that the backward brings, and [`first_elements_are_finite`] looks for it.
+/// Call [`LossFlag::raise`] before the backward and [`LossFlag::lower`] after it. The mark is in the first element of
+/// the first gradient that the backward computes, where [`first_elements_are_finite`] checks it.
 ///
 /// ```
 /// use brigade_torch::{LossFlag, first_elements_are_finite, gradient};

@@ -64,7 +64,7 @@ pub fn from_vec<T: Element>(mut data: Vec<T>, shape: &[i64]) -> Result<Tensor, E
         )));
     }
     if data.is_empty() {
-        // from_blob wants an address, and there is nothing to share.
+        // from_blob needs an address, and there are no elements to share.
         return Ok(Tensor::f_empty(shape, (T::KIND, tch::Device::Cpu))?);
     }
     let blob = Box::new(Blob { address: data.as_mut_ptr() as usize, _memory: Box::new(data) });
@@ -243,7 +243,7 @@ pub(crate) fn fill_bytes<E: From<Error>>(
     if tensor.f_kind().map_err(Error::from)? != Kind::Bool {
         return fill(memory);
     }
-    // C++ knows only two values of bool, and must not see another even if `fill` panics.
+    // C++ has only two values of bool, and must not get another even if `fill` panics.
     let mut truths = vec![0; bytes];
     fill(&mut truths)?;
     for (to, from) in memory.iter_mut().zip(truths) {

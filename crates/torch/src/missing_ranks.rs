@@ -1,4 +1,4 @@
-//! Who had not arrived at a collective that failed.
+//! Ranks that had not arrived at a failed collective.
 //!
 //! A rank whose collective fails leaves a note in the store: the collective's number and how long it had
 //! waited. A rank that never came leaves none, or a later one.
@@ -10,20 +10,20 @@ use std::time::{Duration, Instant};
 use crate::error::Error;
 use crate::store::Store;
 
-/// One rank's failure, and the store in which the others look for it.
+/// Failure of one rank, and the store in which the others look for it.
 #[derive(Debug, Clone)]
 pub(crate) struct MissingRanks {
     pub(crate) store: Store,
     pub(crate) rank: usize,
     pub(crate) size: usize,
-    /// The number of the collective that failed; the same on all ranks.
+    /// Number of the collective that failed, equal on all ranks.
     pub(crate) sequence: u64,
-    /// How long this rank had been in it; unknown where it was started by autograd.
+    /// Time that this rank had spent in the operation. `None` if it was started by autograd.
     pub(crate) waited: Option<Duration>,
 }
 
-/// How long the others get to leave their notes. They fail within moments of each other, when the first
-/// closes its connections; but one may be busy between two collectives.
+/// Time that the others have to write their notes. They fail within moments of each other, when the first closes its
+/// connections; but one may be busy between two collectives.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The pause between two reads of the store. Waiting in the store would hold its connection, and with it every
@@ -43,8 +43,7 @@ impl MissingRanks {
     /// store cannot be asked.
     pub(crate) fn ask(self) -> Vec<usize> {
         let (tell, told) = mpsc::channel();
-        // A thread of its own: a store whose host has vanished does not answer, and its connection
-        // knows no time limit.
+        // Needs its own thread: a store whose host has vanished does not answer, and its connection has no time limit.
         let asker = thread::Builder::new().name("missing-ranks".into()).spawn(move || {
             let _ = tell.send(self.absent());
         });
@@ -68,8 +67,8 @@ impl MissingRanks {
                     Ok(None) => still_silent.push(rank),
                     Ok(Some(note)) if self.arrived(note, asked.elapsed()) => {}
                     Ok(Some(_)) => late.push(rank),
-                    // The store's host may end as soon as it knows for itself; one that ends earlier
-                    // takes the others' notes with it.
+                    // The store's host may exit as soon as it has its own result; if it exits earlier, the others'
+                    // notes are lost.
                     Err(_) if asked.elapsed() >= GRACE / 2 => return sorted(late, silent),
                     Err(_) => return sorted(late, Vec::new()),
                 }
@@ -82,7 +81,7 @@ impl MissingRanks {
         }
     }
 
-    /// Whether a rank whose note was found `since` after this rank's failure had been in time.
+    /// Returns `true` if a rank whose note was found `since` after this rank's failure had been in time.
     fn arrived(&self, (sequence, waited): (u64, Duration), since: Duration) -> bool {
         sequence > self.sequence || (sequence == self.sequence && waited + SLACK >= since)
     }

@@ -11,7 +11,7 @@ use crate::error::{Error, TorchError};
 use crate::group::ProcessGroup;
 use crate::memory::{elements, from_vec};
 
-/// In the place of a length: this rank could not turn its object into bytes.
+/// Value in place of a length: this rank could not serialise its object.
 const FAILED: i64 = -1;
 
 impl ProcessGroup {

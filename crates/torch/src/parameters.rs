@@ -67,7 +67,7 @@ impl Trainable for Vec<NamedTensor> {
     }
 }
 
-/// In the order of the names: a `VarStore` keeps none.
+/// Returns the parameters in the order of their names, because a `VarStore` has no order.
 impl Trainable for VarStore {
     fn trainable_parameters(&self) -> Vec<NamedTensor> {
         let variables = self.variables().into_iter();

@@ -13,13 +13,14 @@ use crate::error::Error;
 /// Options of a recording: the information besides names and times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProfilerOptions {
-    /// `true` if kernels and copies of the GPU are recorded.
+    /// `true` if kernels and copies of the GPU are recorded. Defaults to `false`.
     pub cuda: bool,
-    /// `true` if the shapes of the operations' inputs are recorded.
+    /// `true` if the shapes of the operations' inputs are recorded. Defaults to `false`.
     pub shapes: bool,
-    /// `true` if allocations and deallocations of memory are recorded.
+    /// `true` if allocations and deallocations of memory are recorded. Defaults to `false`.
     pub memory: bool,
-    /// `true` if floating-point operations are computed from shapes, where libtorch has the formula.
+    /// `true` if floating-point operations are computed from shapes, where libtorch has the formula. Defaults to
+    /// `false`.
     pub flops: bool,
 }
 

@@ -44,7 +44,7 @@ pub struct QuantizedWeight {
     columns: i64,
     /// Rows of a block in the layout of libtorch's kernel for 4 bits; `None` for rows that follow each other.
     block: Option<i64>,
-    /// Bytes; of int8 signed ones.
+    /// Packed weights as bytes, which are signed for int8.
     packed: Tensor,
     /// `[out]`; of int4 scales and zeros `[in / group, out, 2]`, as the kernel takes them.
     scales: Tensor,
@@ -434,14 +434,14 @@ fn unpacked(packed: &Tensor, block: i64, columns: i64) -> Result<Tensor, Error> 
     Ok(values.f_transpose(1, 2)?.f_reshape([-1, columns])?)
 }
 
-/// Rows of a block of libtorch's kernel for 4 bits; `None` where there is no kernel, or its layout is another one. Depends
-/// on the processor, so that a small weight is packed and looked at.
+/// Returns the number of rows in a block of libtorch's kernel for 4 bits. `None` if there is no kernel, or if its
+/// layout differs. Depends on the processor, so a small weight is packed and examined.
 fn int4_block() -> Option<i64> {
     static BLOCK: OnceLock<Option<i64>> = OnceLock::new();
     let find = || -> Result<Option<i64>, Error> {
         let (rows, columns, group) = (64, 64, 32);
         let numbers = Tensor::f_arange(rows * columns, (Kind::Int, Device::Cpu))?;
-        // Of each row other numbers than of the rows that a layout could mistake it for.
+        // Each row must differ from the rows with which a layout could confuse it.
         let numbers = numbers.f_mul_scalar(7)?.f_add(&numbers.f_floor_divide_scalar(columns)?)?;
         let numbers = numbers.f_remainder(16)?.f_view([rows, columns])?;
         let packed = numbers.f_internal_convert_weight_to_int4pack_for_cpu(INNER_TILES)?;
@@ -462,7 +462,7 @@ fn int4_block() -> Option<i64> {
     *BLOCK.get_or_init(|| tch::no_grad(|| find().ok().flatten()))
 }
 
-/// Whether libtorch has a kernel for 8 bits on the CPU.
+/// Returns `true` if libtorch has a kernel for 8 bits on the CPU.
 fn has_int8() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     let find = || -> Result<bool, Error> {

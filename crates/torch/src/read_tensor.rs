@@ -71,7 +71,7 @@ impl<'r> TensorRead<'r> {
     /// [`TensorReader::read`], 4 MB at most except for views that overlap themselves. Other tensors are read in pieces
     /// of 8 MB and copied.
     ///
-    /// Autograd does not notice: for leaves and buffers, outside of a forward pass.
+    /// Autograd does not record the change: use it for leaves and buffers, outside of a forward pass.
     ///
     /// # Errors
     /// Returns the errors of [`TensorRead::check`], with nothing changed; those of [`TensorReader::read`], and
@@ -120,7 +120,7 @@ pub(crate) fn fill_converted(
     })
 }
 
-/// With the window of the reader no more than 16 MB.
+/// Size of a piece in bytes: at most 16 MB with the window of the reader.
 const PART_BYTES: usize = 8 << 20;
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ pub fn try_recomputed<R, E: fmt::Display>(
     let output = part(&owned);
     drop(entered);
     if output.is_err() {
-        // Without an output there is no backward that asks for the part.
+        // Without an output no backward needs the part.
         return Ok(output);
     }
     let again = move |inputs: &[Tensor]| match part(inputs) {

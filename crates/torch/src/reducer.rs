@@ -109,7 +109,7 @@ impl Default for ReducerOptions {
 pub struct Reducer {
     handle: Handle,
     group: ProcessGroup,
-    /// Of the parameters, by libtorch's numbers for them.
+    /// Names of the parameters, by libtorch's numbers for them.
     names: Vec<String>,
     buffers: Vec<Tensor>,
     options: ReducerOptions,
@@ -208,7 +208,7 @@ impl Reducer {
         };
         let mut authority = 0;
         if self.is_joining() {
-            // Ranks without data know nothing of this one's evaluations.
+            // Ranks without data take no part in this rank's evaluations.
             if !grad_enabled() {
                 return Ok(());
             }
@@ -255,7 +255,7 @@ impl Reducer {
         if self.is_joining() && !grad_enabled() {
             return Ok(outputs);
         }
-        // As in PyTorch, a forward without gradients counts as one without synchronisation.
+        // A forward without gradients counts as one without synchronisation, as in PyTorch.
         let sync = sync && grad_enabled();
         self.forward_sync.set(sync);
         if !sync {
@@ -406,7 +406,7 @@ fn same_model(
     Ok(())
 }
 
-/// One line per tensor: `parameter module1.0.weight [32, 1, 5, 5] float32`, `buffer steps [] int64`.
+/// Lists the tensors, one line each: `parameter module1.0.weight [32, 1, 5, 5] float32`, `buffer steps [] int64`.
 fn listing(
     parameters: &[(String, Tensor)],
     buffers: &[(String, Tensor)],

@@ -13,7 +13,8 @@ use crate::tensor_tree::{TensorTree, TreeSpec};
 /// A TorchScript module, as `save` of `torch.jit.script` or `torch.jit.trace` wrote it. `brigade_nn` makes models of
 /// it.
 ///
-/// A file is a program: it runs with the rights of this one. Load files of people that you trust.
+/// A TorchScript file is a program that runs with the rights of this process. Load only files from sources that you
+/// trust.
 pub struct Script(UniquePtr<ffi::Script>);
 
 // SAFETY: a counted pointer to a torch::jit::Module, which only this value holds and which belongs to no

@@ -83,7 +83,7 @@ impl Split for Tensor {
     }
 }
 
-/// By the rows of all tensors; for [`Split::part`] of trees.
+/// Implements [`Split`] for tuples, by the rows of all tensors.
 macro_rules! tuples {
     ($($name:ident),+) => {
         impl<$($name: TensorTree),+> Split for ($($name,)+) {

@@ -87,7 +87,7 @@ impl TcpStore {
         Ok(Self { listener: Some(listener.into()), ..Self::server(host, address.port()) })
     }
 
-    /// Returns the options of a server on a bound socket that this process inherited from its launcher; see
+    /// Returns the options of a server on a bound socket that this process inherited from its launcher. See
     /// [`inherited_socket`].
     ///
     /// # Errors
@@ -251,7 +251,7 @@ pub fn inherited_socket(fd: RawFd) -> Result<OwnedFd, Error> {
     inherited.try_clone().map_err(|error| stale(format!("it cannot be used: {error}")))
 }
 
-/// How long a client itself looks whether the server listens.
+/// Time during which a client itself checks whether the server listens.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
 impl Store {

@@ -53,14 +53,14 @@ impl Streams {
 /// A stream on a GPU for the work of this thread, which runs beside that of other threads' streams. [`StreamEvent`]
 /// puts their work in order.
 ///
-/// Dropped, it waits until the device has done what the stream was given: what its kernels read, and other streams have
-/// allocated, is to be dropped later. The stream, with the memory that libtorch keeps for it, is that of the next one
-/// then.
+/// When it is dropped, it waits until the device has done the stream's work. Tensors that its kernels read, and that
+/// other streams have allocated, must be dropped later. The next side stream reuses the stream and the memory that
+/// libtorch keeps for it.
 #[derive(Debug)]
 pub struct SideStream {
     gpu: i32,
     stream: i64,
-    /// It is left in the thread that has it.
+    /// Makes it `!Send`: the stream is left in the thread that entered it.
     of_this_thread: PhantomData<*const ()>,
 }
 

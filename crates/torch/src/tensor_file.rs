@@ -83,7 +83,7 @@ impl TensorFile {
     /// Fills a tensor with the bytes from `offset` on: its values in row-major order, of its own kind. The tensor may
     /// be on a device, or have another memory layout.
     ///
-    /// Autograd does not notice: for leaves and buffers, outside of a forward pass.
+    /// Autograd does not record the change: use it for leaves and buffers, outside of a forward pass.
     ///
     /// # Errors
     /// [`crate::TorchError::CutShort`] and [`crate::TorchError::Read`]: what is in the tensor is undefined then;
@@ -123,7 +123,7 @@ impl TensorFile {
         })
     }
 
-    /// Whether the file had so much when it was opened.
+    /// Returns an error unless the file had this many bytes when it was opened.
     fn holds(&self, offset: u64, bytes: usize) -> Result<(), TorchError> {
         match offset.checked_add(bytes as u64) {
             Some(end) if end <= self.bytes => Ok(()),
@@ -146,7 +146,7 @@ fn bytes_of(tensor: &Tensor, kind: Kind) -> usize {
     tensor.numel() * kind.elt_size_in_bytes()
 }
 
-/// So much is memory of each thread that reads, for as long as it does.
+/// Default size of a piece in bytes, which each reading thread allocates while it reads.
 const PIECE_BYTES: usize = 16 << 20;
 const LEAST_PIECE_BYTES: usize = 4096;
 

@@ -1,4 +1,4 @@
-//! Which tensor a handle is of.
+//! Identity of the tensor behind a handle.
 
 use tch::Tensor;
 

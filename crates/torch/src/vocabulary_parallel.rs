@@ -366,7 +366,7 @@ pub fn region_top_k(
     let columns = own.size().last().copied().unwrap_or_default();
     let places = own.f_topk(k.min(columns), -1, true, true)?.1;
     let Candidates { values, ids } = Candidates::of_all(group, &own, part, Some(&places), k)?;
-    // What only fills up must not come before an infinitely small logit.
+    // Padding must not come before a logit of negative infinity.
     let (_, real_first) = ids.f_lt(0)?.f_to_kind(Kind::Uint8)?.f_sort_stable(true, -1, false)?;
     let values = values.f_gather(-1, &real_first, false)?;
     let ids = ids.f_gather(-1, &real_first, false)?;
@@ -380,7 +380,7 @@ pub fn region_top_k(
 struct Candidates {
     /// Logits as float64, which every kind of float fits into; minus infinity where a rank had fewer.
     values: Tensor,
-    /// Tokens; -1 where a rank had fewer.
+    /// Ids of tokens. -1 where a rank had fewer.
     ids: Tensor,
 }
 
@@ -421,7 +421,7 @@ fn own_logits(operation: &str, logits: &Tensor, part: VocabularyPart) -> Result<
     Ok(logits.f_detach()?.f_narrow(-1, 0, tokens.end - tokens.start)?)
 }
 
-/// Runs what all ranks compute together. Arguments that are refused are no failure of the group.
+/// Runs a computation of all ranks. Refused arguments do not count as a failure of the group.
 fn together(
     group: &ProcessGroup,
     operation: &'static str,
@@ -440,5 +440,5 @@ fn together(
     })
 }
 
-/// What libtorch takes for "no row".
+/// Index that libtorch takes as "no row".
 const NO_PADDING: i64 = -1;

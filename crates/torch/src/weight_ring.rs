@@ -55,9 +55,10 @@ pub enum WeightSource {
 /// turn: after a part was used, its slot is free for a later one, whose values a thread loads while other parts
 /// compute.
 ///
-/// The order in which parts are used is learned from their uses; it begins as the order in which they were given. Tensors have
-/// no memory outside of their uses: a read is an error that names the part. No memory is taken but that of the places, each of
-/// which has the size of the largest part; on a GPU as much pinned memory of the host where values are read.
+/// The order in which parts are used is learned from their uses; initially it is the order in which they were given.
+/// Tensors have no memory outside of their uses: a read is an error that names the part. The only memory is that of the
+/// slots, each of which has the size of the largest part, and on a GPU the same size of pinned memory of the host if
+/// values are read.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -131,16 +132,16 @@ struct RingTensor {
     /// A tensor without memory, which takes the tensor's place outside of its uses.
     guard: Tensor,
     source: WeightSource,
-    /// Its first byte in a place.
+    /// Offset of its first byte in a slot.
     offset: i64,
     bytes: i64,
 }
 
 enum At {
     Away,
-    /// It is being brought into a place.
+    /// It is being loaded into a slot.
     Coming,
-    /// It is in this place.
+    /// It is in this slot.
     Here(usize),
     Failed(Error),
 }
@@ -149,12 +150,12 @@ enum At {
 struct Slot {
     /// Bytes on the device.
     buffer: Tensor,
-    /// As many bytes of pinned memory, for values that are read on their way to a GPU.
+    /// Pinned memory of the same size, for values that are read on their way to a GPU.
     staging: Option<Tensor>,
     part: Option<usize>,
-    /// On a GPU: behind the copies into it.
+    /// Event behind the copies into it, on a GPU.
     filled: Option<StreamEvent>,
-    /// On a GPU: behind the last computation with it.
+    /// Event behind the last computation with it, on a GPU.
     used: Option<StreamEvent>,
 }
 
@@ -244,7 +245,7 @@ impl Drop for WeightRing {
     }
 }
 
-/// Parts whose weights are kept in memory; see [`WeightRing::hold`].
+/// Parts whose weights are kept in memory. See [`WeightRing::hold`].
 #[must_use = "the weights leave memory where this is dropped"]
 pub struct HeldWeights<'r> {
     shared: &'r Shared,
@@ -400,10 +401,10 @@ impl Shared {
 
 /// The way of a part into a place.
 struct Job {
-    /// On a GPU: behind the last computation with the place, and behind the last copies out of its pinned memory.
+    /// Event on a GPU behind the last computation with the slot, and behind the last copies out of its pinned memory.
     used: Option<StreamEvent>,
     filled: Option<StreamEvent>,
-    /// For each tensor its values' source, the tensor's memory in the place, and that in pinned memory.
+    /// For each tensor the source of its values, its memory in the slot, and that in pinned memory.
     tensors: Vec<(WeightSource, Tensor, Option<Tensor>)>,
 }
 
@@ -549,7 +550,7 @@ impl Part {
     fn detach(&mut self) {
         tch::no_grad(|| {
             for it in &mut self.tensors {
-                // Of one shape, kind and device, so that nothing is refused.
+                // Tensors of one shape, kind and device, so that nothing is refused.
                 let _ = it.tensor.f_set_data(&it.guard);
             }
         });

@@ -41,7 +41,7 @@ pub struct Work<T> {
     finish: Option<Finish<T>>,
 }
 
-/// What turns the raw result into what the caller asked for: a division for a mean, a copy back.
+/// A function that converts the raw result to the caller's: a division for a mean, a copy back.
 type Finish<T> = Box<dyn FnOnce(&mut T) -> Result<(), Error> + Send>;
 
 impl<T> Work<T> {
@@ -135,7 +135,7 @@ impl<T> fmt::Debug for Work<T> {
     }
 }
 
-/// The operation itself.
+/// The C++ operation with its context.
 pub(crate) struct PendingWork {
     handle: Option<WorkHandle>,
     group: ProcessGroup,
@@ -152,7 +152,7 @@ impl PendingWork {
         Work { pending: self, value, inputs: Vec::new(), finish: None }
     }
 
-    /// Waits for the end, and tells the sender where there is one.
+    /// Waits for the end, and returns the sender if there is one.
     fn finish(mut self) -> Result<Option<usize>, Error> {
         let Some(handle) = self.handle.take() else { return Ok(None) };
         // Gloo counts the limit of a collective from its start, that of a message from here.
@@ -175,15 +175,15 @@ impl PendingWork {
         Ok(ffi::work_source(&handle.0).ok().and_then(|rank| usize::try_from(rank).ok()))
     }
 
-    /// Returns how long c10d waits, in milliseconds; 0 for as long as it takes.
+    /// Returns the time limit of c10d's wait in milliseconds. 0 means no limit.
     fn wait_limit(&self, handle: &WorkHandle) -> i64 {
         let limit = self.group.timeout();
         let on_stream = ffi::work_is_on_stream(&handle.0);
         match (self.started.begun, self.group.backend()) {
             // Sends and receives take their limit here.
             (None, _) => milliseconds(limit),
-            // Collectives know theirs, but Gloo counts from when it has a thread for one and for each
-            // message in it anew. Its own error says more, so it gets a little longer.
+            // Collectives have a limit of their own, but Gloo counts it from when it has a thread for one, and for each
+            // message in it again. Its error has more details, so it gets a little longer.
             (Some(begun), Backend::Gloo(_) | Backend::Nccl) if !on_stream => {
                 milliseconds(limit.saturating_add(SLACK).saturating_sub(begun.elapsed()))
             }

@@ -37,7 +37,8 @@ use crate::watch::Watch;
 /// The distributed setup of a process: its rank and world size, its device, and the operations of a training loop that
 /// involve the other ranks. `brigade launch` (or torchrun) sets the environment that it is made from.
 ///
-/// Started alone, a program has one rank and every collective is the identity, so the loop is the same.
+/// A program that is started without a launcher has one rank, and every collective is the identity, so the loop is the
+/// same.
 ///
 /// Its methods are what a training loop calls. The rest is reached by values that a program may use alone:
 ///

@@ -1,4 +1,4 @@
-//! Which ranks of a job compute which part of what: the axes of its mesh as groups of ranks.
+//! Assignment of a job's ranks to parts of the computation: the axes of its mesh as groups of ranks.
 //!
 //! The axes of a mesh give groups of ranks (`Job::along`). The ranks over which gradients are averaged are a `Job` of
 //! their own, on which reducers and sharding run as they do on all ranks elsewhere (`Gradients::processes`). So are
@@ -137,7 +137,7 @@ impl Arrangement {
     }
 }
 
-/// Returns a number of ranks that a program or else the environment gives; 1 where neither does.
+/// Returns a number of ranks set by the program or else by the environment. Defaults to 1.
 fn ranks(set: Option<usize>, variable: &str, what: &str) -> Result<usize> {
     if let Some(ranks) = set {
         return Ok(ranks);

@@ -188,8 +188,8 @@ where
         let body = &mut self.body;
         let recorded = RecordingGuard::begin(&job.recorder, job.device, shared).and_then(|guard| {
             let results = body(&batch);
-            // Also after a failure: the stream has to leave the recording. Which of both is the reason, the body
-            // says better.
+            // Ends the recording also after a failure, because the stream has to leave it. The body's error is the
+            // better description of the cause.
             let recorded = guard.end();
             let results = results?;
             Ok((recorded?, results))

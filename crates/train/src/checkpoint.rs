@@ -58,7 +58,7 @@ use message_pack::MessagePack;
 /// A checkpoint holds the registered models, optimizers, schedulers, scalers, loaders and objects of the
 /// program's own, the random states of all ranks, and the position in the window of accumulation.
 ///
-/// A handle: clones are the same checkpoints.
+/// Clones are handles of the same checkpoints.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model};
@@ -179,8 +179,8 @@ impl Checkpoints {
     /// The checkpoints keep the object, also when the program drops it; what an Accelerator has prepared is saved for
     /// as long as the program has it.
     ///
-    /// Of a model, the names and tensors that it has now: after a call that replaces them, such as
-    /// [`brigade_nn::Model::to_device`], they are others.
+    /// For a model, checkpoints hold the names and tensors that it has at this call: a later call that replaces them,
+    /// such as [`brigade_nn::Model::to_device`], is not noticed.
     pub fn register(&self, object: impl Into<CheckpointObject>) {
         self.inner.registry.keep(object.into().0);
     }
@@ -244,8 +244,8 @@ impl Checkpoints {
     /// Loads a checkpoint into the registered objects. Every rank calls it. A line on standard error reports where the
     /// run cannot continue bit for bit ([`Loaded::rounding_differs`]), unless the Accelerator is quiet.
     ///
-    /// Everything is validated before anything is changed: names, shapes and types, sizes and checksums.
-    /// Tensors are read straight into their places, so it takes no memory beside them.
+    /// Everything is validated before anything is changed: names, shapes and types, sizes and checksums. Values are
+    /// read directly into the tensors, so no further memory is needed.
     ///
     /// On another number of ranks the loaders continue at the same sample of the same order; each rank's
     /// random numbers are then its own, not those of the other run.

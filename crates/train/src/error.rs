@@ -1,4 +1,4 @@
-//! What can go wrong in a training loop.
+//! Errors of a training loop.
 
 mod out_of_memory;
 

@@ -1,5 +1,5 @@
-//! What happens to gradients between the loss and the optimizer: added up over batches and averaged over
-//! ranks, whole or compressed, brought within bounds, or left alone for some steps.
+//! Gradients between the loss and the optimizer: accumulated over batches, averaged over ranks with or without
+//! compression, clipped, or kept local for some steps.
 
 pub(crate) mod accumulate;
 pub(crate) mod backward;

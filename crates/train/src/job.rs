@@ -48,7 +48,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// The group of all ranks; `None` when there is one.
+    /// Returns the group of all ranks. `None` with one rank.
     pub(crate) fn group(&self) -> Option<ProcessGroup> {
         self.groups.as_ref().map(Groups::world)
     }

@@ -1,4 +1,4 @@
-//! Loaders whose batches are shared out among the ranks.
+//! Loaders whose batches are distributed over the ranks.
 
 mod dispatch;
 pub(crate) mod placement;
@@ -182,7 +182,7 @@ impl<L: Loader> Checkpointed for LoaderInner<L> {
     fn restore(&self, state: &Value<Tensor>, worlds: &Worlds) -> Result<()> {
         let (seed, mut mark, total) = position::read(state).map_err(Error::invalid_argument)?;
         if worlds.saved != worlds.current && mark.batches > 0 {
-            // Another number of ranks has rounds of another size: the rest is sharded anew.
+            // Another number of ranks has rounds of another size, so the rest is sharded again.
             mark = Mark { base: mark.samples, batches: 0, ..mark };
         }
         self.resume(seed, mark, total);
@@ -240,9 +240,10 @@ enum Source<T> {
 impl<L: Loader + 'static> PreparedLoader<L> {
     /// Returns an iterator over the next epoch. In dispatch mode every rank must.
     ///
-    /// On a GPU a thread of its own takes the batches from the loader, puts them into pinned memory, and has them
-    /// copied on a stream beside the computation, one batch ahead of the loop. What the loader's threads, or without
-    /// threads this one, compute on the GPU is beside the computation, too; batches that lie there are handed on.
+    /// For a GPU, a separate thread takes the batches from the loader, copies them into pinned memory, and from there
+    /// to the GPU on a stream beside the computation, one batch ahead of the loop. GPU computations of the loader's
+    /// threads, or without threads of this one, also run beside it; batches that are on the GPU already are passed on
+    /// without a copy.
     #[must_use]
     pub fn iter(&self) -> Batches<L::Data> {
         let LoaderInner { loader, position, job, even_batches, dispatch } = &*self.inner;

@@ -39,7 +39,7 @@ use crate::tensor_parallel::{TensorModel, TensorModels};
 /// A [`Model`] prepared by [`crate::Accelerator::prepare`]: on the process's device, with rank 0's initial weights, and
 /// with gradients that `backward` averages over the ranks.
 ///
-/// With one rank, or without a parameter that is trained, it is the model itself.
+/// With one rank, or without a trained parameter, it behaves like the model itself.
 pub struct PreparedModel<M> {
     /// Model of this handle. It is not shared, since layers need not be `Sync`.
     model: Model<M>,

@@ -34,10 +34,10 @@ use crate::tensor_parallel::TensorModels;
 /// gradients are still being accumulated; a step whose gradients come from a loss that was not finite is an
 /// error, and one whose 16-bit gradients overflowed is skipped.
 ///
-/// On a GPU with fp16, the device says later whether a step was made, and a schedule moves the learning rate when that
-/// is known. What reads or changes the optimizer ([`lr`](PreparedOptimizer::lr),
-/// [`groups`](PreparedOptimizer::groups), [`settled`](PreparedOptimizer::settled) for all else) waits for it, and
-/// returns its error.
+/// On a GPU with fp16, the device decides whether a step is made, and a schedule changes the learning rate once the
+/// decision is known. Methods that read or change the optimizer ([`lr`](PreparedOptimizer::lr),
+/// [`groups`](PreparedOptimizer::groups), and [`settled`](PreparedOptimizer::settled) for everything else) wait for it,
+/// and return its error.
 ///
 /// Checkpoints hold its state for as long as the program has it, or a captured step that steps it.
 pub struct PreparedOptimizer {
@@ -395,7 +395,7 @@ impl OptimizerInner {
             return optimizer.step();
         };
         let stepped = scaler.step(&mut optimizer);
-        // A device that keeps the scale has told by now.
+        // A device that keeps the scale has reported the result by now.
         self.accumulator.set_skipped(scaler.settle()?);
         stepped.map(drop)
     }

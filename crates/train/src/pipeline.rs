@@ -277,7 +277,7 @@ impl Pipeline {
         impl Drop for Ends<'_> {
             fn drop(&mut self) {
                 if let Some(group) = self.0.filter(|group| group.size() > 1) {
-                    // The error that led here is the one to tell.
+                    // The error that led here is the one to return.
                     let _ = group.abort();
                 }
             }
@@ -289,7 +289,7 @@ impl Pipeline {
     }
 }
 
-/// Cuts a batch into parts whose rows differ by one at most; the first ones have more.
+/// Cuts a batch into parts whose rows differ by one at most. The first parts have more.
 fn cut_rows<B: TensorTree>(batch: &B, rows: usize, parts: usize) -> Result<Vec<B::Owned>> {
     let (each, more) = (rows / parts, rows % parts);
     let start = |part: usize| part * each + part.min(more);

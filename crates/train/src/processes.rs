@@ -1,5 +1,5 @@
-//! What ranks do for and with each other beside the gradients: values gathered, code run in turn, work
-//! split, a flag that all see.
+//! Operations of ranks beside the gradients: values gathered, code run in turn, work split, and a flag that all ranks
+//! read.
 
 mod agree;
 pub(crate) mod gather;
@@ -26,7 +26,7 @@ use crate::job::connect::{self, ConnectOptions, debug_is_asked_for};
 /// preprocesses on several ranks, uses this value alone, and may build an Accelerator on it later
 /// ([`crate::AcceleratorBuilder::processes`]).
 ///
-/// A handle: clones are the same ranks. With one rank every collective is the identity.
+/// Clones are handles of the same ranks. With one rank every collective is the identity.
 ///
 /// ```
 /// use brigade_torch::{ReduceOp, Store};

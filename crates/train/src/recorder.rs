@@ -1,4 +1,4 @@
-//! What a step that is recorded once has to do on the host each time it is replayed.
+//! Host work of a step that is recorded once, done each time it is replayed.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -91,7 +91,7 @@ impl Recorded {
     }
 
     pub(crate) fn is_stale(&mut self) -> bool {
-        // All are asked, because each takes note.
+        // All parts must be called, because each updates its state.
         let stale = self.parts.iter_mut().map(|part| part.is_stale());
         stale.filter(|&stale| stale).count() > 0
     }

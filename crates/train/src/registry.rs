@@ -1,4 +1,4 @@
-//! What checkpoints hold, in the order of its registration.
+//! Objects whose state checkpoints hold, in the order of their registration.
 //!
 //! Everything in a checkpoint implements [`Stateful`](crate::Stateful). `Checkpointed` adds what files need: the
 //! kind, counts, and the tensors of a model, into which a load reads directly.

@@ -16,8 +16,8 @@ use crate::stateful::{Stateful, stateful_handle};
 
 /// A [`Scheduler`] prepared by [`crate::Accelerator::prepare`].
 ///
-/// The schedule is counted in optimizer steps, the same number on 1 rank or 64: `step` does nothing while
-/// gradients are still being accumulated, and after an optimizer step that was left out.
+/// The schedule is counted in optimizer steps, whose number is the same on 1 rank or 64: `step` does nothing while
+/// gradients are still being accumulated, and after a skipped optimizer step.
 ///
 /// ```
 /// use brigade_schedule::Schedule;
@@ -101,7 +101,7 @@ impl PreparedScheduler {
         }
         let mut scheduler = scheduler.clone();
         if self.with_optimizer && !scheduler.watches_metric() {
-            // What is late is the step of an earlier window: this batch makes none.
+            // Only the step of an earlier window can be late: this batch makes no step.
             if !accumulator.sync_gradients() {
                 return Ok(());
             }

@@ -1,4 +1,4 @@
-//! What checkpoints hold: [`Stateful`], and its implementations for optimizers and schedulers.
+//! State of objects in checkpoints: [`Stateful`], and its implementations for optimizers and schedulers.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Where a model's weights are written.
+//! Files of a model's weights: where and how they are written.
 
 use std::path::{Path, PathBuf};
 

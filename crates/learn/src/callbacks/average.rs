@@ -18,7 +18,7 @@ struct Copies(Mutex<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     tensors: Vec<(String, Tensor)>,
-    /// Of a model of which ranks have parts: the tensors of which there are copies.
+    /// Tensors with copies, for a model of which ranks have parts.
     shards: Vec<(String, Tensor)>,
     count: i64,
     registered: bool,
@@ -40,7 +40,7 @@ impl Copies {
         }
         let mut inner = self.0.lock();
         (inner.tensors, inner.shards, inner.count) = (tensors, shards, 0);
-        // Once: checkpoints know an object by its place among all.
+        // Must happen only once: checkpoints identify an object by its position among all.
         if !std::mem::replace(&mut inner.registered, true) {
             drop(inner);
             learner.accelerator().checkpoints().register(self);

@@ -1,4 +1,4 @@
-//! Checkpoints in the middle of a fit, and going on from them.
+//! Checkpoints within a fit, from which it can be resumed.
 
 use std::path::PathBuf;
 
@@ -12,10 +12,10 @@ use crate::state::LearnerState;
 /// Saves the whole state of a fit into a folder, after each epoch and optionally after every few batches, and resumes
 /// from it when the program is started again: at the same batch, with the same bits.
 ///
-/// The state is the Accelerator's checkpoint (model, optimizer, loss scale, random states of all ranks, position in
-/// the data) with the recorder and what the callbacks keep. The folder is there whole or not at all, and training
-/// waits for a copy alone. A fit that was finished is not begun again, and one that a callback has cancelled is
-/// finished: remove the folder to start from the beginning.
+/// The state is the Accelerator's checkpoint (model, optimizer, loss scale, random states of all ranks, position in the
+/// data) with the recorder and the states of the callbacks. The folder appears whole or not at all, and training waits
+/// only for a copy. A finished fit is not started again, and one that a callback has cancelled counts as finished:
+/// remove the folder to start from the beginning.
 ///
 /// Metrics of training batches (`Learner::train_metrics`) of a resumed epoch are those of the batches that were
 /// left.

@@ -41,7 +41,7 @@ impl Callback for FreezeSchedule {
     }
 
     fn before_epoch(&mut self, learner: &mut LearnerState) -> Step {
-        // The last change up to now, not this epoch's: a fit that goes on has passed over the others.
+        // The last change up to now, not this epoch's: a resumed fit has skipped the others.
         let due = self.changes.iter().rposition(|(epoch, _)| *epoch <= learner.epoch());
         if due != self.applied
             && let Some((_, group)) = due.and_then(|due| self.changes.get(due))

@@ -1,4 +1,4 @@
-//! Gradients: added up over batches, clipped, and ended where they are not finite.
+//! Gradients: accumulated over batches, clipped, and checked for non-finite losses.
 
 use brigade_train::ClipNorm;
 
@@ -10,9 +10,9 @@ use crate::state::LearnerState;
 /// Accumulates gradients over a number of samples before each step (fastai's `GradientAccumulation`): the gradient of
 /// the mean over these samples, as if they were one batch.
 ///
-/// Samples of all ranks count, so a fit takes the same steps on any number of ranks, where fastai counts those of
-/// each rank. Gradients are averaged over the ranks in the last batch before a step alone. What is left at the end
-/// of an epoch goes on in the next one.
+/// Samples of all ranks are counted, so a fit makes the same steps on any number of ranks; fastai counts those of each
+/// rank. Gradients are averaged over the ranks only in the last batch before a step. Gradients left at the end of an
+/// epoch are continued in the next one.
 #[derive(Clone, Debug)]
 pub struct GradientAccumulation {
     samples: usize,
@@ -141,7 +141,7 @@ impl Callback for TerminateOnNan {
     }
 
     fn before_batch(&mut self, learner: &mut LearnerState) -> Step {
-        // On several ranks the NaN of any batch of a window is known at its end.
+        // With several ranks, a NaN in any batch of a window is detected at its end.
         if !learner.window_open {
             self.before = buffers(learner).iter().map(Tensor::copy).collect();
         }

@@ -1,4 +1,4 @@
-//! Measurements of a fit: where its time goes, and what layers put out.
+//! Measurements of a fit: the time of its parts, and the outputs of layers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,8 @@ use crate::state::LearnerState;
 
 /// Measures the time of the parts of a training batch: waiting for data, forward with loss, backward, and the step.
 ///
-/// On a GPU work is queued: what is measured is the time of the process, and waiting shows where it happens.
+/// On a GPU work is queued: the measured times are those of the process, and waiting for the GPU is part of the
+/// operation that waits.
 #[derive(Debug)]
 pub struct Timing {
     last: Instant,
@@ -163,7 +164,7 @@ pub const BINS: i64 = 40;
 /// Upper end of the last bin of a histogram, as an absolute value.
 pub const RANGE: f64 = 10.0;
 
-/// What hooks have measured and was not read yet.
+/// Measurements of hooks that have not been read yet.
 #[derive(Debug, Default)]
 struct Seen {
     on: bool,

@@ -50,7 +50,7 @@ impl MixSource for Seeded {
 /// A stream apart from those of the samples' transforms.
 const MIX_PLACE: usize = 0x6d69;
 
-/// What both have.
+/// Settings that MixUp and CutMix share.
 #[derive(Debug)]
 struct Mixture {
     alpha: f64,
@@ -85,8 +85,8 @@ impl Mixture {
     }
 }
 
-/// Mixes each sample with another one of its batch, in shares drawn from Beta(α, α) (Zhang et al., 2017; fastai's
-/// `MixUp`). Class targets are not mixed, but the losses of both classes; other targets are mixed.
+/// Mixes each sample with another one of its batch, in shares drawn from Beta(α, α) (Zhang et al., 2017), as fastai's
+/// `MixUp` does. With class targets, the losses of both classes are mixed, otherwise the targets themselves.
 ///
 /// ```no_run
 /// use brigade_learn::callbacks::MixUp;

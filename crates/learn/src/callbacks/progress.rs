@@ -1,4 +1,4 @@
-//! Bars and the table of epochs.
+//! Progress bars and the table of epochs.
 
 use std::iter::{RepeatN, repeat_n};
 use std::time::{Duration, Instant};
@@ -121,7 +121,7 @@ fn line(names: &[String], row: &EpochRow) -> String {
     text + &column("time", &time(row.time))
 }
 
-/// As wide as fastai's: two more than the name and at least ten.
+/// Formats a column as wide as fastai's: two more than the name and at least ten.
 fn column(name: &str, text: &str) -> String {
     format!("{text:<width$}", width = name.len().max(8) + 2)
 }

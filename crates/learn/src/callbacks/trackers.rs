@@ -72,7 +72,7 @@ impl Best {
         Ok(())
     }
 
-    /// Looks at the epoch's value; one that is missing or NaN is no new best.
+    /// Compares the epoch's value with the best one. A missing value or NaN is never better.
     fn look(&mut self, learner: &LearnerState) {
         let value = learner.recorder().last(&self.monitor).unwrap_or(f64::NAN);
         self.is_new = match (self.better(), self.best) {
@@ -88,7 +88,7 @@ impl Best {
     }
 }
 
-/// What these callbacks keep in checkpoints: the best value, and a count.
+/// Returns the state of these callbacks in checkpoints: the best value, and a count.
 fn kept(state: &serde_json::Value) -> Result<(Option<f64>, usize)> {
     let count = state.get("wait").and_then(serde_json::Value::as_u64);
     let count = count.and_then(|count| usize::try_from(count).ok()).ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! That all ranks have the same data.
+//! Check that all ranks have the same data.
 
 use brigade_torch::{Error, Result};
 use brigade_train::Accelerator;

@@ -1,4 +1,4 @@
-//! What is done to a batch of images on its device.
+//! Transforms of a batch of images on its device.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,8 +28,7 @@ impl Normalize {
         Self(Some(images::Normalize { mean, std }))
     }
 
-    /// Normalises with the statistics of the first training batch: fastai's `Normalize()`. All ranks use those of rank
-    /// 0.
+    /// Normalises with the statistics of the first training batch on rank 0, for all ranks: fastai's `Normalize()`.
     #[must_use]
     pub fn from_batch() -> Self {
         Self(None)
@@ -271,8 +270,8 @@ pub(super) struct BatchPipeline {
 }
 
 impl BatchPipeline {
-    /// Joins transforms, and tells whether the statistics of the first batch are to follow; of two of a kind the
-    /// last counts, as in fastai.
+    /// Combines transforms, and returns whether the statistics of the first batch are needed; of two of a kind the last
+    /// is used, as in fastai.
     pub(super) fn new(transforms: &[BatchTransform]) -> Result<(Self, bool)> {
         let mut augment = Augment::new();
         for transform in transforms {

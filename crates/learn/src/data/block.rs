@@ -76,9 +76,9 @@ impl DataBlock {
 
     /// Makes the loaders of a folder, with batches of `batch_size` samples on each rank (fastai's default is 64).
     ///
-    /// Training is shuffled and leaves out a smaller last batch; validation has the same batch size, the items'
-    /// order and all of them. Every rank calls it: rank 0's seed counts on all, and what the ranks have found is
-    /// compared. The loss and the names of the classes belong to the result, and what a saved Learner needs to
+    /// Training data are shuffled, and a smaller last batch is left out; validation has the same batch size and all
+    /// items in their order. Every rank calls it: all ranks use rank 0's seed, and compare the items that they have
+    /// found. The result contains the loss, the names of the classes, and the codec that a saved Learner needs to
     /// predict.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Blocks: what the model's input and the target of an item are.
+//! Blocks: descriptions of the model's input and of the target of an item.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -191,7 +191,7 @@ impl From<PointBlock> for TargetBlock {
     }
 }
 
-/// What targets of a kind look like: part of what a codec writes down.
+/// Form of a kind of targets, as a codec writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum TargetKind {
@@ -206,7 +206,7 @@ pub(super) enum TargetKind {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Targets {
     Classes(Vec<i64>),
-    /// Rows of so many numbers; 0 where each item has one number that is no row.
+    /// Rows of this many numbers; 0 if each item has one number that is not a row.
     Rows(Vec<f32>, usize),
     Masks(Vec<PathBuf>),
     Points(Vec<Vec<[f64; 2]>>),
@@ -217,7 +217,7 @@ pub(super) enum Targets {
 pub(super) struct Encoder {
     pub(super) kind: TargetKind,
     vocabulary: Vocabulary,
-    /// Of numbers: how many each item has.
+    /// Number of values of each item, for targets that are numbers.
     width: usize,
 }
 

@@ -23,7 +23,7 @@ use crate::loaders::{Item, ItemCodec, Picture};
 /// The kind under which [`ImageCodec`] is written down.
 const KIND: &str = "image";
 
-/// How single images become a model's input, as in validation, and how batches are shown.
+/// The codec of single images: converts them to a model's input, as in validation, and shows batches.
 #[derive(Clone)]
 pub(super) struct ImageCodec {
     pub(super) grey: bool,
@@ -223,7 +223,7 @@ impl fmt::Debug for ImageCodec {
     }
 }
 
-/// One encoded image.
+/// An encoded image in memory.
 struct InMemory<'a>(&'a [u8]);
 
 impl ImageSource for InMemory<'_> {

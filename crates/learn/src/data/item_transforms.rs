@@ -1,4 +1,4 @@
-//! What is done to one image, in fastai's order, and how that is written down.
+//! Transforms of one image, in fastai's order, and their saved form.
 
 use std::fmt;
 use std::sync::Arc;
@@ -223,7 +223,7 @@ pub(super) fn in_order(mut transforms: Vec<ItemTransform>) -> Vec<ItemTransform>
     transforms
 }
 
-/// Writes transforms down.
+/// Converts transforms to their saved form.
 pub(super) fn written(transforms: &[ItemTransform]) -> Result<Vec<Known>> {
     let written = |transform: &ItemTransform| match &transform.0 {
         Kind::Known(known) => Ok(known.clone()),

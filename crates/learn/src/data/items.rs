@@ -137,7 +137,7 @@ impl Items {
         ImageFiles::new(&self.root, &self.paths)
     }
 
-    /// Refuses a list with files that are not there.
+    /// Returns an error if files of a list do not exist.
     fn all_there(self, list: &str, advice: &str) -> Result<Self> {
         let missing = |index: &usize| !self.path(*index).is_file();
         let missing: Vec<usize> = (0..self.len()).filter(missing).collect();
@@ -156,7 +156,7 @@ impl Items {
 /// A getter of the items of a data set, given its folder: fastai's `get_items`. A function `Fn(&Path) ->
 /// Result<Items>`, such as [`image_files`], is one.
 ///
-/// Each rank lists items for itself, so they must be in an order that follows from their names alone.
+/// Each rank lists the items by itself, so their order must depend only on their names.
 pub trait GetItems: Send + Sync {
     /// Lists the items below `root`.
     ///

@@ -8,18 +8,18 @@ use brigade_vision::{CacheOptions, OnBroken};
 use super::batch_transforms::BatchTransform;
 use super::item_transforms::{ItemTransform, in_order};
 
-/// How the weight of an item follows from its path.
+/// Function that computes the weight of an item from its path.
 pub(super) type Weight = Arc<dyn Fn(&Path) -> f64 + Send + Sync>;
 
 #[derive(Clone)]
 pub(super) enum Weights {
     Equal,
-    /// So that each class is as likely as the others.
+    /// Weights with which all classes are equally likely.
     Balanced,
     Of(Weight),
 }
 
-/// What is done to items and batches, and how they are read.
+/// Transforms of items and batches, and options of reading them.
 #[derive(Clone)]
 pub(super) struct Options {
     pub(super) item_transforms: Vec<ItemTransform>,

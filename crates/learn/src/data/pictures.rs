@@ -73,7 +73,7 @@ fn colour(class: i64) -> [u8; 3] {
     colour
 }
 
-/// Tells a target in words: of a class its name, of several their names with `;` between them, of numbers their
+/// Returns a target as text: for a class its name, for several their names with `;` between them, for numbers their
 /// digits.
 pub(super) fn text(kind: TargetKind, target: &Tensor, classes: &[String]) -> Result<String> {
     let values =

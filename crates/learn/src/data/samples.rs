@@ -16,7 +16,7 @@ use super::items::Items;
 /// The class in the file of a mask that means none, and of what lies outside of it.
 const NO_CLASS: u8 = 255;
 
-/// How samples are read.
+/// Options of reading samples.
 #[derive(Clone, Debug)]
 pub(super) struct Reading {
     pub(super) grey: bool,
@@ -35,7 +35,7 @@ impl Reading {
 /// Images `u8` `[n, channels, h, w]` and targets.
 pub(super) struct Samples {
     images: Images,
-    /// Of an image dataset whose labels are numbers of rows: the rows.
+    /// Rows of an image dataset whose labels are numbers of rows.
     rows: Option<(Vec<f32>, usize)>,
 }
 

@@ -1,4 +1,4 @@
-//! Which items are to train with, and which to validate with.
+//! Splits of items into training and validation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

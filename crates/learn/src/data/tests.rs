@@ -1,4 +1,4 @@
-//! What only the crate can see: batches of prepared loaders, on one rank and on two.
+//! Tests that need private items: batches of prepared loaders, on one rank and on two.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn flat(per_class: usize) -> tempfile::TempDir {
     folder
 }
 
-/// A number that tells the files of [`flat`] apart.
+/// Returns a number that distinguishes the files of [`flat`].
 fn number(path: &Path) -> f64 {
     let index: f64 = path.file_stem().unwrap().to_str().unwrap().parse().unwrap();
     if path.to_string_lossy().contains("square") { 1000.0 + index } else { index }

@@ -25,9 +25,9 @@ pub struct FitOptions {
     pub rates: Option<Rates>,
     /// Weight decay. Defaults to its current value.
     pub weight_decay: Option<f64>,
-    /// `true` if the fit begins with a new optimizer.
+    /// `true` if the fit begins with a new optimizer. Defaults to `false`.
     pub reset_optimizer: bool,
-    /// Number of the first epoch: those before it are left out, and schedules begin at its position.
+    /// Number of the first epoch: those before it are left out, and schedules begin at its position. Defaults to 0.
     pub start_epoch: usize,
 }
 
@@ -84,7 +84,7 @@ impl Learner {
         own.push(Box::new(Recording::new(self.recording)));
         self.with_callbacks(own, |learner, callbacks| {
             learner.enter()?;
-            // What a fit before has left, an error's among it, belongs to no step of this one.
+            // State left by an earlier fit, such as that of an error, does not belong to a step of this one.
             let cleared = learner.state.zero_grad();
             let outcome = cleared.and_then(|()| learner.run(epochs, start_epoch, callbacks));
             callbacks.iter_mut().for_each(|callback| callback.ended(&mut learner.state));
@@ -195,7 +195,7 @@ impl Loop<'_> {
         self.fire(after)
     }
 
-    /// Turns what left the outermost part into a result: a cancellation there had nothing to cancel.
+    /// Converts the outcome of the outermost part to a result: a cancellation there had nothing to cancel.
     fn settle(&self, outcome: Step) -> Result<()> {
         match outcome {
             Ok(()) => Ok(()),
@@ -434,7 +434,7 @@ impl Loop<'_> {
                     Err(Interrupt::Cancel(level)) => Some(level),
                     failed => return failed,
                 };
-                // A rank that has no batch where another one cancels hears of it here.
+                // A rank without a batch learns of a cancellation on another one here.
                 agreed(fit.learner.state.accelerator(), cancelled)
             },
         )
@@ -444,7 +444,7 @@ impl Loop<'_> {
         for batch in items {
             let state = &mut self.learner.state;
             let batch = batch?;
-            // Those that a resumed epoch leaves out count.
+            // The index counts batches that a resumed epoch leaves out.
             state.position.iter = batch.index();
             if !state.position.training && batch.valid() == 0 {
                 // The other ranks gather the model's parts for their batches.
@@ -530,8 +530,8 @@ fn ends_on_nan(state: &mut LearnerState, outcome: Result<()>) -> Step {
     }
 }
 
-/// Whether a part of the fit runs at an event, so that it can be cancelled there. At the events that end a part
-/// only the parts around it run.
+/// Returns `true` if a part of the fit runs at an event, so that it can be cancelled there. At the events that end a
+/// part only the enclosing parts run.
 fn runs(level: Level, event: Event, position: Position) -> bool {
     use Event as E;
     let in_batch = event.is_inner() && !matches!(event, E::AfterBatch | E::AfterCancelBatch);
@@ -559,7 +559,7 @@ fn runs(level: Level, event: Event, position: Position) -> bool {
     }
 }
 
-/// What one rank cancels, all cancel: the outermost level that any of them names.
+/// Agrees on a cancellation over the ranks: the outermost level that any of them cancels.
 fn agreed(accelerator: &brigade_train::Accelerator, mine: Option<Level>) -> Step {
     const OUTERMOST_FIRST: [Level; 7] = [
         Level::Fit,
@@ -581,7 +581,7 @@ fn agreed(accelerator: &brigade_train::Accelerator, mine: Option<Level>) -> Step
     }
 }
 
-/// An error of a callback's own gets its name; one of the ranks, the data or the tensors already says what it is.
+/// Adds the callback's name to its own error. Errors of the ranks, the data or the tensors are returned unchanged.
 fn named(source: Error, callback: String, event: Event) -> Error {
     let own = match source.kind() {
         ErrorKind::InvalidArgument | ErrorKind::Custom => {

@@ -1,4 +1,4 @@
-//! The learning-rate finder, and what it suggests.
+//! The learning-rate finder, and its suggestions.
 
 use brigade_rank_env::text::counted;
 use brigade_schedule::Annealing;
@@ -11,7 +11,7 @@ use crate::hyper::Hyper;
 use crate::recording::RecorderOptions;
 use crate::state::LearnerState;
 
-/// Options of the learning-rate finder (Smith, 2017; fastai's `lr_find`).
+/// Options of the learning-rate finder (Smith, 2017), fastai's `lr_find`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LrFindOptions {
     /// First learning rate. Defaults to 1e-7.
@@ -158,7 +158,7 @@ fn valley(lrs: &[f64], losses: &[f64]) -> Option<f64> {
     lrs.get(usize::try_from(index).ok()?).copied()
 }
 
-/// From the right, the first rate whose slope is like that of the rate 15 places before.
+/// Finds from the right the first rate whose slope is like that of the rate 15 positions before.
 fn slide(lrs: &[f64], losses: &[f64]) -> Option<f64> {
     const APART: usize = 15;
     const CHANGE: f64 = 0.005;

@@ -1,4 +1,4 @@
-//! What can be chosen about a Learner.
+//! Options of a Learner.
 
 use std::sync::Arc;
 

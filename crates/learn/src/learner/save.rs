@@ -1,4 +1,4 @@
-//! Weights and optimizer in a file, and back.
+//! Saving and loading of weights and optimizer.
 
 use std::path::{Path, PathBuf};
 

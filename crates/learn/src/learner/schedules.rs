@@ -10,7 +10,7 @@ use crate::callback::IntoCallbacks;
 use crate::callbacks::ParamScheduler;
 use crate::hyper::{Hyper, Rates};
 
-/// Options of the one-cycle policy (Smith, 2018; fastai's `fit_one_cycle`): the learning rate rises along a cosine and
+/// Options of the one-cycle policy (Smith, 2018), fastai's `fit_one_cycle`: the learning rate rises along a cosine and
 /// falls along another, the momentum moves inversely.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
@@ -105,7 +105,7 @@ impl FlatCosOptions {
     }
 }
 
-/// Options of cosine annealing with warm restarts (SGDR; Loshchilov and Hutter, 2017; fastai's `fit_sgdr`).
+/// Options of cosine annealing with warm restarts (SGDR, Loshchilov and Hutter, 2017), fastai's `fit_sgdr`.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
 pub struct SgdrOptions {

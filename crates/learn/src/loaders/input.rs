@@ -1,4 +1,4 @@
-//! What the batches of loaders mean: the model's input, and the target.
+//! Contents of the loaders' batches: the model's input, and the target.
 
 use tch::Tensor;
 

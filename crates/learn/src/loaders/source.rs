@@ -1,4 +1,4 @@
-//! Loaders whose batches have lost their type.
+//! Loaders with their types erased.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ pub(crate) trait BatchSource {
     fn set_epoch(&self, epoch: u64);
     /// A handle that gives every sample once: in the order of the data, or in its sampler's.
     fn in_order(&self) -> Box<dyn BatchSource>;
-    /// Where the samples of the next epoch stand in its order, sample by sample, where a sampler gives each of them
-    /// once in another order than the data's.
+    /// Returns the positions of the next epoch's samples in its order, if a sampler yields each of them once in another
+    /// order than the data's.
     fn places(&self) -> Result<Option<Vec<i64>>>;
     /// Makes a batch of these samples on the CPU, and moves no position.
     fn rows(&self, indices: &[usize]) -> Result<Parts>;
@@ -84,7 +84,7 @@ where
         accelerator: &Accelerator,
         training: bool,
     ) -> Result<Box<dyn PreparedSource>> {
-        // A handle of the same loader: its epoch goes on from fit to fit.
+        // A handle of the same loader, whose epochs continue from fit to fit.
         let handle = self.loader.clone();
         let loader = if training {
             accelerator.prepare(handle)?
@@ -142,7 +142,7 @@ where
     fn rows(&self, indices: &[usize]) -> Result<Parts> {
         let (seed, epoch) = (self.loader.current_seed(), self.loader.epoch());
         let context = BatchContext { seed, epoch, batch: 0, rank: 0 };
-        // Of a data set that lies on a GPU, too.
+        // The data set may be on a GPU.
         let batch = self.loader.dataset().batch(indices, &context)?;
         (self.split)(batch.to_device(Device::Cpu)?)
     }

@@ -1,4 +1,4 @@
-//! A loss of a function.
+//! A loss made from a function.
 
 use std::fmt;
 use std::sync::Arc;

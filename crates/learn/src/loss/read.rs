@@ -1,4 +1,4 @@
-//! Shapes and dtypes of what losses are given.
+//! Checks of the shapes and dtypes of a loss's arguments.
 
 use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};

@@ -1,4 +1,4 @@
-//! Weights of classes or labels: numbers, and a tensor of them where the predictions are.
+//! Weights of classes or labels: numbers, and a tensor of them on the device of the predictions.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The forms of what a cell shows, and how evcxr reads them.
+//! The forms of a cell's content, and the format in which evcxr reads them.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};

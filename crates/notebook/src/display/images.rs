@@ -1,4 +1,4 @@
-//! A batch of images as pictures.
+//! A batch of images in a gallery.
 
 use brigade_plot::{Gallery, Picture, PlotError};
 use tch::{Device, Kind, TchError, Tensor};
@@ -8,8 +8,9 @@ use super::{CellDisplay, Content};
 /// Makes images from a tensor: one image `[height, width]` or `[1 or 3, height, width]`, or several, `[n, height,
 /// width]` or `[n, 1 or 3, height, width]`.
 ///
-/// Bytes are 0 to 255, other numbers 0 to 1. Where some of these are outside, as after normalisation, the least and
-/// the greatest value become black and white; NaN is black; [`denormalize`](Images::denormalize) gives the true colours back.
+/// Bytes have values 0 to 255, other numbers 0 to 1. If some values are outside of this range, as after normalisation,
+/// the minimum and the maximum are shown as black and white. NaN is black. [`denormalize`](Images::denormalize)
+/// restores the true colours.
 ///
 /// ```
 /// use brigade_notebook::prelude::*;

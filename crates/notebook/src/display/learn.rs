@@ -1,4 +1,4 @@
-//! What a Learner returns.
+//! Display of the results of a Learner.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn row(row: &EpochRow) -> Vec<String> {
     texts
 }
 
-/// As fastai's: minutes and seconds, with hours before them where there are some.
+/// Formats a time as fastai does: minutes and seconds, preceded by hours if there are any.
 fn time(time: Duration) -> String {
     let seconds = time.as_secs_f64().round() as u64;
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);

@@ -5,13 +5,13 @@ use std::fmt::Write;
 use brigade_plot::escape_markup;
 use brigade_rank_env::text::escaped;
 
-/// Rows of texts below a row of names; every row has as many texts as there are names. What a terminal would obey is
-/// escaped in all of them.
+/// Rows of texts below a row of names. Every row has as many texts as there are names. Control characters are escaped
+/// in all of them.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     names: Vec<String>,
     rows: Vec<Vec<String>>,
-    /// Whether the first column names the rows.
+    /// `true` if the first column names the rows.
     named_rows: bool,
 }
 
@@ -29,7 +29,7 @@ impl Table {
         self
     }
 
-    /// With the classes of pandas' tables, which notebooks have a style for.
+    /// Returns the table as HTML with the classes of pandas' tables, for which notebooks have a style.
     pub(super) fn html(&self) -> String {
         let mut html = String::from("<table border=\"1\" class=\"dataframe\">\n<thead>\n<tr>");
         for name in &self.names {
@@ -48,7 +48,7 @@ impl Table {
         html
     }
 
-    /// In columns of equal width, each text at the right.
+    /// Returns the table as text in right-aligned columns of equal width.
     pub(super) fn text(&self) -> String {
         let lines: Vec<&Vec<String>> = std::iter::once(&self.names).chain(&self.rows).collect();
         let width = |column: usize| {

@@ -56,7 +56,7 @@ struct Summary {
     scalar: Option<String>,
     /// The place of each matrix, empty where there is one, and its values.
     matrices: Vec<(String, Table)>,
-    /// How many matrices there are besides.
+    /// Number of further matrices that are not shown.
     further: i64,
     statistics: Option<Table>,
 }
@@ -162,7 +162,7 @@ fn table(matrix: &Tensor, with_rows: bool) -> Result<Table, TchError> {
     Ok(Table::new(header, rows))
 }
 
-/// The indices of a dimension that are shown; `None` is the gap.
+/// Returns the shown indices of a dimension. `None` stands for the gap.
 fn kept(length: i64) -> Vec<Option<i64>> {
     if length <= 2 * EDGE {
         return (0..length).map(Some).collect();

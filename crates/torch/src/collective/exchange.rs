@@ -10,8 +10,8 @@ use crate::group::ProcessGroup;
 use crate::work::Work;
 
 impl ProcessGroup {
-    /// Sends tensor `i` of the list to rank `i`; the result's tensor `j` came from rank `j`. Without
-    /// `outputs`, tensor `j` arrives in the shape of this rank's own tensor `j`; with them, each is
+    /// Sends tensor `i` of the list to rank `i`, and returns a list whose tensor `j` came from rank `j`. Without
+    /// `outputs`, tensor `j` arrives in the shape of this rank's own tensor `j`. With `outputs`, each of them is
     /// filled.
     ///
     /// # Errors

@@ -355,7 +355,7 @@ impl ProcessGroup {
         Ok(all_divided(fill_all(pending, outputs, targets).reading(inputs), divisor))
     }
 
-    /// As [`ProcessGroup::reduction`], for tensors of one device, which it checks.
+    /// Returns the result of [`ProcessGroup::reduction`] for several tensors, and checks that they are on one device.
     fn reduction_of_all(
         &self,
         operation: &'static str,
@@ -405,7 +405,7 @@ impl ProcessGroup {
             ReduceOp::BitAnd => (ffi::Reduction::BitAnd, None),
             ReduceOp::BitOr => (ffi::Reduction::BitOr, None),
             ReduceOp::BitXor => (ffi::Reduction::BitXor, None),
-            // Gloo has no mean of its own.
+            // Gloo has no operation for the mean.
             ReduceOp::Mean if self.backend().is_gloo(tensor.device()) => {
                 (ffi::Reduction::Sum, Some(self.size() as f64))
             }

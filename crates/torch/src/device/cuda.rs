@@ -139,7 +139,7 @@ pub fn cuda_devices() -> Result<usize, CudaUnavailable> {
     }
 }
 
-/// What CUDA's runtime says.
+/// Facts that the CUDA runtime reports.
 #[cfg(any(feature = "cuda", test))]
 #[derive(Debug, Clone, Copy)]
 struct Facts<'a> {
@@ -169,7 +169,7 @@ fn judge(facts: Facts<'_>, visible: Option<String>) -> Result<usize, CudaUnavail
     }
 }
 
-/// `13.0` for 13000.
+/// Formats a version number: `13.0` for 13000.
 #[cfg(any(feature = "cuda", test))]
 fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)

@@ -1,4 +1,4 @@
-//! What libtorch's allocator holds on a GPU.
+//! Memory that libtorch's allocator holds on a GPU.
 
 use tch::Device;
 

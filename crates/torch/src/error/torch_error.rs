@@ -1,4 +1,4 @@
-//! What can go wrong at the border.
+//! Errors of libtorch and of calls into it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -193,7 +193,7 @@ impl TorchError {
         }
     }
 
-    /// What a program can do about it.
+    /// Returns the kind of the error, by which a program can react.
     pub(super) fn kind(&self) -> ErrorKind {
         match self {
             _ if self.fault() == Some(Fault::OutOfMemory) => ErrorKind::OutOfMemory,
@@ -222,7 +222,7 @@ impl TorchError {
     }
 }
 
-/// What C++ has thrown.
+/// An exception that C++ has thrown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Thrown {
     kind: ThrownKind,
@@ -233,25 +233,25 @@ pub(crate) struct Thrown {
 /// The type of an exception, as `cpp/errors.h` writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ThrownKind {
-    /// `c10::DistStoreError`.
+    /// An exception `c10::DistStoreError`.
     Store,
-    /// `c10::DistNetworkError`.
+    /// An exception `c10::DistNetworkError`.
     Network,
-    /// `c10::DistBackendError` and `c10::DistError`.
+    /// An exception `c10::DistBackendError` or `c10::DistError`.
     Backend,
-    /// `c10::NotImplementedError`.
+    /// An exception `c10::NotImplementedError`.
     NotImplemented,
-    /// `c10::OutOfMemoryError` and `std::bad_alloc`.
+    /// An exception `c10::OutOfMemoryError` or `std::bad_alloc`.
     OutOfMemory,
-    /// Any other `c10::Error`.
+    /// Any other exception of type `c10::Error`.
     Libtorch,
-    /// Of our own collectives.
+    /// A time limit of this crate's own collectives.
     TimeLimit,
     PeerLost,
     Aborted,
     /// `gloo::IoException`: a lost connection, or a time limit.
     GlooIo,
-    /// Any other exception.
+    /// An exception of any other type.
     Other,
 }
 
@@ -284,7 +284,7 @@ impl Thrown {
             ThrownKind::TimeLimit => Fault::Timeout,
             ThrownKind::PeerLost | ThrownKind::GlooIo => Fault::PeerLost,
             ThrownKind::Aborted => Fault::Aborted,
-            // libtorch's allocator of CPU memory throws no type of its own.
+            // libtorch's CPU allocator throws an exception without a specific type.
             ThrownKind::Libtorch if says_out_of_memory(&self.detail) => Fault::OutOfMemory,
             // Nor does Gloo when a rank leaves the group while others still connect to it.
             ThrownKind::Libtorch if says_connection_lost(&self.detail) => Fault::PeerLost,
@@ -294,7 +294,7 @@ impl Thrown {
         }
     }
 
-    /// Whether it is of communication between ranks, whatever else may be thrown beside it.
+    /// Returns `true` if it is about communication between ranks, whatever else may be thrown beside it.
     pub(crate) fn is_of_a_group(&self) -> bool {
         !matches!(
             self.kind,
@@ -338,8 +338,8 @@ fn nccl_fault(text: &str) -> Option<Fault> {
     KINDS.iter().find(|(word, _)| text.contains(word)).map(|(_, fault)| *fault)
 }
 
-/// What concerns the user: without the place in libtorch's sources that comes first in Gloo's texts, and
-/// without the backtrace that comes last in others'.
+/// Returns the part of a text that concerns the user: without the place in libtorch's sources at the beginning of
+/// Gloo's texts, and without the backtrace at the end of others.
 pub(crate) fn user_text(text: &str) -> &str {
     let text = text.split("\nException raised from").next().unwrap_or(text);
     let text = text.strip_prefix("Gloo connectFullMesh failed with ").unwrap_or(text);
@@ -351,7 +351,7 @@ pub(crate) fn user_text(text: &str) -> &str {
     text.trim()
 }
 
-/// Whether an error's text is Gloo's for a connection that its other end has closed.
+/// Returns `true` if an error's text is Gloo's for a connection that its other end has closed.
 fn says_connection_lost(text: &str) -> bool {
     ["Connection closed by peer", "Connection reset by peer"]
         .iter()

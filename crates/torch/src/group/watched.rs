@@ -1,4 +1,4 @@
-//! The time limit of what a device does for all ranks, and c10d's watchdog does not see: [`ProcessGroup::watch`].
+//! Time limit of a device's work for all ranks that c10d's watchdog does not watch: [`ProcessGroup::watch`].
 //!
 //! The watchdog does not see the operations of a recorded step. A thread of this module queries the event behind each
 //! replay, numbers it as a collective, and aborts the group at the time limit. The error is stored before the abort,
@@ -37,7 +37,7 @@ pub(crate) struct Watched {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Watch>,
-    /// Whether there is a thread.
+    /// `true` if the thread runs.
     runs: bool,
     closed: bool,
     failure: Option<Error>,
@@ -82,7 +82,7 @@ impl ProcessGroup {
         if !state.runs {
             let (group, shared) = (self.downgrade(), Arc::clone(watched));
             let watcher = thread::Builder::new().name("group-watch".into());
-            // Without a thread there is no limit, as before this call.
+            // Without a thread the limit does not apply, as before this call.
             state.runs = watcher.spawn(move || shared.run(&group)).is_ok();
         }
         drop(state);
@@ -109,7 +109,7 @@ impl ProcessGroup {
 }
 
 impl Watched {
-    /// Ends the thread.
+    /// Stops the watching thread.
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
@@ -118,7 +118,7 @@ impl Watched {
         self.changed.notify_all();
     }
 
-    /// The next work to watch; `None` once it is closed.
+    /// Returns the next work to watch. `None` once it is closed.
     fn next(&self) -> Option<Watch> {
         let mut state = self.state.lock();
         while !state.closed {
@@ -130,7 +130,7 @@ impl Watched {
         None
     }
 
-    /// Waits for a moment; false once it is closed.
+    /// Waits for a short time. Returns `false` once it is closed.
     fn pause(&self) -> bool {
         let mut state = self.state.lock();
         self.changed.wait_while_for(&mut state, |state| !state.closed, PAUSE);

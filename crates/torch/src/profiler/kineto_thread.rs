@@ -29,7 +29,7 @@ pub(super) fn around_first_start<T, E>(start: impl FnOnce() -> Result<T, E>) -> 
     Ok(started)
 }
 
-/// The limit of the wait: the program goes on where the system does not tell what threads do.
+/// Time limit of the wait, after which the program continues where the system does not show what threads do.
 const LIMIT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_micros(200);
 
@@ -38,7 +38,8 @@ fn threads() -> HashSet<String> {
     tasks.filter_map(|task| task.file_name().into_string().ok()).collect()
 }
 
-/// Whether all threads that this one has started since then sleep. A thread has the name of the one that started it.
+/// Returns `true` if all threads that this one has started since then sleep. A thread has the name of the one that
+/// started it.
 fn new_threads_wait(before: &HashSet<String>) -> bool {
     let name = fs::read("/proc/thread-self/comm").unwrap_or_default();
     threads().difference(before).all(|thread| {

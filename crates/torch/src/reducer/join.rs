@@ -17,9 +17,10 @@ use crate::memory::elements;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JoinOptions {
     /// `true` if sums of gradients are divided by the number of all ranks, so that each sample keeps its weight;
-    /// otherwise by the number of ranks that still have data. A communication hook always divides by all.
+    /// otherwise by the number of ranks that still have data. Defaults to `true`. A communication hook always divides
+    /// by all.
     pub divide_by_initial_world_size: bool,
-    /// `true` if the first rank without data ends the join with an error on every rank.
+    /// `true` if the first rank without data ends the join with an error on every rank. Defaults to `false`.
     pub throw_on_early_termination: bool,
 }
 
@@ -47,22 +48,22 @@ pub enum Shadowed {
 #[derive(Debug, Clone)]
 pub(crate) struct Join {
     options: JoinOptions,
-    /// The last rank of those that were there at the last roll that found any.
+    /// Last active rank at the last roll that had one.
     authority: Option<usize>,
 }
 
-/// What a rank says at a roll.
+/// Message of a rank at a roll.
 const GONE: i64 = 0;
 const WITHOUT_REDUCTION: i64 = 1;
 const WITH_REDUCTION: i64 = 2;
 
-/// What all ranks know after a roll.
+/// Result of a roll, known to all ranks.
 struct Roll {
     /// Ranks that still have data.
     active: usize,
     /// The last of them: its buffers are taken.
     authority: Option<usize>,
-    /// Whether their backward reduces.
+    /// `true` if their backward reduces gradients.
     reduces: bool,
 }
 

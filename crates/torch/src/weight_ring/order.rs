@@ -1,4 +1,4 @@
-//! Which part comes after which.
+//! Order in which parts are used.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ impl Order {
         Self { parts, last: (None, None), after: HashMap::new() }
     }
 
-    /// Notes a use.
+    /// Records a use of a part.
     pub(super) fn note(&mut self, part: usize) {
         let (before, last) = self.last;
         if let Some(last) = last {

@@ -11,10 +11,9 @@ impl Accelerator {
     /// whose size depends on it: loaders, usually model and optimizer too, since a try that failed may have changed
     /// them.
     ///
-    /// All ranks continue with the same size: when memory ran out on one of them, all try again. Where one
-    /// rank alone runs out, the others' collectives end at once with an error that the body hands back,
-    /// and the ranks connect again: a model that was prepared outside of the body cannot be used any more
-    /// then.
+    /// All ranks continue with the same size: when memory ran out on one of them, all try again. If only one rank runs
+    /// out of memory, the other ranks' collectives end at once with an error that the body must return, and the ranks
+    /// connect again: a model that was prepared outside of the body cannot be used any more.
     ///
     /// ```
     /// # use brigade_train::Accelerator;

@@ -139,8 +139,7 @@ impl AcceleratorBuilder {
     /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
     /// ```
     ///
-    /// Threads share libtorch's random numbers: what is drawn from them (dropout, first weights) is not the
-    /// same from run to run.
+    /// Threads share libtorch's random generator: random values (dropout, initial weights) differ from run to run.
     pub fn world(mut self, world: World) -> Self {
         self.connection.world = Some(world);
         self

@@ -25,9 +25,9 @@ impl Accelerator {
     /// kernels have those numbers by value. So are optimizers of float64 parameters, and rules of one's own that take
     /// no numbers from the device.
     ///
-    /// Where a step cannot be recorded it runs as it is: on a CPU, with Gloo between several ranks, with accumulation
-    /// over several batches, with communication hooks of one's own, with sharded models, in debug mode, and after an operation that waits
-    /// for the device, of which a line on standard error tells once.
+    /// A step that cannot be recorded runs normally: on a CPU, with Gloo between several ranks, with accumulation over
+    /// several batches, with custom communication hooks, with sharded models, in debug mode, and after an operation
+    /// that waits for the device, which a line on standard error reports once.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};

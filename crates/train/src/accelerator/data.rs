@@ -1,4 +1,4 @@
-//! How data are shared out.
+//! Distribution of data over the ranks.
 
 use super::Accelerator;
 use crate::loader::source::DataLoaderConfiguration;

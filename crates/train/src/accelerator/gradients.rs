@@ -182,8 +182,8 @@ impl Accelerator {
     /// before, a scalar on their device. A number is the limit of the 2-norm; [`ClipNorm`] has any p-norm, and an
     /// error for gradients that are not finite. The values are those of `torch.nn.utils.clip_grad_norm_`.
     ///
-    /// While gradients are still being added up it does nothing and returns `None`. With fp16 the
-    /// gradients are divided by the scale first.
+    /// While gradients are still being accumulated it does nothing and returns `None`. With fp16 the gradients are
+    /// divided by the scale first.
     ///
     /// ```
     /// # use brigade_nn::{Linear, Model};

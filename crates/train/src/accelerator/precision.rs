@@ -73,7 +73,7 @@ impl Accelerator {
     }
 
     /// Returns the same Accelerator with another memory format for the convolutional models that it prepares from now
-    /// on; see [`crate::AcceleratorBuilder::channels_last`].
+    /// on. See [`crate::AcceleratorBuilder::channels_last`].
     #[must_use]
     pub fn with_channels_last(&self, on: bool) -> Self {
         let numerics = Numerics { channels_last: Some(on), ..*self.numerics };

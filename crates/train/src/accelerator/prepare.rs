@@ -1,4 +1,4 @@
-//! What [`Accelerator::prepare`] takes.
+//! Objects that [`Accelerator::prepare`] takes.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The ranks as a value, and what a loop asks of them.
+//! Operations of the ranks, under the Accelerator's names.
 
 use brigade_data::Batch;
 use brigade_torch::{Result, TensorTree};

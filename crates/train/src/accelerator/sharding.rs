@@ -1,4 +1,4 @@
-//! What ranks share of sharded models: the mesh, and the memory of each kind.
+//! Sharded models of an Accelerator: the mesh, and the memory of each kind.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::gradients::hook::CommHook;
 use crate::sharding::{ShardedModel, ShardedModels};
 
 /// The memory of this rank's sharded models in bytes, by kind: planned, and measured so far. Made by
-/// [`Accelerator::memory_report`]; its `Display` is a table.
+/// [`Accelerator::memory_report`] and displayed as a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryReport {
     /// Rows of the report, one for each kind of memory.
@@ -75,7 +75,7 @@ impl Accelerator {
         let loss_check = self.gradients.loss_check.as_ref();
         let loss_check = loss_check.map(|it| Arc::new(it.with_sharding(job, sharded.clone())));
         let checkpoints = self.checkpoints.with_sharding(loss_check.clone(), sharded.clone());
-        // The loss scale goes on where there is one.
+        // An existing loss scale is kept.
         let scaler = match (&self.gradients.scaler, scaler) {
             (Some(before), Some(_)) => Some(before.clone()),
             (_, scaler) => {
@@ -222,7 +222,7 @@ impl Accelerator {
         }
         let tensors = states.iter().flat_map(|it| &it.tensors).map(|(_, tensor)| tensor);
         let optimizer: u64 = tensors.map(bytes_of).sum();
-        // As many as the first parameter that has some: elementwise rules keep the same of all.
+        // The number of states of the parameter with the most: elementwise rules keep the same number for all.
         let slots =
             states.iter().map(|it| it.tensors.iter().filter(|(_, it)| it.dim() > 0).count());
         let workload = Workload { states: slots.max().unwrap_or(0) as u64, ..Workload::default() };

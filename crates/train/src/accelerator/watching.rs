@@ -30,9 +30,9 @@ impl Accelerator {
     /// below those of the enclosing loops; elsewhere a plain line at intervals (10 s after the one before, later a
     /// tenth of the run so far, at most 5 minutes), and none for a short loop.
     ///
-    /// Under `brigade launch` all ranks report to the launcher instead, at most five times a second and
-    /// without waiting for it. It shows one line for all of them, of the innermost loop, with the slowest
-    /// rank and the throughput of all.
+    /// Under `brigade launch` all ranks report to the launcher instead, at most five times a second and without waiting
+    /// for it. The launcher shows one line for all of them, for the innermost loop, with the slowest rank and the total
+    /// throughput.
     ///
     /// [`Accelerator::println`] and log lines do not tear the bar.
     ///
@@ -105,8 +105,7 @@ impl Accelerator {
     /// Logs values to all trackers, on rank 0; on other ranks it does nothing. Values keep their order. Log lines show
     /// this step from now on, too.
     ///
-    /// Values of one kind go in as they are; for several kinds use
-    /// [`Value`](brigade_track::Value):
+    /// Values of one type can be passed directly; for several types use [`Value`](brigade_track::Value):
     ///
     /// ```
     /// # use brigade_train::Accelerator;

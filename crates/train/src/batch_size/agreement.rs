@@ -46,7 +46,7 @@ impl Attempt {
                 Err(_) if self.is_given_up()? => End::Cut,
                 Err(error) => return Err(error),
             },
-            // What fails after another rank has given up fails because of that, or will fail again.
+            // A failure after another rank has given up is caused by that, or will happen again.
             End::Failed(_) if self.is_given_up().unwrap_or(false) => End::Cut,
             own => own,
         };
@@ -123,7 +123,7 @@ fn watch(group: ProcessGroup, store: Store, key: String) -> Option<(Sender<()>, 
             match store.contains(&[&key]) {
                 Ok(false) => {}
                 Ok(true) => {
-                    // What cannot be aborted ends at its time limit.
+                    // Operations that cannot be aborted end at their time limit.
                     let _ = group.abort();
                     return;
                 }

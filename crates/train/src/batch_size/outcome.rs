@@ -1,4 +1,4 @@
-//! How one rank's try of a batch size ended.
+//! Outcome of one rank's attempt of a batch size.
 
 use std::any::Any;
 

@@ -38,7 +38,7 @@ impl BufferPool {
     pub(super) fn keep(&self, copies: impl IntoIterator<Item = Tensor>) {
         let mut kept = self.0.lock();
         for copy in copies {
-            // One that cannot be asked is freed.
+            // A buffer whose state cannot be read is freed.
             if let Ok(form) = form(&copy) {
                 kept.entry(form).or_default().push(copy);
             }

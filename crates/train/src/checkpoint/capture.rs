@@ -1,4 +1,4 @@
-//! What a rank writes: its share of everything that was prepared.
+//! Data that a rank writes: its share of everything that was prepared.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -161,7 +161,7 @@ impl Captured {
                 named.tensor = copies.copy(&named.tensor)?;
             }
         }
-        // What fitted none is of objects that are gone.
+        // Buffers that fitted no tensor belong to objects that do not exist any more.
         copies.release();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What all handles of the checkpoints share.
+//! State that all handles of the checkpoints share.
 
 use std::iter;
 use std::path::Path;

@@ -212,7 +212,7 @@ impl Ready {
             }
         }
         let mesh = checkpoints.mesh();
-        // As the file says: it ends at the first rank whose state is not there.
+        // The manifest's world size cannot be exceeded: reading ends at the first rank whose state is missing.
         let saved = manifest.world_size;
         let wanted = if saved == ranks { rank..rank + 1 } else { 0..saved };
         let sharded = mesh.is_some() || manifest.mesh.iter().any(|axis| axis.name != "data");

@@ -1,4 +1,4 @@
-//! Where a project's checkpoints lie, and how they are written.
+//! Settings of a project's checkpoints: their folder, and how they are written.
 
 use std::path::PathBuf;
 

@@ -139,7 +139,7 @@ pub(super) fn restore(
             brigade_torch::clear_gradient(&saved.tensor)?;
         }
     }
-    // Of several ranks their mean: what the reduction would have made of them.
+    // The mean of several ranks' gradients is the result that their reduction would have had.
     for state in states {
         for (parameter, found) in gradients(state, objects).map_err(Error::invalid_argument)? {
             let found = found.f_to_device(parameter.device())?.f_to_kind(parameter.f_kind()?)?;
@@ -163,7 +163,7 @@ pub(super) fn restore(
         };
         loaded?;
     }
-    // What this rank had added up of a window of weighted losses; of another number of ranks its share.
+    // The sums of this rank for a window of weighted losses; with another number of ranks its share of them.
     let windows = states.iter().filter_map(|state| {
         let window = state.get("weighted_window")?;
         let number = |key: &str| window.get(key).and_then(Value::as_float);

@@ -208,7 +208,7 @@ impl Save {
             |rank, reason| (rank, TrainError::Leader { scope: SCOPE, rank, reason }.into());
         let mut shares = vec![own.map_err(|reason| failed(0, reason))];
         let deadline = Instant::now() + self.time_limit;
-        // Of all, also when one has failed: the folder must not be removed while a rank writes there.
+        // Waits for all ranks, even if one has failed: the folder must not be removed while a rank writes into it.
         for rank in 1..self.ranks {
             let Some((store, key)) = &self.store else { continue };
             let share = wait_for(store, &format!("{key}/{rank}"), deadline);
@@ -280,7 +280,7 @@ impl Save {
         let deadline = Instant::now() + self.time_limit;
         let outcome: Result<(), Failure> =
             wait_for(store, &format!("{key}/outcome"), deadline).map_err(own)?;
-        // Rank 0 may be gone as soon as it knows.
+        // Rank 0 may exit as soon as it has the result.
         let _ = store.set(&format!("{key}/{}/ack", self.rank), b"null");
         outcome.map_err(|(rank, reason)| SaveFailure::Rank(rank, reason))
     }
@@ -297,7 +297,7 @@ enum SaveFailure {
 
 fn commit(main: Main, mut manifest: Manifest, flush: bool) -> Result<Option<Replaced>> {
     let Main { staging, target, keep } = main;
-    // What hooks have written.
+    // Files that hooks have written.
     for name in layout::files(staging.path())? {
         if let Entry::Vacant(vacant) = manifest.files.entry(name) {
             let facts = FileFacts::of(&staging.path().join(vacant.key()), flush)?;

@@ -113,7 +113,7 @@ impl Shares {
         let all = trees.iter().map(names).collect::<Result<Vec<_>>>()?;
         let elsewhere: HashSet<String> =
             all.into_iter().flatten().filter(|name| !own.contains(name)).collect();
-        // What is not an optimizer's state is told by its check.
+        // A state that is not an optimizer's is reported by the object's own check.
         let Ok(mut of_all) = OptimizerState::from_value(&state, T::clone) else {
             return Ok(state);
         };

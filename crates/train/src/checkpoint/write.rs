@@ -1,4 +1,4 @@
-//! A rank's files, written.
+//! Writing of a rank's files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -74,7 +74,7 @@ fn write_file(folder: &Path, file: &FilePlan, flush: bool) -> Result<FileFacts> 
             out = ChecksumWriter::create_sized(&path, layout.bytes, flush)?;
             out.put(&layout.header)?;
             for place in layout.order {
-                // As it lies in memory; a tensor that lies otherwise is brought into order first.
+                // In memory order; a tensor with another layout is made contiguous first.
                 let plain = tensors[place].tensor.f_to_device(Device::Cpu)?.f_contiguous()?;
                 bytes(&plain)?.try_chunks(CHUNK_BYTES, |chunk| out.put(chunk))?;
             }

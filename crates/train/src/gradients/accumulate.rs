@@ -52,7 +52,7 @@ impl GradientAccumulationOptions {
 /// Adds gradients up over the batches of a window, and determines when the window ends. An Accelerator contains one; a
 /// program without an Accelerator can use it on its own.
 ///
-/// A handle: clones are in the same window.
+/// Clones are handles of the same window.
 ///
 /// ```
 /// use brigade_data::DataLoader;
@@ -236,7 +236,7 @@ impl GradientAccumulator {
 
     /// Returns `true` if the batch's step was skipped because of an overflow. Waits for the device if it decides.
     pub(crate) fn skipped(&self) -> bool {
-        // A device that has failed says so in the next operation.
+        // A failed device returns an error in the next operation.
         let _ = self.settle();
         self.window.skipped.load(Ordering::Relaxed)
     }

@@ -31,12 +31,12 @@ use crate::parameters::Parameters;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClipNorm {
-    /// Maximum norm: gradients with a smaller one are left unchanged.
+    /// Maximum norm: gradients with a smaller one are left unchanged. Defaults to 1.
     pub max_norm: f64,
-    /// Exponent p of the p-norm. Infinity means the largest absolute value.
+    /// Exponent p of the p-norm. Defaults to 2. Infinity means the largest absolute value.
     pub norm_type: f64,
-    /// `true` if an infinite or NaN norm is an error, which leaves the gradients unchanged. An overflow of fp16 is not
-    /// an error: its step is skipped.
+    /// `true` if an infinite or NaN norm is an error, which leaves the gradients unchanged. Defaults to `false`. An
+    /// overflow of fp16 is not an error: its step is skipped.
     pub error_if_nonfinite: bool,
 }
 
@@ -114,7 +114,7 @@ impl Gradients {
         }
         if let Some(scaler) = self.scaler.as_ref().filter(|scaler| scaler.is_on_device()) {
             let found = scaler.unscale_later(parameters)?;
-            // An overflow is not an error, and to tell it from one takes its value.
+            // An overflow is not an error, and distinguishing the two needs the value.
             let overflows = options.error_if_nonfinite && found.f_double_value(&[0])? != 0.0;
             // Else gradients that overflowed are multiplied by 0 or NaN, and the step that would use them is left
             // out on the device.

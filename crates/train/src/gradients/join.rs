@@ -12,13 +12,13 @@ use crate::precision::scaler::GradScaler;
 /// Options for ranks with unequal numbers of batches, see [`crate::Accelerator::join_uneven_inputs`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JoinInputs {
-    /// Overrides `even_batches` of prepared loaders of data sets inside the join: `Some(false)` lets each rank have its
-    /// own number of batches. Streams keep their setting.
+    /// Overrides `even_batches` of prepared loaders of data sets inside the join. Defaults to `Some(false)`, which lets
+    /// each rank have its own number of batches. Streams keep their setting.
     pub even_batches: Option<bool>,
     /// `true` if gradients are divided by the world size even when some ranks have no more data, so that each sample
-    /// keeps its weight; otherwise by the number of ranks that have data.
+    /// keeps its weight; otherwise by the number of ranks that have data. Defaults to `true`.
     pub divide_by_initial_world_size: bool,
-    /// `true` if the join ends with an error on every rank when the first rank has no more data.
+    /// `true` if the join ends with an error on every rank when the first rank has no more data. Defaults to `false`.
     pub throw_on_early_termination: bool,
 }
 
@@ -91,7 +91,7 @@ impl Gradients {
     fn shadow(&self, models: &[Joining<'_>]) -> Result<bool> {
         let check = self.loss_check.as_deref();
         for model in models {
-            // Whether the others leave a batch out or stop shows in whether they come again.
+            // The next round shows whether the other ranks leave a batch out or stop.
             let shadowed = model
                 .reducer
                 .shadow()

@@ -443,7 +443,7 @@ impl LossCheck {
 
     /// Begins to read the result of a replayed backward, whose gradients the replayed step has used.
     fn after_replay(&self, answer: &Tensor, reduces: bool) -> Result<()> {
-        // The next replay writes where the answer lies.
+        // The next replay overwrites the tensor of the answer.
         let fetch = Fetch::start(answer)?;
         let step = self.next_launched_step();
         let mut state = self.state.lock();
@@ -499,7 +499,7 @@ impl LossCheck {
     /// rank to report is the one that errors name.
     fn announce(&self, reduction: u64) {
         if let Some(store) = &self.store {
-            // Without the store the job has failed already, with an error of its own.
+            // Without the store the job has failed already, with its own error.
             let _ = store.compare_set(&self.key(reduction), "", self.rank.to_string());
         }
     }

@@ -103,7 +103,7 @@ impl Attempt {
     /// Another rank: asks the rank 0 of the newest number until it answers, or a newer one has begun.
     fn join(&self, rank: usize, limit: Duration) -> Result<i64> {
         let deadline = Instant::now() + limit;
-        // No other process asks with the same words.
+        // The random number makes the question unique among processes.
         let question = rand::random::<u64>().to_string();
         let mut known = 0;
         let mut pause = SHORTEST_PAUSE;

@@ -56,7 +56,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
         None if cpu || wants_cpu()? => (Device::Cpu, None),
         None => choose_device(&world),
     };
-    // Before anything asks for the current device: threads begin with the first one.
+    // Must precede everything that uses the current device: threads begin with the first one.
     device.make_current()?;
     // Nodes of autograd and the reducer's hooks stay on the stream that they were made on, and a step can only be
     // recorded (Accelerator::capture) where none of them is on the default stream.

@@ -67,7 +67,7 @@ impl Groups {
             ..GroupOptions::default()
         };
         let connected = Connected::connect(&self.store, world, self.backend.clone(), options)?;
-        // The old groups end when the last handle of theirs goes, outside of the lock.
+        // The old groups end when their last handle is dropped, outside of the lock.
         let old = std::mem::replace(&mut *self.current.write(), connected);
         drop(old);
         Ok(())

@@ -14,7 +14,7 @@ impl Job {
                 return error;
             }
             let text = error.to_string();
-            // libtorch goes on with advice about its allocator, and a backtrace.
+            // The lines that follow are advice about libtorch's allocator, and a backtrace.
             let detail = text.lines().next().unwrap_or_default().to_owned();
             let memory = OutOfMemory {
                 rank: self.rank(),

@@ -1,4 +1,4 @@
-//! Data sets on a rank's device, where there is room for them.
+//! Data sets on a rank's device, if they fit into its memory.
 //!
 //! Each rank decides for itself, by free memory (`Processes::place_dataset`). A `TensorDataset` on a GPU gathers rows
 //! by indices that are sent through pinned memory. Its order and the parts of ranks are those of the loader, so the
@@ -18,8 +18,8 @@ impl Processes {
     /// and leaves it on the host otherwise. Its [`device`](TensorDataset::device) and a log line show the result. Each
     /// rank decides for itself: batches hold the same values either way.
     ///
-    /// It is to be called when model and optimizer are on the device, since they count as memory in use; what
-    /// activations will take is not known here, and is what the other half is for.
+    /// Call it when model and optimizer are on the device, since they count as memory in use. The other half of the
+    /// free memory is for activations, whose size is not known here.
     ///
     /// ```
     /// use brigade_data::{DataLoader, TensorDataset};
@@ -112,7 +112,7 @@ where
 /// Bytes that the driver has, and that libtorch's allocator keeps for reuse.
 fn free_memory(device: Device) -> Result<u64> {
     let Some((kind, index)) = device.device_kind() else { return Ok(0) };
-    // It says so only where something was computed.
+    // The allocator fails before the first computation on the device.
     let kept = DeviceMemory::of(device).ok().flatten().map_or(0, |memory| {
         let DeviceMemory { allocated, reserved, .. } = memory;
         reserved.saturating_sub(allocated)

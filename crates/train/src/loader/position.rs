@@ -1,4 +1,4 @@
-//! How far a loader's data have been used, counted in samples, so that another run can go on there.
+//! Position of a loader in its data, counted in samples, so that another run can continue from it.
 
 use std::sync::Arc;
 

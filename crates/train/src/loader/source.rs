@@ -1,4 +1,4 @@
-//! Loaders that can be shared out among the ranks.
+//! Loaders that can be distributed over the ranks.
 
 use std::ops::Deref;
 

@@ -36,7 +36,7 @@ impl<T: TensorTree<Owned = T> + Send + 'static> StagedEpoch<T> {
         // No capacity: the thread holds the next batch until the loop takes it, and reads no further.
         let (sender, receiver) = sync_channel(0);
         let (begun, remaining) = sync_channel(1);
-        // What this thread has given the device may be the data set itself.
+        // This thread's queued work may include the copy of the data set itself.
         let given = StreamEvent::record(device);
         let thread = thread::Builder::new().name("brigade-copies".to_owned()).spawn(move || {
             match given.and_then(|given| SideStream::enter(device, given.as_ref())) {

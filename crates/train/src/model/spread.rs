@@ -34,7 +34,7 @@ struct Saved {
 impl<M> PreparedModel<M> {
     /// Returns the model as one of which ranks have parts; `None` where every rank has all of it.
     pub(crate) fn spread(&self) -> Option<Spread<'_, M>> {
-        // Of the value: every `Arc` of a `Stateful` is `Checkpointed`, without parts.
+        // Must be called on the value: every `Arc` of a `Stateful` is `Checkpointed`, without parts.
         let parts = Checkpointed::parts(&*self.inner);
         if self.sharded.is_none() && parts.is_empty() {
             return None;
@@ -47,7 +47,7 @@ impl<M> PreparedModel<M> {
         Spread {
             model: &self.model,
             sharded: self.sharded.as_deref(),
-            // Of the value, as above.
+            // Must be called on the value, as in `spread`.
             parts: Checkpointed::parts(&*self.inner),
             region: self.region(),
             everyone: self.everyone(),
@@ -77,7 +77,7 @@ impl<M> Spread<'_, M> {
             .map(|((name, _), tensor)| Ok((name.as_str(), tensor.info()?)))
             .collect::<Result<_>>()?;
         let mut writer = processes.on_main_process(|| to.create(&infos))?;
-        // All ranks know the order, since all take part in each gather.
+        // The order is the same on all ranks, since all take part in each gather.
         let mut outcome = Ok(());
         for place in to.order(&infos)? {
             let whole = self.whole(&tensors[place])?;
@@ -177,7 +177,7 @@ impl<M> Spread<'_, M> {
         self.saved(name, tensor).info()
     }
 
-    /// Replaces what this rank has of a tensor of the state dictionary by its part of the whole; see [`Spread::changed`].
+    /// Replaces this rank's part of a tensor of the state dictionary by its part of the whole. See [`Spread::changed`].
     pub(super) fn put(&self, name: &str, tensor: &Tensor, whole: &Tensor) -> Result<()> {
         let Saved { own, part } = self.saved(name, tensor);
         let values = match &part {

@@ -108,7 +108,7 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         let shares = Shares { own: total[2] * share.own, ..share };
         if let Some(sharder) = stepped.sharder {
             let reduced = || {
-                // Those that are not reduced yet are of this step alone.
+                // Gradients that are not reduced yet are all of this step.
                 if shares.own != 1.0 {
                     sharder.scale_unreduced(&Tensor::from(shares.own))?;
                 }
@@ -133,8 +133,8 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
     ) -> Result<()> {
         let stage = action.stage;
         let Some(micro) = action.micro_batch else {
-            // Sharded parameters are whole from before the first action to behind the last one, and gradients are reduced
-            // there: what those of sums are multiplied by is known then.
+            // Sharded parameters are whole from before the first action until after the last one, where gradients are
+            // reduced: the factor of those of sums is known then.
             return Ok(());
         };
         let pass = (stage, micro);

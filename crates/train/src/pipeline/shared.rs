@@ -62,7 +62,7 @@ impl Kept {
         shares: Shares,
     ) -> Result<()> {
         let parameters = &stepped.tensors;
-        // Those of shards were multiplied before their reduction.
+        // Gradients of shards were multiplied before their reduction.
         if shares.own != 1.0 && stepped.sharder.is_none() {
             for parameter in parameters {
                 if let Some(mut found) = gradient(&parameter.tensor)? {

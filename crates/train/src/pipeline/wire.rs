@@ -123,14 +123,14 @@ impl<'a> Wire<'a> {
         self.begin(action, &output.size(), output.f_kind()?, from, TAG_GRADIENT)
     }
 
-    /// Waits for what an action has begun to receive; `None` where it has not.
+    /// Waits for the tensors that an action has started to receive. `None` if it has not.
     pub(super) fn received(&mut self, action: Action) -> Result<Option<Tensor>> {
         self.receives.remove(&action).map(Work::wait).transpose()
     }
 
     /// Exchanges a tensor of this rank for those of others, in their order.
     pub(super) fn exchange(&mut self, own: &Tensor, ranks: &[usize]) -> Result<Vec<Tensor>> {
-        // Shards that are offloaded lie in the host's memory.
+        // Offloaded shards are in the host's memory.
         let own = &own.f_to_device(self.device)?;
         let peers = || ranks.iter().copied().filter(|&rank| rank != self.group.rank());
         let sends = peers().map(|rank| self.group.start_send(own, rank, TAG_SHARED));

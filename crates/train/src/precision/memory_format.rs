@@ -1,4 +1,4 @@
-//! Which models have their channels last in memory.
+//! Choice of models that have their channels last in memory.
 
 use brigade_nn::Model;
 use brigade_torch::{DeviceExt, has_onednn};

@@ -55,7 +55,7 @@ pub struct GradScalerState {
 /// once, at their first use. The scale moves at the next backward pass, so several optimizers that
 /// step between two backward passes see one scale.
 ///
-/// A handle: clones are the same scaler.
+/// Clones are handles of the same scaler.
 ///
 /// A loop without an Accelerator, in fp16:
 ///
@@ -155,7 +155,7 @@ impl GradScaler {
     #[must_use]
     pub fn state(&self) -> GradScalerState {
         let mut inner = self.inner.lock();
-        // A device that has failed says so in the next operation.
+        // A failed device returns an error in the next operation.
         let _ = inner.settle(0);
         match inner.stepped {
             Some(found) => inner.options.moved(inner.state, found),
@@ -298,7 +298,7 @@ impl GradScaler {
             if let Some(group) =
                 inner.job.as_ref().filter(|_| !inner.alone).and_then(|job| job.group())
             {
-                // The gradients may lie in the host's memory, and the group's messages do not.
+                // The gradients may be in the host's memory, while the group's messages are not.
                 if let Some(job) = &inner.job {
                     found = found.f_to_device(job.device)?;
                 }

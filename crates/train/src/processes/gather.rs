@@ -33,8 +33,8 @@ impl Processes {
     /// Gathers values computed from a batch as [`Processes::gather`] does, without the duplicates that complete uneven
     /// batches: over an epoch, every sample counts exactly once.
     ///
-    /// The count of real rows travels with the batch, so nested loops, early breaks and skipped batches
-    /// change nothing. Each tensor has one row per sample of the batch.
+    /// The batch carries its number of real rows, so nested loops, early breaks and skipped batches are handled
+    /// correctly. Each tensor must have one row per sample of the batch.
     ///
     /// # Errors
     /// [`crate::TrainError::Rows`] for a tensor of another length; [`crate::TrainError::UnevenRound`] when some rank
@@ -138,7 +138,7 @@ impl Processes {
     /// Pads the tensors of all ranks to the same length in one dimension, so that they can be gathered: shorter ones
     /// are filled with `value` at the end, or at the front with `first`.
     ///
-    /// A negative dimension counts from the end. A tensor that lacks the dimension stays as it is.
+    /// A negative dimension counts from the end. A tensor without the dimension is not changed.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.

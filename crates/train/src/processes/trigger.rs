@@ -1,4 +1,4 @@
-//! A flag that any rank sets and all ranks see.
+//! A flag that any rank can set and all ranks read.
 
 use std::sync::atomic::Ordering;
 

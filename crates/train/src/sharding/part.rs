@@ -1,4 +1,4 @@
-//! What this rank has of a tensor of which ranks have parts, and who has the others.
+//! Parts of a tensor that is divided over ranks: that of this rank, and the ranks of the others.
 
 use std::sync::Arc;
 
@@ -120,7 +120,7 @@ impl Part {
         let (place, rank) = (slot / self.writers.tensor_ranks, slot % self.writers.tensor_ranks);
         let tensor = match &self.tensor {
             Some(tensor) => Some(tensor.of_rank(rank)),
-            // Of what all tensor ranks have the first writes.
+            // The first tensor rank writes tensors that all tensor ranks have.
             None if rank > 0 => return Vec::new(),
             None => None,
         };

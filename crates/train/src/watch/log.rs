@@ -1,4 +1,4 @@
-//! A log whose lines say the rank and the step.
+//! A log whose lines contain the rank and the step.
 
 use std::fmt::{self, Write as _};
 use std::fs::{File, OpenOptions};
@@ -73,13 +73,13 @@ impl Logging<'_> {
 /// Options of log lines: level, ranks, format and destination.
 #[derive(Debug, Clone)]
 pub struct LogOptions {
-    /// Minimum level of the lines that are written.
+    /// Minimum level of the lines that are written. Defaults to INFO.
     pub level: Level,
-    /// `true` if ranks other than 0 write lines, too. A [`Logger`] can enable it for single lines.
+    /// `true` if ranks other than 0 write lines, too. A [`Logger`] can enable it for single lines. Defaults to `false`.
     pub all_ranks: bool,
-    /// `true` if each line is a JSON object instead of text.
+    /// `true` if each line is a JSON object instead of text. Defaults to `false`.
     pub json: bool,
-    /// Path of the file to which lines are appended. `None` writes to standard error.
+    /// Path of the file to which lines are appended. Defaults to `None`, which writes to standard error.
     pub file: Option<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! How fast a run goes, and how much memory it takes.
+//! Throughput of a run, and the memory that it uses.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::processes::Processes;
 
 /// Measures throughput and step times over a window of the last steps. Made by [`Processes::meter`].
 ///
-/// Rates are of all ranks together, each taken to have done as much as this one.
+/// Rates are totals of all ranks, on the assumption that each has processed as much as this one.
 ///
 /// ```
 /// # use brigade_train::Accelerator;

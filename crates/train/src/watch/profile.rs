@@ -1,4 +1,4 @@
-//! What a training loop spends its time on.
+//! Profiles of a training loop: the time and memory of its operations.
 
 mod summary;
 
@@ -21,12 +21,12 @@ pub struct ProfileOptions {
     pub trace_dir: Option<PathBuf>,
     /// Schedule of the recorded steps. `None` records all steps.
     pub schedule: Option<ProfileSchedule>,
-    /// `true` if the shapes of the operations' inputs are recorded.
+    /// `true` if the shapes of the operations' inputs are recorded. Defaults to `false`.
     pub shapes: bool,
-    /// `true` if allocations and deallocations of memory are recorded.
+    /// `true` if allocations and deallocations of memory are recorded. Defaults to `false`.
     pub memory: bool,
     /// `true` if floating-point operations are counted, for operations whose formula libtorch has (matrix products,
-    /// convolutions). Requires `shapes`.
+    /// convolutions). Requires `shapes`. Defaults to `false`.
     pub flops: bool,
 }
 
@@ -35,15 +35,15 @@ pub struct ProfileOptions {
 /// slower), and `active` steps are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProfileSchedule {
-    /// Number of steps left out once, at the start.
+    /// Number of steps left out once, at the start. Defaults to 0.
     pub skip_first: usize,
-    /// Number of steps left out at the beginning of each cycle.
+    /// Number of steps left out at the beginning of each cycle. Defaults to 1.
     pub wait: usize,
-    /// Number of steps in each cycle that are recorded and discarded.
+    /// Number of steps in each cycle that are recorded and discarded. Defaults to 1.
     pub warmup: usize,
-    /// Number of steps in each cycle that are kept, at least 1.
+    /// Number of steps in each cycle that are kept, at least 1. Defaults to 3.
     pub active: usize,
-    /// Number of cycles. 0 repeats them to the end.
+    /// Number of cycles. Defaults to 1; 0 repeats them to the end of the loop.
     pub repeat: usize,
 }
 
@@ -213,7 +213,7 @@ impl Profiler {
             cycles => format!("trace_rank{}.{}.json", self.rank, cycles + 1),
         };
         let path = folder.join(name);
-        // libtorch says nothing when it cannot write. What stood here is not what it wrote.
+        // libtorch reports no error when it cannot write, so an old file must not remain in its place.
         match std::fs::remove_file(&path) {
             Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
                 return Err(failed(&path, source).into());

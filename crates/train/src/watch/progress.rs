@@ -1,4 +1,4 @@
-//! A bar that shows how far an epoch is, or plain lines where there is no terminal.
+//! A bar that shows the progress of an epoch, or plain lines without a terminal.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -35,7 +35,7 @@ pub(super) struct Part {
     pub(super) targets: Targets,
 }
 
-/// What is known before an image is read.
+/// Facts about the items before an image is read.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) train: Part,
@@ -63,7 +63,7 @@ impl Found {
 }
 
 impl DataBlock {
-    /// Lists the items.
+    /// Lists the items of the folder.
     pub(super) fn found_items(&self, path: &Path) -> Result<Items> {
         let items = self.items.items(path)?;
         if items.is_empty() {
@@ -147,7 +147,7 @@ impl DataBlock {
     }
 }
 
-/// What makes batches of both parts.
+/// Maker of the batches of both parts.
 struct Maker<'a> {
     block: &'a DataBlock,
     seed: u64,

@@ -41,7 +41,7 @@ impl Summary {
         self.steps.last().filter(|step| step.result.is_err())
     }
 
-    /// Notes the result of a step; `None` after a failure.
+    /// Records the result of a step. `None` after a failure.
     fn step<T>(
         &mut self,
         name: impl Into<String>,

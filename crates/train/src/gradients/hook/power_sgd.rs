@@ -17,7 +17,7 @@ use factors::{normal, orthogonal};
 /// [PowerSGD](https://arxiv.org/abs/1905.13727) gradient compression: a matrix of n by m values is sent as one of n by
 /// r and one of m by r. The error of this approximation is added to the next step's gradients.
 ///
-/// The names are those of PyTorch's `PowerSGDState`. Vectors and small matrices go whole.
+/// The names are those of PyTorch's `PowerSGDState`. Vectors and small matrices are sent uncompressed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PowerSgd {
     /// Rank r of the low-rank factors. Defaults to 1.
@@ -148,7 +148,7 @@ impl GradientHook for PowerSgdHook {
     fn reduce(&self, group: &ProcessGroup, bucket: &mut Bucket) -> Result<()> {
         let mut state = self.state.lock();
         if bucket.index == 0 {
-            // Of a backward that did not come to its end.
+            // Operations left over from a backward that was interrupted.
             state.underway.clear();
         }
         let done = self.forward(&mut state, group, bucket);
@@ -211,7 +211,7 @@ impl PowerSgdHook {
         }
         let stage = match left.as_slice() {
             [] => Stage::Whole,
-            // Of no length in particular, since they are normalised next.
+            // A sum suffices instead of a mean, since the factors are normalised next.
             left => Stage::Left(group.start_all_reduce(join(left)?, ReduceOp::Sum)?),
         };
         Ok(Underway { matrices, whole, rest, stage })
@@ -269,8 +269,8 @@ impl PowerSgdHook {
             }
         }
         if let Some(rest) = rest {
-            // What went whole has lost nothing. PyTorch keeps its difference from the mean as an error,
-            // which cancels out over the ranks but for rounding.
+            // Gradients that were sent whole have no compression error. PyTorch keeps their difference from the mean as
+            // an error, which cancels out over the ranks up to rounding.
             let means = part(&rest.wait()?, whole.iter().map(Tensor::size))?;
             for (mut gradient, mean) in whole.into_iter().zip(means) {
                 gradient.f_copy_(&mean)?;

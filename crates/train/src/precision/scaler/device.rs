@@ -82,7 +82,7 @@ impl GradScaler {
         let inner = &mut *guard;
         let recording = inner.job.as_ref().is_some_and(|job| job.recorder.is_recording());
         if !recording {
-            // What the last step has found may still be on its way.
+            // The result of the last step may still be on its way.
             inner.settle(1)?;
         }
         let waits = !inner.unscaled.is_empty();
@@ -156,7 +156,7 @@ impl GradScaler {
         {
             group.all_reduce(&mut found, ReduceOp::Max)?;
         }
-        // What was found when others were divided before, as by clipping.
+        // Flags of parameters that were divided earlier, as by clipping.
         let earlier: Vec<Tensor> = parameters
             .iter()
             .filter_map(|p| inner.unscaled.get(&TensorId::of(p))?.on_device())

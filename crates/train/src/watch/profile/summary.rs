@@ -30,7 +30,7 @@ const MEMORY: &str = "[memory]";
 /// Adds up events by name. An event lies in another of its thread when that one spans it.
 pub(super) fn summarize(events: &[ProfiledEvent]) -> Vec<OperationSummary> {
     let mut order: Vec<&ProfiledEvent> = events.iter().collect();
-    // The longer of two that begin together is the outer one; what has no length lies inside.
+    // The longer of two events that begin together is the outer one; events of length 0 are inner ones.
     order.sort_by_key(|e| (e.on_device, e.lane, e.start_ns, std::cmp::Reverse(e.duration_ns)));
     let mut sums: BTreeMap<(&str, bool), OperationSummary> = BTreeMap::new();
     let mut open: Vec<&ProfiledEvent> = Vec::new();

@@ -1,4 +1,4 @@
-//! What PowerSGD keeps from step to step, in state dictionaries and checkpoints: for each rank its own.
+//! State of PowerSGD between steps, in state dictionaries and checkpoints. Each rank has its own.
 
 use brigade_checkpoint::{TensorInfo, Value};
 use brigade_torch::Result;
