@@ -186,6 +186,25 @@ fn accelerates_plugins_are_those_that_we_know() {
     }
 }
 
+/// 64 samples in batches of 4, 4 times, divided among two ranks.
+#[needs(Trainers)]
+fn trainers_of_other_libraries_find_their_ranks() {
+    let python = brigade_test_needs::python(Need::Trainers).unwrap();
+    for name in ["hugging_face_trainer.py", "lightning_trainer.py"] {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers").join(name);
+        let run = run_of(|| {
+            let job = job(&python, &[], &script);
+            let folder = job.folder().to_str().unwrap().to_owned();
+            job.words([folder.as_str()])
+        });
+        assert_eq!(run.code, 0, "{name}: {}{}", run.stdout, run.stderr);
+        let said = |rank: usize| {
+            run.lines_of(rank).into_iter().find(|it| it.starts_with("2 ranks, 32 steps, weights "))
+        };
+        assert!(said(0).is_some() && said(0) == said(1), "{name}: {}{}", run.stdout, run.stderr);
+    }
+}
+
 #[needs(Pytorch)]
 fn a_script_for_torchrun() {
     let python = peer_python();
