@@ -132,8 +132,9 @@ impl Pretrained {
     /// adapted is in memory by itself, too.
     ///
     /// # Errors
-    /// Those of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] with the report where more differs than the
-    /// head: nothing was changed. [`brigade_nn::ModelError::Interrupted`] when the disk fails after all was looked at.
+    /// Returns the errors of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] with the report where more
+    /// differs than the head: nothing was changed. [`brigade_nn::ModelError::Interrupted`] when the disk fails after
+    /// all was looked at.
     pub fn load<M: ImageClassifier>(
         &self,
         model: &mut Model<M>,

@@ -244,7 +244,7 @@ impl ResNetBody {
     /// 1/16, 1/32), as a decoder wants them.
     ///
     /// # Errors
-    /// Those of [`Module::forward`].
+    /// Returns the errors of [`Module::forward`].
     pub fn features(&self, images: &Tensor) -> Result<[Tensor; 5]> {
         let mut features = std::array::from_fn(|_| Tensor::new());
         let mut next = features.iter_mut();

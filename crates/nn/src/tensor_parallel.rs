@@ -38,13 +38,13 @@ pub trait TensorParallelPlan {
     fn tensor_plan() -> TensorPlan;
 }
 
-/// How a parameter is divided over the ranks of a tensor group, as a layer gets it from
+/// Division of a parameter over the ranks of a tensor group, as a layer gets it from
 /// [`ParamPath::divided_parameter`](crate::ParamPath::divided_parameter).
 #[derive(Debug, Clone)]
 pub struct Divided {
-    /// How it is divided.
+    /// Style of the division, by rows or columns.
     pub style: TensorStyle,
-    /// This rank's part.
+    /// Part of the parameter that this rank has.
     pub part: TensorPart,
     /// The edges of the layers that are divided.
     pub region: TensorRegion,
@@ -161,7 +161,7 @@ impl TensorRegion {
     /// Runs layers of a sequence region, in [`TensorRegion::over_sequence`] and where they are computed again in backward.
     ///
     /// # Errors
-    /// Those of `f`.
+    /// Returns the errors of `f`.
     pub fn in_sequence_region<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let _scope = self.has_sequence_regions().then(SequenceScope::enter);
         f()
@@ -171,7 +171,7 @@ impl TensorRegion {
     /// sequence region.
     ///
     /// # Errors
-    /// Those of `f`.
+    /// Returns the errors of `f`.
     pub fn outside_sequence_region<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let _scope = SequenceScope(IN_SEQUENCE_REGION.replace(false));
         f()
@@ -181,7 +181,7 @@ impl TensorRegion {
     /// ranks, which have other tokens. The parameter itself elsewhere.
     ///
     /// # Errors
-    /// Those of [`copy_to_region`].
+    /// Returns the errors of [`copy_to_region`].
     pub fn enter_parameter(&self, parameter: &Tensor) -> Result<Tensor> {
         match self.sequence_group() {
             Some(group) => copy_to_region(group, parameter),
@@ -192,7 +192,7 @@ impl TensorRegion {
     /// Returns the whole sequence of a sequence region, for a layer that every rank computes whole and alike.
     ///
     /// # Errors
-    /// Those of [`gather_from_region`].
+    /// Returns the errors of [`gather_from_region`].
     pub fn whole_sequence(&self, input: &Tensor) -> Result<Tensor> {
         match self.sequence_group() {
             Some(group) => gather_from_region(group, input, -2),
@@ -203,7 +203,7 @@ impl TensorRegion {
     /// Returns this rank's part of a [whole sequence](TensorRegion::whole_sequence) that every rank has computed alike.
     ///
     /// # Errors
-    /// Those of [`scatter_to_region`].
+    /// Returns the errors of [`scatter_to_region`].
     pub fn part_of_sequence(&self, whole: &Tensor) -> Result<Tensor> {
         match self.sequence_group() {
             Some(group) => scatter_to_region(group, whole, -2),
@@ -214,7 +214,7 @@ impl TensorRegion {
     /// Returns values that every rank has whole, of whose gradients each has a summand.
     ///
     /// # Errors
-    /// Those of [`copy_to_region`].
+    /// Returns the errors of [`copy_to_region`].
     pub fn enter_whole(&self, values: &Tensor) -> Result<Tensor> {
         match &self.group {
             Some(group) => copy_to_region(group, values),
@@ -232,7 +232,7 @@ impl TensorRegion {
     /// sequence region the parts of all ranks are put together along the dimension before the last.
     ///
     /// # Errors
-    /// Those of [`copy_to_region`] and [`gather_from_sequence_region`].
+    /// Returns the errors of [`copy_to_region`] and [`gather_from_sequence_region`].
     pub fn enter(&self, input: &Tensor) -> Result<Tensor> {
         match self.sequence_group() {
             Some(group) => gather_from_sequence_region(group, input, -2),
@@ -243,7 +243,7 @@ impl TensorRegion {
     /// Returns the sum of all ranks' outputs, equal on all of them; in a sequence region this rank's part of it.
     ///
     /// # Errors
-    /// Those of [`reduce_from_region`] and [`reduce_scatter_to_sequence_region`].
+    /// Returns the errors of [`reduce_from_region`] and [`reduce_scatter_to_sequence_region`].
     pub fn leave(&self, output: &Tensor) -> Result<Tensor> {
         if let Some(group) = self.sequence_group() {
             return reduce_scatter_to_sequence_region(group, output, -2);
@@ -258,7 +258,7 @@ impl TensorRegion {
     /// divided like `part`'s dimension. Their sizes may differ by one, as those of a vocabulary may.
     ///
     /// # Errors
-    /// Those of [`gather_from_region`].
+    /// Returns the errors of [`gather_from_region`].
     pub fn gather(&self, output: &Tensor, part: &TensorPart) -> Result<Tensor> {
         let Some(group) = &self.group else { return Ok(output.shallow_clone()) };
         let sizes = (0..part.ranks()).map(|rank| part.shape_of(rank)[part.dim()].cast_signed());
@@ -317,7 +317,7 @@ impl TensorRegion {
     /// dropout of divided values, whose ranks have others of them. What is drawn outside stays equal on all ranks.
     ///
     /// # Errors
-    /// Those of `f`; [`brigade_torch::ErrorKind::Tensor`] for a generator that cannot be set.
+    /// Returns the errors of `f`; [`brigade_torch::ErrorKind::Tensor`] for a generator that cannot be set.
     pub fn with_own_random_numbers<T>(
         &self,
         device: Device,

@@ -91,8 +91,8 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for numbers of
-    /// another shape, and for a rule that does not [take them](Rule::takes_device_scalars).
+    /// Returns the same errors as [`Optimizer::step`]; [`brigade_torch::ErrorKind::InvalidArgument`], with nothing
+    /// changed, for numbers of another shape, and for a rule that does not [take them](Rule::takes_device_scalars).
     pub fn step_with(&mut self, scalars: &DeviceScalars<'_>) -> Result<()> {
         self.lock().step(scalars)
     }

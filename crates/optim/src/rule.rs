@@ -292,7 +292,7 @@ impl<'a> Step<'a> {
     /// Does the same with another value.
     ///
     /// # Errors
-    /// As [`Step::fill_missing`].
+    /// Returns the same errors as [`Step::fill_missing`].
     pub fn fill_missing_with(&mut self, slot: usize, value: f64) -> Result<()> {
         for (&index, parameter) in self.chosen.iter().zip(self.parameters) {
             self.states.fill_like(index, slot, parameter, || like(parameter, value))?;
@@ -303,7 +303,7 @@ impl<'a> Step<'a> {
     /// Does the same with zeros in the shape that `shape` gives for each parameter's size.
     ///
     /// # Errors
-    /// As [`Step::fill_missing`].
+    /// Returns the same errors as [`Step::fill_missing`].
     pub fn fill_missing_shaped(
         &mut self,
         slot: usize,
@@ -326,7 +326,7 @@ impl<'a> Step<'a> {
     /// Runs `run` with each parameter, its gradient and its slots.
     ///
     /// # Errors
-    /// Those of `run`.
+    /// Returns the errors of `run`.
     pub fn each(
         &self,
         mut run: impl FnMut(&Tensor, &Tensor, &Slots<'_>) -> Result<()>,
@@ -495,7 +495,7 @@ impl<'a> ShardedStep<'a> {
     /// goes over all groups, adds up what it has, reduces it once, and goes over all groups again.
     ///
     /// # Errors
-    /// Those of `run`.
+    /// Returns the errors of `run`.
     pub fn each_group(&mut self, mut run: impl FnMut(&mut Step<'_>) -> Result<()>) -> Result<()> {
         let none = DeviceNumbers::default();
         self.groups

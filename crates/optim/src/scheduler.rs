@@ -147,7 +147,7 @@ impl Scheduler {
     /// Goes as many values further.
     ///
     /// # Errors
-    /// As [`Scheduler::step`].
+    /// Returns the same errors as [`Scheduler::step`].
     pub fn advance(&mut self, steps: u64) -> Result<()> {
         if self.watches_metric() {
             return Err(Error::invalid_argument(
@@ -253,7 +253,7 @@ impl Scheduler {
     /// step.
     ///
     /// # Errors
-    /// As [`Scheduler::check_state`], and as [`Scheduler::step`] for the value at that step.
+    /// Returns the same errors as [`Scheduler::check_state`], and as [`Scheduler::step`] for the value at that step.
     pub fn load_state(&mut self, state: &SchedulerState) -> Result<()> {
         self.check_state(state)?;
         let mut current = self.inner.state.lock();

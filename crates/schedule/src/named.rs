@@ -85,7 +85,7 @@ impl NamedSchedule {
     /// Makes the schedule.
     ///
     /// # Errors
-    /// Those of its constructor.
+    /// Returns the errors of its constructor.
     pub fn make(&self, arguments: &dyn Arguments) -> Result<Schedule, ScheduleError> {
         (self.make)(arguments)
     }

@@ -189,8 +189,8 @@ pub fn language_model_learner(
 /// ```
 ///
 /// # Errors
-/// As [`language_model_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] where the number of outputs is not
-/// known.
+/// Returns the same errors as [`language_model_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] where the
+/// number of outputs is not known.
 pub fn text_classifier_learner(
     accelerator: &Accelerator,
     data: TextData,

@@ -61,7 +61,8 @@ impl TokenCache {
     /// Returns the corpus of these texts, split by this tokenizer: from its file, or made and written to it.
     ///
     /// # Errors
-    /// As [`tokenize_all`](crate::tokenize_all); when the folder cannot be written to, or the texts change meanwhile.
+    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all); when the folder cannot be written to, or the
+    /// texts change meanwhile.
     pub fn corpus(
         &self,
         tokenizer: &dyn Tokenizer,

@@ -65,7 +65,7 @@ impl TokenCorpus {
     /// Splits all texts, on several threads, and keeps their tokens in memory.
     ///
     /// # Errors
-    /// As [`tokenize_all`](crate::tokenize_all).
+    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all).
     pub fn in_memory(
         tokenizer: &dyn Tokenizer,
         texts: &TextSource,

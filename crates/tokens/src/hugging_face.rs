@@ -174,7 +174,7 @@ impl HuggingFaceTokenizer {
     /// Encodes a pair of texts, such as a question and a text that may answer it.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// Returns the same errors as [`encode`](Self::encode).
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<Encoding> {
         let encoding = self.encode_texts(first, Some(second), OffsetType::Byte);
         encoding.map(|encoding| Encoding::of(&encoding))
@@ -229,7 +229,7 @@ impl HuggingFaceTokenizer {
     /// Returns the ids of a text alone, without what else an [`Encoding`] has: faster.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// Returns the same errors as [`encode`](Self::encode).
     pub fn ids(&self, text: &str) -> Result<Vec<u32>> {
         let encoding = self.encode_texts(text, None, OffsetType::None)?;
         Ok(encoding.get_ids().to_vec())
@@ -239,7 +239,7 @@ impl HuggingFaceTokenizer {
     /// encoding to `consume` in the order of the texts, as [`tokenize_all`](crate::tokenize_all) does.
     ///
     /// # Errors
-    /// As [`tokenize_all`](crate::tokenize_all); when texts have more than two fields.
+    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all); when texts have more than two fields.
     pub fn encode_all(
         &self,
         texts: &TextSource,

@@ -111,7 +111,7 @@ impl TextSource {
     /// [`FolderOptions::new`].
     ///
     /// # Errors
-    /// As [`FolderOptions::open`].
+    /// Returns the same errors as [`FolderOptions::open`].
     pub fn folder(root: impl AsRef<Path>) -> Result<Self> {
         FolderOptions::new().open(root)
     }
@@ -128,7 +128,7 @@ impl TextSource {
     /// rules of [`CsvOptions::new`].
     ///
     /// # Errors
-    /// As [`CsvOptions::open`].
+    /// Returns the same errors as [`CsvOptions::open`].
     pub fn csv(path: impl AsRef<Path>) -> Result<Self> {
         CsvOptions::new().open(path)
     }
@@ -136,7 +136,7 @@ impl TextSource {
     /// Reads a file of which each line is a text, by the rules of [`LinesOptions::new`].
     ///
     /// # Errors
-    /// As [`LinesOptions::open`].
+    /// Returns the same errors as [`LinesOptions::open`].
     pub fn lines(path: impl AsRef<Path>) -> Result<Self> {
         LinesOptions::new().open(path)
     }
@@ -231,7 +231,7 @@ impl TextSource {
     /// Returns the fields of all texts in order, as [`texts`](Self::texts) does.
     ///
     /// # Errors
-    /// As [`texts`](Self::texts).
+    /// Returns the same errors as [`texts`](Self::texts).
     pub fn fields(&self) -> Result<impl Iterator<Item = Result<Vec<String>>> + Send + '_> {
         Ok(self.unread()?.map(|text| text?.fields()))
     }
@@ -247,7 +247,7 @@ impl TextSource {
     /// Returns the fields of one text.
     ///
     /// # Errors
-    /// As [`text`](Self::text).
+    /// Returns the same errors as [`text`](Self::text).
     pub fn fields_of(&self, index: usize) -> Result<Vec<String>> {
         self.read(index)?.fields()
     }

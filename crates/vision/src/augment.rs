@@ -198,7 +198,7 @@ impl Augment {
     /// and the rest do not concern them. What lies outside is class 0 with [`Padding::Zeros`].
     ///
     /// # Errors
-    /// Those of [`Augment::apply`].
+    /// Returns the errors of [`Augment::apply`].
     pub fn apply_to_masks(&self, masks: &Tensor, drawn: &Tensor) -> Result<Tensor> {
         let drawn = self.checked(masks, drawn)?;
         let mapped = || {
@@ -220,7 +220,7 @@ impl Augment {
     /// own. Without [`Augment::mix`] the share is 1.
     ///
     /// # Errors
-    /// Those of [`Augment::apply`].
+    /// Returns the errors of [`Augment::apply`].
     pub fn targets(&self, labels: &Tensor, drawn: &Tensor) -> Result<MixedLabels> {
         let drawn = self.checked(labels, drawn)?;
         let targets = || {

@@ -117,7 +117,7 @@ impl TextClassifier {
     /// Computes the encoder's outputs, and where padding is.
     ///
     /// # Errors
-    /// Those of the encoder's forward: for a text without words, or shapes that do not fit.
+    /// Returns the errors of the encoder's forward: for a text without words, or shapes that do not fit.
     pub fn encode(&self, words: &Tensor) -> Result<(Tensor, Tensor)> {
         self.encoder.forward(words)
     }

@@ -89,7 +89,7 @@ impl LanguageModelHead {
     /// `targets` `[n, time]`.
     ///
     /// # Errors
-    /// Those of [`brigade_torch::linear_cross_entropy`], such as for a target that is no word.
+    /// Returns the errors of [`brigade_torch::linear_cross_entropy`], such as for a target that is no word.
     pub fn loss(
         &self,
         output: &Tensor,

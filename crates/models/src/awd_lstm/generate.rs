@@ -138,7 +138,7 @@ impl LanguageModel {
     /// on from the hidden state, and leaves it as it is behind the last word but one.
     ///
     /// # Errors
-    /// Those of [`generate_words`].
+    /// Returns the errors of [`generate_words`].
     pub fn next_words(
         &self,
         prompt: &[i64],

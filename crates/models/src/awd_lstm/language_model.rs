@@ -118,7 +118,7 @@ impl LanguageModel {
     /// Computes what goes into the decoder, `[n, time, embedding]`, after the dropout.
     ///
     /// # Errors
-    /// Those of the encoder's forward.
+    /// Returns the errors of the encoder's forward.
     pub fn decoder_input(&self, words: &Tensor) -> Result<Tensor> {
         let raw = self.encoder.forward(words)?;
         let dropped = self.output_dropout.forward(&raw)?;

@@ -190,7 +190,7 @@ impl Hub {
     /// they are not in the cache.
     ///
     /// # Errors
-    /// As [`file`](Self::file).
+    /// Returns the same errors as [`file`](Self::file).
     pub fn weights(&self, repository: &str) -> Result<PathBuf> {
         let [first, second] = WEIGHTS;
         match self.file(repository, first) {

@@ -245,7 +245,7 @@ impl Bert {
     /// Returns the input of each layer and the output of the last: transformers' `output_hidden_states`.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Returns the errors of the forward.
     pub fn hidden_states<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Vec<Tensor>> {
         let mut seen = Vec::new();
         let last = self.run(tokens.into(), Some(&mut seen))?;

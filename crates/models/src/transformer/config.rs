@@ -17,7 +17,7 @@ pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
     /// Reads the content of a `config.json`.
     ///
     /// # Errors
-    /// Those of [`ConfigError`] but [`ConfigError::Read`].
+    /// Returns the errors of [`ConfigError`] but [`ConfigError::Read`].
     fn from_config(config: Map<String, Value>) -> Result<Self, ConfigError>;
 
     /// Returns the content of a `config.json`, without what only a model knows (`architectures`, `dtype`).

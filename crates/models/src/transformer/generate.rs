@@ -337,7 +337,7 @@ impl GenerationOptions {
     /// of unequal lengths are padded on the left, with an attention mask `[batch, tokens]` of 0 there.
     ///
     /// # Errors
-    /// As [`GenerationOptions::stream`], and the model's.
+    /// Returns the same errors as [`GenerationOptions::stream`], and the model's.
     pub fn generate<M: CausalModel>(
         &self,
         model: &M,

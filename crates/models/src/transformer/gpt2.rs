@@ -166,7 +166,7 @@ impl Gpt2 {
     /// `output_hidden_states`.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Returns the errors of the forward.
     pub fn hidden_states<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Vec<Tensor>> {
         let mut seen = Vec::new();
         let last = self.run(tokens.into(), None, Some(&mut seen))?;
@@ -177,7 +177,7 @@ impl Gpt2 {
     /// Computes the tokens that follow those in the cache, and adds them to it.
     ///
     /// # Errors
-    /// Those of the forward; more tokens than positions.
+    /// Returns the errors of the forward; more tokens than positions.
     pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
         self.run(tokens, Some(cache), None)
     }

@@ -75,7 +75,7 @@ pub fn token_loss(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<To
 /// ```
 ///
 /// # Errors
-/// As [`token_loss`].
+/// Returns the same errors as [`token_loss`].
 pub fn causal_lm_loss(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
     token_loss(logits, &shifted(labels)?, smoothing)
 }
@@ -121,7 +121,7 @@ impl ProblemType {
 /// ```
 ///
 /// # Errors
-/// As [`token_loss`].
+/// Returns the same errors as [`token_loss`].
 pub fn sequence_loss(
     logits: &Tensor,
     labels: &Tensor,

@@ -67,7 +67,7 @@ pub trait Transformer: Sized {
     /// one tensor here and each its own there. Defaults to nothing.
     ///
     /// # Errors
-    /// Those of [`WeightsReader::stack`].
+    /// Returns the errors of [`WeightsReader::stack`].
     fn adapt_weights(weights: &mut WeightsReader) -> Result<()> {
         let _ = weights;
         Ok(())
@@ -111,7 +111,7 @@ pub trait Transformer: Sized {
     /// ```
     ///
     /// # Errors
-    /// As [`Transformer::from_pretrained`].
+    /// Returns the same errors as [`Transformer::from_pretrained`].
     fn from_pretrained_as(folder: impl AsRef<Path>, builder: ModelBuilder) -> Result<Model<Self>> {
         let folder = folder.as_ref();
         let options = Self::Options::from_folder(folder)?;
@@ -154,7 +154,7 @@ pub trait Transformer: Sized {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Transformer::from_pretrained`] and of [`Model::place_as`].
+    /// Returns the errors of [`Transformer::from_pretrained`] and of [`Model::place_as`].
     fn from_pretrained_on(
         folder: impl AsRef<Path>,
         map: &DeviceMap,
@@ -196,7 +196,7 @@ pub trait Transformer: Sized {
     /// ```
     ///
     /// # Errors
-    /// As [`Transformer::from_pretrained`], and those of [`Model::quantize`].
+    /// Returns the same errors as [`Transformer::from_pretrained`], and those of [`Model::quantize`].
     fn from_pretrained_quantized(
         folder: impl AsRef<Path>,
         builder: ModelBuilder,
@@ -220,8 +220,8 @@ pub trait Transformer: Sized {
     /// Everything else has to fit, or nothing is changed.
     ///
     /// # Errors
-    /// Those of [`WeightsReader::open`] and of [`weights::read`]; [`brigade_nn::ModelError::Mismatch`] with the report, or
-    /// an error that says so for a vocabulary of another size.
+    /// Returns the errors of [`WeightsReader::open`] and of [`weights::read`]; [`brigade_nn::ModelError::Mismatch`]
+    /// with the report, or an error that says so for a vocabulary of another size.
     fn load_pretrained(
         model: &mut Model<Self>,
         weights: impl AsRef<Path>,
@@ -245,8 +245,9 @@ pub trait Transformer: Sized {
     /// (`max_shard_size`). Parts and an index of an earlier save are removed.
     ///
     /// # Errors
-    /// As [`Transformer::save_pretrained`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a model whose layers ranks
-    /// divide: `Accelerator::save_model` writes its weights, and [`Transformer::save_config`] the file beside them.
+    /// Returns the same errors as [`Transformer::save_pretrained`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a
+    /// model whose layers ranks divide: `Accelerator::save_model` writes its weights, and [`Transformer::save_config`]
+    /// the file beside them.
     fn save_pretrained_in_parts(
         model: &Model<Self>,
         folder: impl AsRef<Path>,
@@ -278,7 +279,7 @@ pub trait Transformer: Sized {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Model::save_quantized`]; [`brigade_checkpoint::Error`] where a file cannot be written.
+    /// Returns the errors of [`Model::save_quantized`]; [`brigade_checkpoint::Error`] where a file cannot be written.
     fn save_quantized(model: &Model<Self>, folder: impl AsRef<Path>) -> Result<()> {
         let folder = folder.as_ref();
         Self::save_config(model, folder)?;

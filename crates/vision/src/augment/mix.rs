@@ -101,7 +101,7 @@ impl MixedLabels {
     /// that gives one value for each sample, `[n]`.
     ///
     /// # Errors
-    /// Those of the loss, and libtorch's.
+    /// Returns the errors of the loss, and libtorch's.
     pub fn loss(
         &self,
         loss: impl Fn(&Tensor) -> std::result::Result<Tensor, TchError>,

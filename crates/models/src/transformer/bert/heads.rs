@@ -105,7 +105,7 @@ impl BertForMaskedLm {
     /// Computes the body's hidden numbers `[batch, tokens, hidden_size]`.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Returns the errors of the forward.
     pub fn hidden<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Tensor> {
         self.bert.forward(tokens)
     }
@@ -114,7 +114,7 @@ impl BertForMaskedLm {
     /// [`crate::token_loss`] of the logits. The head's layers see the other positions only, some 15 % of them.
     ///
     /// # Errors
-    /// Those of the forward; labels that are no tokens.
+    /// Returns the errors of the forward; labels that are no tokens.
     pub fn loss<'t>(
         &self,
         tokens: impl Into<Tokens<'t>>,

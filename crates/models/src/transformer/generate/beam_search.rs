@@ -65,7 +65,7 @@ impl GenerationOptions {
     /// ```
     ///
     /// # Errors
-    /// As [`GenerationOptions::stream`].
+    /// Returns the same errors as [`GenerationOptions::stream`].
     pub fn beam_search<'m, M: CausalModel>(
         &self,
         model: &'m M,
