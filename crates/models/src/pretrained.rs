@@ -47,7 +47,7 @@ pub struct Pretrained {
     entry: Option<String>,
 }
 
-/// What [`Pretrained::load`] has done.
+/// Report of [`Pretrained::load`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PretrainedReport {
     /// The number of tensors that have the file's values.
@@ -63,7 +63,7 @@ pub struct PretrainedReport {
     pub unused: Vec<String>,
     /// The key of the state dictionary in its file; empty where it was all of the file.
     pub key: String,
-    /// What was taken off the file's names, such as `module.` or `backbone.`.
+    /// Prefix that was removed from the file's names, such as `module.` or `backbone.`.
     pub prefix: String,
 }
 
@@ -108,8 +108,8 @@ struct Fit<'s> {
 }
 
 impl Pretrained {
-    /// Returns the defaults: the architecture's rule for channels ([`ImageClassifier::input_channels`]), and of a
-    /// `.pth` file the state dictionary that [`Pretrained::entry`] says.
+    /// Returns the defaults: the architecture's rule for channels ([`ImageClassifier::input_channels`]), and the state
+    /// dictionary of a `.pth` file that [`Pretrained::entry`] documents.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

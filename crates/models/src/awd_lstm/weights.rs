@@ -13,7 +13,7 @@ use crate::pretrained::read_state_dict;
 
 /// A model with an AWD-LSTM in it, whose weights can come from another one's.
 pub trait AwdLstmModel {
-    /// The encoder.
+    /// Returns the model's encoder.
     fn encoder(&self) -> &AwdLstm;
 
     /// The full name of the decoder, which has a row for each word, if there is one.
@@ -159,7 +159,7 @@ pub struct PretrainedLanguageModel {
     vocabulary: Vec<String>,
 }
 
-/// What [`PretrainedLanguageModel::load_into`] has done.
+/// Report of [`PretrainedLanguageModel::load_into`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EmbeddingReport {
     /// The number of names that have the file's values.

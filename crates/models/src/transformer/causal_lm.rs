@@ -43,8 +43,8 @@ pub trait CausalBody: Transformer + LayerGroups {
         Ok((hidden, ContextRegion::default().part(length, true)))
     }
 
-    /// As [`CausalBody::run_part`], with a loss of the body's own that is added to the mean loss of labels, such as that of
-    /// routers. Defaults to none.
+    /// Runs a part of the body as [`CausalBody::run_part`] does, and also returns a loss of the body's own that is
+    /// added to the mean loss of labels, such as that of routers. Defaults to none.
     ///
     /// # Errors
     /// Returns the errors of [`CausalBody::run_part`].
@@ -96,7 +96,7 @@ impl<B: CausalBody> CausalLm<B> {
         Self { body, lm_head }
     }
 
-    /// Returns the body.
+    /// Returns the transformer body, without its head.
     #[must_use]
     pub fn body(&self) -> &B {
         &self.body

@@ -36,7 +36,7 @@ use crate::classifier::is_below;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Transformer: Sized {
-    /// What `config.json` holds.
+    /// Architecture options, as in `config.json`.
     type Options: TransformerOptions;
 
     /// The class of transformers that it is (`architectures`).
@@ -55,16 +55,16 @@ pub trait Transformer: Sized {
     /// Returns what it was built with.
     fn options(&self) -> &Self::Options;
 
-    /// Whether a parameter is the body's and may yet be missing in weights or in the model, as BERT's pooler. The
-    /// name has the body's prefix.
+    /// Returns `true` if a parameter of the body may be missing in the weights or in the model, such as BERT's pooler.
+    /// The name has the body's prefix.
     #[must_use]
     fn is_optional(name: &str) -> bool {
         let _ = name;
         false
     }
 
-    /// Gives tensors of weights files the names and shapes of this model's, where files have others, as of experts that are
-    /// one tensor here and each its own there. Defaults to nothing.
+    /// Maps tensors of weights files to the names and shapes of this model's parameters where they differ, such as
+    /// experts that are one tensor here and one tensor each in the file. Defaults to no change.
     ///
     /// # Errors
     /// Returns the errors of [`WeightsReader::stack`].
@@ -93,8 +93,8 @@ pub trait Transformer: Sized {
         Self::from_pretrained_as(folder, Model::builder())
     }
 
-    /// As [`Transformer::from_pretrained`], of another kind or on another device, or deferred: then the weights are read when
-    /// the parameters get their memory, by each rank of a sharded model its rows.
+    /// Loads a model as [`Transformer::from_pretrained`] does, in another kind, on another device, or deferred: then
+    /// the weights are read when the parameters get their memory, and each rank of a sharded model reads only its rows.
     ///
     /// ```
     /// use brigade_models::{Gpt2LmHead, Gpt2Options, Transformer};
@@ -128,10 +128,10 @@ pub trait Transformer: Sized {
         Ok(model)
     }
 
-    /// As [`Transformer::from_pretrained`], with each tensor where a device map has it: for inference with a model that does not
-    /// fit a device ([`Model::dispatch`]; transformers' `device_map`), and with weights in 8 or 4 bits where that is asked for
-    /// ([`Model::place_as`]). By default weights keep the type that most of the files' have, as with transformers'
-    /// `dtype="auto"`. The model is in evaluation.
+    /// Loads a model as [`Transformer::from_pretrained`] does, with each tensor where a device map puts it: for
+    /// inference with a model that does not fit a device ([`Model::dispatch`]; transformers' `device_map`), with
+    /// weights in 8 or 4 bits if requested ([`Model::place_as`]). By default weights keep the type of most of the
+    /// files' tensors, as with transformers' `dtype="auto"`. The model is in evaluation.
     ///
     /// ```
     /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options, Transformer};
@@ -171,9 +171,10 @@ pub trait Transformer: Sized {
         Ok(model)
     }
 
-    /// As [`Transformer::from_pretrained_as`], with weights in 8 or 4 bits for inference, or in another floating-point kind.
-    /// Each weight is read, quantised and dropped: one whole weight is in memory beside what stays. The model is in evaluation
-    /// where weights are quantised. Print the report at the start: it says which layers have no kernel.
+    /// Loads a model as [`Transformer::from_pretrained_as`] does, with weights in 8 or 4 bits for inference, or in
+    /// another floating-point kind. Each weight is read, quantised and freed: at most one whole weight is in memory
+    /// beside the quantised ones. The model is in evaluation if weights are quantised. Print the report at the start:
+    /// it lists the layers that have no kernel.
     ///
     /// ```
     /// use brigade_models::{LlamaForCausalLm, LlamaOptions, Transformer};
@@ -241,8 +242,8 @@ pub trait Transformer: Sized {
         Self::save_pretrained_in_parts(model, folder, u64::MAX)
     }
 
-    /// As [`Transformer::save_pretrained`], with weights in files of at most `max_bytes` each and their index
-    /// (`max_shard_size`). Parts and an index of an earlier save are removed.
+    /// Saves a model as [`Transformer::save_pretrained`] does, with weights in files of at most `max_bytes` each and
+    /// their index (`max_shard_size`). Parts and an index of an earlier save are removed.
     ///
     /// # Errors
     /// Returns the same errors as [`Transformer::save_pretrained`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a

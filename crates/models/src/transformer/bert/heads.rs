@@ -96,7 +96,7 @@ impl BertForMaskedLm {
         }
     }
 
-    /// Returns the body.
+    /// Returns the transformer body, without its head.
     #[must_use]
     pub fn body(&self) -> &Bert {
         &self.bert
@@ -195,13 +195,13 @@ impl BertForSequenceClassification {
         Self { bert, classifier: Classifier::new(path, options) }
     }
 
-    /// Returns the body.
+    /// Returns the transformer body, without its head.
     #[must_use]
     pub fn body(&self) -> &Bert {
         &self.bert
     }
 
-    /// Computes the loss of logits by the options' problem type, or the one that the labels tell:
+    /// Computes the loss of logits by the options' problem type, or by the one that follows from the labels:
     /// [`sequence_loss`].
     ///
     /// # Errors
@@ -274,7 +274,7 @@ impl BertForTokenClassification {
         Self { bert, classifier: Classifier::new(path, options) }
     }
 
-    /// Returns the body.
+    /// Returns the transformer body, without its head.
     #[must_use]
     pub fn body(&self) -> &Bert {
         &self.bert
