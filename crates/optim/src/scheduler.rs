@@ -39,12 +39,12 @@ pub struct Scheduler {
     inner: Arc<SchedulerInner>,
 }
 
-/// What a checkpoint keeps of a [`Scheduler`].
+/// State of a [`Scheduler`] in a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerState {
     /// Steps made: the schedule's step that is set now.
     pub position: u64,
-    /// Where a schedule that watches a metric stands.
+    /// State of a schedule that follows a metric.
     pub plateau: Option<PlateauState>,
 }
 
@@ -204,7 +204,7 @@ impl Scheduler {
         *self.inner.state.lock()
     }
 
-    /// Returns what sets the learning rates, as checkpoints say it.
+    /// Returns the definition of the learning rates that checkpoints record.
     #[must_use]
     pub fn definition(&self) -> Definition {
         match &self.inner.plan {
@@ -231,7 +231,7 @@ impl Scheduler {
         }
     }
 
-    /// Says whether a state is of the same kind of scheduler.
+    /// Checks that a state is of the same kind of scheduler.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] when one watches a metric and the other does not.
