@@ -60,14 +60,14 @@ pub struct Augment {
 }
 
 impl Augment {
-    /// Nothing at all.
+    /// Returns an augmentation without any transform.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// fastai's `aug_transforms()` with its defaults: flip, warp by up to 0.2, rotation by up to 10 degrees,
-    /// zoom by up to 1.1, brightness and contrast by up to 0.2; reflection outside.
+    /// Returns fastai's `aug_transforms()` with its defaults: flip, warp by up to 0.2, rotation by up to 10 degrees,
+    /// zoom by up to 1.1, brightness and contrast by up to 0.2, and reflection padding.
     #[must_use]
     pub fn fastai() -> Self {
         Self::new()
@@ -94,7 +94,7 @@ impl Augment {
         self
     }
 
-    /// Turns hues.
+    /// Adds a random change of hue.
     #[must_use]
     pub fn hue(mut self, hue: Hue) -> Self {
         self.hue = Some(hue);
@@ -122,7 +122,7 @@ impl Augment {
         self
     }
 
-    /// Erases rectangles.
+    /// Adds random erasing of rectangles.
     #[must_use]
     pub fn erasing(mut self, erasing: RandomErasing) -> Self {
         self.erasing = Some(erasing);
@@ -165,7 +165,7 @@ impl Augment {
         self.normalize
     }
 
-    /// Whether images are mixed with others, so that their labels must be, too.
+    /// Returns `true` if images are mixed with others, so that their labels must be mixed, too.
     #[must_use]
     pub fn mixes(&self) -> bool {
         self.mix.is_some()
