@@ -21,7 +21,7 @@ use brigade_rank_env::text::counted;
 use crate::files::io_error;
 use crate::{Error, Result};
 
-/// Texts in an order, with their labels and whether they are to validate with, where the source tells.
+/// Ordered texts, with their labels and their division into training and validation texts where the source has them.
 ///
 /// Texts are read when they are asked for; memory holds labels, names and places of texts.
 ///
@@ -124,8 +124,8 @@ impl TextSource {
         folder::of_files(paths.into_iter().map(Into::into).collect())
     }
 
-    /// Reads a CSV file with columns `text`, `label` and `is_valid`, of which only the first must be there, by the
-    /// rules of [`CsvOptions::new`].
+    /// Reads a CSV file with a column `text` and optional columns `label` and `is_valid`, by the rules of
+    /// [`CsvOptions::new`].
     ///
     /// # Errors
     /// Returns the same errors as [`CsvOptions::open`].
@@ -190,7 +190,7 @@ impl TextSource {
         self.len
     }
 
-    /// Whether there are no texts: never.
+    /// Returns `false`: a source has at least one text.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -208,13 +208,13 @@ impl TextSource {
         self.labels.as_deref()
     }
 
-    /// Returns for each text whether it is to validate with, where the source tells.
+    /// Returns one flag per text, `true` for validation texts, if the source has them.
     #[must_use]
     pub fn is_valid(&self) -> Option<&[bool]> {
         self.is_valid.as_deref()
     }
 
-    /// Says which text this is, for messages: its file, its row, its number.
+    /// Returns a text's name for messages: its file, its row or its number.
     #[must_use]
     pub fn name(&self, index: usize) -> String {
         self.reader.name(index)
@@ -236,7 +236,7 @@ impl TextSource {
         Ok(self.unread()?.map(|text| text?.fields()))
     }
 
-    /// Returns one text.
+    /// Returns the text at an index.
     ///
     /// # Errors
     /// When there is no text with this number, it cannot be read, or is not UTF-8.
