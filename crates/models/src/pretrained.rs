@@ -13,8 +13,7 @@ use tch::{Device, Tensor};
 use crate::classifier::is_below;
 use crate::{ImageClassifier, InputChannels};
 
-/// How to load a weights file of another library into an image classifier whose number of classes or
-/// channels may be another one.
+/// Loader of weights files of other libraries into an image classifier whose number of classes or channels may differ.
 ///
 /// - A head for another number of classes is left as it was drawn.
 /// - A first convolution for another number of channels is computed: [`InputChannels`].

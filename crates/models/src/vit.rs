@@ -59,7 +59,7 @@ pub struct VisionTransformerOptions {
     pub width: i64,
     /// Number of transformer blocks. Defaults to 12.
     pub depth: usize,
-    /// Heads of each attention; they divide the width.
+    /// Number of attention heads, a divisor of the width.
     pub heads: i64,
     /// Dropout probability after the position embeddings and after each linear layer. Defaults to 0.
     pub dropout: f64,

@@ -163,7 +163,7 @@ impl Stages {
     /// or those of a stage. For a row that computes something around its blocks.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Stages::run`].
     pub fn run_blocks(
         &self,
         first: impl FnOnce() -> Result<Tensor>,
@@ -416,7 +416,7 @@ impl PipelineStages {
     /// their own, so that their backward can run once where the backward of the blocks runs in two parts.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`PipelineStages::run`].
     pub fn run_split<T>(
         &self,
         stage: usize,

@@ -42,15 +42,15 @@ pub struct BertOptions {
     /// Activation of the feed-forward layers. Defaults to [`Activation::Gelu`].
     #[serde(with = "config::activation")]
     pub hidden_act: Activation,
-    /// Dropout of embeddings and of what a layer adds; 0.1.
+    /// Dropout probability of the embeddings and of the residual branches. Defaults to 0.1.
     pub hidden_dropout_prob: f64,
-    /// Dropout of the weights of attention; 0.1.
+    /// Dropout probability of the attention weights. Defaults to 0.1.
     pub attention_probs_dropout_prob: f64,
     /// Maximum sequence length in tokens. Defaults to 512.
     pub max_position_embeddings: i64,
     /// Number of token types: the segments of a pair of texts. Defaults to 2.
     pub type_vocab_size: i64,
-    /// The deviation of first values; 0.02.
+    /// Standard deviation of the initial weights. Defaults to 0.02.
     pub initializer_range: f64,
     /// Epsilon of the layer norms. Defaults to 1e-12.
     pub layer_norm_eps: f64,

@@ -47,15 +47,15 @@ pub struct Gpt2Options {
     /// Activation of the feed-forward layers. Defaults to [`Activation::GeluTanh`].
     #[serde(with = "config::activation")]
     pub activation_function: Activation,
-    /// Dropout of what a block adds; 0.1.
+    /// Dropout probability of the residual branches. Defaults to 0.1.
     pub resid_pdrop: f64,
-    /// Dropout of the embeddings; 0.1.
+    /// Dropout probability of the embeddings. Defaults to 0.1.
     pub embd_pdrop: f64,
-    /// Dropout of the weights of attention; 0.1.
+    /// Dropout probability of the attention weights. Defaults to 0.1.
     pub attn_pdrop: f64,
     /// Epsilon of the layer norms. Defaults to 1e-5.
     pub layer_norm_epsilon: f64,
-    /// The deviation of first values; 0.02.
+    /// Standard deviation of the initial weights. Defaults to 0.02.
     pub initializer_range: f64,
     /// Divides the attention scores by the square root of a head's width. Defaults to `true`.
     pub scale_attn_weights: bool,

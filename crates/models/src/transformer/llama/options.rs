@@ -33,7 +33,7 @@ pub struct LlamaOptions {
     pub hidden_act: Activation,
     /// Maximum sequence length of the training, in tokens. Longer texts are computed, too. Defaults to 2048.
     pub max_position_embeddings: i64,
-    /// The deviation of first values; 0.02.
+    /// Standard deviation of the initial weights. Defaults to 0.02.
     pub initializer_range: f64,
     /// Epsilon of the RMS norms. Defaults to 1e-6.
     pub rms_norm_eps: f64,
