@@ -30,7 +30,7 @@ impl Activation {
         }
     }
 
-    /// Applies the function.
+    /// Applies the activation function to a tensor.
     ///
     /// # Errors
     /// libtorch's, as out of memory.

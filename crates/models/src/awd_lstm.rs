@@ -66,15 +66,15 @@ pub struct AwdLstm {
 /// Sizes and dropouts of an [`AwdLstm`] and what comes after it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AwdLstmOptions {
-    /// Numbers of a word (`emb_sz`), and of the last layer's output; 400.
+    /// Embedding size (`emb_sz`), also the width of the last layer's output. Defaults to 400.
     pub embedding: i64,
-    /// Numbers of the other layers' outputs (`n_hid`); 1152.
+    /// Hidden size of the layers but the last (`n_hid`). Defaults to 1152.
     pub hidden: i64,
-    /// Layers (`n_layers`); 3.
+    /// Number of LSTM layers (`n_layers`). Defaults to 3.
     pub layers: usize,
-    /// The word that stands for padding (`pad_token`): its row gets no gradient; 1.
+    /// Id of the padding token (`pad_token`), whose embedding gets no gradient. Defaults to 1.
     pub padding: i64,
-    /// Reads in both directions, each with half of the numbers (`bidir`); false.
+    /// Reads in both directions, each with half of the hidden size (`bidir`). Defaults to `false`.
     pub bidirectional: bool,
     /// The probabilities of dropout.
     pub dropout: AwdLstmDropout,
@@ -83,16 +83,16 @@ pub struct AwdLstmOptions {
 /// The probabilities of an AWD-LSTM's five dropouts, each in `[0, 1)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AwdLstmDropout {
-    /// Of a word, at all its places in a batch (`embed_p`).
+    /// Dropout probability of a token's embedding, at all its positions in a batch (`embed_p`).
     pub embedding: f64,
-    /// Of a number of the first layer's input, for all of a sequence (`input_p`).
+    /// Dropout probability of the first layer's inputs, with one mask for the whole sequence (`input_p`).
     pub input: f64,
-    /// Of a weight between time steps (`weight_p`).
+    /// Dropout probability of the recurrent weights (`weight_p`).
     pub weight: f64,
-    /// Of a number between two layers, for all of a sequence (`hidden_p`).
+    /// Dropout probability between two layers, with one mask for the whole sequence (`hidden_p`).
     pub hidden: f64,
-    /// Of a number that goes into the decoder, for all of a sequence, or of the classifier's first layer
-    /// (`output_p`).
+    /// Dropout probability of the decoder's inputs, with one mask for the whole sequence, or of the inputs of the
+    /// classifier's first layer (`output_p`).
     pub output: f64,
 }
 
@@ -126,7 +126,7 @@ impl AwdLstmOptions {
         },
     };
 
-    /// fastai's `awd_lstm_lm_config`.
+    /// Returns the options of fastai's `awd_lstm_lm_config`.
     #[must_use]
     pub fn language_model() -> Self {
         let dropout =
@@ -134,7 +134,7 @@ impl AwdLstmOptions {
         Self { dropout, ..Self::SIZES }
     }
 
-    /// fastai's `awd_lstm_clas_config`.
+    /// Returns the options of fastai's `awd_lstm_clas_config`.
     #[must_use]
     pub fn classifier() -> Self {
         let dropout =

@@ -28,14 +28,14 @@ pub trait ImageClassifier {
     /// The name of the convolution that takes the images' channels.
     fn first_convolution(&self) -> String;
 
-    /// Whether a parameter may stay as it was drawn where a file has no values of its shape for it: those of
-    /// the [classifier](Self::classifier), if the architecture does not say otherwise.
+    /// Returns `true` if a parameter may keep its initial values where a file has no values of its shape for it.
+    /// Defaults to the parameters of the [classifier](Self::classifier).
     fn in_head(&self, name: &str) -> bool {
         is_below(&self.classifier(), name)
     }
 
-    /// How the first convolution is computed for another number of channels, where [`crate::Pretrained`] is
-    /// not told: by the rule of the library that the architecture follows.
+    /// Returns the rule by which the first convolution is computed for another number of channels, where
+    /// [`crate::Pretrained`] sets none: that of the library that the architecture follows.
     fn input_channels(&self) -> InputChannels {
         InputChannels::Repeat
     }

@@ -51,11 +51,11 @@ pub struct Cnn {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CnnOptions {
-    /// Channels of an image; 1.
+    /// Number of channels of the images. Defaults to 1.
     pub channels: i64,
-    /// Height and width of an image, of 4 pixels at least; 28 and 28.
+    /// Size `[height, width]` of the images in pixels, at least 4 each. Defaults to 28 by 28.
     pub size: [i64; 2],
-    /// Classes; 10.
+    /// Number of classes. Defaults to 10.
     pub classes: i64,
 }
 

@@ -40,17 +40,17 @@ pub struct ConvNeXtOptions {
     pub channels: [i64; 4],
     /// Blocks of the four stages.
     pub blocks: [usize; 4],
-    /// Channels of the images; 3.
+    /// Number of channels of the images. Defaults to 3.
     pub in_channels: i64,
     /// The probability that training leaves out the last block's branch for an image; blocks before it have
     /// less, in proportion to their depth.
     pub stochastic_depth: f64,
-    /// First value of the factor on each branch; 1e-6.
+    /// Initial value of the scale on each residual branch. Defaults to 1e-6.
     pub layer_scale: f64,
 }
 
 impl ConvNeXtOptions {
-    /// torchvision's `convnext_tiny`.
+    /// Returns the options of torchvision's `convnext_tiny`.
     #[must_use]
     pub fn tiny() -> Self {
         Self {

@@ -42,30 +42,30 @@ pub struct Head {
 pub struct HeadOptions {
     /// Numbers that come out (`n_out`).
     pub classes: i64,
-    /// Outputs of the linear layers before the last one (`lin_ftrs`); one of 512.
+    /// Widths of the hidden linear layers (`lin_ftrs`). Defaults to one of 512.
     pub hidden: Vec<i64>,
     /// The probabilities of dropout of the linear layers (`ps`): one for each, or a single one, which is the
     /// last layer's and twice those before; 0.5. A layer whose probability is 0 has no dropout, and what
     /// comes after it has lower numbers.
     pub dropout: Vec<f64>,
-    /// Takes maps and pools them (`pool`); true. Without it the input is `[n, features]`.
+    /// Takes feature maps and pools them (`pool`). Defaults to `true`. Without it the input is `[n, features]`.
     pub pool: bool,
-    /// Pools by the largest values and by the means, so that the first layer has twice as many inputs, and
-    /// not by the means alone (`concat_pool`); true.
+    /// Concatenates max pooling and average pooling, so that the first layer has twice as many inputs, instead of
+    /// average pooling alone (`concat_pool`). Defaults to `true`.
     pub concat_pool: bool,
-    /// Normalises what comes into the first linear layer (`first_bn`); true. A linear layer with a
+    /// Normalises the input of the first linear layer (`first_bn`). Defaults to `true`. A linear layer with a
     /// normalisation has no bias.
     pub first_bn: bool,
-    /// Normalises the output, with a momentum of 0.01 (`bn_final`); false.
+    /// Normalises the output, with a momentum of 0.01 (`bn_final`). Defaults to `false`.
     pub bn_final: bool,
-    /// Puts each linear layer before its normalisation and dropout (`lin_first`); false.
+    /// Puts each linear layer before its normalisation and dropout (`lin_first`). Defaults to `false`.
     pub lin_first: bool,
-    /// Brings the output into this range by a sigmoid (`y_range`), for regression; none.
+    /// Range `[low, high]` to which a sigmoid scales the output (`y_range`), for regression. Defaults to none.
     pub y_range: Option<[f64; 2]>,
 }
 
 impl HeadOptions {
-    /// fastai's defaults.
+    /// Returns fastai's default options for a number of classes.
     #[must_use]
     pub fn new(classes: i64) -> Self {
         Self {

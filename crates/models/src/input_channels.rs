@@ -3,8 +3,8 @@
 use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
-/// How the weights of a first convolution are computed for another number of channels than they were
-/// trained with.
+/// Rule by which the weights of a first convolution are computed for another number of channels than they were trained
+/// with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum InputChannels {

@@ -13,8 +13,7 @@ use tch::{Device, Tensor};
 use crate::classifier::is_below;
 use crate::{ImageClassifier, InputChannels};
 
-/// How to load a weights file of another library into an image classifier whose number of classes or
-/// channels may be another one.
+/// Loader of weights files of other libraries into an image classifier whose number of classes or channels may differ.
 ///
 /// - A head for another number of classes is left as it was drawn.
 /// - A first convolution for another number of channels is computed: [`InputChannels`].
@@ -47,7 +46,7 @@ pub struct Pretrained {
     entry: Option<String>,
 }
 
-/// What [`Pretrained::load`] has done.
+/// Report of [`Pretrained::load`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PretrainedReport {
     /// The number of tensors that have the file's values.
@@ -63,7 +62,7 @@ pub struct PretrainedReport {
     pub unused: Vec<String>,
     /// The key of the state dictionary in its file; empty where it was all of the file.
     pub key: String,
-    /// What was taken off the file's names, such as `module.` or `backbone.`.
+    /// Prefix that was removed from the file's names, such as `module.` or `backbone.`.
     pub prefix: String,
 }
 
@@ -108,8 +107,8 @@ struct Fit<'s> {
 }
 
 impl Pretrained {
-    /// Returns the defaults: the architecture's rule for channels ([`ImageClassifier::input_channels`]), and of a
-    /// `.pth` file the state dictionary that [`Pretrained::entry`] says.
+    /// Returns the defaults: the architecture's rule for channels ([`ImageClassifier::input_channels`]), and the state
+    /// dictionary of a `.pth` file that [`Pretrained::entry`] documents.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -132,8 +131,9 @@ impl Pretrained {
     /// adapted is in memory by itself, too.
     ///
     /// # Errors
-    /// Those of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] with the report where more differs than the
-    /// head: nothing was changed. [`brigade_nn::ModelError::Interrupted`] when the disk fails after all was looked at.
+    /// Returns the errors of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] with the report where more
+    /// differs than the head: nothing was changed. [`brigade_nn::ModelError::Interrupted`] when the disk fails after
+    /// all was looked at.
     pub fn load<M: ImageClassifier>(
         &self,
         model: &mut Model<M>,

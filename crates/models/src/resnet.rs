@@ -43,27 +43,27 @@ pub struct ResNetOptions {
     pub blocks: [usize; 4],
     /// Blocks of three convolutions (1 x 1, 3 x 3, 1 x 1 with four times the channels) instead of two.
     pub bottleneck: bool,
-    /// Groups of the 3 x 3 convolution in a bottleneck; 1. ResNeXt has 32.
+    /// Number of groups of the 3 x 3 convolution in a bottleneck. Defaults to 1. ResNeXt has 32.
     pub groups: i64,
-    /// Channels of the 3 x 3 convolution in a bottleneck, for each group and 64 channels of the stage;
-    /// 64. Wide networks have 128.
+    /// Number of channels of the 3 x 3 convolution in a bottleneck, for each group and 64 channels of the stage.
+    /// Defaults to 64. Wide networks have 128.
     pub width_per_group: i64,
     /// The last normalisation of each block starts at 0, so that blocks start as the identity
     /// (Goyal et al., 2017); false in torchvision, true in timm.
     pub zero_init_residual: bool,
-    /// Channels of the images; 3.
+    /// Number of channels of the images. Defaults to 3.
     pub in_channels: i64,
     /// The convolutions before the first stage.
     pub stem: Stem,
-    /// Halves the size of a shortcut by means of 2 x 2 pixels instead of a stride (timm's `avg_down`);
-    /// false.
+    /// Halves the size of a shortcut by 2 x 2 average pooling instead of a stride (timm's `avg_down`). Defaults to
+    /// `false`.
     pub average_shortcut: bool,
 }
 
-/// What comes before the first stage of a [`ResNet`]; the output has 64 channels.
+/// Layers before the first stage of a [`ResNet`]. Their output has 64 channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Stem {
-    /// One convolution of 7 x 7 with stride 2.
+    /// A single 7 x 7 convolution with stride 2.
     #[default]
     Conv7,
     /// Three convolutions of 3 x 3, the first with stride 2, with these channels after the first two
@@ -72,7 +72,7 @@ pub enum Stem {
 }
 
 impl ResNetOptions {
-    /// With blocks of two convolutions.
+    /// Returns options with basic blocks, of two convolutions each.
     #[must_use]
     pub fn basic(blocks: [usize; 4]) -> Self {
         Self {
@@ -87,7 +87,7 @@ impl ResNetOptions {
         }
     }
 
-    /// With blocks of three convolutions.
+    /// Returns options with bottleneck blocks, of three convolutions each.
     #[must_use]
     pub fn bottleneck(blocks: [usize; 4]) -> Self {
         Self { bottleneck: true, ..Self::basic(blocks) }
@@ -240,11 +240,11 @@ impl ResNetBody {
         self.channels
     }
 
-    /// Returns the maps after the stem (half the size of the images) and after each stage (a quarter, 1/8,
-    /// 1/16, 1/32), as a decoder wants them.
+    /// Returns the feature maps after the stem (half the size of the images) and after each stage (a quarter, 1/8,
+    /// 1/16, 1/32), for a decoder.
     ///
     /// # Errors
-    /// Those of [`Module::forward`].
+    /// Returns the errors of [`Module::forward`].
     pub fn features(&self, images: &Tensor) -> Result<[Tensor; 5]> {
         let mut features = std::array::from_fn(|_| Tensor::new());
         let mut next = features.iter_mut();

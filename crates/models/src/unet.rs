@@ -57,14 +57,14 @@ struct Names {
 pub struct UNetOptions {
     /// Classes of a pixel.
     pub classes: i64,
-    /// Smooths each pixel shuffle but the last one by means of 2 x 2 pixels (`blur`); false.
+    /// Smooths each pixel shuffle but the last one by 2 x 2 average pooling (`blur`). Defaults to `false`.
     pub blur: bool,
-    /// Puts the image beside the last maps (`last_cross`); true.
+    /// Concatenates the image to the last feature maps (`last_cross`). Defaults to `true`.
     pub last_cross: bool,
 }
 
 impl UNetOptions {
-    /// fastai's defaults.
+    /// Returns fastai's default options for a number of classes.
     #[must_use]
     pub fn new(classes: i64) -> Self {
         Self { classes, blur: false, last_cross: true }

@@ -49,22 +49,22 @@ pub(crate) struct VisionTransformerBody {
 /// The size of a [`VisionTransformer`], by timm's names.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct VisionTransformerOptions {
-    /// Height and width of the images; 224. It is a multiple of the patches'.
+    /// Height and width of the images in pixels, a multiple of the patch size. Defaults to 224.
     pub image_size: i64,
-    /// Height and width of a patch; 16.
+    /// Height and width of a patch in pixels. Defaults to 16.
     pub patch_size: i64,
-    /// Channels of the images; 3.
+    /// Number of channels of the images. Defaults to 3.
     pub in_channels: i64,
     /// Numbers per patch (`embed_dim`).
     pub width: i64,
-    /// Blocks; 12.
+    /// Number of transformer blocks. Defaults to 12.
     pub depth: usize,
-    /// Heads of each attention; they divide the width.
+    /// Number of attention heads, a divisor of the width.
     pub heads: i64,
-    /// The probability of dropout after the positions and after each linear layer; 0.
+    /// Dropout probability after the position embeddings and after each linear layer. Defaults to 0.
     pub dropout: f64,
-    /// The probability that training leaves out the last block's branches for an image, less for blocks
-    /// before it (`drop_path_rate`); 0.
+    /// Probability that training skips the residual branches of the last block for an image, decreasing for earlier
+    /// blocks: stochastic depth (`drop_path_rate`). Defaults to 0.
     pub stochastic_depth: f64,
 }
 

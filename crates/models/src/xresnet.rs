@@ -48,25 +48,26 @@ pub struct XResNetOptions {
     pub layers: Vec<usize>,
     /// 1 for blocks of two convolutions, 4 for bottlenecks.
     pub expansion: i64,
-    /// Channels of the images (`c_in`); 3.
+    /// Number of channels of the images (`c_in`). Defaults to 3.
     pub in_channels: i64,
-    /// Channels after the three convolutions of the stem (`stem_szs`); 32, 32, 64.
+    /// Number of channels after each of the stem's three convolutions (`stem_szs`). Defaults to 32, 32 and 64.
     pub stem: [i64; 3],
-    /// Factor of the channels of all stages (`widen`); 1.
+    /// Factor of the number of channels of all stages (`widen`). Defaults to 1.
     pub widen: f64,
-    /// The probability of dropout before the classifier (`p`); 0.
+    /// Dropout probability before the classifier (`p`). Defaults to 0.
     pub dropout: f64,
-    /// The function after normalisations (`act_cls`); ReLU.
+    /// Activation after the normalisations (`act_cls`). Defaults to ReLU.
     pub activation: Activation,
-    /// Adds simple self-attention to the last block of the fourth stage from the end (`sa`); false.
+    /// Adds simple self-attention to the last block of the fourth stage from the end (`sa`). Defaults to `false`.
     pub self_attention: bool,
-    /// Makes the attention's weights symmetric (`sym`); false.
+    /// Makes the attention's weights symmetric (`sym`). Defaults to `false`.
     pub symmetric: bool,
-    /// Groups of the 3 x 3 convolution (`groups`); 1.
+    /// Number of groups of the 3 x 3 convolution (`groups`). Defaults to 1.
     pub groups: i64,
-    /// Divides the channels inside of a squeeze-and-excitation module (`reduction`); none.
+    /// Divisor of the number of channels inside a squeeze-and-excitation module (`reduction`). Defaults to none: no
+    /// such modules.
     pub reduction: Option<i64>,
-    /// Channels inside of a block by another rule than the stage's channels; none.
+    /// Rule for the number of channels inside a block. Defaults to [`BlockWidth::Stage`].
     pub width: BlockWidth,
 }
 
@@ -74,14 +75,14 @@ pub struct XResNetOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum BlockWidth {
-    /// Those of the stage: fastai's `ResBlock`.
+    /// The same number of channels as the stage: fastai's `ResBlock`.
     #[default]
     Stage,
     /// Twice those of the stage, and the stage's output at the 3 x 3 convolution: fastai's `SEBlock`.
     Squeeze,
     /// `floor(channels · base / 64) · groups`: fastai's `SEResNeXtBlock`, whose base is 4.
     Grouped {
-        /// `base_width`.
+        /// Base width: channels per group and 64 channels of the stage (`base_width`).
         base: i64,
     },
 }
@@ -112,13 +113,14 @@ impl XResNetOptions {
         Self { expansion: 4, ..Self::basic(layers) }
     }
 
-    /// With squeeze-and-excitation modules that divide the channels by 16: fastai's `xse_resnet`.
+    /// Adds squeeze-and-excitation modules that divide the channels by 16: fastai's `xse_resnet`.
     #[must_use]
     pub fn squeeze_excitation(self) -> Self {
         Self { reduction: Some(16), width: BlockWidth::Squeeze, ..self }
     }
 
-    /// With 32 groups of channels: fastai's `xresnext`; with a `reduction` of 16 its `xse_resnext`.
+    /// Divides the channels of the 3 x 3 convolutions into 32 groups: fastai's `xresnext`, or its `xse_resnext` with a
+    /// `reduction` of 16.
     #[must_use]
     pub fn grouped(self) -> Self {
         Self { groups: 32, width: BlockWidth::Grouped { base: 4 }, ..self }

@@ -25,7 +25,7 @@ use crate::tensor_parallel::with_own_random_numbers;
 pub struct ContextParallel {
     /// The ranks that have a part of each sequence. `None` where there is one.
     pub group: Option<ProcessGroup>,
-    /// How attention gets the keys and values of the other ranks.
+    /// Method by which attention gets the keys and values of the other ranks.
     pub method: ContextMethod,
 }
 
@@ -82,9 +82,9 @@ impl ContextRegion {
         self.method
     }
 
-    /// Returns this rank's part of sequences of so many tokens. `is_causal` says that each token sees those before it and
-    /// nothing else is hidden: the part has early and late tokens then, except under Ulysses, so that all ranks have the same
-    /// work.
+    /// Returns this rank's part of sequences of `length` tokens. `is_causal` declares that each token attends to itself
+    /// and the tokens before it and nothing else is masked: the part then has early and late tokens, except under
+    /// Ulysses, so that all ranks have the same work.
     #[must_use]
     pub fn part(&self, length: i64, is_causal: bool) -> ContextPart {
         let (rank, ranks) = self.group.as_ref().map_or((0, 1), |it| (it.rank(), it.size()));
@@ -101,7 +101,7 @@ impl ContextRegion {
     /// dropout of parts of a sequence. What is drawn outside stays equal on all ranks.
     ///
     /// # Errors
-    /// Those of `f`; [`brigade_torch::ErrorKind::Tensor`] for a generator that cannot be set.
+    /// Returns the errors of `f`; [`brigade_torch::ErrorKind::Tensor`] for a generator that cannot be set.
     pub fn with_own_random_numbers<T>(
         &self,
         device: Device,
@@ -147,10 +147,11 @@ impl ContextPart {
         self.take_or(whole, dim, 0)
     }
 
-    /// As [`ContextPart::take`], with another number than zero at tokens that pad the sequence.
+    /// Returns this rank's part of a tensor as [`ContextPart::take`] does, with `padding` instead of zero at the tokens
+    /// that pad the sequence.
     ///
     /// # Errors
-    /// As [`ContextPart::take`].
+    /// Returns the same errors as [`ContextPart::take`].
     pub fn take_or(&self, whole: &Tensor, dim: i64, padding: i64) -> Result<Tensor> {
         if !self.is_divided() {
             return Ok(whole.shallow_clone());
@@ -202,7 +203,7 @@ impl ContextPart {
     /// Returns the sum of what the ranks have, equal on all of them: of the losses of their tokens.
     ///
     /// # Errors
-    /// As [`ContextPart::gather`].
+    /// Returns the same errors as [`ContextPart::gather`].
     pub fn sum(&self, own: &Tensor) -> Result<Tensor> {
         let Some(group) = &self.group else { return Ok(own.shallow_clone()) };
         if !own.requires_grad() {

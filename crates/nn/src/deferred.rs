@@ -49,10 +49,11 @@ pub(crate) struct FileValues {
 /// The values of one tensor of a deferred model.
 #[derive(Debug)]
 pub enum DeferredValue<'a> {
-    /// As drawn: float32, on the CPU, of the parameter's shape. The function that gets it may keep it, or change it.
+    /// Initial value drawn at random: float32, on the CPU, of the parameter's shape. The function that gets it may keep
+    /// it or change it.
     Drawn(Tensor),
-    /// In a file, whose tensor has the parameter's shape; the whole parameter's where ranks of a tensor group divide it, with
-    /// this rank's part.
+    /// Tensor of a weights file, of the parameter's shape. Where the ranks of a tensor group divide the parameter, the
+    /// tensor is the whole parameter's and comes with this rank's part.
     File(TensorReader<'a>, Option<TensorPart>),
 }
 
@@ -90,8 +91,8 @@ impl DeferredValues {
     /// files.
     ///
     /// # Errors
-    /// Those of `set`, which ends with the first; [`brigade_torch::ErrorKind::Tensor`] when memory for one whole tensor runs
-    /// out.
+    /// Returns the errors of `set`, which ends with the first; [`brigade_torch::ErrorKind::Tensor`] when memory for one
+    /// whole tensor runs out.
     pub fn for_each(
         self,
         mut set: impl FnMut(TensorId, DeferredValue<'_>) -> Result<()>,

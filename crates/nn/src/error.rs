@@ -23,14 +23,14 @@ pub enum ModelError {
     /// The constructor asked for things that cannot be; every one of them is listed.
     #[error("the model cannot be built: {}", problems.join("; "))]
     Build {
-        /// One line for each problem, with the full name of the parameter or layer.
+        /// List of problems, one line each, with the full name of the parameter or layer.
         problems: Vec<String>,
     },
 
     /// A name or prefix that no parameter has.
     #[error("no parameter is called `{name}` or lies under it; the model has {}", known.join(", "))]
     NoSuchParameter {
-        /// What was asked for.
+        /// Name or prefix that was requested.
         name: String,
         /// The names at the top of the model.
         known: Vec<String>,
@@ -39,18 +39,18 @@ pub enum ModelError {
     /// A name that no buffer has.
     #[error("no buffer is called `{name}`; the model has {}", known.join(", "))]
     NoSuchBuffer {
-        /// What was asked for.
+        /// Name of the buffer that was requested.
         name: String,
-        /// The model's buffers.
+        /// Names of the model's buffers.
         known: Vec<String>,
     },
 
     /// A name that no layer with hooks has.
     #[error("no layer is called `{layer}`; those that take hooks are {}", known.join(", "))]
     NoSuchLayer {
-        /// What was asked for.
+        /// Name of the layer that was requested.
         layer: String,
-        /// The model's layers.
+        /// Names of the layers that accept hooks.
         known: Vec<String>,
     },
 
@@ -60,37 +60,37 @@ pub enum ModelError {
         if groups.is_empty() { "no group".to_owned() } else { format!("the groups {}", groups.join(", ")) }
     )]
     Groups {
-        /// The parameter.
+        /// Full name of the parameter.
         parameter: String,
-        /// Where it is.
+        /// Names of the groups that contain the parameter.
         groups: Vec<String>,
     },
 
     /// A TorchScript file that cannot be a model.
     #[error("{} cannot be read as TorchScript: {source}", path.display())]
     Script {
-        /// The file.
+        /// Path of the TorchScript file.
         path: PathBuf,
-        /// libtorch's reason.
+        /// Error from libtorch.
         source: Error,
     },
 
-    /// A TorchScript module gave something other than its model's type says.
+    /// A TorchScript module returned a value of another type than its model's output type.
     #[error("the TorchScript module gave {found}, expected {expected}")]
     ScriptOutput {
-        /// What the type says.
+        /// Description of the expected type.
         expected: &'static str,
-        /// What came.
+        /// Description of the type that the module returned.
         found: &'static str,
     },
 
-    /// Something needs the values of a deferred model before they are there.
+    /// An operation needs the parameters' values of a deferred model that has none yet.
     #[error(
         "{action} needs the parameters' values, and the model has none yet, since it was built by `Model::deferred`: \
          give it to `Accelerator::prepare`, or call `materialize`, before"
     )]
     Deferred {
-        /// What was asked for, such as `forward`.
+        /// Name of the operation, such as `forward`.
         action: &'static str,
     },
 
@@ -100,7 +100,7 @@ pub enum ModelError {
          that does not fit a device, leave the map out and use sharding with offload (`Sharding::zero3().offload(…)`)"
     )]
     Dispatched {
-        /// What was asked for, such as `prepare the model`.
+        /// Description of the operation, such as `prepare the model`.
         action: String,
     },
 
@@ -122,7 +122,7 @@ pub enum ModelError {
         layer: String,
         /// The shape of its input.
         input: Vec<i64>,
-        /// libtorch's words.
+        /// Error message of libtorch.
         reason: String,
     },
 
@@ -131,7 +131,7 @@ pub enum ModelError {
     Input {
         /// The layer's full name.
         layer: String,
-        /// What it takes.
+        /// Description of the accepted inputs.
         expected: &'static str,
         /// The shape of its input.
         input: Vec<i64>,
@@ -148,7 +148,7 @@ pub enum ModelError {
         layer: String,
         /// The first id that has no row.
         id: i64,
-        /// Its place in the input, an index for each dimension.
+        /// Position of the id in the input: one index per dimension.
         position: Vec<i64>,
         /// The rows of the table.
         rows: i64,
@@ -164,7 +164,7 @@ pub enum ModelError {
     /// Two tensors of one name in a state dictionary.
     #[error("the state dictionary already holds `{name}`")]
     DuplicateName {
-        /// The name.
+        /// Name of the duplicate tensor.
         name: String,
     },
 
@@ -175,18 +175,18 @@ pub enum ModelError {
         path.display()
     )]
     Interrupted {
-        /// The file.
+        /// Path of the weights file.
         path: PathBuf,
-        /// What went wrong.
+        /// Error of the read.
         source: Error,
     },
 
-    /// libtorch refused.
+    /// An operation of libtorch failed.
     #[error("libtorch could not {doing}: {source}")]
     Torch {
-        /// What was being done.
+        /// Description of the failed operation.
         doing: String,
-        /// libtorch's reason.
+        /// Error from libtorch.
         source: TchError,
     },
 }

@@ -27,16 +27,16 @@ pub enum Init {
     Constant(f64),
     /// Uniform in `[low, high)`.
     Uniform {
-        /// The lowest value.
+        /// Lower bound, inclusive.
         low: f64,
-        /// The upper bound.
+        /// Upper bound of the values.
         high: f64,
     },
     /// Normal with this mean and standard deviation: embeddings take mean 0, deviation 1.
     Normal {
-        /// The mean.
+        /// Mean of the distribution.
         mean: f64,
-        /// The standard deviation.
+        /// Standard deviation of the distribution.
         std: f64,
     },
     /// `kaiming_uniform_(a = √5)`, PyTorch's default for the weights of linear and convolution

@@ -33,7 +33,7 @@ pub trait IntoModel {
     /// Gives the model as it is, or builds it in 32-bit floats on the CPU.
     ///
     /// # Errors
-    /// Those of [`Model::new`], for a constructor.
+    /// Returns the errors of [`Model::new`], for a constructor.
     fn into_model(self) -> Result<Model<Self::Module>>;
 }
 

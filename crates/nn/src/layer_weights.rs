@@ -47,7 +47,8 @@ impl LayerWeights {
     /// Runs a layer's forward with its weights in memory, and with the input on their device.
     ///
     /// # Errors
-    /// Those of `forward`; those of reading the weights; [`brigade_torch::ErrorKind::Tensor`] where the input cannot be moved.
+    /// Returns the errors of `forward`; the errors of reading the weights; [`brigade_torch::ErrorKind::Tensor`] where
+    /// the input cannot be moved.
     pub fn run<T>(&self, input: &Tensor, forward: impl FnOnce(&Tensor) -> Result<T>) -> Result<T> {
         let Some(placed) = self.placed.lock().clone() else { return forward(input) };
         let input = placed.moved(input)?;

@@ -91,7 +91,7 @@ pub struct Model<M> {
     deferred: Option<DeferredValues>,
 }
 
-/// Options of [`Model::builder`].
+/// Builder of a [`Model`], from [`Model::builder`].
 #[derive(Debug, Clone)]
 #[must_use = "call build with a constructor"]
 pub struct ModelBuilder {
@@ -130,7 +130,7 @@ impl Model<()> {
 }
 
 impl ModelBuilder {
-    /// Where the parameters lie. First values are the same on every device.
+    /// Sets the device of the parameters. The initial values are the same on every device.
     pub fn device(mut self, device: Device) -> Self {
         self.device = device;
         self
@@ -268,7 +268,7 @@ impl ModelBuilder {
         self.is_deferred
     }
 
-    /// Runs the constructor.
+    /// Builds the model: runs the constructor and creates its parameters.
     ///
     /// # Errors
     /// [`crate::ModelError::Build`] with everything that the constructor asked for in vain: names used twice,
@@ -376,7 +376,7 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`ModelBuilder::build`].
+    /// Returns the errors of [`ModelBuilder::build`].
     pub fn new(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> Result<Self> {
         Model::builder().build(constructor)
     }
@@ -408,7 +408,7 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`ModelBuilder::build`].
+    /// Returns the errors of [`ModelBuilder::build`].
     pub fn deferred(constructor: impl FnOnce(&ParamPath<'_>) -> M) -> Result<Self> {
         Model::builder().deferred().build(constructor)
     }
@@ -457,12 +457,12 @@ impl<M> Model<M> {
         self.statistics.share(group)
     }
 
-    /// The module itself.
+    /// Returns the wrapped module.
     pub fn module(&self) -> &M {
         &self.module
     }
 
-    /// Where the parameters lie.
+    /// Returns the device of the parameters.
     pub fn device(&self) -> Device {
         self.device
     }
@@ -577,8 +577,8 @@ impl<M> Model<M> {
         self.named(|role| matches!(role, Role::Buffer { .. }))
     }
 
-    /// Says whether a buffer belongs to state dictionaries and weights files (PyTorch's `persistent`): for a
-    /// TorchScript file, which does not tell. PyTorch's `load_state_dict` is strict about names.
+    /// Sets whether a buffer belongs to state dictionaries and weights files (PyTorch's `persistent`), for TorchScript
+    /// files, which do not record it. PyTorch's `load_state_dict` is strict about names.
     ///
     /// ```
     /// use brigade_nn::{Model, ParamPath};
@@ -723,7 +723,7 @@ impl<M> Model<M> {
         Ok(())
     }
 
-    /// Converts parameters, their gradients and floating-point buffers; integers stay.
+    /// Converts parameters, their gradients and floating-point buffers to a kind. Integer buffers keep theirs.
     ///
     /// # Errors
     /// [`crate::ModelError::NotFloatingPoint`]; [`crate::ModelError::Torch`] as for [`Model::to_device`].

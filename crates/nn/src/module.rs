@@ -31,10 +31,10 @@ use tch::Tensor;
 /// }
 /// ```
 pub trait Module<Input> {
-    /// What comes out: mostly a tensor.
+    /// Type of the output, usually a tensor.
     type Output;
 
-    /// Computes the output.
+    /// Computes the output for an input.
     ///
     /// # Errors
     /// A layer's name, the shape of its input and libtorch's reason, where the two do not fit. What a module

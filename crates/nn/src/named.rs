@@ -24,7 +24,7 @@ pub struct Named<M> {
 }
 
 impl<M> Named<M> {
-    /// Names the module.
+    /// Wraps a module under the name of a path.
     pub fn new<'a>(path: impl std::borrow::Borrow<ParamPath<'a>>, module: M) -> Self {
         Self { module, context: path.borrow().layer() }
     }

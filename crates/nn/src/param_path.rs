@@ -70,8 +70,9 @@ impl<'a> ParamPath<'a> {
         path
     }
 
-    /// The same path, below which every rank of a tensor group has whole parameters, whatever the plan says: for a layer
-    /// that cannot be divided, such as the projection to fewer key heads than there are ranks.
+    /// Returns the same path for whole parameters: below it every rank of a tensor group has each parameter whole,
+    /// whatever the plan contains. For a layer that cannot be divided, such as the projection to fewer key heads than
+    /// there are ranks.
     #[must_use]
     pub fn replicated(&self) -> Self {
         Self { is_replicated: true, ..self.clone() }
@@ -267,7 +268,7 @@ impl<'a> ParamPath<'a> {
         self.add_buffer(name, values, true)
     }
 
-    /// Like [`ParamPath::buffer`], but left out of state dictionaries (PyTorch's `persistent=False`).
+    /// Adds a buffer that state dictionaries leave out (PyTorch's `persistent=False`). See [`ParamPath::buffer`].
     pub fn non_persistent_buffer(&self, name: &str, values: &Tensor) -> Tensor {
         self.add_buffer(name, values, false)
     }

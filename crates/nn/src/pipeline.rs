@@ -17,7 +17,7 @@ use brigade_torch::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use tch::Tensor;
 
-/// Where a row of blocks is cut into stages.
+/// Rule by which a row of blocks is cut into stages.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub enum StageCut {
@@ -74,7 +74,7 @@ pub struct PipelineParallel {
     pub stage_ranks: Vec<usize>,
     /// This rank within the pipeline.
     pub rank: usize,
-    /// Where the blocks are cut.
+    /// Rule by which the blocks are cut into stages.
     pub cut: StageCut,
 }
 
@@ -152,8 +152,8 @@ impl Stages {
     /// tells the executor that the stage has ended, and which the caller passes on.
     ///
     /// # Errors
-    /// Those of `first` and `block`; the end of a stage; [`brigade_torch::ErrorKind::InvalidArgument`] for a second call in
-    /// one stage, and for a model that is cut and runs outside of a pipeline's executor.
+    /// Returns the errors of `first` and `block`; the end of a stage; [`brigade_torch::ErrorKind::InvalidArgument`] for
+    /// a second call in one stage, and for a model that is cut and runs outside of a pipeline's executor.
     pub fn run(
         &self,
         first: impl FnOnce() -> Result<Tensor>,
@@ -167,11 +167,11 @@ impl Stages {
         })
     }
 
-    /// As [`Stages::run`], with a function that runs several blocks one after the other: all of them, or those of a stage. For
-    /// a row that does something around its blocks.
+    /// Runs the row as [`Stages::run`] does, with a function that runs several blocks one after the other: all of them,
+    /// or those of a stage. For a row that computes something around its blocks.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Stages::run`].
     pub fn run_blocks(
         &self,
         first: impl FnOnce() -> Result<Tensor>,
@@ -262,20 +262,20 @@ fn words(stages: &[usize]) -> String {
 )]
 struct StageEnded;
 
-/// What a stage of a pipeline has computed.
+/// Result of the forward of one pipeline stage.
 #[derive(Debug)]
 pub enum StageOutput<T> {
     /// The output of its last block, which the next stage takes.
     Hidden(Tensor),
-    /// What the last stage's closure returned.
+    /// Value that the last stage's closure returned.
     Value(T),
     /// The same, whose graph ends at the row ([`PipelineStages::run_split`]).
     Split {
-        /// What the closure returned.
+        /// Value that the closure returned.
         value: T,
         /// The output of the row.
         output: Tensor,
-        /// What the closure got of it: a leaf, whose gradient is that of the output.
+        /// Input of the closure: a leaf, whose gradient is that of the output.
         leaf: Tensor,
     },
 }
@@ -289,7 +289,7 @@ pub struct SharedParameter {
     pub ranks: Vec<usize>,
 }
 
-/// How a model is cut into stages, of which this rank has some.
+/// Division of a model into pipeline stages, of which this rank has one or more.
 #[derive(Debug)]
 pub struct PipelineStages {
     pipeline: PipelineParallel,
@@ -409,8 +409,8 @@ impl PipelineStages {
     /// before; `None` for the first one.
     ///
     /// # Errors
-    /// Those of `forward`; [`brigade_torch::ErrorKind::InvalidArgument`] for a stage of another rank, an input that is
-    /// missing or too much, and for a closure that does not run the row.
+    /// Returns the errors of `forward`; [`brigade_torch::ErrorKind::InvalidArgument`] for a stage of another rank, an
+    /// input that is missing or too much, and for a closure that does not run the row.
     pub fn run<T>(
         &self,
         stage: usize,
@@ -420,11 +420,11 @@ impl PipelineStages {
         self.run_as(stage, input, false, forward)
     }
 
-    /// As [`PipelineStages::run`]; in the last stage, what is behind the row gets a graph of its own, so that its backward can
-    /// run once where that of the blocks runs in two parts.
+    /// Runs a stage as [`PipelineStages::run`] does, and gives the layers behind the row of the last stage a graph of
+    /// their own, so that their backward can run once where the backward of the blocks runs in two parts.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`PipelineStages::run`].
     pub fn run_split<T>(
         &self,
         stage: usize,

@@ -10,7 +10,7 @@ use brigade_torch::QuantizedWeight;
 use parking_lot::Mutex;
 use tch::Kind;
 
-/// How the weights of a model's linear layers are stored for inference.
+/// Storage format of the weights of a model's linear layers for inference.
 ///
 /// Embeddings, norms, biases and heads stay as they are; heads are layers called `lm_head`, `embed_out`, `head`, `score`,
 /// `classifier`, `qa_outputs`, `decoder` or below `cls`. [`Weights::also`] and [`Weights::skip`] change the choice. In a pattern
@@ -112,7 +112,8 @@ impl Weights {
     }
 }
 
-/// Where a layer finds its weight once it is quantised. Made by [`crate::ParamPath::quantizable`]; clones are the same place.
+/// Shared slot from which a layer reads its weight once it is quantised, from [`crate::ParamPath::quantizable`]. Clones
+/// share the slot.
 ///
 /// ```
 /// use brigade_nn::{Init, Model, Module, ParamPath, QuantizedSlot, Weights};
@@ -178,7 +179,7 @@ pub(crate) struct Quantizable {
     pub(crate) slot: QuantizedSlot,
 }
 
-/// What [`crate::Model::quantize`] has done. Its text is a line for the start of a program.
+/// Report of [`crate::Model::quantize`]. Its `Display` text is one line for the start of a program's log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct QuantizeReport {
     /// Names of the layers whose weights are quantised.

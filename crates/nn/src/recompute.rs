@@ -9,8 +9,8 @@ use tch::Tensor;
 
 use crate::Module;
 
-/// A layer that keeps its input only, and computes what the backward needs again: gradient checkpointing
-/// ([`brigade_torch::recomputed`] says what holds; it also takes parts with several inputs).
+/// A layer that keeps only its input and computes its activations again in the backward: gradient checkpointing.
+/// [`brigade_torch::recomputed`] documents the guarantees, and takes parts with several inputs.
 ///
 /// It has no parameters of its own, and the layer's names stay as they are. What fails when the part is
 /// computed again is an error of the backward.
@@ -36,7 +36,7 @@ pub struct Recompute<L> {
 }
 
 impl<L> Recompute<L> {
-    /// Wraps a layer.
+    /// Wraps a layer whose activations are computed again in the backward.
     pub fn new(layer: L) -> Self {
         Self { layer: Arc::new(Mutex::new(layer)) }
     }

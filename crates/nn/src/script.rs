@@ -109,8 +109,8 @@ impl<O> fmt::Debug for TorchScript<O> {
     }
 }
 
-/// What a TorchScript forward takes: a tensor, a tuple or a slice of tensors by position, or an array of
-/// names and tensors.
+/// Inputs of a TorchScript forward: a tensor, a tuple or a slice of tensors by position, or an array of names and
+/// tensors.
 pub trait TorchScriptInputs {
     /// The tensors, and the names of the last of them.
     fn into_inputs<'a>(self) -> (Vec<&'a Tensor>, Vec<String>)
@@ -164,8 +164,8 @@ inputs!(a: &Tensor, b: &Tensor);
 inputs!(a: &Tensor, b: &Tensor, c: &Tensor);
 inputs!(a: &Tensor, b: &Tensor, c: &Tensor, d: &Tensor);
 
-/// What a TorchScript forward gives: a tensor, tuples up to four, `Vec`s, `Option`s, maps from `String`, or
-/// the [`ScriptValue`] itself.
+/// Outputs of a TorchScript forward: a tensor, tuples of up to four, `Vec`s, `Option`s, maps from `String`, or the
+/// [`ScriptValue`] itself.
 pub trait TorchScriptOutput: Sized {
     /// Takes a value apart.
     ///

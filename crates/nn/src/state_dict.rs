@@ -29,7 +29,7 @@ pub struct StateDict {
 }
 
 impl StateDict {
-    /// An empty one.
+    /// Returns an empty state dictionary.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -127,7 +127,7 @@ impl IntoIterator for StateDict {
     }
 }
 
-/// How a state dictionary fits a model.
+/// Comparison of a state dictionary with a model: tensors that fit, and names that do not.
 ///
 /// ```
 /// use brigade_nn::LoadReport;
@@ -148,21 +148,21 @@ pub struct LoadReport {
     pub mismatched: Vec<ShapeMismatch>,
     /// The key of the dictionary in its file ([`StateDict::key`]).
     pub key: String,
-    /// What was taken off the dictionary's names, such as `module.`; empty where they were taken as they are.
+    /// Prefix that was removed from the dictionary's names, such as `module.`. Empty if none was removed.
     pub prefix: String,
     /// Names of the dictionary that do not begin with `prefix`, such as those of a loss, while the whole model fits
     /// the others. They were left out.
     pub outside: Vec<String>,
 }
 
-/// One name with two shapes.
+/// A tensor whose shape in the model and in the weights differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShapeMismatch {
     /// The name in the model.
     pub name: String,
-    /// The model's shape.
+    /// Shape of the parameter or buffer in the model.
     pub in_model: Vec<i64>,
-    /// The dictionary's shape.
+    /// Shape of the tensor in the weights.
     pub in_weights: Vec<i64>,
 }
 
@@ -175,8 +175,8 @@ impl LoadReport {
 }
 
 impl LoadReport {
-    /// How the weights were taken from their file, where it was not as they are: the key of the dictionary, the
-    /// prefix of the names, and the names that were left out.
+    /// Returns a description of the changes that were made to the file's contents: the key of the dictionary, the
+    /// prefix of the names, and the names that were left out. `None` if the weights were taken unchanged.
     #[must_use]
     pub fn remark(&self) -> Option<String> {
         let mut parts = Vec::new();

@@ -44,13 +44,13 @@ pub trait TensorParallelPlan {
     fn tensor_plan() -> TensorPlan;
 }
 
-/// How a parameter is divided over the ranks of a tensor group, as a layer gets it from
+/// Division of a parameter over the ranks of a tensor group, as a layer gets it from
 /// [`ParamPath::divided_parameter`](crate::ParamPath::divided_parameter).
 #[derive(Debug, Clone)]
 pub struct Divided {
-    /// How it is divided.
+    /// Style of the division, by rows or columns.
     pub style: TensorStyle,
-    /// This rank's part.
+    /// Part of the parameter that this rank has.
     pub part: TensorPart,
     /// The edges of the layers that are divided.
     pub region: TensorRegion,
@@ -167,7 +167,7 @@ impl TensorRegion {
     /// Runs layers of a sequence region, in [`TensorRegion::over_sequence`] and where they are computed again in backward.
     ///
     /// # Errors
-    /// Those of `f`.
+    /// Returns the errors of `f`.
     pub fn in_sequence_region<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let _scope = self.has_sequence_regions().then(SequenceScope::enter);
         f()
@@ -177,7 +177,7 @@ impl TensorRegion {
     /// sequence region.
     ///
     /// # Errors
-    /// Those of `f`.
+    /// Returns the errors of `f`.
     pub fn outside_sequence_region<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let _scope = SequenceScope(IN_SEQUENCE_REGION.replace(false));
         f()
@@ -187,7 +187,7 @@ impl TensorRegion {
     /// ranks, which have other tokens. The parameter itself elsewhere.
     ///
     /// # Errors
-    /// Those of [`copy_to_region`].
+    /// Returns the errors of [`copy_to_region`].
     pub fn enter_parameter(&self, parameter: &Tensor) -> Result<Tensor> {
         match self.sequence_group() {
             Some(group) => copy_to_region(group, parameter),
@@ -198,7 +198,7 @@ impl TensorRegion {
     /// Returns the whole sequence of a sequence region, for a layer that every rank computes whole and alike.
     ///
     /// # Errors
-    /// Those of [`gather_from_region`].
+    /// Returns the errors of [`gather_from_region`].
     pub fn whole_sequence(&self, input: &Tensor) -> Result<Tensor> {
         match self.sequence_group() {
             Some(group) => gather_from_region(group, input, -2),
@@ -209,7 +209,7 @@ impl TensorRegion {
     /// Returns this rank's part of a [whole sequence](TensorRegion::whole_sequence) that every rank has computed alike.
     ///
     /// # Errors
-    /// Those of [`scatter_to_region`].
+    /// Returns the errors of [`scatter_to_region`].
     pub fn part_of_sequence(&self, whole: &Tensor) -> Result<Tensor> {
         match self.sequence_group() {
             Some(group) => scatter_to_region(group, whole, -2),
@@ -220,7 +220,7 @@ impl TensorRegion {
     /// Returns values that every rank has whole, of whose gradients each has a summand.
     ///
     /// # Errors
-    /// Those of [`copy_to_region`].
+    /// Returns the errors of [`copy_to_region`].
     pub fn enter_whole(&self, values: &Tensor) -> Result<Tensor> {
         match &self.group {
             Some(group) => copy_to_region(group, values),
@@ -238,7 +238,7 @@ impl TensorRegion {
     /// sequence region the parts of all ranks are put together along the dimension before the last.
     ///
     /// # Errors
-    /// Those of [`copy_to_region`] and [`gather_from_sequence_region`].
+    /// Returns the errors of [`copy_to_region`] and [`gather_from_sequence_region`].
     pub fn enter(&self, input: &Tensor) -> Result<Tensor> {
         match self.sequence_group() {
             Some(group) => gather_from_sequence_region(group, input, -2),
@@ -249,7 +249,7 @@ impl TensorRegion {
     /// Returns the sum of all ranks' outputs, equal on all of them; in a sequence region this rank's part of it.
     ///
     /// # Errors
-    /// Those of [`reduce_from_region`] and [`reduce_scatter_to_sequence_region`].
+    /// Returns the errors of [`reduce_from_region`] and [`reduce_scatter_to_sequence_region`].
     pub fn leave(&self, output: &Tensor) -> Result<Tensor> {
         if let Some(group) = self.sequence_group() {
             return reduce_scatter_to_sequence_region(group, output, -2);
@@ -264,7 +264,7 @@ impl TensorRegion {
     /// divided like `part`'s dimension. Their sizes may differ by one, as those of a vocabulary may.
     ///
     /// # Errors
-    /// Those of [`gather_from_region`].
+    /// Returns the errors of [`gather_from_region`].
     pub fn gather(&self, output: &Tensor, part: &TensorPart) -> Result<Tensor> {
         let Some(group) = &self.group else { return Ok(output.shallow_clone()) };
         let sizes = (0..part.ranks()).map(|rank| part.shape_of(rank)[part.dim()].cast_signed());
@@ -323,7 +323,7 @@ impl TensorRegion {
     /// dropout of divided values, whose ranks have others of them. What is drawn outside stays equal on all ranks.
     ///
     /// # Errors
-    /// Those of `f`; [`brigade_torch::ErrorKind::Tensor`] for a generator that cannot be set.
+    /// Returns the errors of `f`; [`brigade_torch::ErrorKind::Tensor`] for a generator that cannot be set.
     pub fn with_own_random_numbers<T>(
         &self,
         device: Device,

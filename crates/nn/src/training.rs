@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether a layer trains: as its model does ([`crate::Model::train`], [`crate::Model::eval`]), unless it
-/// is held in evaluation ([`crate::Model::hold_in_eval`]). Clones are one switch.
+/// A layer's switch between training and evaluation. It follows the model ([`crate::Model::train`],
+/// [`crate::Model::eval`]), unless the layer is held in evaluation ([`crate::Model::hold_in_eval`]). Clones share the
+/// switch.
 #[derive(Debug, Clone)]
 pub struct Training {
     model: Arc<AtomicBool>,

@@ -57,8 +57,8 @@ impl Unit {
     /// Runs the unit's part of a forward, with the unit's parameters whole.
     ///
     /// # Errors
-    /// Those of `forward`; those of [`Sharder::run`] where the model is sharded, and those of reading weights where a device
-    /// map has them elsewhere.
+    /// Returns the errors of `forward`; the errors of [`Sharder::run`] where the model is sharded, and those of reading
+    /// weights where a device map has them elsewhere.
     pub fn run<T: TensorTree>(&self, forward: impl FnOnce() -> Result<T>) -> Result<T> {
         let place = self.place.lock().clone();
         match place {
@@ -75,7 +75,7 @@ impl Unit {
     /// a device map may have neighbouring units on several devices.
     ///
     /// # Errors
-    /// Those of [`Unit::run`]; [`brigade_torch::ErrorKind::Tensor`] where the input cannot be moved.
+    /// Returns the errors of [`Unit::run`]; [`brigade_torch::ErrorKind::Tensor`] where the input cannot be moved.
     pub fn run_on<T: TensorTree>(
         &self,
         input: &Tensor,

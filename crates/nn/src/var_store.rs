@@ -16,7 +16,7 @@ pub struct TchModule<M> {
 }
 
 impl<M> TchModule<M> {
-    /// The module itself.
+    /// Returns the wrapped module.
     #[must_use]
     pub fn inner(&self) -> &M {
         &self.module

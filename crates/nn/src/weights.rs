@@ -66,7 +66,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<StateDict, Error> {
 /// ```
 ///
 /// # Errors
-/// Those of [`load`], also where nothing lies under the key.
+/// Returns the errors of [`load`], also where nothing lies under the key.
 pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Error> {
     load_all(path.as_ref(), Some(entry))
 }
@@ -123,15 +123,14 @@ impl<M> Model<M> {
     /// model's, see [`read`] for the memory that it takes.
     ///
     /// # Errors
-    /// Those of [`load`] and of [`Model::load_state_dict`]; nothing was changed then.
+    /// Returns the errors of [`load`] and of [`Model::load_state_dict`]; nothing was changed then.
     /// [`crate::ModelError::Interrupted`] when the disk fails after all was looked at: tensors read until then have the
     /// values of the file, one has some of them, and the others have their own.
     pub fn load_weights(&mut self, path: impl AsRef<Path>) -> Result<LoadReport, Error> {
         self.load_file(path.as_ref(), None)
     }
 
-    /// As [`Model::load_weights`], of the state dictionary at one key of a `.pth` file, see
-    /// [`load_entry`].
+    /// Loads the state dictionary at one key of a `.pth` file, see [`load_entry`], as [`Model::load_weights`] does.
     ///
     /// ```no_run
     /// # use brigade_nn::{Linear, Model};
@@ -142,7 +141,7 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`load_entry`] and of [`Model::load_weights`].
+    /// Returns the errors of [`load_entry`] and of [`Model::load_weights`].
     pub fn load_entry(&mut self, path: impl AsRef<Path>, key: &str) -> Result<LoadReport, Error> {
         self.load_file(path.as_ref(), Some(key))
     }
@@ -161,7 +160,7 @@ impl<M> Model<M> {
     /// weights; those of a deferred model are read when they get their memory.
     ///
     /// # Errors
-    /// Those of [`read`].
+    /// Returns the errors of [`read`].
     pub fn read_from(
         &mut self,
         weights: WeightsReader,
@@ -207,7 +206,7 @@ impl<M> Model<M> {
     /// are spread over ranks.
     ///
     /// # Errors
-    /// Those of [`Model::load_state_dict`]; a type that tensors cannot have.
+    /// Returns the errors of [`Model::load_state_dict`]; a type that tensors cannot have.
     pub fn matched<'w>(
         &self,
         weights: &'w WeightsReader,
@@ -247,7 +246,7 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Model::save_weights`].
+    /// Returns the errors of [`Model::save_weights`].
     pub fn save_quantized(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.check_values("save_quantized")?;
         self.check_undivided("save_quantized")?;
@@ -265,8 +264,8 @@ impl<M> Model<M> {
     /// Writes parameters and saved buffers to a safetensors file, see [`save`].
     ///
     /// # Errors
-    /// Those of [`save`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a model of which each rank of a tensor group has a
-    /// part.
+    /// Returns the errors of [`save`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a model of which each rank of
+    /// a tensor group has a part.
     pub fn save_weights(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.check_not_quantized("save_weights")?;
         self.check_undivided("save_weights")?;
@@ -274,8 +273,8 @@ impl<M> Model<M> {
     }
 }
 
-/// Reads tensors of open weights into tensors that are there, such as a model's: whole ones, or regions of them as a rank
-/// has of a sharded parameter.
+/// Reads tensors of open weights into existing tensors, such as a model's: whole ones, or the regions that a rank has
+/// of a sharded parameter.
 ///
 /// All is checked first: each read, and the checksums of the files where they have some (`.pth`, which is read once more
 /// for that). Then one tensor after the other is read into its place, which takes no memory beside it where the tensor is
@@ -300,9 +299,9 @@ impl<M> Model<M> {
 /// ```
 ///
 /// # Errors
-/// Those of [`TensorRead::check`] and of [`WeightsReader::verify`]; nothing was changed then.
-/// [`ModelError::Interrupted`] when a file cannot be read afterwards: the tensors until then have its values, one may have
-/// some of them, and the others are as they were.
+/// Returns the errors of [`TensorRead::check`] and of [`WeightsReader::verify`]; nothing was changed then.
+/// [`ModelError::Interrupted`] when a file cannot be read afterwards: the tensors until then have its values, one may
+/// have some of them, and the others are as they were.
 pub fn read(weights: &WeightsReader, reads: Vec<TensorRead<'_>>) -> Result<(), Error> {
     reads.iter().try_for_each(TensorRead::check)?;
     weights.verify()?;

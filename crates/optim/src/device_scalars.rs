@@ -12,8 +12,7 @@ pub struct DeviceScalars<'a> {
     /// The learning rate: one number, to which groups with a rate of their own keep its first ratio, or one for
     /// each of [`Optimizer::groups`](crate::Optimizer::groups). The optimizer's own when `None`.
     pub lr: Option<&'a Tensor>,
-    /// What the loss was multiplied by: gradients are divided by it. Their contents are not specified
-    /// afterwards.
+    /// Loss scale: the factor of the loss, by which gradients are divided. Its contents are not specified afterwards.
     pub grad_scale: Option<&'a Tensor>,
     /// Anything but 0 where a gradient is infinite or NaN: the step is left out. Parameters and states keep
     /// their bits, and no step is counted.

@@ -25,32 +25,32 @@ pub struct Group {
 }
 
 impl Group {
-    /// The parameters whose whole name matches: `*` stands for any characters, dots included, `?` for
-    /// one. Of several groups that match a parameter the first takes it.
+    /// Creates a group of the parameters whose whole name matches: `*` stands for any characters, dots included, `?`
+    /// for one. A parameter that several groups match belongs to the first of them.
     pub fn matching(pattern: impl Into<String>) -> Self {
         Self { patterns: vec![pattern.into()], lr: None, weight_decay: None, momentum: None }
     }
 
-    /// These parameters as well.
+    /// Adds the parameters that another pattern matches.
     pub fn or(mut self, pattern: impl Into<String>) -> Self {
         self.patterns.push(pattern.into());
         self
     }
 
-    /// Its learning rate; the optimizer's unless set. A schedule keeps their ratio.
+    /// Sets the group's learning rate. Defaults to the optimizer's. A schedule keeps their ratio.
     pub fn lr(mut self, lr: f64) -> Self {
         self.lr = Some(lr);
         self
     }
 
-    /// Its weight decay; the optimizer's unless set.
+    /// Sets the group's weight decay. Defaults to the optimizer's.
     pub fn weight_decay(mut self, weight_decay: f64) -> Self {
         self.weight_decay = Some(weight_decay);
         self
     }
 
-    /// Its momentum, or with Adam and its kin the first beta; the optimizer's unless set. A schedule
-    /// that moves the momentum moves it for all groups.
+    /// Sets the group's momentum, or first beta for Adam and its variants. Defaults to the optimizer's. A schedule that
+    /// changes the momentum changes it for all groups.
     pub fn momentum(mut self, momentum: f64) -> Self {
         self.momentum = Some(momentum);
         self
@@ -76,7 +76,7 @@ impl ParameterGroup {
         &self.names
     }
 
-    /// The learning rate.
+    /// Returns the learning rate.
     #[must_use]
     pub fn lr(&self) -> f64 {
         self.lr
@@ -88,7 +88,7 @@ impl ParameterGroup {
         self.initial_lr
     }
 
-    /// The weight decay.
+    /// Returns the weight decay.
     #[must_use]
     pub fn weight_decay(&self) -> f64 {
         self.weight_decay
@@ -100,7 +100,7 @@ impl ParameterGroup {
         self.momentum
     }
 
-    /// Whether these are the norms and biases that `no_decay_on_norms_and_biases` leaves without weight decay.
+    /// Returns `true` if these are the norms and biases that `no_decay_on_norms_and_biases` exempts from weight decay.
     #[must_use]
     pub fn is_exempt_from_decay(&self) -> bool {
         self.exempt

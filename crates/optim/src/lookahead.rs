@@ -4,8 +4,8 @@ use brigade_torch::{Error, Result};
 
 use crate::check::check;
 
-/// Lookahead (Zhang et al., 2019): slow weights go part of the way to the optimizer's every few steps,
-/// and the optimizer goes on from there. Given to any optimizer's `lookahead`.
+/// Lookahead (Zhang et al., 2019): every few steps slow weights move part of the way to the optimizer's weights, and
+/// the optimizer continues from the slow weights. Pass it to any optimizer's `lookahead`.
 ///
 /// ```
 /// use brigade_optim::{Lookahead, Sgd};
@@ -28,14 +28,14 @@ impl Default for Lookahead {
 }
 
 impl Lookahead {
-    /// Steps between two synchronisations of the slow weights; 6 unless set.
+    /// Sets the number of steps between two synchronisations of the slow weights. Defaults to 6.
     #[doc(alias = "k")]
     pub fn every(mut self, steps: u64) -> Self {
         self.every = steps;
         self
     }
 
-    /// The part of the way, from 0 to 1; 0.5 unless set.
+    /// Sets the fraction, from 0 to 1, by which the slow weights move to the optimizer's. Defaults to 0.5.
     pub fn alpha(mut self, alpha: f64) -> Self {
         self.alpha = alpha;
         self

@@ -60,8 +60,8 @@ impl Optimizer {
         self.lock().step(&DeviceScalars::default())
     }
 
-    /// Does the same with numbers that are on the parameters' device: the host waits for nothing, and whether
-    /// the step is made may be known there alone. Steps are counted on the device from then on;
+    /// Makes a step with numbers that are on the parameters' device: the host does not wait for them, and the decision
+    /// whether the step is made may be known only on the device. From then on steps are counted on the device;
     /// [`Optimizer::steps`], [`Optimizer::state_dict`] and the next [`Optimizer::step`] wait for the count.
     ///
     /// Parameters on the CPU are stepped by the same operations, more slowly than by [`Optimizer::step`].
@@ -91,8 +91,8 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for numbers of
-    /// another shape, and for a rule that does not [take them](Rule::takes_device_scalars).
+    /// Returns the same errors as [`Optimizer::step`]; [`brigade_torch::ErrorKind::InvalidArgument`], with nothing
+    /// changed, for numbers of another shape, and for a rule that does not [take them](Rule::takes_device_scalars).
     pub fn step_with(&mut self, scalars: &DeviceScalars<'_>) -> Result<()> {
         self.lock().step(scalars)
     }
@@ -225,7 +225,7 @@ impl Optimizer {
     /// type, the device and the order of memory that it needs, so that they are not in memory twice.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Optimizer::load_state_dict`].
     #[expect(clippy::needless_pass_by_value, reason = "its tensors are the optimizer's afterwards")]
     pub fn adopt_state(&mut self, state: OptimizerState) -> Result<()> {
         self.lock().load_state_dict(&state, true)
@@ -268,7 +268,7 @@ impl Optimizer {
         self.lock().concerns(model)
     }
 
-    /// Says whether [`Optimizer::set_trained`] can succeed, and changes nothing.
+    /// Checks that [`Optimizer::set_trained`] can succeed, and changes nothing.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a parameter that the rule refuses.

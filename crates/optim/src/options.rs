@@ -41,13 +41,13 @@ impl WeightDecay {
 macro_rules! common_options {
     ($($header:tt)*) => {
         $($header)* {
-            /// The learning rate.
+            /// Sets the learning rate.
             pub fn lr(mut self, lr: f64) -> Self {
                 self.options.lr = lr;
                 self
             }
 
-            /// The weight decay.
+            /// Sets the weight decay.
             pub fn weight_decay(mut self, weight_decay: f64) -> Self {
                 self.options.weight_decay = weight_decay;
                 self

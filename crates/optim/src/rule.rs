@@ -8,7 +8,7 @@ use tch::{Device, Tensor};
 use crate::param_state::{ParamStates, STEP_KIND, like};
 use crate::shards::Shards;
 
-/// One optimizer's arithmetic: how a parameter changes along its gradient.
+/// Update rule of an optimizer: the arithmetic by which a parameter changes along its gradient.
 ///
 /// What it keeps of each parameter between steps lies in named *slots*, which belong to the optimizer: it
 /// saves them, loads them, and moves them to another device or memory format with the parameter. Groups, the
@@ -78,13 +78,14 @@ pub trait Rule: fmt::Debug + Send {
         false
     }
 
-    /// Returns PyTorch's name of the hyperparameter that a schedule's momentum sets; `None` without one.
+    /// Returns PyTorch's name of the hyperparameter that a schedule's momentum sets, or `None` if the rule has no
+    /// momentum.
     fn momentum_name(&self) -> Option<&'static str> {
         None
     }
 
-    /// Returns the hyperparameters that are the same in all groups, under PyTorch's names; flags are 0 or 1.
-    /// A state that was made with others is refused.
+    /// Returns the hyperparameters that are the same in all groups, under PyTorch's names, with flags as 0 or 1. A
+    /// state with different hyperparameters is an error.
     fn hyperparameters(&self) -> Vec<(&'static str, f64)> {
         Vec::new()
     }
@@ -148,7 +149,7 @@ pub trait Rule: fmt::Debug + Send {
     fn step(&self, step: &mut Step<'_>) -> Result<()>;
 }
 
-/// One step of one group's parameters.
+/// A step of one group's parameters.
 #[derive(Debug)]
 pub struct Step<'a> {
     /// The indices of the parameters that have a gradient.
@@ -271,10 +272,9 @@ impl<'a> Step<'a> {
         self.weight_decay
     }
 
-    /// Returns the numbers of the step that are on a device, the group's learning rate among them; its field
-    /// `steps` is empty, because each parameter has a count of its own ([`Slots::count`]). All are empty in
-    /// [`Optimizer::step`](crate::Optimizer::step), and unless the rule says that it
-    /// [takes them](Rule::takes_device_scalars).
+    /// Returns the numbers of the step that are on a device, the group's learning rate among them. The field `steps` is
+    /// empty, because each parameter has its own count ([`Slots::count`]). All are empty in
+    /// [`Optimizer::step`](crate::Optimizer::step), and unless the rule [takes them](Rule::takes_device_scalars).
     #[must_use]
     pub fn device_numbers(&self) -> DeviceNumbers<'a> {
         self.device
@@ -292,7 +292,7 @@ impl<'a> Step<'a> {
     /// Does the same with another value.
     ///
     /// # Errors
-    /// As [`Step::fill_missing`].
+    /// Returns the same errors as [`Step::fill_missing`].
     pub fn fill_missing_with(&mut self, slot: usize, value: f64) -> Result<()> {
         for (&index, parameter) in self.chosen.iter().zip(self.parameters) {
             self.states.fill_like(index, slot, parameter, || like(parameter, value))?;
@@ -303,7 +303,7 @@ impl<'a> Step<'a> {
     /// Does the same with zeros in the shape that `shape` gives for each parameter's size.
     ///
     /// # Errors
-    /// As [`Step::fill_missing`].
+    /// Returns the same errors as [`Step::fill_missing`].
     pub fn fill_missing_shaped(
         &mut self,
         slot: usize,
@@ -326,7 +326,7 @@ impl<'a> Step<'a> {
     /// Runs `run` with each parameter, its gradient and its slots.
     ///
     /// # Errors
-    /// Those of `run`.
+    /// Returns the errors of `run`.
     pub fn each(
         &self,
         mut run: impl FnMut(&Tensor, &Tensor, &Slots<'_>) -> Result<()>,
@@ -426,7 +426,7 @@ impl<'a> GroupStep<'a> {
     }
 }
 
-/// One step of the parameters of all groups, of which each rank has some rows.
+/// A step of the parameters of all groups, of which each rank has some rows.
 ///
 /// ```
 /// use brigade_optim::{Rule, ShardedStep, Step};
@@ -495,7 +495,7 @@ impl<'a> ShardedStep<'a> {
     /// goes over all groups, adds up what it has, reduces it once, and goes over all groups again.
     ///
     /// # Errors
-    /// Those of `run`.
+    /// Returns the errors of `run`.
     pub fn each_group(&mut self, mut run: impl FnMut(&mut Step<'_>) -> Result<()>) -> Result<()> {
         let none = DeviceNumbers::default();
         self.groups

@@ -21,7 +21,8 @@ macro_rules! optimizers {
         $(pub use $module::$optimizer;)+
 
         /// Returns settings of every optimizer of this crate, under the name of its type: the defaults, with a learning
-        /// rate of 0.1 and a momentum where there is no default. For programs that try them all.
+        /// rate of 0.1 and a momentum where the optimizer has no default for it. For programs that compare all
+        /// optimizers.
         ///
         /// ```
         /// let (name, settings) = &brigade_optim::all_optimizers()[0];

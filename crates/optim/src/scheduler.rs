@@ -39,12 +39,12 @@ pub struct Scheduler {
     inner: Arc<SchedulerInner>,
 }
 
-/// What a checkpoint keeps of a [`Scheduler`].
+/// State of a [`Scheduler`] in a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerState {
     /// Steps made: the schedule's step that is set now.
     pub position: u64,
-    /// Where a schedule that watches a metric stands.
+    /// State of a schedule that follows a metric.
     pub plateau: Option<PlateauState>,
 }
 
@@ -147,7 +147,7 @@ impl Scheduler {
     /// Goes as many values further.
     ///
     /// # Errors
-    /// As [`Scheduler::step`].
+    /// Returns the same errors as [`Scheduler::step`].
     pub fn advance(&mut self, steps: u64) -> Result<()> {
         if self.watches_metric() {
             return Err(Error::invalid_argument(
@@ -204,7 +204,7 @@ impl Scheduler {
         *self.inner.state.lock()
     }
 
-    /// Returns what sets the learning rates, as checkpoints say it.
+    /// Returns the definition of the learning rates that checkpoints record.
     #[must_use]
     pub fn definition(&self) -> Definition {
         match &self.inner.plan {
@@ -231,7 +231,7 @@ impl Scheduler {
         }
     }
 
-    /// Says whether a state is of the same kind of scheduler.
+    /// Checks that a state is of the same kind of scheduler.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] when one watches a metric and the other does not.
@@ -253,7 +253,7 @@ impl Scheduler {
     /// step.
     ///
     /// # Errors
-    /// As [`Scheduler::check_state`], and as [`Scheduler::step`] for the value at that step.
+    /// Returns the same errors as [`Scheduler::check_state`], and as [`Scheduler::step`] for the value at that step.
     pub fn load_state(&mut self, state: &SchedulerState) -> Result<()> {
         self.check_state(state)?;
         let mut current = self.inner.state.lock();

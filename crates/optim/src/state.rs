@@ -10,15 +10,15 @@ use tch::Tensor;
 /// The name of a parameter's count of steps, which in PyTorch is a tensor of 32-bit floats.
 pub(crate) const STEP: &str = "step";
 
-/// What [`Optimizer::state_dict`](crate::Optimizer::state_dict) gives and
-/// [`Optimizer::load_state_dict`](crate::Optimizer::load_state_dict) takes.
+/// State of an optimizer, from [`Optimizer::state_dict`](crate::Optimizer::state_dict) and for
+/// [`Optimizer::load_state_dict`](crate::Optimizer::load_state_dict).
 ///
 /// `T` is a tensor, or what is known of one.
 #[derive(Debug)]
 pub struct OptimizerState<T = Tensor> {
     /// The optimizer's kind, under the name of PyTorch's class: `Adam`, `SGD`, …
     pub kind: String,
-    /// Steps taken.
+    /// Number of steps taken.
     pub steps: u64,
     /// The learning rate that the optimizer was built with.
     pub initial_lr: f64,
@@ -40,12 +40,12 @@ pub struct GroupState {
     pub parameters: Vec<String>,
 }
 
-/// What is kept of one parameter.
+/// State of one parameter: the tensors that the optimizer keeps for it.
 #[derive(Debug)]
 pub struct ParameterState<T = Tensor> {
-    /// The parameter's name.
+    /// Name of the parameter.
     pub name: String,
-    /// PyTorch's names with their tensors; empty before the parameter's first step.
+    /// PyTorch's names of the tensors with their values. Empty before the parameter's first step.
     pub tensors: Vec<(String, T)>,
 }
 
@@ -56,9 +56,9 @@ pub enum StateMismatch {
     /// Another kind of optimizer.
     #[error("the optimizer's state is of {found}, but this optimizer is {expected}")]
     Kind {
-        /// This optimizer.
+        /// Name of this optimizer's kind.
         expected: String,
-        /// The state's.
+        /// Name of the kind in the state.
         found: String,
     },
     /// Another number of parameter groups.
@@ -67,9 +67,9 @@ pub enum StateMismatch {
          the same groups"
     )]
     Groups {
-        /// This optimizer's.
+        /// Number of groups of this optimizer.
         expected: usize,
-        /// The state's.
+        /// Number of groups in the state.
         found: usize,
     },
     /// Another number of parameters, or other names, in the model or in a group.
@@ -93,9 +93,9 @@ pub enum StateMismatch {
          {expected}: build it with the same"
     )]
     Number {
-        /// PyTorch's name.
+        /// PyTorch's name of the hyperparameter.
         name: String,
-        /// The group.
+        /// Index of the group.
         group: usize,
         /// The value here, or `nothing`.
         expected: String,
@@ -105,11 +105,11 @@ pub enum StateMismatch {
     /// A parameter's state has a tensor that this optimizer does not keep, or lacks one.
     #[error("the state of {parameter} {what} `{name}`, which this optimizer {does}")]
     Slot {
-        /// The parameter.
+        /// Name of the parameter.
         parameter: String,
-        /// `has` or `lacks`.
+        /// The verb of the message: `has` or `lacks`.
         what: &'static str,
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
         /// `does not keep` or `needs`.
         does: &'static str,
@@ -119,13 +119,13 @@ pub enum StateMismatch {
         "`{name}` of {parameter} has shape {found:?} in the optimizer's state, expected {expected:?}"
     )]
     Shape {
-        /// The parameter.
+        /// Name of the parameter.
         parameter: String,
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// What the parameter's shape asks for.
+        /// Shape that follows from the parameter's shape.
         expected: Vec<i64>,
-        /// The state's.
+        /// Shape of the tensor in the state.
         found: Vec<i64>,
     },
     /// A group of another number of parameters.
@@ -134,19 +134,19 @@ pub enum StateMismatch {
          choose the same parameters, in the same groups"
     )]
     Sizes {
-        /// The group.
+        /// Index of the group.
         group: usize,
-        /// This optimizer's.
+        /// Number of parameters in this optimizer's group.
         expected: usize,
-        /// The state's.
+        /// Number of parameters in the state's group.
         found: usize,
     },
     /// A file that is not an optimizer's state.
     #[error("the file is not an optimizer's state: expected {expected}, found {found}")]
     Layout {
-        /// What an optimizer's state has there.
+        /// Description of the expected contents.
         expected: String,
-        /// What the file has.
+        /// Description of the file's contents.
         found: String,
     },
     /// A hyperparameter is missing in a file of PyTorch.
@@ -154,17 +154,17 @@ pub enum StateMismatch {
         "the optimizer's state has no `{name}` in group {group}: it is of another kind of optimizer"
     )]
     Missing {
-        /// The group.
+        /// Index of the group.
         group: usize,
-        /// PyTorch's name.
+        /// PyTorch's name of the hyperparameter.
         name: String,
     },
     /// A count of steps that is none.
     #[error("`step` of {parameter} is {found} in the optimizer's state, expected a count of steps")]
     Step {
-        /// The parameter.
+        /// Name of the parameter.
         parameter: String,
-        /// The value.
+        /// Value of `step` in the state.
         found: f64,
     },
 }

@@ -28,35 +28,35 @@ pub enum Annealing {
     Constant(f64),
     /// A straight line (`SchedLin`).
     Linear {
-        /// At progress 0.
+        /// Value at progress 0.
         start: f64,
-        /// At progress 1.
+        /// Value at progress 1.
         end: f64,
     },
     /// Half a period of a cosine (`SchedCos`).
     Cosine {
-        /// At progress 0.
+        /// Value at progress 0.
         start: f64,
-        /// At progress 1.
+        /// Value at progress 1.
         end: f64,
     },
     /// Equal ratios in equal parts of the run (`SchedExp`).
     Exponential {
-        /// At progress 0.
+        /// Value at progress 0.
         start: f64,
-        /// At progress 1.
+        /// Value at progress 1.
         end: f64,
     },
     /// A power of the progress (`SchedPoly`).
     Polynomial {
-        /// At progress 0.
+        /// Value at progress 0.
         start: f64,
-        /// At progress 1.
+        /// Value at progress 1.
         end: f64,
-        /// The exponent.
+        /// Exponent of the polynomial.
         power: f64,
     },
-    /// One after the other, each with its share of the run.
+    /// Sequence of annealings, each with its share of the run.
     Combined(Vec<(f64, Self)>),
     /// A function of the progress.
     Function(Arc<dyn Fn(f64) -> f64 + Send + Sync>),

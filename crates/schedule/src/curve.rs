@@ -7,102 +7,102 @@ use super::error::ScheduleError;
 use super::interpolation::{half_cosine, line, two_cosines};
 use super::one_cycle::{FitOneCycle, OneCycle};
 
-/// What a [`Schedule`] is made of, as checkpoints describe it: the numbers that its constructor was given.
+/// Definition of a [`Schedule`] in checkpoints: the numbers that its constructor was given.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Curve {
-    /// [`Schedule::constant`].
+    /// Constant learning rate: [`Schedule::constant`].
     Constant {
-        /// The rate.
+        /// Learning rate of every step.
         lr: f64,
     },
-    /// [`Schedule::linear`].
+    /// Linear change of the learning rate: [`Schedule::linear`].
     Linear {
-        /// The first rate.
+        /// Initial learning rate.
         start: f64,
-        /// The last rate.
+        /// Final learning rate.
         end: f64,
         /// Optimizer steps from one to the other.
         steps: u64,
     },
-    /// [`Schedule::cosine`].
+    /// Cosine annealing: [`Schedule::cosine`].
     Cosine {
-        /// The first rate.
+        /// Initial learning rate.
         start: f64,
-        /// The lowest rate.
+        /// Minimum learning rate.
         end: f64,
-        /// Optimizer steps from one to the other.
+        /// Number of optimizer steps from `start` to `end`.
         steps: u64,
     },
-    /// [`Schedule::cosine_restarts`].
+    /// Cosine annealing with warm restarts: [`Schedule::cosine_restarts`].
     Restarts {
-        /// The first rate of each period.
+        /// Initial learning rate of each period.
         start: f64,
-        /// The rate that each period falls towards.
+        /// Learning rate that each period falls towards.
         end: f64,
-        /// Optimizer steps of the first period.
+        /// Number of optimizer steps of the first period.
         first: u64,
-        /// How many times as long each period is as the one before.
+        /// Factor of the length of each period, relative to the one before.
         factor: u64,
     },
-    /// [`Schedule::flat_cosine`].
+    /// Constant learning rate followed by cosine annealing: [`Schedule::flat_cosine`].
     FlatCosine {
-        /// The first rate.
+        /// Initial learning rate.
         lr: f64,
-        /// The last rate.
+        /// Final learning rate.
         end: f64,
         /// Optimizer steps in all.
         steps: u64,
         /// The part of the steps in which the rate stays.
         pct_start: f64,
     },
-    /// [`Schedule::polynomial`].
+    /// Polynomial decay: [`Schedule::polynomial`].
     Polynomial {
-        /// The first rate.
+        /// Initial learning rate.
         start: f64,
-        /// The last rate.
+        /// Final learning rate.
         end: f64,
         /// Optimizer steps from one to the other.
         steps: u64,
-        /// The exponent.
+        /// Exponent of the polynomial.
         power: f64,
     },
-    /// [`Schedule::exponential`].
+    /// Exponential decay: [`Schedule::exponential`].
     Exponential {
-        /// The first rate.
+        /// Initial learning rate.
         lr: f64,
-        /// What it is multiplied by at each step.
+        /// Factor of the learning rate at each step.
         gamma: f64,
     },
-    /// [`Schedule::step`].
+    /// Step decay: [`Schedule::step`].
     Step {
-        /// The first rate.
+        /// Initial learning rate.
         lr: f64,
         /// Optimizer steps between two changes.
         every: u64,
-        /// What the rate is multiplied by.
+        /// Factor of the learning rate at each change.
         gamma: f64,
     },
-    /// [`Schedule::multi_step`].
+    /// Step decay at milestones: [`Schedule::multi_step`].
     MultiStep {
-        /// The first rate.
+        /// Initial learning rate.
         lr: f64,
         /// The steps at which the rate changes.
         milestones: Vec<u64>,
-        /// What the rate is multiplied by.
+        /// Factor of the learning rate at each milestone.
         gamma: f64,
     },
-    /// [`Schedule::inverse_sqrt`].
+    /// Inverse square-root decay: [`Schedule::inverse_sqrt`].
     InverseSqrt {
-        /// The first rate.
+        /// Initial learning rate.
         lr: f64,
         /// A third of the steps after which the rate is halved.
         timescale: u64,
     },
-    /// [`Schedule::one_cycle`].
+    /// One-cycle policy of PyTorch: [`Schedule::one_cycle`].
     OneCycle(OneCycle),
-    /// [`Schedule::fit_one_cycle`].
+    /// One-cycle policy of fastai: [`Schedule::fit_one_cycle`].
     FitOneCycle(FitOneCycle),
     /// [`Schedule::warmup`]: a rise from `factor` times the schedule's first rate, then the schedule.
     Warmup {
@@ -115,11 +115,11 @@ pub enum Curve {
     },
     /// [`Schedule::sequence`]: each with the step at which it begins, the first at 0, in rising order.
     Sequence(Vec<(u64, Schedule)>),
-    /// [`Schedule::with_momentum`].
+    /// Schedule of the learning rate with another one for the momentum: [`Schedule::with_momentum`].
     Momentum {
-        /// The rate.
+        /// Schedule of the learning rate.
         rate: Box<Schedule>,
-        /// Its values are the momentum.
+        /// Schedule whose values are the momentum.
         momentum: Box<Schedule>,
     },
 }

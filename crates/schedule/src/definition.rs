@@ -4,17 +4,18 @@ use serde::{Deserialize, Serialize};
 
 use super::{LrSchedule, Plateau, Schedule};
 
-/// What sets the rates of an optimizer's groups: a checkpoint keeps it beside the step, so that a conversion
-/// knows which scheduler of PyTorch goes on with it. A load does not use it: the program makes its schedule.
+/// Definition of the learning rates of an optimizer's groups. A checkpoint keeps it beside the step, so that a
+/// conversion can choose the PyTorch scheduler that continues it. Loading a checkpoint does not use it: the program
+/// creates its schedule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Definition {
-    /// One schedule for all groups, each of which keeps its ratio to the optimizer's rate.
+    /// A single schedule for all groups, each of which keeps its ratio to the optimizer's learning rate.
     All(Described),
-    /// For the parameters that no group matches, and for each group.
+    /// Schedules by group: the first for the parameters that no group matches, then one for each group.
     Groups(Vec<Described>),
-    /// What follows a metric.
+    /// Schedule that follows a metric.
     Plateau(Plateau),
 }
 
@@ -23,17 +24,17 @@ pub enum Definition {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Described {
-    /// One of this crate's.
+    /// A schedule of this crate.
     Known(Schedule),
     /// A function of the program's own.
     Function {
-        /// Whether it sets a momentum, too.
+        /// `true` if the function sets a momentum, too.
         momentum: bool,
     },
 }
 
 impl Described {
-    /// Describes a schedule.
+    /// Returns the description of a schedule.
     #[must_use]
     pub fn of(schedule: &dyn LrSchedule) -> Self {
         match schedule.definition() {

@@ -1,33 +1,34 @@
 //! What can be wrong with the numbers of a schedule.
 
-/// A schedule that cannot be made. All of these are the caller's input; the text says what to change.
+/// Error of a schedule's constructor. All variants are mistakes in the caller's arguments, and the message contains the
+/// accepted values.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScheduleError {
     /// A count that must be at least one.
     #[error("the {what} is 0: it must be at least 1")]
     Zero {
-        /// Which count.
+        /// Name of the count.
         what: &'static str,
     },
 
     /// A number out of range.
     #[error("the schedule's {what} is {value}: it must be {must}")]
     OutOfRange {
-        /// Which number.
+        /// Name of the number.
         what: &'static str,
-        /// Its value.
+        /// Value of the number.
         value: f64,
-        /// What it has to be.
+        /// Description of the accepted range.
         must: &'static str,
     },
 
     /// Steps that must each come after the one before.
     #[error("the schedule's {what} must rise: {after} does not come after {before}")]
     NotRising {
-        /// Which steps.
+        /// Name of the list of steps.
         what: &'static str,
-        /// The one before.
+        /// The preceding step in the list.
         before: u64,
         /// The one that does not come after it.
         after: u64,
@@ -39,9 +40,9 @@ pub enum ScheduleError {
         .schedules.saturating_sub(1)
     )]
     Milestones {
-        /// Schedules in the sequence.
+        /// Number of schedules in the sequence.
         schedules: usize,
-        /// Milestones given.
+        /// Number of milestones given.
         milestones: usize,
     },
 }

@@ -67,8 +67,8 @@ impl Schedule {
         Ok(Curve::Constant { lr }.into())
     }
 
-    /// From `start` to `end` in a straight line over `steps` steps, then `end`. torch's `LinearLR`,
-    /// with rates in place of factors.
+    /// Creates a schedule that changes linearly from `start` to `end` over `steps` steps and then stays at `end`, like
+    /// torch's `LinearLR`, with rates in place of factors.
     ///
     /// # Errors
     /// A rate that is negative or not finite, no steps.
@@ -77,9 +77,9 @@ impl Schedule {
         Ok(Curve::Linear { start, end, steps }.into())
     }
 
-    /// From `start` down to `end` by half a cosine over `steps` steps:
-    /// `end + (start - end) * (1 + cos(pi * step / steps)) / 2`. torch's `CosineAnnealingLR`, and as
-    /// there the rate rises again after `steps` steps and is back at `start` after twice as many.
+    /// Creates a cosine annealing from `start` down to `end` over `steps` steps: `end + (start - end) * (1 + cos(pi *
+    /// step / steps)) / 2`. As in torch's `CosineAnnealingLR`, the rate rises again after `steps` steps and is back at
+    /// `start` after twice as many.
     ///
     /// # Errors
     /// A rate that is negative or not finite, no steps.
@@ -88,9 +88,9 @@ impl Schedule {
         Ok(Curve::Cosine { start, end, steps }.into())
     }
 
-    /// From `start` down towards `end` by half a cosine, over and over: the first time in `first`
-    /// steps, each time in `factor` times as many as the time before. torch's
-    /// `CosineAnnealingWarmRestarts` (Loshchilov and Hutter 2016), fastai's `fit_sgdr`.
+    /// Creates a cosine annealing from `start` down towards `end` with warm restarts: the first period has `first`
+    /// steps, each following one `factor` times as many as the one before. Like torch's `CosineAnnealingWarmRestarts`
+    /// (Loshchilov and Hutter 2016) and fastai's `fit_sgdr`.
     ///
     /// ```
     /// use brigade_schedule::Schedule;
@@ -130,8 +130,8 @@ impl Schedule {
         Ok(Curve::FlatCosine { lr, end, steps, pct_start }.into())
     }
 
-    /// From `start` to `end` by `end + (start - end) * (1 - step / steps)^power`, then `end`. torch's
-    /// `PolynomialLR`, which ends at 0.
+    /// Creates a polynomial decay from `start` to `end`: `end + (start - end) * (1 - step / steps)^power`, then `end`.
+    /// Like torch's `PolynomialLR`, which ends at 0.
     ///
     /// # Errors
     /// A rate that is negative or not finite, no steps, a power that is not finite or not above 0.
@@ -205,8 +205,8 @@ impl Schedule {
         Ok(Curve::FitOneCycle(cycle).into())
     }
 
-    /// One schedule after the other: the first from step 0, each of the others from its milestone on.
-    /// Each counts its own steps from 0. torch's `SequentialLR`, with the schedules' own rates.
+    /// Creates a sequence of schedules: the first from step 0, each of the others from its milestone on. Each counts
+    /// its own steps from 0. Like torch's `SequentialLR`, with the schedules' own rates.
     ///
     /// ```
     /// use brigade_schedule::Schedule;

@@ -41,8 +41,8 @@ pub trait LrSchedule: Send + Sync {
         None
     }
 
-    /// Returns the [`Schedule`](crate::Schedule) that it is, for checkpoints to say so; `None`, the default,
-    /// for a function of the program's own.
+    /// Returns the [`Schedule`](crate::Schedule) that checkpoints record, or `None`, the default, for a function of the
+    /// program's own.
     fn definition(&self) -> Option<crate::Schedule> {
         None
     }

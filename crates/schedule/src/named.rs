@@ -14,11 +14,11 @@ use crate::{Schedule, ScheduleError};
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct NamedSchedule {
-    /// The name.
+    /// Name of the schedule in text.
     pub name: &'static str,
     /// Other names of it, such as that of torch's class.
     pub aliases: &'static [&'static str],
-    /// What the rate does, in a few words.
+    /// Short description of the course of the learning rate.
     pub about: &'static str,
     /// The parameters, in the order of the help. The number of optimizer steps, which all schedules have, is not
     /// among them.
@@ -30,30 +30,30 @@ pub struct NamedSchedule {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Parameter {
-    /// The name.
+    /// Name of the parameter.
     pub name: &'static str,
-    /// What it is, in a few words.
+    /// Short description of the parameter.
     pub about: &'static str,
-    /// What stands for its value in the help.
+    /// Placeholder of the value in the help text.
     pub placeholder: &'static str,
-    /// What its value is.
+    /// Type of the value.
     pub kind: ParameterKind,
-    /// What it is where it is not given. `None` for a parameter that must be given, or whose default depends on others.
+    /// Default value as text. `None` for a required parameter, or one whose default depends on others.
     pub default: Option<&'static str>,
-    /// Whether it must be given.
+    /// `true` if the parameter must be given.
     pub is_required: bool,
 }
 
 /// The values that a [`Parameter`] takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParameterKind {
-    /// A number.
+    /// A floating-point number.
     Number,
     /// A number of optimizer steps, at least 1.
     Steps,
-    /// A whole number.
+    /// A non-negative whole number.
     Factor,
-    /// Optimizer steps, with commas between them.
+    /// List of optimizer steps, separated by commas.
     StepList,
 }
 
@@ -62,7 +62,7 @@ pub trait Arguments {
     /// Returns the number of optimizer steps.
     fn total_steps(&self) -> u64;
 
-    /// Returns the length of the warm-up before the schedule; `None` without one.
+    /// Returns the length of the warm-up before the schedule, or `None` without a warm-up.
     fn warmup(&self) -> Option<u64>;
 
     /// Returns a number; `None` where it is not given and has no default.
@@ -82,10 +82,10 @@ impl NamedSchedule {
         SCHEDULES
     }
 
-    /// Makes the schedule.
+    /// Builds the schedule from its arguments.
     ///
     /// # Errors
-    /// Those of its constructor.
+    /// Returns the errors of its constructor.
     pub fn make(&self, arguments: &dyn Arguments) -> Result<Schedule, ScheduleError> {
         (self.make)(arguments)
     }

@@ -22,7 +22,7 @@ use crate::ScheduleError;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct OneCycle {
-    /// The highest rate.
+    /// Maximum learning rate.
     pub max_lr: f64,
     /// Number of optimizer steps in the cycle.
     pub total_steps: u64,
@@ -38,8 +38,8 @@ pub struct OneCycle {
     pub max_momentum: f64,
     /// The shape of the ways up and down.
     pub anneal: Anneal,
-    /// Go back down to the first rate in as many steps as up, and from there to the last rate;
-    /// otherwise go down in one piece.
+    /// Goes down to the initial rate in as many steps as up, and then on to the final rate, instead of down in one
+    /// piece.
     pub three_phase: bool,
 }
 
@@ -47,10 +47,10 @@ pub struct OneCycle {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Anneal {
-    /// Half a cosine.
+    /// Cosine annealing: half a cosine wave.
     #[default]
     Cosine,
-    /// A straight line.
+    /// Linear annealing: a straight line.
     Linear,
 }
 
@@ -154,7 +154,7 @@ struct Phase {
     momentum: (f64, f64),
 }
 
-/// fastai's `fit_one_cycle`.
+/// Settings of a one-cycle schedule as in fastai's `fit_one_cycle`.
 ///
 /// The rate goes from `max_lr / div` to `max_lr` in the first `pct_start` of the steps, then down to
 /// `max_lr / div_final`, both ways by half a cosine; the momentum goes from `moms[0]` to `moms[1]` and
@@ -173,7 +173,7 @@ struct Phase {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct FitOneCycle {
-    /// The highest rate.
+    /// Maximum learning rate.
     pub max_lr: f64,
     /// Number of optimizer steps in the cycle.
     pub total_steps: u64,

@@ -25,25 +25,25 @@ use crate::ScheduleError;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Plateau {
-    /// The first rate.
+    /// Initial learning rate.
     pub lr: f64,
-    /// Which metric is better.
+    /// Direction in which the metric improves.
     pub mode: Mode,
-    /// What the rate is multiplied by.
+    /// Factor of the learning rate at each reduction.
     pub factor: f64,
     /// Metrics in a row that may be no better before the rate goes down.
     pub patience: u64,
-    /// How much better than the best a metric must be.
+    /// Minimum improvement over the best metric.
     pub threshold: Threshold,
     /// Metrics after a reduction that are not counted as no better.
     pub cooldown: u64,
-    /// The lowest rate.
+    /// Minimum learning rate.
     pub min_lr: f64,
     /// A reduction by no more than this is left out.
     pub eps: f64,
 }
 
-/// Which metric is better.
+/// Direction in which a metric improves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
@@ -54,28 +54,28 @@ pub enum Mode {
     Max,
 }
 
-/// How much better than the best a metric must be to count.
+/// Minimum improvement over the best metric that counts as one.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Threshold {
-    /// By this part of the best.
+    /// Fraction of the best metric.
     Relative(f64),
-    /// By this much.
+    /// Absolute difference from the best metric.
     Absolute(f64),
 }
 
-/// Where a [`Plateau`] stands.
+/// State of a [`Plateau`] schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PlateauState {
-    /// The rate now.
+    /// Current learning rate.
     pub lr: f64,
-    /// The best metric so far; none before the first.
+    /// Best metric so far, or `None` before the first one.
     pub best: Option<f64>,
     /// Metrics in a row that were no better.
     pub bad: u64,
     /// Metrics that still do not count after a reduction.
     pub cooling: u64,
-    /// Metrics seen.
+    /// Number of metrics so far.
     pub seen: u64,
 }
 
@@ -96,7 +96,7 @@ impl Plateau {
         }
     }
 
-    /// Whether the numbers make sense.
+    /// Checks that the settings are in their ranges.
     ///
     /// # Errors
     /// A rate or threshold that is negative or not finite, a factor that is not below 1.

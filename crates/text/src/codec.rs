@@ -19,8 +19,8 @@ use crate::{Backwards, Documents, LabelledTexts, Padding, SortedSampler, Unlabel
 /// The kind under which [`TextCodec`] is written down.
 const KIND: &str = "text";
 
-/// How single texts become a model's input, and batches texts: a tokenizer and a vocabulary. Loaders of
-/// [`TextLoaders`](crate::TextLoaders) have one, and so has a Learner that was exported.
+/// Conversion of single texts to a model's input, and of texts to batches: a tokenizer and a vocabulary. The loaders of
+/// [`TextLoaders`](crate::TextLoaders) and an exported Learner have one.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -30,17 +30,17 @@ pub use words::{align_labels, words_of_offsets};
 pub struct Sequence {
     /// The numbers of the tokens.
     pub ids: Vec<i64>,
-    /// Which text of a pair each token is of.
+    /// Token type ids: for each token the number of its text in a pair.
     pub type_ids: Option<Vec<i64>>,
-    /// Whether each token is one that the tokenizer has added, such as `[CLS]`.
+    /// Special-token mask: `true` for each token that the tokenizer has added, such as `[CLS]`.
     pub special: Option<Vec<bool>>,
     /// The number of the word that each token is a part of; `None` for one that is of no word.
     pub words: Option<Vec<Option<u32>>>,
-    /// What the sequence is labelled with.
+    /// Label of the sequence.
     pub label: Option<SequenceLabel>,
 }
 
-/// What a sequence is labelled with.
+/// Label of a sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SequenceLabel {
     /// The number of its class: `i64 [rows]` in a batch.
@@ -138,9 +138,9 @@ pub struct SequenceBatch {
     pub input_ids: Tensor,
     /// 1 for a token and 0 for padding: `i64 [rows, tokens]`.
     pub attention_mask: Tensor,
-    /// Which text of a pair each token is of: `i64 [rows, tokens]`.
+    /// Token type ids, `i64 [rows, tokens]`: for each token the number of its text in a pair.
     pub token_type_ids: Option<Tensor>,
-    /// What the sequences are labelled with: see [`SequenceLabel`].
+    /// Labels of the sequences, see [`SequenceLabel`].
     pub labels: Option<Tensor>,
 }
 
@@ -150,7 +150,8 @@ impl SequenceBatch {
         ((self.input_ids, self.attention_mask), self.labels)
     }
 
-    /// Gives up `((input_ids, attention_mask, token_type_ids), labels)`; type ids are 0 where there were none.
+    /// Returns `((input_ids, attention_mask, token_type_ids), labels)`, with type ids of 0 where the sequences have
+    /// none.
     ///
     /// # Errors
     /// When libtorch fails.
@@ -240,8 +241,9 @@ impl SequenceCollator {
         self
     }
 
-    /// Sets how many tokens the model has, so that one beyond them is an error that names it. On the CPU a model tells
-    /// itself; a GPU stops, and the program with it. This check is the host's, where batches are made.
+    /// Sets the model's vocabulary size, so that a token id beyond it is an error that names the token. On the CPU a
+    /// model reports such an id itself; on a GPU the kernel fails and ends the program. The check runs on the host,
+    /// where batches are made.
     ///
     /// ```
     /// use brigade_text::{Sequence, SequenceCollator};
@@ -256,10 +258,10 @@ impl SequenceCollator {
         self
     }
 
-    /// Makes the tokens themselves the labels, and -100 of padding: `DataCollatorForLanguageModeling(mlm=False)`. As
-    /// there, labels are not shifted: the loss compares a prediction with the next label. Other than there, only
-    /// padding is left out and not every token with the number of the padding's, so that a model whose padding is
-    /// the token for the end learns to end.
+    /// Uses the tokens themselves as labels, and -100 for padding, like `DataCollatorForLanguageModeling(mlm=False)`.
+    /// As in transformers, labels are not shifted: the loss compares a prediction with the next label. Unlike
+    /// transformers, only padding is left out and not every token with the padding's id, so that a model whose padding
+    /// token is the end-of-text token learns to end.
     #[must_use]
     pub fn causal(mut self) -> Self {
         self.objective = Objective::Causal;

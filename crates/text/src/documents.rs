@@ -17,12 +17,12 @@ pub trait Documents: fmt::Debug + Send + Sync {
     /// Returns the number of texts.
     fn len(&self) -> usize;
 
-    /// Whether there is no text.
+    /// Returns `true` if there are no texts.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the number of tokens of a text; 0 for one that is not there.
+    /// Returns the number of tokens of a text, or 0 if `document` is out of range.
     fn tokens(&self, document: usize) -> usize;
 
     /// Appends the numbers of the tokens of a text in a range.

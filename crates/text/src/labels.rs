@@ -84,7 +84,7 @@ impl Categories {
     /// Returns a row of 0 and 1 for each class, 1 for those of `labels`.
     ///
     /// # Errors
-    /// As [`number`](Self::number).
+    /// Returns the same errors as [`number`](Self::number).
     pub fn row<'a>(&self, labels: impl IntoIterator<Item = &'a str>) -> Result<Vec<f32>> {
         let mut row = vec![0.0; self.names.len()];
         for label in labels {

@@ -35,26 +35,26 @@ pub struct PretrainedText {
 }
 
 impl PretrainedText {
-    /// Names both files.
+    /// Creates the pair of a weights file and a vocabulary file.
     pub fn new(weights: impl Into<PathBuf>, vocabulary: impl Into<PathBuf>) -> Self {
         Self { weights: weights.into(), vocabulary: vocabulary.into() }
     }
 }
 
-/// What can be chosen about [`language_model_learner`].
+/// Options of [`language_model_learner`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LanguageLearnerOptions {
     /// The model; fastai's AWD-LSTM unless set.
     pub model: LanguageModelOptions,
-    /// What the model's probabilities of dropout are multiplied by; 1.
+    /// Factor of the model's dropout probabilities. Defaults to 1.
     pub drop_mult: f64,
-    /// The weight of activation regularisation (AR); 2.
+    /// Weight of activation regularisation (AR). Defaults to 2.
     pub alpha: f64,
-    /// The weight of temporal activation regularisation (TAR); 1.
+    /// Weight of temporal activation regularisation (TAR). Defaults to 1.
     pub beta: f64,
-    /// The share of a word's target that all words have (label smoothing); 0.
+    /// Label smoothing: the share of each target that is spread over all tokens. Defaults to 0.
     pub label_smoothing: f64,
-    /// The dtype of the parameters; float32.
+    /// Kind (dtype) of the parameters. Defaults to float32.
     pub kind: Kind,
     /// Weights to begin with; everything but the words is frozen then.
     pub pretrained: Option<PretrainedText>,
@@ -74,20 +74,20 @@ impl Default for LanguageLearnerOptions {
     }
 }
 
-/// What can be chosen about [`text_classifier_learner`].
+/// Options of [`text_classifier_learner`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextLearnerOptions {
     /// The model; fastai's AWD-LSTM unless set.
     pub model: TextClassifierOptions,
-    /// What the encoder's probabilities of dropout are multiplied by; 0.5.
+    /// Factor of the encoder's dropout probabilities. Defaults to 0.5.
     pub drop_mult: f64,
-    /// The weight of activation regularisation (AR); 2.
+    /// Weight of activation regularisation (AR). Defaults to 2.
     pub alpha: f64,
-    /// The weight of temporal activation regularisation (TAR); 1.
+    /// Weight of temporal activation regularisation (TAR). Defaults to 1.
     pub beta: f64,
-    /// The model's outputs, where the data have no classes; 1 for numbers.
+    /// Number of the model's outputs, for data without classes. Defaults to 1 for numbers.
     pub outputs: Option<i64>,
-    /// The dtype of the parameters; float32.
+    /// Kind (dtype) of the parameters. Defaults to float32.
     pub kind: Kind,
     /// A language model whose encoder is begun with; everything but the head is frozen then.
     pub pretrained: Option<PretrainedText>,
@@ -189,8 +189,8 @@ pub fn language_model_learner(
 /// ```
 ///
 /// # Errors
-/// As [`language_model_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] where the number of outputs is not
-/// known.
+/// Returns the same errors as [`language_model_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] where the
+/// number of outputs is not known.
 pub fn text_classifier_learner(
     accelerator: &Accelerator,
     data: TextData,

@@ -22,17 +22,17 @@ use crate::codec::TextCodec;
 mod found;
 mod make;
 
-/// What the target of a text is.
+/// Target of a text.
 #[derive(Clone, Debug)]
 pub enum TextTarget {
-    /// One class, `i64 [rows]`: fastai's `CategoryBlock`. The classes are those given, or the labels of the texts to
-    /// train with, sorted.
+    /// A single class per text, `i64 [rows]`: fastai's `CategoryBlock`. The classes are the given ones, or the sorted
+    /// labels of the training texts.
     Category(Option<Categories>),
     /// Any number of classes, `f32 [rows, classes]` of 0 and 1: fastai's `MultiCategoryBlock`.
     MultiCategory {
-        /// The classes; those of the texts to train with, sorted, where none are given.
+        /// Classes in their order. Defaults to the sorted classes of the training texts.
         classes: Option<Categories>,
-        /// What is between the classes of a label.
+        /// Separator between the classes of a label.
         separator: String,
     },
     /// A number, `f32 [rows]`: fastai's `RegressionBlock`.
@@ -106,15 +106,15 @@ pub type TextBatches = Arc<dyn BatchedDataset<Batch = (Tensor, Tensor)>>;
 pub struct TextDataLoaders {
     /// The batches to train with.
     pub train: DataLoader<TextBatches>,
-    /// Those to validate with, unless there are none. A classifier's are sorted by length.
+    /// Validation loader, unless there are no validation texts. A classifier's texts are sorted by length.
     pub valid: Option<DataLoader<TextBatches>>,
     /// The numbers of tokens.
     pub vocabulary: Arc<Vocabulary>,
-    /// What splits texts.
+    /// Tokenizer of the texts.
     pub tokenizer: Arc<dyn Tokenizer>,
     /// The names of the classes, where there are classes.
     pub classes: Option<Categories>,
-    /// How single texts become a model's input.
+    /// Conversion of single texts to a model's input.
     pub codec: TextCodec,
 }
 
@@ -125,7 +125,7 @@ pub struct TextData {
     pub loaders: Loaders<Tensor>,
     /// The numbers of tokens.
     pub vocabulary: Arc<Vocabulary>,
-    /// What splits texts.
+    /// Tokenizer of the texts.
     pub tokenizer: Arc<dyn Tokenizer>,
     /// The names of the classes, where there are classes.
     pub classes: Option<Categories>,
@@ -195,7 +195,7 @@ impl TextLoaders {
         Self::new(Origin::Folder { path: path.into(), train, valid })
     }
 
-    /// Takes the rows of a CSV file: its columns `text`, and `label` and `is_valid` where they are there.
+    /// Takes the rows of a CSV file: its column `text`, and its columns `label` and `is_valid` if it has them.
     pub fn from_csv(path: impl Into<PathBuf>) -> Self {
         Self::from_csv_with(path, CsvOptions::new())
     }
@@ -231,7 +231,7 @@ impl TextLoaders {
         Self::from_source(|| TextSource::memory(texts)?.with_labels(labels))
     }
 
-    /// Takes texts of any source, which a function opens: so that a rank that fails to tells the others.
+    /// Takes texts of any source, which a function opens, so that a failure on one rank becomes an error on all ranks.
     ///
     /// ```
     /// use brigade_text::TextLoaders;
@@ -283,15 +283,15 @@ impl TextLoaders {
         self
     }
 
-    /// Sets what the target of a text is; one class unless set.
+    /// Sets the kind of target of a text. Defaults to one class.
     #[must_use]
     pub fn target(mut self, target: TextTarget) -> Self {
         self.options.target = target;
         self
     }
 
-    /// Validates with a share of the texts, drawn at random by the seed. A fifth of them is, where the source does not
-    /// say which texts are to validate with.
+    /// Validates with a share of the texts, drawn at random by the seed. Defaults to a fifth, unless the source marks
+    /// its validation texts.
     #[must_use]
     pub fn valid_share(mut self, share: f64) -> Self {
         self.options.part = Part::Share(share);
@@ -326,7 +326,7 @@ impl TextLoaders {
         self
     }
 
-    /// Sets how often a token must be there to have a number of its own (3).
+    /// Sets the minimum number of occurrences of a token in the vocabulary. Defaults to 3.
     #[must_use]
     pub fn min_freq(mut self, times: u64) -> Self {
         self.options.counting = self.options.counting.min_freq(times);

@@ -5,7 +5,7 @@ use brigade_tokens::Side;
 use brigade_torch::{Result, from_vec};
 use tch::Tensor;
 
-/// How texts are brought to one length.
+/// Padding rule: brings texts to one length.
 ///
 /// ```
 /// use brigade_text::Padding;

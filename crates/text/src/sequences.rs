@@ -13,7 +13,7 @@ pub trait Sequences: fmt::Debug + Send + Sync {
     /// Returns the number of sequences.
     fn len(&self) -> usize;
 
-    /// Whether there is no sequence.
+    /// Returns `true` if there are no sequences.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -21,7 +21,7 @@ pub trait Sequences: fmt::Debug + Send + Sync {
     /// Returns the number of tokens of each sequence: what samplers that group by length take.
     fn lengths(&self) -> Vec<usize>;
 
-    /// Returns a sequence.
+    /// Returns the sequence at an index.
     ///
     /// # Errors
     /// When there is none of this number, or it cannot be read.

@@ -12,7 +12,7 @@ use crate::corpus::{Builder, Key, content_of};
 use crate::files::io_error;
 use crate::{Error, ParallelOptions, Result, TextSource, TokenCorpus, Tokenizer};
 
-/// Where corpora are kept as tokens, so that the next run and the other ranks of a host need not split them again.
+/// Folder of tokenized corpora, so that the next run and the other ranks of a host need not split the texts again.
 ///
 /// A file is found by a hash of all texts, of the tokenizer's [description](Tokenizer::describe) and of this crate's
 /// version; a vocabulary is not part of it, since a [`TokenCorpus`] gives the ids of any. To find it, all texts are read
@@ -61,7 +61,8 @@ impl TokenCache {
     /// Returns the corpus of these texts, split by this tokenizer: from its file, or made and written to it.
     ///
     /// # Errors
-    /// As [`tokenize_all`](crate::tokenize_all); when the folder cannot be written to, or the texts change meanwhile.
+    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all); when the folder cannot be written to, or the
+    /// texts change meanwhile.
     pub fn corpus(
         &self,
         tokenizer: &dyn Tokenizer,

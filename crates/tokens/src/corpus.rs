@@ -65,7 +65,7 @@ impl TokenCorpus {
     /// Splits all texts, on several threads, and keeps their tokens in memory.
     ///
     /// # Errors
-    /// As [`tokenize_all`](crate::tokenize_all).
+    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all).
     pub fn in_memory(
         tokenizer: &dyn Tokenizer,
         texts: &TextSource,
@@ -90,7 +90,7 @@ impl TokenCorpus {
         self.0.ends.len()
     }
 
-    /// Whether there are no texts.
+    /// Returns `true` if there are no texts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.ends.is_empty()
@@ -139,7 +139,7 @@ impl TokenCorpus {
         Ok(tokens)
     }
 
-    /// Returns how often each token is there, in all texts.
+    /// Returns the number of occurrences of each token in all texts.
     #[must_use]
     pub fn counts(&self) -> TokenCounts {
         let mut counts = TokenCounts::new();
@@ -253,7 +253,7 @@ impl TokenIds {
         self.corpus.len()
     }
 
-    /// Whether there are no texts.
+    /// Returns `true` if there are no texts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.corpus.is_empty()
@@ -271,7 +271,7 @@ impl TokenIds {
         self.corpus.lengths()
     }
 
-    /// Returns the corpus.
+    /// Returns the underlying corpus.
     #[must_use]
     pub fn corpus(&self) -> &TokenCorpus {
         &self.corpus

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use brigade_rank_env::text::escaped;
 
-/// What can go wrong with texts and tokens.
+/// Error of an operation on texts or tokens.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -13,15 +13,15 @@ pub enum Error {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// The system's reason.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// A file is damaged, or of another kind than expected.
     #[error("{} is damaged or of another kind: {detail}", escaped(path.display()), detail = escaped(detail))]
     Format {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where, and what is wrong.
+        /// Position and description of the damage.
         detail: String,
     },
     /// A pickle cannot be read as a list of strings.
@@ -36,36 +36,35 @@ pub enum Error {
     NotUtf8 {
         /// The file, and the row and column where it has several texts.
         name: String,
-        /// The offset of the first byte that cannot be there, from the start of the file, or of the text where `name`
-        /// has a row.
+        /// Offset of the first invalid byte, from the start of the file, or of the text where `name` has a row.
         offset: u64,
     },
     /// A table has no such column.
     #[error("{} has no column {column:?}; its columns are {columns:?}", escaped(path.display()))]
     MissingColumn {
-        /// The table.
+        /// Path of the table.
         path: PathBuf,
-        /// The column that is asked for.
+        /// Name of the missing column.
         column: String,
-        /// Those that are there.
+        /// Names of the table's columns.
         columns: Vec<String>,
     },
     /// A row of a table or of a file of lines cannot be used.
     #[error("{}, line {line}: {detail}", escaped(path.display()), detail = escaped(detail))]
     Row {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The line, from 1.
         line: u64,
-        /// The column, and what is wrong.
+        /// Name of the column, and the problem.
         detail: String,
     },
-    /// There are no texts.
+    /// A file, folder or list has no texts.
     #[error("{name} has no texts: {detail}", detail = escaped(detail), name = escaped(name))]
     NoTexts {
         /// The file, folder or list.
         name: String,
-        /// What was looked for.
+        /// Description of the texts that were searched for.
         detail: String,
     },
     /// A text could not be split into tokens.
@@ -73,13 +72,13 @@ pub enum Error {
     Text {
         /// The text: its file, its row, or its number from 0.
         name: String,
-        /// What is wrong.
+        /// Error of the tokenizer.
         source: Box<Self>,
     },
     /// A tokenizer of Hugging Face's refuses its file, a text, or ids.
     #[error("the tokenizer refuses: {}", escaped(.0))]
     Refused(String),
-    /// The tokenizer panicked.
+    /// The tokenizer panicked, with this message.
     #[error("the tokenizer panicked: {}; leave the text out and report the tokenizer's fault", escaped(.0))]
     Panicked(String),
     /// A token that a vocabulary neither has nor has a number for.
@@ -88,7 +87,7 @@ pub enum Error {
          `with_unknown`"
     )]
     UnknownToken {
-        /// The token.
+        /// Token that the vocabulary lacks.
         token: String,
     },
     /// A call that its documentation excludes.

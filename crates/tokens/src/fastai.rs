@@ -118,7 +118,8 @@ impl FastaiTokenizer {
     /// ```
     ///
     /// # Errors
-    /// As [`from_description`](Self::from_description), and when a rule of one's own is missing.
+    /// Returns the same errors as [`from_description`](Self::from_description), and when a rule of one's own is
+    /// missing.
     pub fn from_description_with(description: &Value, custom: &[Rule]) -> Result<Self> {
         if description.get("kind").and_then(Value::as_str) != Some(KIND) {
             let message = format!(

@@ -60,9 +60,8 @@ const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL: &str = "special_tokens_map.json";
 
 impl HuggingFaceTokenizer {
-    /// Reads a `tokenizer.json`, from its folder or by its own name. `tokenizer_config.json` and
-    /// `special_tokens_map.json` beside it tell which of its tokens are the special ones, the longest text, and the side
-    /// of padding.
+    /// Reads a `tokenizer.json`, from its folder or by its own name. The special tokens, the maximum length and the
+    /// padding side come from `tokenizer_config.json` and `special_tokens_map.json` beside it.
     ///
     /// # Errors
     /// When a file cannot be read, is empty, not UTF-8, not JSON, or no tokenizer.
@@ -162,7 +161,7 @@ impl HuggingFaceTokenizer {
         Ok(self)
     }
 
-    /// Encodes a text.
+    /// Encodes a text as token ids.
     ///
     /// # Errors
     /// When the tokenizer refuses it, for example because it has no unknown token for it, or the strategy of truncation
@@ -174,7 +173,7 @@ impl HuggingFaceTokenizer {
     /// Encodes a pair of texts, such as a question and a text that may answer it.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// Returns the same errors as [`encode`](Self::encode).
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<Encoding> {
         let encoding = self.encode_texts(first, Some(second), OffsetType::Byte);
         encoding.map(|encoding| Encoding::of(&encoding))
@@ -229,7 +228,7 @@ impl HuggingFaceTokenizer {
     /// Returns the ids of a text alone, without what else an [`Encoding`] has: faster.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode).
+    /// Returns the same errors as [`encode`](Self::encode).
     pub fn ids(&self, text: &str) -> Result<Vec<u32>> {
         let encoding = self.encode_texts(text, None, OffsetType::None)?;
         Ok(encoding.get_ids().to_vec())
@@ -239,7 +238,7 @@ impl HuggingFaceTokenizer {
     /// encoding to `consume` in the order of the texts, as [`tokenize_all`](crate::tokenize_all) does.
     ///
     /// # Errors
-    /// As [`tokenize_all`](crate::tokenize_all); when texts have more than two fields.
+    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all); when texts have more than two fields.
     pub fn encode_all(
         &self,
         texts: &TextSource,
@@ -300,19 +299,19 @@ impl HuggingFaceTokenizer {
         self.inner.get_vocab_size(true)
     }
 
-    /// Returns how many tokens the model takes at most (`model_max_length`), where the settings tell.
+    /// Returns the model's maximum number of tokens (`model_max_length`), if the settings contain it.
     #[must_use]
     pub fn max_length(&self) -> Option<usize> {
         self.settings.max_length
     }
 
-    /// Returns the side on which the model expects padding: the right where the settings do not tell.
+    /// Returns the side on which the model expects padding. Defaults to the right if the settings do not contain it.
     #[must_use]
     pub fn padding_side(&self) -> Side {
         self.settings.padding_side
     }
 
-    /// Returns the side from which the settings want texts to be cut: the right where they do not tell.
+    /// Returns the side from which texts are truncated. Defaults to the right if the settings do not contain it.
     #[must_use]
     pub fn truncation_side(&self) -> Side {
         self.settings.truncation_side

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::source::Unread;
 use crate::{Error, Result, TextSource, TokenList, Tokenizer};
 
-/// How many threads split texts, and what is told meanwhile.
+/// Options of parallel tokenization: the number of threads, and a callback for progress.
 ///
 /// ```
 /// use brigade_tokens::{ParallelOptions, Result, TextSource, TokenList, Tokenizer, tokenize_all};
@@ -57,12 +57,12 @@ impl Default for ParallelOptions<'_> {
     }
 }
 
-/// How far a corpus is split into tokens.
+/// Progress of the tokenization of a corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenProgress {
     /// Texts that are done.
     pub texts: usize,
-    /// Texts in all.
+    /// Total number of texts.
     pub of: usize,
     /// Bytes of the texts that are done.
     pub bytes: u64,

@@ -17,7 +17,7 @@ pub use self::html::fix_html;
 pub use self::repeats::{replace_rep, replace_wrep};
 use crate::{Error, Result};
 
-/// One of fastai's rules, or one's own.
+/// Text rule of fastai's, or a user-defined one.
 ///
 /// ```
 /// use brigade_tokens::rules::Rule;
@@ -30,25 +30,25 @@ use crate::{Error, Result};
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Rule {
-    /// [`fix_html`].
+    /// Decoding of HTML remnants: [`fix_html`].
     FixHtml,
-    /// [`replace_rep`].
+    /// Marking of repeated characters: [`replace_rep`].
     ReplaceRep,
-    /// [`replace_wrep`].
+    /// Marking of repeated words: [`replace_wrep`].
     ReplaceWrep,
-    /// [`spec_add_spaces`].
+    /// Spaces around `/` and `#`: [`spec_add_spaces`].
     SpecAddSpaces,
-    /// [`rm_useless_spaces`].
+    /// Removal of repeated spaces: [`rm_useless_spaces`].
     RmUselessSpaces,
-    /// [`replace_all_caps`].
+    /// Marking of words in capitals: [`replace_all_caps`].
     ReplaceAllCaps,
-    /// [`replace_maj`].
+    /// Marking of capitalised words: [`replace_maj`].
     ReplaceMaj,
-    /// [`lowercase`].
+    /// Conversion to lower case: [`lowercase`].
     Lowercase {
-        /// Whether the text begins with `xxbos`.
+        /// `true` if the text begins with `xxbos`.
         add_bos: bool,
-        /// Whether it ends with `xxeos`.
+        /// `true` if the text ends with `xxeos`.
         add_eos: bool,
     },
     /// [`replace_space`], which is applied to tokens.

@@ -21,7 +21,7 @@ use brigade_rank_env::text::counted;
 use crate::files::io_error;
 use crate::{Error, Result};
 
-/// Texts in an order, with their labels and whether they are to validate with, where the source tells.
+/// Ordered texts, with their labels and their division into training and validation texts where the source has them.
 ///
 /// Texts are read when they are asked for; memory holds labels, names and places of texts.
 ///
@@ -111,7 +111,7 @@ impl TextSource {
     /// [`FolderOptions::new`].
     ///
     /// # Errors
-    /// As [`FolderOptions::open`].
+    /// Returns the same errors as [`FolderOptions::open`].
     pub fn folder(root: impl AsRef<Path>) -> Result<Self> {
         FolderOptions::new().open(root)
     }
@@ -124,11 +124,11 @@ impl TextSource {
         folder::of_files(paths.into_iter().map(Into::into).collect())
     }
 
-    /// Reads a CSV file with columns `text`, `label` and `is_valid`, of which only the first must be there, by the
-    /// rules of [`CsvOptions::new`].
+    /// Reads a CSV file with a column `text` and optional columns `label` and `is_valid`, by the rules of
+    /// [`CsvOptions::new`].
     ///
     /// # Errors
-    /// As [`CsvOptions::open`].
+    /// Returns the same errors as [`CsvOptions::open`].
     pub fn csv(path: impl AsRef<Path>) -> Result<Self> {
         CsvOptions::new().open(path)
     }
@@ -136,7 +136,7 @@ impl TextSource {
     /// Reads a file of which each line is a text, by the rules of [`LinesOptions::new`].
     ///
     /// # Errors
-    /// As [`LinesOptions::open`].
+    /// Returns the same errors as [`LinesOptions::open`].
     pub fn lines(path: impl AsRef<Path>) -> Result<Self> {
         LinesOptions::new().open(path)
     }
@@ -190,7 +190,7 @@ impl TextSource {
         self.len
     }
 
-    /// Whether there are no texts: never.
+    /// Returns `false`: a source has at least one text.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -208,13 +208,13 @@ impl TextSource {
         self.labels.as_deref()
     }
 
-    /// Returns for each text whether it is to validate with, where the source tells.
+    /// Returns one flag per text, `true` for validation texts, if the source has them.
     #[must_use]
     pub fn is_valid(&self) -> Option<&[bool]> {
         self.is_valid.as_deref()
     }
 
-    /// Says which text this is, for messages: its file, its row, its number.
+    /// Returns a text's name for messages: its file, its row or its number.
     #[must_use]
     pub fn name(&self, index: usize) -> String {
         self.reader.name(index)
@@ -231,12 +231,12 @@ impl TextSource {
     /// Returns the fields of all texts in order, as [`texts`](Self::texts) does.
     ///
     /// # Errors
-    /// As [`texts`](Self::texts).
+    /// Returns the same errors as [`texts`](Self::texts).
     pub fn fields(&self) -> Result<impl Iterator<Item = Result<Vec<String>>> + Send + '_> {
         Ok(self.unread()?.map(|text| text?.fields()))
     }
 
-    /// Returns one text.
+    /// Returns the text at an index.
     ///
     /// # Errors
     /// When there is no text with this number, it cannot be read, or is not UTF-8.
@@ -247,7 +247,7 @@ impl TextSource {
     /// Returns the fields of one text.
     ///
     /// # Errors
-    /// As [`text`](Self::text).
+    /// Returns the same errors as [`text`](Self::text).
     pub fn fields_of(&self, index: usize) -> Result<Vec<String>> {
         self.read(index)?.fields()
     }

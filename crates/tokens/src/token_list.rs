@@ -41,7 +41,7 @@ impl TokenList {
         (&self.text, &self.ends)
     }
 
-    /// Appends a token.
+    /// Appends a token to the list.
     pub fn push(&mut self, token: &str) {
         self.text.push_str(token);
         self.ends.push(self.text.len());
@@ -65,7 +65,7 @@ impl TokenList {
         self.ends.len()
     }
 
-    /// Whether there is no token.
+    /// Returns `true` if the list is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()

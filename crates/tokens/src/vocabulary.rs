@@ -22,7 +22,8 @@ const FILLER: &str = "xxfake";
 const UNKNOWN: &str = "xxunk";
 const ALIGNED: usize = 8;
 
-/// Which tokens become a vocabulary: fastai's `make_vocab`.
+/// Options of a vocabulary: minimum number of occurrences, maximum size and special tokens, as in fastai's
+/// `make_vocab`.
 ///
 /// ```
 /// use brigade_tokens::{TokenCounts, VocabularyOptions};
@@ -175,7 +176,7 @@ impl Vocabulary {
         self.tokens.len()
     }
 
-    /// Whether there is no token.
+    /// Returns `true` if there are no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()

@@ -60,14 +60,14 @@ pub struct Augment {
 }
 
 impl Augment {
-    /// Nothing at all.
+    /// Returns an augmentation without any transform.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// fastai's `aug_transforms()` with its defaults: flip, warp by up to 0.2, rotation by up to 10 degrees,
-    /// zoom by up to 1.1, brightness and contrast by up to 0.2; reflection outside.
+    /// Returns fastai's `aug_transforms()` with its defaults: flip, warp by up to 0.2, rotation by up to 10 degrees,
+    /// zoom by up to 1.1, brightness and contrast by up to 0.2, and reflection padding.
     #[must_use]
     pub fn fastai() -> Self {
         Self::new()
@@ -94,7 +94,7 @@ impl Augment {
         self
     }
 
-    /// Turns hues.
+    /// Adds a random change of hue.
     #[must_use]
     pub fn hue(mut self, hue: Hue) -> Self {
         self.hue = Some(hue);
@@ -122,7 +122,7 @@ impl Augment {
         self
     }
 
-    /// Erases rectangles.
+    /// Adds random erasing of rectangles.
     #[must_use]
     pub fn erasing(mut self, erasing: RandomErasing) -> Self {
         self.erasing = Some(erasing);
@@ -165,7 +165,7 @@ impl Augment {
         self.normalize
     }
 
-    /// Whether images are mixed with others, so that their labels must be, too.
+    /// Returns `true` if images are mixed with others, so that their labels must be mixed, too.
     #[must_use]
     pub fn mixes(&self) -> bool {
         self.mix.is_some()
@@ -198,7 +198,7 @@ impl Augment {
     /// and the rest do not concern them. What lies outside is class 0 with [`Padding::Zeros`].
     ///
     /// # Errors
-    /// Those of [`Augment::apply`].
+    /// Returns the errors of [`Augment::apply`].
     pub fn apply_to_masks(&self, masks: &Tensor, drawn: &Tensor) -> Result<Tensor> {
         let drawn = self.checked(masks, drawn)?;
         let mapped = || {
@@ -220,7 +220,7 @@ impl Augment {
     /// own. Without [`Augment::mix`] the share is 1.
     ///
     /// # Errors
-    /// Those of [`Augment::apply`].
+    /// Returns the errors of [`Augment::apply`].
     pub fn targets(&self, labels: &Tensor, drawn: &Tensor) -> Result<MixedLabels> {
         let drawn = self.checked(labels, drawn)?;
         let targets = || {

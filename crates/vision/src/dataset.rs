@@ -69,8 +69,8 @@ macro_rules! sample_methods {
 }
 pub(crate) use sample_methods;
 
-/// Images of a source with their labels, as batches `([n, 3, h, w], [n])`: images as [`ToTensor`]
-/// says, labels as `i64`.
+/// Data set of the images of a source with their labels, as batches `([n, 3, h, w], [n])`: images in the format of
+/// [`ToTensor`], labels as `i64`.
 ///
 /// A loader's threads read, decode and transform; a thread writes each image straight into the
 /// memory of the batch, in one pass from the bytes of the resized image to the numbers of the
@@ -186,7 +186,7 @@ impl<S> ImageDataset<S> {
         self
     }
 
-    /// Returns the source.
+    /// Returns the source of the images.
     #[must_use]
     pub fn source(&self) -> &S {
         self.samples.source()

@@ -82,7 +82,7 @@ pub use points::PointDataset;
 pub use resized::ResizedDataset;
 pub use segmentation::SegmentationDataset;
 
-/// What is done to one image before it is part of a batch.
+/// Transforms of a single image, before it becomes part of a batch.
 pub mod transforms {
     #[doc(inline)]
     pub use brigade_images::transforms::*;

@@ -13,9 +13,9 @@ use crate::source::ImageSource;
 use crate::transforms::{Compose, Phase, ToTensor};
 use crate::{CacheOptions, ImageSamples, OnBroken, VisionError};
 
-/// Images with the same number of points each, such as the corners of an eye, as batches
-/// `([n, 3, h, w], [n, points, 2])`: images as [`ToTensor`] says, points as `f32` `(x, y)` from -1 at the left and
-/// upper side of the transformed image to 1 at the right and lower one, as fastai's `PointScaler` has them.
+/// Data set of images with the same number of points each, such as the corners of an eye, as batches `([n, 3, h, w],
+/// [n, points, 2])`: images in the format of [`ToTensor`], points as `f32` `(x, y)` from -1 at the left and upper side
+/// of the transformed image to 1 at the right and lower one, as in fastai's `PointScaler`.
 ///
 /// Points follow their image through every transform that moves pixels; those outside of it are beyond -1 to 1. A
 /// [`cache`](Self::cache) is an error at the first batch: it forgets the size of the image that points are given for.

@@ -16,8 +16,8 @@ use crate::source::{ImageFiles, ImageSource};
 use crate::transforms::{Compose, Phase, ToTensor};
 use crate::{CacheOptions, Image, ImageSamples, OnBroken, VisionError};
 
-/// Images with a mask each, as batches `([n, 3, h, w], [n, h, w])`: images as [`ToTensor`] says, masks as
-/// the `i64` class of each pixel.
+/// Data set of images with a mask each, as batches `([n, 3, h, w], [n, h, w])`: images in the format of [`ToTensor`],
+/// masks as the `i64` class of each pixel.
 ///
 /// A mask is an image file whose pixels are the numbers of classes: grey, or with a palette, whose colours
 /// do not matter (`Decoder::decode_mask`). It follows its image through every transform that moves
@@ -87,8 +87,8 @@ impl<S: ImageSource, M: ImageSource> SegmentationDataset<S, M> {
 }
 
 impl SegmentationDataset<ImageFiles, ImageFiles> {
-    /// Joins files and the masks below the folder `masks`: `path` gives the path of a mask there for the
-    /// path of an image below its own folder.
+    /// Joins image files with the masks below the folder `masks`. The closure `path` maps the path of an image below
+    /// its folder to the path of its mask below `masks`.
     ///
     /// # Errors
     /// When a mask is not there.
@@ -137,13 +137,13 @@ impl<S, M> SegmentationDataset<S, M> {
         self
     }
 
-    /// Returns the images.
+    /// Returns the source of the images.
     #[must_use]
     pub fn images(&self) -> &S {
         self.samples.source()
     }
 
-    /// Returns the masks.
+    /// Returns the source of the masks.
     #[must_use]
     pub fn masks(&self) -> &M {
         &self.masks

@@ -17,9 +17,9 @@ use crate::{ImageView, Size};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Normalize {
-    /// What is taken away from red, green and blue.
+    /// Mean of red, green and blue, which is subtracted.
     pub mean: [f32; 3],
-    /// What they are divided by.
+    /// Standard deviation of red, green and blue, by which the differences are divided.
     pub std: [f32; 3],
 }
 
@@ -28,7 +28,7 @@ impl Normalize {
     pub const IMAGENET: Self = Self { mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225] };
 }
 
-/// What a batch of images is as a tensor: the last step of every data set of images.
+/// Format of a batch of images as a tensor: the last step of every data set of images.
 ///
 /// A batch is `[n, 3, h, w]`. As [`f32`](ToTensor::f32) or [`bf16`](ToTensor::bf16) its values are
 /// 0 to 1, as torchvision's `ToTensor`, or [normalised](ToTensor::normalize); as

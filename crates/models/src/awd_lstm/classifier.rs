@@ -45,19 +45,20 @@ pub struct TextClassifier {
 pub struct TextClassifierOptions {
     /// The encoder, and the dropout of the first layer after the pooling.
     pub encoder: AwdLstmOptions,
-    /// Words after which back-propagation is truncated; 72.
+    /// Number of tokens after which back-propagation through time is truncated. Defaults to 72.
     pub seq_len: i64,
-    /// How many words' outputs, at the texts' ends, are pooled; 1440. None for all.
+    /// Number of tokens, at the end of each text, whose outputs are pooled, or `None` for all. Defaults to 1440.
     pub max_len: Option<i64>,
-    /// Outputs of the linear layers before the last one (`lin_ftrs`); one of 50.
+    /// Widths of the hidden linear layers (`lin_ftrs`). Defaults to one of 50.
     pub hidden: Vec<i64>,
     /// The probabilities of dropout of the linear layers but the first one (`ps`), which
     /// [`TextClassifierOptions::drop_mult`] leaves as they are; none for 0.1 each.
     pub dropout: Option<Vec<f64>>,
-    /// Pools the place that fastai takes for the last word of a text, padding in the case of short ones, for weights
-    /// of a classifier that fastai has trained ([`masked_concat_pool`](crate::masked_concat_pool)); false.
+    /// Pools the position that fastai takes for the last token of a text, which is padding in short texts, for weights
+    /// of a classifier that fastai has trained ([`masked_concat_pool`](crate::masked_concat_pool)). Defaults to
+    /// `false`.
     pub fastai_last: bool,
-    /// Brings the output into this range by a sigmoid (`y_range`), for regression; none.
+    /// Range `[low, high]` to which a sigmoid scales the output (`y_range`), for regression. Defaults to none.
     pub y_range: Option<[f64; 2]>,
 }
 
@@ -108,7 +109,7 @@ impl TextClassifier {
         }
     }
 
-    /// What a step of training leaves behind; the hidden state begins anew with each batch.
+    /// Returns the state that a step of training leaves. The hidden state begins anew with each batch.
     #[must_use]
     pub fn state(&self) -> &RecurrentState {
         self.encoder.encoder().state()
@@ -117,7 +118,7 @@ impl TextClassifier {
     /// Computes the encoder's outputs, and where padding is.
     ///
     /// # Errors
-    /// Those of the encoder's forward: for a text without words, or shapes that do not fit.
+    /// Returns the errors of the encoder's forward: for a text without words, or shapes that do not fit.
     pub fn encode(&self, words: &Tensor) -> Result<(Tensor, Tensor)> {
         self.encoder.forward(words)
     }

@@ -66,7 +66,8 @@ impl LanguageModelHead {
         self.fused.store(on, Ordering::Relaxed);
     }
 
-    /// Whether the model gives what comes before the head at present: it trains, and the loss is fused.
+    /// Returns `true` if the model currently returns the head's input instead of logits: it is in training, and the
+    /// loss is fused.
     #[must_use]
     pub fn is_fused(&self) -> bool {
         self.fused.load(Ordering::Relaxed) && self.training.is_on()
@@ -89,7 +90,7 @@ impl LanguageModelHead {
     /// `targets` `[n, time]`.
     ///
     /// # Errors
-    /// Those of [`brigade_torch::linear_cross_entropy`], such as for a target that is no word.
+    /// Returns the errors of [`brigade_torch::linear_cross_entropy`], such as for a target that is no word.
     pub fn loss(
         &self,
         output: &Tensor,

@@ -8,18 +8,18 @@ use tch::{Kind, Tensor};
 use super::LanguageModel;
 use super::weights::AwdLstmModel;
 
-/// How the next word is chosen, as fastai's `LMLearner.predict` does.
+/// Sampling options of the next token, as in fastai's `LMLearner.predict`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NextWordOptions {
     /// Probabilities are raised to `1 / temperature` before one is drawn: below 1 likely words become more
     /// likely. 0 takes the most probable word. 1 by default.
     pub temperature: f64,
-    /// Leaves out words whose probability is below this, where there is another one; none by default.
+    /// Minimum probability of a token that is drawn, unless all are below it. Defaults to none.
     pub min_p: Option<f64>,
-    /// A word that is never chosen, such as the unknown one (`no_unk`); none by default.
+    /// Id of a token that is never drawn, such as the unknown token (`no_unk`). Defaults to none.
     pub never: Option<i64>,
-    /// Tells each next word from the word before it alone (fastai's `only_last_word`, which forgets the state at
-    /// every word); false.
+    /// Predicts each token from only the token before it (fastai's `only_last_word`, which resets the state at every
+    /// token). Defaults to `false`.
     pub only_last_word: bool,
 }
 
@@ -138,7 +138,7 @@ impl LanguageModel {
     /// on from the hidden state, and leaves it as it is behind the last word but one.
     ///
     /// # Errors
-    /// Those of [`generate_words`].
+    /// Returns the errors of [`generate_words`].
     pub fn next_words(
         &self,
         prompt: &[i64],

@@ -46,9 +46,9 @@ pub struct LanguageModel {
 pub struct LanguageModelOptions {
     /// The encoder, and the dropout before the decoder.
     pub encoder: AwdLstmOptions,
-    /// The decoder's weight is the words' table (`tie_weights`); true.
+    /// Ties the decoder's weight to the embedding (`tie_weights`). Defaults to `true`.
     pub tie_weights: bool,
-    /// The decoder has a bias (`out_bias`); true.
+    /// Adds a bias to the decoder (`out_bias`). Defaults to `true`.
     pub bias: bool,
 }
 
@@ -118,7 +118,7 @@ impl LanguageModel {
     /// Computes what goes into the decoder, `[n, time, embedding]`, after the dropout.
     ///
     /// # Errors
-    /// Those of the encoder's forward.
+    /// Returns the errors of the encoder's forward.
     pub fn decoder_input(&self, words: &Tensor) -> Result<Tensor> {
         let raw = self.encoder.forward(words)?;
         let dropped = self.output_dropout.forward(&raw)?;

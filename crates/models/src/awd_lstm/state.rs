@@ -49,7 +49,7 @@ struct Held {
     outputs: Option<RnnOutputs>,
 }
 
-/// What a recurrent network gave in a step of training, for [`RnnOutputs::regularization`].
+/// Outputs of a recurrent network in a step of training, for [`RnnOutputs::regularization`].
 #[derive(Debug)]
 pub struct RnnOutputs {
     /// The last layer's output, `[n, time, width]`.
@@ -78,7 +78,7 @@ impl RecurrentState {
         self.0.lock().layers.clone()
     }
 
-    /// Puts a state there, for the next batch to go on from; an empty one is zeros.
+    /// Sets the hidden state from which the next batch continues. An empty one stands for zeros.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for another number of layers, or shapes that are not the model's.

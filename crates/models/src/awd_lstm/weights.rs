@@ -13,7 +13,7 @@ use crate::pretrained::read_state_dict;
 
 /// A model with an AWD-LSTM in it, whose weights can come from another one's.
 pub trait AwdLstmModel {
-    /// The encoder.
+    /// Returns the model's encoder.
     fn encoder(&self) -> &AwdLstm;
 
     /// The full name of the decoder, which has a row for each word, if there is one.
@@ -55,7 +55,7 @@ impl AwdLstmModel for AwdLstm {
 /// ```
 ///
 /// # Errors
-/// Those of [`weights::save`].
+/// Returns the errors of [`weights::save`].
 pub fn save_encoder<M: AwdLstmModel>(model: &Model<M>, file: impl AsRef<Path>) -> Result<()> {
     write_encoder(&encoder_state(&model.state_dict(), model.module().encoder().name())?, file)
 }
@@ -63,7 +63,7 @@ pub fn save_encoder<M: AwdLstmModel>(model: &Model<M>, file: impl AsRef<Path>) -
 /// Writes what [`encoder_state`] gives, as [`save_encoder`] does.
 ///
 /// # Errors
-/// Those of [`weights::save`].
+/// Returns the errors of [`weights::save`].
 pub fn write_encoder(state: &StateDict, file: impl AsRef<Path>) -> Result<()> {
     let file = file.as_ref();
     if file.extension().is_some_and(|extension| extension == "safetensors") {
@@ -78,8 +78,8 @@ pub fn write_encoder(state: &StateDict, file: impl AsRef<Path>) -> Result<()> {
 /// Learner's part.
 ///
 /// # Errors
-/// Those of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] where the encoder differs in a name or a
-/// shape: nothing was changed.
+/// Returns the errors of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] where the encoder differs in a
+/// name or a shape: nothing was changed.
 pub fn load_encoder<M: AwdLstmModel>(
     model: &mut Model<M>,
     file: impl AsRef<Path>,
@@ -94,7 +94,7 @@ pub fn load_encoder<M: AwdLstmModel>(
 /// Reads an encoder's values, for [`with_encoder`].
 ///
 /// # Errors
-/// Those of [`weights::load`].
+/// Returns the errors of [`weights::load`].
 pub fn read_encoder(file: impl AsRef<Path>) -> Result<StateDict> {
     read_state_dict(file.as_ref())
 }
@@ -159,7 +159,7 @@ pub struct PretrainedLanguageModel {
     vocabulary: Vec<String>,
 }
 
-/// What [`PretrainedLanguageModel::load_into`] has done.
+/// Report of [`PretrainedLanguageModel::load_into`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EmbeddingReport {
     /// The number of names that have the file's values.
@@ -212,7 +212,7 @@ impl PretrainedLanguageModel {
     /// Reads the weights: a `.pth` file of fastai, also with an optimizer beside the model, or safetensors.
     ///
     /// # Errors
-    /// Those of [`weights::load`] and of [`PretrainedLanguageModel::new`].
+    /// Returns the errors of [`weights::load`] and of [`PretrainedLanguageModel::new`].
     pub fn load(file: impl AsRef<Path>, vocabulary: Vec<String>) -> Result<Self> {
         Self::new(read_state_dict(file.as_ref())?, vocabulary)
     }

@@ -43,7 +43,7 @@ pub struct Hub {
     offline: bool,
 }
 
-/// Why a file of the hub is not there.
+/// Error of a download from the hub.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
@@ -53,24 +53,24 @@ pub enum HubError {
          model set HF_TOKEN"
     )]
     NoRepository {
-        /// The model's name.
+        /// Name of the model's repository.
         repository: String,
     },
-    /// The model is there for those who have asked for it.
+    /// The model is restricted to users who have accepted its terms.
     #[error(
         "the model {repository} is for users who have accepted its terms on its page; set HF_TOKEN to \
          a token of one"
     )]
     Gated {
-        /// The model's name.
+        /// Name of the model's repository.
         repository: String,
     },
     /// The model has no such file, or no such revision.
     #[error("the model {repository} has no file {file} at the revision {revision}")]
     NoFile {
-        /// The model's name.
+        /// Name of the model's repository.
         repository: String,
-        /// The file.
+        /// Name of the missing file.
         file: String,
         /// The branch, tag or commit.
         revision: String,
@@ -78,19 +78,19 @@ pub enum HubError {
     /// The hub cannot be reached, or what it sent is not the file.
     #[error("cannot download {url}: {reason}")]
     Download {
-        /// The address.
+        /// URL of the request.
         url: String,
-        /// What went wrong.
+        /// Description of the failure.
         reason: String,
     },
-    /// The file is not in the cache, and `HF_HUB_OFFLINE` says not to ask the hub.
+    /// The file is not in the cache, and `HF_HUB_OFFLINE` forbids requests to the hub.
     #[error("{file} of {repository} is not in {}, and HF_HUB_OFFLINE is set", cache.display())]
     Offline {
-        /// The model's name.
+        /// Name of the model's repository.
         repository: String,
-        /// The file.
+        /// Name of the missing file.
         file: String,
-        /// The cache.
+        /// Path of the cache folder.
         cache: PathBuf,
     },
     /// The cache cannot be written.
@@ -98,7 +98,7 @@ pub enum HubError {
     Write {
         /// The file or folder.
         path: PathBuf,
-        /// The system's reason.
+        /// Error of the operating system.
         cause: io::Error,
     },
     /// A name, a variable or a revision that cannot be used.
@@ -172,7 +172,7 @@ impl Hub {
         self
     }
 
-    /// Sets the branch, tag or commit; `main`. A commit makes a program's weights the same for ever.
+    /// Sets the branch, tag or commit. Defaults to `main`. With a commit the program's weights never change.
     #[must_use]
     pub fn revision(mut self, revision: impl Into<String>) -> Self {
         self.revision = revision.into();
@@ -190,7 +190,7 @@ impl Hub {
     /// they are not in the cache.
     ///
     /// # Errors
-    /// As [`file`](Self::file).
+    /// Returns the same errors as [`file`](Self::file).
     pub fn weights(&self, repository: &str) -> Result<PathBuf> {
         let [first, second] = WEIGHTS;
         match self.file(repository, first) {

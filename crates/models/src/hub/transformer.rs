@@ -23,7 +23,7 @@ impl Hub {
     /// ```
     ///
     /// # Errors
-    /// As [`Hub::file`]; an index of parts that cannot be read.
+    /// Returns the same errors as [`Hub::file`]; an index of parts that cannot be read.
     pub fn transformer(&self, repository: &str) -> Result<PathBuf, HubError> {
         let config = self.file(repository, "config.json")?;
         let folder = config.parent().map(PathBuf::from).unwrap_or_default();

@@ -29,39 +29,39 @@ use crate::Activation;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BertOptions {
-    /// Tokens that are known; 30522.
+    /// Vocabulary size. Defaults to 30522.
     pub vocab_size: i64,
-    /// Numbers per token; 768.
+    /// Hidden size: the width of each token's embedding. Defaults to 768.
     pub hidden_size: i64,
-    /// Layers; 12.
+    /// Number of layers. Defaults to 12.
     pub num_hidden_layers: usize,
-    /// Heads of each attention, which divide the numbers per token; 12.
+    /// Number of attention heads, a divisor of the hidden size. Defaults to 12.
     pub num_attention_heads: i64,
-    /// Numbers between the two layers of a perceptron; 3072.
+    /// Intermediate size: the width inside each feed-forward layer. Defaults to 3072.
     pub intermediate_size: i64,
-    /// Between them; [`Activation::Gelu`].
+    /// Activation of the feed-forward layers. Defaults to [`Activation::Gelu`].
     #[serde(with = "config::activation")]
     pub hidden_act: Activation,
-    /// Dropout of embeddings and of what a layer adds; 0.1.
+    /// Dropout probability of the embeddings and of the residual branches. Defaults to 0.1.
     pub hidden_dropout_prob: f64,
-    /// Dropout of the weights of attention; 0.1.
+    /// Dropout probability of the attention weights. Defaults to 0.1.
     pub attention_probs_dropout_prob: f64,
-    /// The longest text; 512.
+    /// Maximum sequence length in tokens. Defaults to 512.
     pub max_position_embeddings: i64,
-    /// The parts of a pair; 2.
+    /// Number of token types: the segments of a pair of texts. Defaults to 2.
     pub type_vocab_size: i64,
-    /// The deviation of first values; 0.02.
+    /// Standard deviation of the initial weights. Defaults to 0.02.
     pub initializer_range: f64,
-    /// In the normalisations; 1e-12.
+    /// Epsilon of the layer norms. Defaults to 1e-12.
     pub layer_norm_eps: f64,
-    /// The token that pads, whose embedding is not trained; 0.
+    /// Id of the padding token, whose embedding is not trained. Defaults to 0.
     pub pad_token_id: Option<i64>,
     /// Dropout before a classifier; `hidden_dropout_prob` by default.
     pub classifier_dropout: Option<f64>,
-    /// What a classifier of texts learns; told from its labels by default.
+    /// Problem type of a text classifier. By default it follows from the labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem_type: Option<ProblemType>,
-    /// The head of a masked language model has the weight of the embedding; true.
+    /// Ties the masked language model's head to the embedding. Defaults to `true`.
     pub tie_word_embeddings: bool,
     /// Names of the classes of a classifier: two by default. In `config.json` they are `id2label`.
     #[serde(skip)]
@@ -102,7 +102,7 @@ impl Default for BertOptions {
 }
 
 impl BertOptions {
-    /// With this many classes, called `LABEL_0` and so on (`num_labels`).
+    /// Sets the number of classes, called `LABEL_0` and so on (`num_labels`).
     #[must_use]
     pub fn with_classes(self, classes: usize) -> Self {
         Self { labels: numbered(classes), ..self }
@@ -245,7 +245,7 @@ impl Bert {
     /// Returns the input of each layer and the output of the last: transformers' `output_hidden_states`.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Returns the errors of the forward.
     pub fn hidden_states<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Vec<Tensor>> {
         let mut seen = Vec::new();
         let last = self.run(tokens.into(), Some(&mut seen))?;

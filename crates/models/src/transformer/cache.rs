@@ -80,7 +80,7 @@ impl KeyValueCache {
         self.layers.first().map_or(0, |layer| layer.length)
     }
 
-    /// Whether nothing is in it.
+    /// Returns `true` if the cache holds no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -111,16 +111,16 @@ impl KeyValueCache {
     }
 }
 
-/// How a [`KeyValueCache`] holds keys and values.
+/// Storage format of the keys and values in a [`KeyValueCache`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheKind {
-    /// In the kind in which the model computes them.
+    /// The kind in which the model computes keys and values.
     #[default]
     Computed,
-    /// In bfloat16: half of the memory of float32, with 8 bits of precision.
+    /// The kind bfloat16: half of the memory of float32, with 8 bits of precision.
     Bf16,
-    /// In 8 bits with a scale in float32 for each token and head: a value differs by at most 1/254 of the largest one of its
-    /// token and head.
+    /// Integers of 8 bits with a float32 scale for each token and head: a value differs by at most 1/254 of the largest
+    /// one of its token and head.
     Int8,
 }
 

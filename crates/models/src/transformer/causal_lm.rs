@@ -36,18 +36,18 @@ pub trait CausalBody: Transformer + LayerGroups {
     /// tokens, on every rank.
     ///
     /// # Errors
-    /// Those of [`CausalBody::run`].
+    /// Returns the errors of [`CausalBody::run`].
     fn run_part(&self, tokens: Tokens<'_>) -> Result<(Tensor, ContextPart)> {
         let hidden = self.run(tokens, None, None)?;
         let length = hidden.size().get(1).copied().unwrap_or(0);
         Ok((hidden, ContextRegion::default().part(length, true)))
     }
 
-    /// As [`CausalBody::run_part`], with a loss of the body's own that is added to the mean loss of labels, such as that of
-    /// routers. Defaults to none.
+    /// Runs a part of the body as [`CausalBody::run_part`] does, and also returns a loss of the body's own that is
+    /// added to the mean loss of labels, such as that of routers. Defaults to none.
     ///
     /// # Errors
-    /// Those of [`CausalBody::run_part`].
+    /// Returns the errors of [`CausalBody::run_part`].
     fn run_part_with_loss(
         &self,
         tokens: Tokens<'_>,
@@ -96,7 +96,7 @@ impl<B: CausalBody> CausalLm<B> {
         Self { body, lm_head }
     }
 
-    /// Returns the body.
+    /// Returns the transformer body, without its head.
     #[must_use]
     pub fn body(&self) -> &B {
         &self.body
@@ -105,7 +105,7 @@ impl<B: CausalBody> CausalLm<B> {
     /// Computes the hidden numbers `[batch, tokens, width]` that the head takes.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Returns the errors of the forward.
     pub fn hidden<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Tensor> {
         self.body.run(tokens.into(), None, None)
     }
@@ -114,7 +114,7 @@ impl<B: CausalBody> CausalLm<B> {
     /// metrics without the logits of the whole vocabulary.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Returns the errors of the forward.
     pub fn vocabulary_logits<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<VocabularyLogits> {
         let (hidden, part) = self.body.run_part(tokens.into())?;
         self.lm_head.logits(&part.gather(&hidden, 1)?)
@@ -125,7 +125,7 @@ impl<B: CausalBody> CausalLm<B> {
     /// ([`CausalBody::run_part_with_loss`]) is added to its mean: times the number of labels to the sum.
     ///
     /// # Errors
-    /// Those of the forward; labels that are no tokens.
+    /// Returns the errors of the forward; labels that are no tokens.
     pub fn loss<'t>(
         &self,
         tokens: impl Into<Tokens<'t>>,
@@ -144,7 +144,7 @@ impl<B: CausalBody> CausalLm<B> {
     /// Computes the logits of tokens that follow those in the cache, and adds them to it.
     ///
     /// # Errors
-    /// Those of the forward; of GPT-2 more tokens than positions.
+    /// Returns the errors of the forward; of GPT-2 more tokens than positions.
     pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
         self.lm_head.forward(&self.body.run(tokens, Some(cache), None)?)
     }

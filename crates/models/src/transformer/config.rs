@@ -11,13 +11,13 @@ use crate::Activation;
 
 /// The sizes of a transformer under the names of Hugging Face's `config.json`.
 pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
-    /// `model_type` in `config.json`.
+    /// The `model_type` in `config.json`.
     const MODEL_TYPE: &'static str;
 
     /// Reads the content of a `config.json`.
     ///
     /// # Errors
-    /// Those of [`ConfigError`] but [`ConfigError::Read`].
+    /// Returns the errors of [`ConfigError`] but [`ConfigError::Read`].
     fn from_config(config: Map<String, Value>) -> Result<Self, ConfigError>;
 
     /// Returns the content of a `config.json`, without what only a model knows (`architectures`, `dtype`).
@@ -41,32 +41,32 @@ pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
 /// The file's name.
 pub(super) const CONFIG: &str = "config.json";
 
-/// Why a `config.json` is no transformer that this crate builds.
+/// Error for a `config.json` that does not describe a transformer of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 
-    /// Not JSON, or a value of another type than Hugging Face's.
+    /// The config is not JSON, or a value has another type than in Hugging Face's format.
     #[error("the config cannot be read: {reason}")]
     Json {
-        /// What is wrong.
+        /// Description of the mistake.
         reason: String,
     },
 
-    /// Another architecture.
+    /// The config belongs to another architecture.
     #[error("the config is of a model of the type `{found}`, expected `{expected}`")]
     ModelType {
-        /// What the file says.
+        /// The `model_type` in the file.
         found: String,
-        /// What was to be read.
+        /// The `model_type` of the requested architecture.
         expected: &'static str,
     },
 
@@ -83,18 +83,18 @@ pub enum ConfigError {
     /// Another kind of positions.
     #[error("positions of the type `{found}` are not built here, only {known}")]
     Positions {
-        /// What the file says.
+        /// Position embedding type in the file.
         found: String,
-        /// What there is.
+        /// Supported position embedding type.
         known: &'static str,
     },
 
     /// A part of the architecture that is not built here.
     #[error("`{key}: {value}` is not built here")]
     Unsupported {
-        /// The entry.
+        /// Key of the entry.
         key: &'static str,
-        /// Its value.
+        /// Value of the entry.
         value: String,
     },
 }

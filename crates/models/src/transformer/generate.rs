@@ -19,7 +19,7 @@ pub use self::text::GeneratedText;
 use self::text::{Decode, StopStrings};
 use super::{CacheKind, Tokens, VocabularyLogits};
 
-/// A model that tells the next token from those before it: what [`GenerationOptions`] generate with.
+/// A model that predicts the next token from the tokens before it, for [`GenerationOptions`].
 ///
 /// [`crate::Gpt2LmHead`] and [`crate::LlamaForCausalLm`] are such models. One's own keeps in its state what it needs
 /// of the tokens so far: keys and values, a hidden state of an LSTM, or the tokens themselves.
@@ -50,7 +50,7 @@ use super::{CacheKind, Tokens, VocabularyLogits};
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait CausalModel {
-    /// What it keeps of the tokens so far.
+    /// State that the model keeps of the tokens so far.
     type State;
 
     /// Returns the state before the first token, with room for this many tokens in all.
@@ -208,7 +208,8 @@ impl<F> std::fmt::Debug for UncachedModel<F> {
     }
 }
 
-/// How tokens are chosen, and when to stop; under the names of transformers' `GenerationConfig`.
+/// Options of text generation: decoding method, sampling and stop conditions, under the names of transformers'
+/// `GenerationConfig`.
 ///
 /// Steps are applied in transformers' order: the penalty of repetitions, repeated n-grams, bad words, the least number of
 /// tokens, the forced end, suppressed tokens, temperature, `top_k`, `top_p`, `min_p`. A model in training drops as ever:
@@ -238,25 +239,28 @@ impl<F> std::fmt::Debug for UncachedModel<F> {
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationOptions {
-    /// The most tokens to write; 20.
+    /// Maximum number of tokens to generate. Defaults to 20.
     pub max_new_tokens: i64,
-    /// The longest text with its beginning, where that is shorter; no limit by default.
+    /// Maximum length of a text in tokens, including the prompt, where that is the stricter limit. Defaults to none.
     pub max_length: Option<i64>,
-    /// Draws tokens by their probabilities; otherwise, by default, the most probable one is taken.
+    /// Draws tokens by their probabilities, instead of the most probable one. Defaults to `false`.
     pub do_sample: bool,
-    /// Divides logits: below 1 probable tokens become more probable; 1.
+    /// Sampling temperature: the divisor of the logits. Below 1 probable tokens become more probable. Defaults to 1.
     pub temperature: f64,
-    /// Draws among this many tokens, the most probable ones.
+    /// Number of the most probable tokens among which one is drawn (top-k sampling). Defaults to none.
     pub top_k: Option<i64>,
-    /// Draws among the fewest tokens that have this probability together; 1.
+    /// Cumulative probability of the most probable tokens among which one is drawn (top-p, or nucleus, sampling).
+    /// Defaults to 1.
     pub top_p: f64,
-    /// Draws among tokens of at least this part of the highest probability.
+    /// Minimum probability of a token that is drawn, relative to the highest probability. Defaults to none.
     pub min_p: Option<f64>,
-    /// Divides positive logits of tokens that the text has, and multiplies negative ones; 1.
+    /// Repetition penalty: divides the positive logits of tokens that the text already contains, and multiplies their
+    /// negative ones. Defaults to 1.
     pub repetition_penalty: f64,
     /// Tokens that end a text.
     pub eos_token_id: Vec<i64>,
-    /// What follows the end while other texts of the batch go on; the first of `eos_token_id` by default.
+    /// Id of the token that pads finished texts while others of the batch continue. Defaults to the first of
+    /// `eos_token_id`.
     pub pad_token_id: Option<i64>,
     /// Seed of the draws. Defaults to one that is drawn from libtorch's generator (`tch::manual_seed`).
     pub seed: Option<u64>,
@@ -278,7 +282,7 @@ pub struct GenerationOptions {
     /// Number of continuations of each text, which follow each other in the result. Several need `do_sample` or as many
     /// beams. The text itself is computed once. Defaults to 1.
     pub num_return_sequences: i64,
-    /// Number of continuations that a beam search keeps of each text. Defaults to 1, which is no search.
+    /// Number of beams: continuations of each text that a beam search keeps. Defaults to 1: no beam search.
     pub num_beams: i64,
     /// Power of the number of written tokens by which the sum of log probabilities is divided: above 0 long texts are
     /// preferred, below 0 short ones. Defaults to 1.
@@ -294,7 +298,7 @@ pub struct GenerationOptions {
     /// Number of tokens of the texts that are computed at once before the first new one: it bounds the memory of
     /// activations. Sums of attention are grouped otherwise, so that logits can differ in the last bits. Defaults to all.
     pub prefill_chunk: Option<i64>,
-    /// How keys and values of the tokens so far are held. Memory for all tokens is taken at the start. Defaults to
+    /// Storage format of the key-value cache. Memory for all tokens is allocated at the start. Defaults to
     /// [`CacheKind::Computed`].
     pub cache_kind: CacheKind,
 }
@@ -337,7 +341,7 @@ impl GenerationOptions {
     /// of unequal lengths are padded on the left, with an attention mask `[batch, tokens]` of 0 there.
     ///
     /// # Errors
-    /// As [`GenerationOptions::stream`], and the model's.
+    /// Returns the same errors as [`GenerationOptions::stream`], and the model's.
     pub fn generate<M: CausalModel>(
         &self,
         model: &M,
@@ -516,7 +520,7 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
         &self.ids
     }
 
-    /// As [`GeneratedTokens::ids`], by value.
+    /// Returns the same ids as [`GeneratedTokens::ids`], by value.
     pub fn into_ids(self) -> Tensor {
         self.ids
     }
@@ -558,10 +562,10 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
         self
     }
 
-    /// Computes as many forwards on every rank as the rank with the longest text needs, so that ranks whose texts end
-    /// earlier do not leave the others waiting in a collective of a sharded model. The function is called before each
-    /// forward, with whether this rank needs it, and says whether any rank does: a reduction over the ranks by the maximum.
-    /// Each rank calls the iterator until its end.
+    /// Runs as many forwards on every rank as the rank with the longest text needs, so that ranks whose texts end
+    /// earlier do not block the others in a collective of a sharded model. The function is called before each forward
+    /// with `true` if this rank needs it, and returns `true` if any rank does: a reduction over the ranks by the
+    /// maximum. Each rank calls the iterator until its end.
     ///
     /// ```no_run
     /// # use brigade_models::{GenerationOptions, LlamaForCausalLm};

@@ -28,44 +28,44 @@ use crate::init::{Redraw, redraw};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gpt2Options {
-    /// Tokens that are known; 50257.
+    /// Vocabulary size. Defaults to 50257.
     pub vocab_size: i64,
-    /// The longest text; 1024.
+    /// Maximum sequence length in tokens. Defaults to 1024.
     #[serde(alias = "max_position_embeddings")]
     pub n_positions: i64,
-    /// Numbers per token; 768.
+    /// Hidden size: the width of each token's embedding. Defaults to 768.
     #[serde(alias = "hidden_size")]
     pub n_embd: i64,
-    /// Blocks; 12.
+    /// Number of transformer blocks. Defaults to 12.
     #[serde(alias = "num_hidden_layers")]
     pub n_layer: usize,
-    /// Heads of each attention, which divide the numbers per token; 12.
+    /// Number of attention heads, a divisor of the hidden size. Defaults to 12.
     #[serde(alias = "num_attention_heads")]
     pub n_head: i64,
-    /// Numbers between the two layers of a block's perceptron; 4 `n_embd` by default.
+    /// Intermediate size: the width inside each feed-forward layer. Defaults to 4 `n_embd`.
     pub n_inner: Option<i64>,
-    /// Between them; [`Activation::GeluTanh`].
+    /// Activation of the feed-forward layers. Defaults to [`Activation::GeluTanh`].
     #[serde(with = "config::activation")]
     pub activation_function: Activation,
-    /// Dropout of what a block adds; 0.1.
+    /// Dropout probability of the residual branches. Defaults to 0.1.
     pub resid_pdrop: f64,
-    /// Dropout of the embeddings; 0.1.
+    /// Dropout probability of the embeddings. Defaults to 0.1.
     pub embd_pdrop: f64,
-    /// Dropout of the weights of attention; 0.1.
+    /// Dropout probability of the attention weights. Defaults to 0.1.
     pub attn_pdrop: f64,
-    /// In the normalisations; 1e-5.
+    /// Epsilon of the layer norms. Defaults to 1e-5.
     pub layer_norm_epsilon: f64,
-    /// The deviation of first values; 0.02.
+    /// Standard deviation of the initial weights. Defaults to 0.02.
     pub initializer_range: f64,
-    /// Divides the scores of attention by the root of a head's width; true.
+    /// Divides the attention scores by the square root of a head's width. Defaults to `true`.
     pub scale_attn_weights: bool,
-    /// Divides them by the block's number too; false.
+    /// Divides the attention scores by the block's number (from 1) too. Defaults to `false`.
     pub scale_attn_by_inverse_layer_idx: bool,
-    /// The head has the weight of the embedding; true.
+    /// Ties the head's weight to the embedding. Defaults to `true`.
     pub tie_word_embeddings: bool,
-    /// The token before a text; 50256.
+    /// Id of the token at the beginning of a text. Defaults to 50256.
     pub bos_token_id: Option<i64>,
-    /// The tokens after a text; 50256.
+    /// Ids of the tokens that end a text. Defaults to 50256.
     #[serde(with = "config::token_ids")]
     pub eos_token_id: Vec<i64>,
     /// The token that pads, if there is one.
@@ -166,7 +166,7 @@ impl Gpt2 {
     /// `output_hidden_states`.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Returns the errors of the forward.
     pub fn hidden_states<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Vec<Tensor>> {
         let mut seen = Vec::new();
         let last = self.run(tokens.into(), None, Some(&mut seen))?;
@@ -177,7 +177,7 @@ impl Gpt2 {
     /// Computes the tokens that follow those in the cache, and adds them to it.
     ///
     /// # Errors
-    /// Those of the forward; more tokens than positions.
+    /// Returns the errors of the forward; more tokens than positions.
     pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
         self.run(tokens, Some(cache), None)
     }

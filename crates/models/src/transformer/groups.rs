@@ -1,7 +1,7 @@
 //! Fewer groups of layers.
 
-/// Joins the groups between the first and the last into this many, in order and as equal as can be: of a transformer's
-/// [`param_groups`](brigade_nn::Model::param_groups), one for each layer, the thirds of its layers, say.
+/// Joins the groups between the first and the last into `parts` groups, in order and of nearly equal size: for example
+/// the layers of a transformer's [`param_groups`](brigade_nn::Model::param_groups) into thirds.
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options, joined_layers};

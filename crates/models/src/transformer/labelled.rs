@@ -30,12 +30,12 @@ use super::tokens::Tokens;
 /// ```
 #[derive(Debug)]
 pub struct Labelled<'a> {
-    /// What the model reads.
+    /// Input tokens of the model.
     pub tokens: Tokens<'a>,
     /// `[batch, tokens]` of int64, [`crate::IGNORED_LABEL`] where there is none. Of a causal model mostly the ids
     /// themselves: each position predicts the label of the next.
     pub labels: &'a Tensor,
-    /// The share of a label that all tokens have; 0.
+    /// Label smoothing: the share of each label that is spread over all tokens. Defaults to 0.
     pub smoothing: f64,
 }
 

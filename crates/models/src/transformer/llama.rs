@@ -84,7 +84,7 @@ impl Llama {
     /// `output_hidden_states`.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Returns the errors of the forward.
     pub fn hidden_states<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Vec<Tensor>> {
         let mut seen = Vec::new();
         let last = self.run(tokens.into(), None, Some(&mut seen))?;
@@ -95,7 +95,7 @@ impl Llama {
     /// Computes the tokens that follow those in the cache, and adds them to it.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Returns the errors of the forward.
     pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
         self.run(tokens, Some(cache), None)
     }

@@ -17,9 +17,9 @@ pub const IGNORED_LABEL: i64 = -100;
 /// `backward_weighted(&model, &loss.sum, &loss.count)` is exact over batches and ranks.
 #[derive(Debug)]
 pub struct TokenLoss {
-    /// A number.
+    /// Sum of the losses, a scalar tensor.
     pub sum: Tensor,
-    /// How many labels are in it: an int64 on the sum's device.
+    /// Number of labels in the sum: an int64 on the sum's device.
     pub count: Tensor,
 }
 
@@ -75,19 +75,19 @@ pub fn token_loss(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<To
 /// ```
 ///
 /// # Errors
-/// As [`token_loss`].
+/// Returns the same errors as [`token_loss`].
 pub fn causal_lm_loss(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
     token_loss(logits, &shifted(labels)?, smoothing)
 }
 
-/// What a classifier of texts learns (`problem_type`).
+/// Problem type of a text classifier (`problem_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ProblemType {
     /// Numbers: the mean of squares.
     Regression,
-    /// One class of several: cross-entropy.
+    /// Exactly one class of several per text: cross-entropy.
     SingleLabelClassification,
     /// Any number of classes: binary cross-entropy of each.
     MultiLabelClassification,
@@ -121,7 +121,7 @@ impl ProblemType {
 /// ```
 ///
 /// # Errors
-/// As [`token_loss`].
+/// Returns the same errors as [`token_loss`].
 pub fn sequence_loss(
     logits: &Tensor,
     labels: &Tensor,

@@ -95,7 +95,8 @@ impl Mixtral {
     /// [`load_balancing_loss`] and [`router_z_loss`](brigade_nn::router_z_loss) with other coefficients than the config's.
     ///
     /// # Errors
-    /// Those of the forward; [`brigade_torch::ErrorKind::InvalidArgument`] where ranks have parts of each sequence.
+    /// Returns the errors of the forward; [`brigade_torch::ErrorKind::InvalidArgument`] where ranks have parts of each
+    /// sequence.
     pub fn forward_routed<'t>(
         &self,
         tokens: impl Into<Tokens<'t>>,
@@ -120,7 +121,7 @@ impl Mixtral {
     /// `output_hidden_states`.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Returns the errors of the forward.
     pub fn hidden_states<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Vec<Tensor>> {
         let mut seen = Vec::new();
         let last = self.run(tokens.into(), None, Some(&mut seen))?;
@@ -131,7 +132,7 @@ impl Mixtral {
     /// Computes the tokens that follow those in the cache, and adds them to it.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Returns the errors of the forward.
     pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
         self.run(tokens, Some(cache), None)
     }

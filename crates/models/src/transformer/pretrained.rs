@@ -36,7 +36,7 @@ use crate::classifier::is_below;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Transformer: Sized {
-    /// What `config.json` holds.
+    /// Architecture options, as in `config.json`.
     type Options: TransformerOptions;
 
     /// The class of transformers that it is (`architectures`).
@@ -55,19 +55,19 @@ pub trait Transformer: Sized {
     /// Returns what it was built with.
     fn options(&self) -> &Self::Options;
 
-    /// Whether a parameter is the body's and may yet be missing in weights or in the model, as BERT's pooler. The
-    /// name has the body's prefix.
+    /// Returns `true` if a parameter of the body may be missing in the weights or in the model, such as BERT's pooler.
+    /// The name has the body's prefix.
     #[must_use]
     fn is_optional(name: &str) -> bool {
         let _ = name;
         false
     }
 
-    /// Gives tensors of weights files the names and shapes of this model's, where files have others, as of experts that are
-    /// one tensor here and each its own there. Defaults to nothing.
+    /// Maps tensors of weights files to the names and shapes of this model's parameters where they differ, such as
+    /// experts that are one tensor here and one tensor each in the file. Defaults to no change.
     ///
     /// # Errors
-    /// Those of [`WeightsReader::stack`].
+    /// Returns the errors of [`WeightsReader::stack`].
     fn adapt_weights(weights: &mut WeightsReader) -> Result<()> {
         let _ = weights;
         Ok(())
@@ -93,8 +93,8 @@ pub trait Transformer: Sized {
         Self::from_pretrained_as(folder, Model::builder())
     }
 
-    /// As [`Transformer::from_pretrained`], of another kind or on another device, or deferred: then the weights are read when
-    /// the parameters get their memory, by each rank of a sharded model its rows.
+    /// Loads a model as [`Transformer::from_pretrained`] does, in another kind, on another device, or deferred: then
+    /// the weights are read when the parameters get their memory, and each rank of a sharded model reads only its rows.
     ///
     /// ```
     /// use brigade_models::{Gpt2LmHead, Gpt2Options, Transformer};
@@ -111,7 +111,7 @@ pub trait Transformer: Sized {
     /// ```
     ///
     /// # Errors
-    /// As [`Transformer::from_pretrained`].
+    /// Returns the same errors as [`Transformer::from_pretrained`].
     fn from_pretrained_as(folder: impl AsRef<Path>, builder: ModelBuilder) -> Result<Model<Self>> {
         let folder = folder.as_ref();
         let options = Self::Options::from_folder(folder)?;
@@ -128,10 +128,10 @@ pub trait Transformer: Sized {
         Ok(model)
     }
 
-    /// As [`Transformer::from_pretrained`], with each tensor where a device map has it: for inference with a model that does not
-    /// fit a device ([`Model::dispatch`]; transformers' `device_map`), and with weights in 8 or 4 bits where that is asked for
-    /// ([`Model::place_as`]). By default weights keep the type that most of the files' have, as with transformers'
-    /// `dtype="auto"`. The model is in evaluation.
+    /// Loads a model as [`Transformer::from_pretrained`] does, with each tensor where a device map puts it: for
+    /// inference with a model that does not fit a device ([`Model::dispatch`]; transformers' `device_map`), with
+    /// weights in 8 or 4 bits if requested ([`Model::place_as`]). By default weights keep the type of most of the
+    /// files' tensors, as with transformers' `dtype="auto"`. The model is in evaluation.
     ///
     /// ```
     /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options, Transformer};
@@ -154,7 +154,7 @@ pub trait Transformer: Sized {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Transformer::from_pretrained`] and of [`Model::place_as`].
+    /// Returns the errors of [`Transformer::from_pretrained`] and of [`Model::place_as`].
     fn from_pretrained_on(
         folder: impl AsRef<Path>,
         map: &DeviceMap,
@@ -171,9 +171,10 @@ pub trait Transformer: Sized {
         Ok(model)
     }
 
-    /// As [`Transformer::from_pretrained_as`], with weights in 8 or 4 bits for inference, or in another floating-point kind.
-    /// Each weight is read, quantised and dropped: one whole weight is in memory beside what stays. The model is in evaluation
-    /// where weights are quantised. Print the report at the start: it says which layers have no kernel.
+    /// Loads a model as [`Transformer::from_pretrained_as`] does, with weights in 8 or 4 bits for inference, or in
+    /// another floating-point kind. Each weight is read, quantised and freed: at most one whole weight is in memory
+    /// beside the quantised ones. The model is in evaluation if weights are quantised. Print the report at the start:
+    /// it lists the layers that have no kernel.
     ///
     /// ```
     /// use brigade_models::{LlamaForCausalLm, LlamaOptions, Transformer};
@@ -196,7 +197,7 @@ pub trait Transformer: Sized {
     /// ```
     ///
     /// # Errors
-    /// As [`Transformer::from_pretrained`], and those of [`Model::quantize`].
+    /// Returns the same errors as [`Transformer::from_pretrained`], and those of [`Model::quantize`].
     fn from_pretrained_quantized(
         folder: impl AsRef<Path>,
         builder: ModelBuilder,
@@ -220,8 +221,8 @@ pub trait Transformer: Sized {
     /// Everything else has to fit, or nothing is changed.
     ///
     /// # Errors
-    /// Those of [`WeightsReader::open`] and of [`weights::read`]; [`brigade_nn::ModelError::Mismatch`] with the report, or
-    /// an error that says so for a vocabulary of another size.
+    /// Returns the errors of [`WeightsReader::open`] and of [`weights::read`]; [`brigade_nn::ModelError::Mismatch`]
+    /// with the report, or an error that says so for a vocabulary of another size.
     fn load_pretrained(
         model: &mut Model<Self>,
         weights: impl AsRef<Path>,
@@ -241,12 +242,13 @@ pub trait Transformer: Sized {
         Self::save_pretrained_in_parts(model, folder, u64::MAX)
     }
 
-    /// As [`Transformer::save_pretrained`], with weights in files of at most `max_bytes` each and their index
-    /// (`max_shard_size`). Parts and an index of an earlier save are removed.
+    /// Saves a model as [`Transformer::save_pretrained`] does, with weights in files of at most `max_bytes` each and
+    /// their index (`max_shard_size`). Parts and an index of an earlier save are removed.
     ///
     /// # Errors
-    /// As [`Transformer::save_pretrained`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a model whose layers ranks
-    /// divide: `Accelerator::save_model` writes its weights, and [`Transformer::save_config`] the file beside them.
+    /// Returns the same errors as [`Transformer::save_pretrained`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a
+    /// model whose layers ranks divide: `Accelerator::save_model` writes its weights, and [`Transformer::save_config`]
+    /// the file beside them.
     fn save_pretrained_in_parts(
         model: &Model<Self>,
         folder: impl AsRef<Path>,
@@ -278,7 +280,7 @@ pub trait Transformer: Sized {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Model::save_quantized`]; [`brigade_checkpoint::Error`] where a file cannot be written.
+    /// Returns the errors of [`Model::save_quantized`]; [`brigade_checkpoint::Error`] where a file cannot be written.
     fn save_quantized(model: &Model<Self>, folder: impl AsRef<Path>) -> Result<()> {
         let folder = folder.as_ref();
         Self::save_config(model, folder)?;

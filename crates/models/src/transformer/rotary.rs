@@ -7,17 +7,19 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-/// How a rotary embedding's frequencies are stretched for texts that are longer than those of the first
-/// training (`rope_type` `llama3`).
+/// Scaling of a rotary embedding's frequencies for texts longer than those of the original training (`rope_type`
+/// `llama3`).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Llama3Scaling {
-    /// By which low frequencies are divided; 8 in Llama 3.1.
+    /// Divisor of the low frequencies. Llama 3.1 has 8.
     pub factor: f64,
-    /// Frequencies with wavelengths longer than the original length divided by this are low; 1.
+    /// Low-frequency threshold: wavelengths longer than the original length divided by this are divided by `factor`.
+    /// Defaults to 1.
     pub low_freq_factor: f64,
-    /// Those shorter than the original length divided by this stay; 4.
+    /// High-frequency threshold: wavelengths shorter than the original length divided by this are unchanged. Defaults
+    /// to 4.
     pub high_freq_factor: f64,
-    /// The length of texts in the first training; 8192.
+    /// Maximum sequence length of the original training, in tokens. Defaults to 8192.
     pub original_max_position_embeddings: i64,
 }
 

@@ -26,11 +26,11 @@ use tch::Tensor;
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens<'a> {
-    /// `[batch, tokens]`.
+    /// Token ids `[batch, tokens]`.
     pub ids: &'a Tensor,
-    /// `[batch, tokens]`, of any kind: 0 for padding. Behind a cache it covers the tokens in it, too. None
-    /// where nothing is padded. Or `[batch, 1, tokens, tokens]` of bool: which token, of the third dimension,
-    /// sees which one of the last, and causality is its maker's; for packed texts.
+    /// Attention mask `[batch, tokens]` of any kind, with 0 for padding; `None` if nothing is padded. Behind a cache it
+    /// also covers the tokens in the cache. Alternatively `[batch, 1, tokens, tokens]` of bool: `true` where a token of
+    /// the third dimension attends to one of the last. Such a mask has to be causal by itself. For packed texts.
     pub attention_mask: Option<&'a Tensor>,
     /// `[batch, tokens]` of int64: the part of a pair that each token belongs to. 0 without.
     pub token_type_ids: Option<&'a Tensor>,

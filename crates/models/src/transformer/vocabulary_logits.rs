@@ -70,7 +70,7 @@ impl VocabularyLogits {
     /// Returns the token with the largest logit of each row, `[…]` of int64: [`region_argmax`].
     ///
     /// # Errors
-    /// As [`VocabularyLogits::whole`].
+    /// Returns the same errors as [`VocabularyLogits::whole`].
     pub fn argmax(&self) -> Result<Tensor> {
         match self.region() {
             Some((group, part)) => region_argmax(group, &self.own, part),
@@ -81,7 +81,7 @@ impl VocabularyLogits {
     /// Returns the `k` largest logits of each row and their tokens, both `[…, k]` and from the largest on: [`region_top_k`].
     ///
     /// # Errors
-    /// As [`VocabularyLogits::whole`]; [`brigade_torch::ErrorKind::InvalidArgument`] or
+    /// Returns the same errors as [`VocabularyLogits::whole`]; [`brigade_torch::ErrorKind::InvalidArgument`] or
     /// [`brigade_torch::ErrorKind::Tensor`] for a `k` that is not between 1 and the size of the vocabulary.
     pub fn top_k(&self, k: i64) -> Result<(Tensor, Tensor)> {
         match self.region() {

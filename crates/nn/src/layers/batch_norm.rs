@@ -16,12 +16,12 @@ use crate::{Init, Module, ParamPath, Training};
 /// Options of [`BatchNorm1d`] and [`BatchNorm2d`].
 #[derive(Debug, Clone, Copy)]
 pub struct BatchNormOptions {
-    /// Added to the variance; 1e-5.
+    /// Value added to the variance, for numerical stability. Defaults to 1e-5.
     pub eps: f64,
     /// The weight of the newest batch in the running statistics; 0.1. `None` means the plain average of all
     /// batches, which reads the counter and so waits for the device at every step.
     pub momentum: Option<f64>,
-    /// Has `weight` and `bias`; true.
+    /// `true` if the layer has `weight` and `bias`. Defaults to `true`.
     pub affine: bool,
 }
 
@@ -52,13 +52,13 @@ macro_rules! batch_norm {
                 Self(BatchNorm::new(path.borrow(), features, options))
             }
 
-            /// `[features]`.
+            /// Returns the scale `[features]`, if the layer has one.
             #[must_use]
             pub fn weight(&self) -> Option<&Tensor> {
                 self.0.weight.as_ref()
             }
 
-            /// `[features]`.
+            /// Returns the bias `[features]`, if the layer has one.
             #[must_use]
             pub fn bias(&self) -> Option<&Tensor> {
                 self.0.bias.as_ref()
@@ -69,7 +69,8 @@ macro_rules! batch_norm {
                 &self.0.running_mean
             }
 
-            /// The unbiased variance over the batches so far, `[features]`; changed in place.
+            /// Returns the running unbiased variance over the batches so far, `[features]`. The layer changes it in
+            /// place.
             pub fn running_var(&self) -> &Tensor {
                 &self.0.running_var
             }
@@ -118,7 +119,7 @@ impl BatchNorm2d {
     /// ```
     ///
     /// # Errors
-    /// As [`forward`](crate::Module::forward).
+    /// Returns the same errors as [`forward`](crate::Module::forward).
     pub fn forward_relu(&self, input: &Tensor, shortcut: Option<&Tensor>) -> Result<Tensor> {
         if input.dim() != 4 {
             let expected = "BatchNorm2d takes [n, features, height, width]";

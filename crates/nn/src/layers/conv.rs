@@ -37,15 +37,15 @@ pub struct Conv2d {
 /// Options of [`Conv2d`]; pairs are `[vertical, horizontal]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Conv2dOptions {
-    /// Pixels from one position of the kernel to the next; 1.
+    /// Stride `[height, width]` of the convolution. Defaults to 1.
     pub stride: [i64; 2],
-    /// Zeros put on each side; 0.
+    /// Zero padding `[height, width]` on each side. Defaults to 0.
     pub padding: [i64; 2],
-    /// Pixels from one element of the kernel to the next; 1.
+    /// Dilation: spacing `[height, width]` between elements of the kernel. Defaults to 1.
     pub dilation: [i64; 2],
-    /// Parts of the channels that are convolved separately; 1. It divides `in` and `out`.
+    /// Number of channel groups that are convolved separately, a divisor of `in` and `out`. Defaults to 1.
     pub groups: i64,
-    /// Adds a bias per output channel; true.
+    /// Adds a bias per output channel. Defaults to `true`.
     pub bias: bool,
 }
 
@@ -95,7 +95,7 @@ impl Conv2d {
         &self.weight
     }
 
-    /// `[out]`.
+    /// Returns the bias `[out]`, if the layer has one.
     #[must_use]
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()

@@ -8,8 +8,8 @@ use tch::Tensor;
 use crate::layer_context::LayerContext;
 use crate::{Module, ParamPath, Training};
 
-/// In training sets each value to 0 with probability `p` and divides the others by `1 − p`; in
-/// evaluation passes its input. Any shape
+/// Dropout: in training sets each value to 0 with probability `p` and divides the others by `1 − p`; in evaluation
+/// returns its input. Accepts any shape
 /// ([torch.nn.Dropout](https://docs.pytorch.org/docs/stable/generated/torch.nn.Dropout.html)).
 ///
 /// What is dropped is PyTorch's for the same seed, so that ranks in Python and in Rust train one model;

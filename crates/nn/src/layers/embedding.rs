@@ -85,7 +85,7 @@ impl Embedding {
         Self { weight, rows, padding, context: path.layer(), divided }
     }
 
-    /// `[rows, width]`.
+    /// Returns the table of embeddings `[rows, width]`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }

@@ -120,12 +120,12 @@ impl Default for ExpertsOptions {
     }
 }
 
-/// What the experts got in a forward, of this rank's tokens.
+/// Load of the experts in one forward, for this rank's tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpertLoad {
     /// Tokens that each of all experts computed.
     pub tokens: Vec<i64>,
-    /// Choices of tokens that were dropped for want of capacity.
+    /// Number of token-expert choices that were dropped because the expert's capacity was full.
     pub dropped: i64,
 }
 

@@ -6,7 +6,7 @@ use tch::Tensor;
 use crate::Module;
 use crate::error::ModelError;
 
-/// From `[n, a, b, …]` to `[n, a·b·…]`.
+/// Flattens all dimensions but the first: `[n, a, b, …]` becomes `[n, a·b·…]`.
 ///
 /// ```
 /// use brigade_nn::{Flatten, Module};

@@ -37,11 +37,11 @@ pub struct LayerNorm {
 /// Options of [`LayerNorm`].
 #[derive(Debug, Clone, Copy)]
 pub struct LayerNormOptions {
-    /// Added to the variance; 1e-5.
+    /// Value added to the variance, for numerical stability. Defaults to 1e-5.
     pub eps: f64,
-    /// Has a `weight`, and a `bias` unless that is off; true.
+    /// `true` if the layer has a `weight`, and a `bias` unless `bias` is `false`. Defaults to `true`.
     pub affine: bool,
-    /// Has a `bias`; true.
+    /// `true` if the layer has a `bias`. Defaults to `true`.
     pub bias: bool,
 }
 

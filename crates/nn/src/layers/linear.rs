@@ -40,7 +40,7 @@ pub struct Linear {
 /// Options of [`Linear`].
 #[derive(Debug, Clone, Copy)]
 pub struct LinearOptions {
-    /// Adds `b`; on by default.
+    /// Adds the bias `b`. Defaults to `true`.
     pub bias: bool,
 }
 
@@ -80,7 +80,7 @@ impl Linear {
         }
     }
 
-    /// `[out, in]`.
+    /// Returns the weight `[out, in]`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
@@ -115,12 +115,12 @@ impl Linear {
     /// forward where the weight is not divided by output features.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Returns the errors of the forward.
     pub fn forward_entered(&self, input: &Tensor) -> Result<Tensor> {
         self.compute(input, false, linear)
     }
 
-    /// `[out]`.
+    /// Returns the bias `[out]`, if the layer has one.
     #[must_use]
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()

@@ -43,15 +43,17 @@ pub struct Lstm {
 /// Options of [`Lstm`], with PyTorch's defaults.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LstmOptions {
-    /// Layers, each on the output of the one before; 1.
+    /// Number of stacked layers, each on the output of the one before. Defaults to 1.
     pub layers: usize,
-    /// Has biases; true.
+    /// `true` if the layers have biases. Defaults to `true`.
     pub bias: bool,
-    /// The first dimension of input and output is the batch, the second time; false. States are as they are.
+    /// `true` if the first dimension of input and output is the batch and the second is time. Does not affect the
+    /// states. Defaults to `false`.
     pub batch_first: bool,
-    /// The probability of dropout after each layer but the last; 0.
+    /// Dropout probability after each layer but the last. Defaults to 0.
     pub dropout: f64,
-    /// Reads the input in both directions; the backward output comes after the forward one; false.
+    /// Runs over the input in both directions, and concatenates the forward and the backward output. Defaults to
+    /// `false`.
     pub bidirectional: bool,
 }
 
@@ -69,7 +71,7 @@ impl LstmOptions {
     }
 }
 
-/// What an LSTM hands on from one step to the next, of every layer and direction.
+/// State of an LSTM between two steps, of every layer and direction.
 #[derive(Debug)]
 pub struct LstmState {
     /// The last outputs (`h_n`), `[layers · directions, n, hidden]`.

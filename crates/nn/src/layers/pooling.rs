@@ -22,7 +22,7 @@ use crate::error::ModelError;
 pub struct MaxPool2d {
     /// The window's `[height, width]`.
     pub kernel: [i64; 2],
-    /// From one window to the next.
+    /// Stride `[height, width]` from one window to the next.
     pub stride: [i64; 2],
     /// Put on each side, never the largest; at most half the kernel.
     pub padding: [i64; 2],

@@ -90,8 +90,9 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Model::load_weights`] and of [`DeviceMap::resolve`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a model
-    /// that is not deferred, is sharded or a stage of a pipeline, and for a unit or a tied weight that would be on several devices;
+    /// Returns the errors of [`Model::load_weights`] and of [`DeviceMap::resolve`];
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a model that is not deferred, is sharded or a stage of a
+    /// pipeline, and for a unit or a tied weight that would be on several devices;
     /// [`brigade_torch::ErrorKind::OutOfMemory`] when what the map has in memory does not fit.
     pub fn dispatch(mut self, weights: impl AsRef<Path>, map: &DeviceMap) -> Result<Self> {
         if !self.is_deferred() {
@@ -109,14 +110,15 @@ impl<M> Model<M> {
     /// disk then.
     ///
     /// # Errors
-    /// Those of [`Model::dispatch`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a parameter on the disk whose values are
-    /// in no file.
+    /// Returns the errors of [`Model::dispatch`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a parameter on the
+    /// disk whose values are in no file.
     pub fn place(self, map: &DeviceMap) -> Result<Self> {
         self.place_as(map, &Weights::default())
     }
 
-    /// As [`Model::place`], with weights in 8 or 4 bits ([`Model::quantize`]): each is read, quantised and dropped. Weights that
-    /// files hold in 8 or 4 bits stay as they are; those on the disk have to, since they are read again and again.
+    /// Places a deferred model's weights as [`Model::place`] does, and stores them in 8 or 4 bits
+    /// ([`Model::quantize`]): each weight is read, quantised and freed. Weights that files store in 8 or 4 bits stay as
+    /// they are. Weights on the disk must be stored so, since they are read for every forward.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential, Weights};
@@ -131,8 +133,8 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Model::place`] and of [`Model::quantize`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a weight on the
-    /// disk that is to be quantised and is not in its file.
+    /// Returns the errors of [`Model::place`] and of [`Model::quantize`]; [`brigade_torch::ErrorKind::InvalidArgument`]
+    /// for a weight on the disk that is to be quantised and is not in its file.
     pub fn place_as(mut self, map: &DeviceMap, weights: &Weights) -> Result<Self> {
         self.check_quantizable(weights)?;
         if let Some(kind) = weights.kind() {
@@ -209,7 +211,7 @@ impl<M> Model<M> {
     /// to no unit and no layer, where a device map has them elsewhere.
     ///
     /// # Errors
-    /// Those of `run`; those of reading the weights.
+    /// Returns the errors of `run`; the errors of reading the weights.
     pub fn run<T>(&self, run: impl FnOnce(&M) -> Result<T>) -> Result<T> {
         self.check_values("run")?;
         let _held = self.hold_root()?;

@@ -16,10 +16,11 @@ pub struct DividedParameter {
     pub name: String,
     /// This rank's part: the model's own tensor.
     pub tensor: Tensor,
-    /// Where it lies in the whole parameter.
+    /// Position of this rank's part in the whole parameter.
     pub part: TensorPart,
-    /// Whether the ranks of [`Model::expert_parallel`] have it between them, some experts each, and not those of a tensor
-    /// group. Ranks have other tokens then, and the gradient is the mean over the losses of the group's ranks.
+    /// `true` if the parameter is divided by [`Model::expert_parallel`], where each rank has some experts, and not by a
+    /// tensor group. Such ranks have different tokens, and the gradient is the mean over the losses of the group's
+    /// ranks.
     pub is_expert: bool,
 }
 
@@ -98,7 +99,7 @@ impl<M> Model<M> {
     /// rank. Every rank of the group calls it.
     ///
     /// # Errors
-    /// Those of [`TensorRegion::whole`].
+    /// Returns the errors of [`TensorRegion::whole`].
     pub fn whole_state_dict(&self) -> Result<StateDict> {
         let state = self.state_dict();
         let region = |group: Option<&ProcessGroup>| {

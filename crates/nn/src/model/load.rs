@@ -55,7 +55,7 @@ impl<M> Model<M> {
         plan.copy(state)
     }
 
-    /// Copies in what fits and leaves the rest as it is; the report says what did not fit. For a
+    /// Loads the tensors that fit and leaves the others unchanged. The report lists the tensors that did not fit. For a
     /// pre-trained body under a new head.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl<M> Model<M> {
     /// those that are spread over ranks; of a parameter that ranks of a tensor group divide the state has the whole.
     ///
     /// # Errors
-    /// Those of [`Model::load_state_dict`].
+    /// Returns the errors of [`Model::load_state_dict`].
     pub fn matched_state<'s>(
         &self,
         state: &'s StateDict,

@@ -10,9 +10,9 @@ use crate::hooks::ForwardHook;
 /// A part of a model: parameters under a name of one's own, as an optimizer's group or a stage of freezing.
 #[derive(Debug)]
 pub struct NamedGroup {
-    /// The group's name.
+    /// Name of the group.
     pub name: String,
-    /// Its parameters, in the model's order.
+    /// Parameters of the group, in the model's order.
     pub parameters: Vec<NamedTensor>,
 }
 
@@ -101,7 +101,7 @@ impl<M> Model<M> {
         children
     }
 
-    /// The parameter of this name, or all parameters below it; all for `""`.
+    /// Returns the parameter of this name, or all parameters below it. The name `""` stands for all parameters.
     ///
     /// # Errors
     /// [`crate::ModelError::NoSuchParameter`] when there is none.

@@ -53,9 +53,9 @@ impl<M> Model<M> {
         described.collect()
     }
 
-    /// Splits the parameters over the ranks of groups as a plan says, and returns the sharder and this rank's shards, for
-    /// an optimizer. The model's own parameters are whole inside of their units alone from now on; its forward runs in
-    /// [`Sharder::run_root`]. All ranks have the same values before.
+    /// Splits the parameters over the ranks of groups according to a plan, and returns the sharder and this rank's
+    /// shards, for an optimizer. From then on the model's own parameters are whole only inside their units, and its
+    /// forward runs in [`Sharder::run_root`]. All ranks must have the same values before.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -80,7 +80,7 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Sharder::new`].
+    /// Returns the errors of [`Sharder::new`].
     pub fn shard(
         &mut self,
         groups: ShardingGroups,

@@ -98,7 +98,7 @@ impl PartsWriter {
     /// Writes the tensor of [`PartsWriter::next_place`], of any device.
     ///
     /// # Errors
-    /// As [`WeightsWriter::write`].
+    /// Returns the same errors as [`WeightsWriter::write`].
     pub fn write(&mut self, tensor: &Tensor) -> Result<(), Error> {
         if self.writer.next_place().is_none() && self.part + 1 < self.parts.len() {
             let next = begin(&self.folder, &self.tensors, &self.parts, self.part + 1)?;

@@ -40,14 +40,14 @@ pub trait OptimizerSettings: fmt::Debug + Send + Sync {
     fn build_with(&self, parameters: &[NamedTensor], overrides: Overrides) -> Result<Optimizer>;
 }
 
-/// What [`OptimizerSettings::build_with`] replaces: nothing unless set.
+/// Overrides of an optimizer's settings for [`OptimizerSettings::build_with`]. By default nothing is replaced.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Overrides {
-    /// The learning rate.
+    /// Learning rate that replaces the settings' one.
     pub lr: Option<f64>,
-    /// The weight decay.
+    /// Weight decay that replaces the settings' one.
     pub weight_decay: Option<f64>,
-    /// Whether norms and biases have no weight decay.
+    /// `true` if norms and biases have no weight decay.
     pub no_decay_on_norms_and_biases: Option<bool>,
     /// The names of the parameters that have no weight decay, in place of the rule for norms and biases: for a caller
     /// that knows the layers.
@@ -85,7 +85,7 @@ impl<R: Rule + 'static> OptimizerBuilder<R> {
         Self { options: Options::new(lr), rule, momentum: 0.0 }
     }
 
-    /// The momentum of groups that have none of their own; 0 unless set.
+    /// Sets the momentum of groups that have none of their own. Defaults to 0.
     pub fn momentum(mut self, momentum: f64) -> Self {
         self.momentum = momentum;
         self

@@ -46,14 +46,14 @@ builder! {
     }
 }
 
-/// How a parameter's shape changes its learning rate.
+/// Rule by which a parameter's shape scales its learning rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MuonRate {
-    /// By the root of rows over columns, where there are more rows (`original`).
+    /// Scale by the square root of rows over columns, if there are more rows (`original`).
     #[default]
     Original,
-    /// So that the update's root mean square is about AdamW's: by 0.2 times the root of the longer side
-    /// (`match_rms_adamw`).
+    /// Scale by 0.2 times the square root of the longer side, so that the update's root mean square is about that of
+    /// AdamW (`match_rms_adamw`).
     MatchRmsAdamw,
 }
 

@@ -26,8 +26,8 @@ pub struct MaskedTokens {
 }
 
 impl MaskedTokens {
-    /// Takes the number of the mask's token, the number of tokens in the vocabulary and the numbers of the special
-    /// tokens, which count where a sequence does not say itself which of its tokens are special.
+    /// Creates a masking from the id of the mask token, the vocabulary size and the ids of the special tokens, which
+    /// are used for sequences without a special-token mask of their own.
     ///
     /// # Errors
     /// [`DataError::Options`] for an empty vocabulary.
@@ -55,7 +55,8 @@ impl MaskedTokens {
         Ok(self)
     }
 
-    /// Sets the shares of the chosen tokens that become the mask's token (0.8) and any token (0.1); the others stay.
+    /// Sets the shares of the chosen tokens that become the mask token (by default 0.8) and a random token (by default
+    /// 0.1). The others stay unchanged.
     ///
     /// # Errors
     /// [`DataError::Options`] when one is below 0, or both are above 1 together.

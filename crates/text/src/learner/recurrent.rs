@@ -35,7 +35,7 @@ pub struct RnnRegularizer {
 }
 
 impl ModelResetter {
-    /// Resets this state.
+    /// Creates a callback that resets a recurrent state.
     #[must_use]
     pub fn new(state: &RecurrentState) -> Self {
         Self { state: state.clone(), in_training: false }
@@ -43,7 +43,7 @@ impl ModelResetter {
 }
 
 impl RnnRegularizer {
-    /// Regularises what the model leaves in this state; fastai has 2 and 1.
+    /// Creates a callback that regularises the outputs in a recurrent state. fastai's `alpha` is 2 and its `beta` is 1.
     #[must_use]
     pub fn new(state: &RecurrentState, alpha: f64, beta: f64) -> Self {
         Self { state: state.clone(), alpha, beta }

@@ -15,18 +15,19 @@ use brigade_torch::{Error, Result};
 use crate::TextCodec;
 use crate::error::TextError;
 
-/// How [`TextLearner::generate`] goes on with a text, as fastai's `LMLearner.predict`.
+/// Options of [`TextLearner::generate`], as in fastai's `LMLearner.predict`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Generate {
-    /// Probabilities are raised to `1 / temperature` before a word is drawn; 0 takes the most probable one; 1.
+    /// Sampling temperature: probabilities are raised to `1 / temperature` before a token is drawn. 0 takes the most
+    /// probable token. Defaults to 1.
     pub temperature: f64,
-    /// Leaves out words whose probability is below this, where there is another one; none.
+    /// Minimum probability of a token that is drawn, unless all are below it. Defaults to none.
     pub min_p: Option<f64>,
-    /// Never gives the unknown word (`no_unk`); true.
+    /// Never draws the unknown token (`no_unk`). Defaults to `true`.
     pub no_unknown: bool,
-    /// Tells each word from the one before it alone; false.
+    /// Predicts each token from only the token before it. Defaults to `false`.
     pub only_last_word: bool,
-    /// Writes capitals and repetitions out again (`decode_spec_tokens`); true.
+    /// Decodes the tokens for capitals and repetitions (`decode_spec_tokens`). Defaults to `true`.
     pub decode: bool,
 }
 

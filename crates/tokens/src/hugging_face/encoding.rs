@@ -4,12 +4,13 @@ use std::ops::Range;
 
 use tokenizers::utils::truncation;
 
-/// A text, or a pair of texts, as a model takes it. All lists have as many elements as there are tokens.
+/// Encoded text, or pair of texts, in the form that a model takes. All lists have one element per token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Encoding {
-    /// The tokens' numbers.
+    /// Ids of the tokens.
     pub ids: Vec<u32>,
-    /// 0 for the first text and what belongs to it, 1 for the second, where the tokenizer tells them apart.
+    /// Token type ids: 0 for the first text and its special tokens, 1 for the second, if the tokenizer distinguishes
+    /// them.
     pub type_ids: Vec<u32>,
     /// 1 for each token: what padding adds is 0.
     pub attention_mask: Vec<u32>,
@@ -21,7 +22,7 @@ pub struct Encoding {
     pub word_ids: Vec<Option<u32>>,
     /// The text that each token is of: 0 or 1.
     pub sequence_ids: Vec<Option<usize>>,
-    /// The tokens.
+    /// Tokens as strings.
     pub tokens: Vec<String>,
 }
 
@@ -46,21 +47,21 @@ impl Encoding {
         self.ids.len()
     }
 
-    /// Whether there is no token.
+    /// Returns `true` if there are no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
 }
 
-/// How texts that are too long are cut: `truncation` and `max_length` of `transformers`.
+/// Truncation of texts that are too long: `truncation` and `max_length` of `transformers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Truncation {
-    /// How many tokens remain at most, with those around the text.
+    /// Maximum number of tokens, including special tokens.
     pub max_length: usize,
-    /// Which text of a pair is cut.
+    /// Strategy of truncation: the text of a pair that is truncated.
     pub strategy: TruncationStrategy,
-    /// From which side.
+    /// Side from which tokens are removed.
     pub side: Side,
 }
 
@@ -115,10 +116,10 @@ impl Truncation {
     }
 }
 
-/// Which text of a pair is cut.
+/// Strategy of truncation: the text of a pair that is truncated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TruncationStrategy {
-    /// The longer one, until both are equally long; then both.
+    /// The longer text, until both are equally long, and then both.
     LongestFirst,
     /// The first; an error where that is not enough.
     OnlyFirst,
@@ -139,9 +140,9 @@ impl From<TruncationStrategy> for truncation::TruncationStrategy {
 /// A side of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The beginning.
+    /// Left side: the beginning of a text.
     Left,
-    /// The end.
+    /// Right side: the end of a text.
     Right,
 }
 

@@ -16,7 +16,7 @@ pub enum SpecialToken {
     End,
     /// Stands for what the tokenizer does not have (`unk_token`).
     Unknown,
-    /// Separates texts (`sep_token`).
+    /// Separator between texts (`sep_token`).
     Separator,
     /// Fills short texts up (`pad_token`).
     Padding,
@@ -27,7 +27,7 @@ pub enum SpecialToken {
 }
 
 impl SpecialToken {
-    /// All of them.
+    /// List of all special tokens.
     pub const ALL: [Self; 7] = [
         Self::Begin,
         Self::End,

@@ -25,14 +25,14 @@ pub struct BpeTrainer {
 }
 
 impl BpeTrainer {
-    /// Sets the number of tokens, special ones and the 256 bytes among them. Pairs that are there twice are joined; there
-    /// are no special tokens.
+    /// Creates a trainer of a vocabulary of this size, including special tokens and the 256 bytes. By default pairs
+    /// that occur twice are joined, and there are no special tokens.
     #[must_use]
     pub fn new(vocab_size: usize) -> Self {
         Self { vocab_size, min_frequency: 2, special_tokens: Vec::new(), add_prefix_space: false }
     }
 
-    /// Sets how often a pair is there at least to be joined.
+    /// Sets the minimum number of occurrences of a pair that is joined.
     #[must_use]
     pub fn min_frequency(mut self, times: u64) -> Self {
         self.min_frequency = times;

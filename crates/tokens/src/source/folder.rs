@@ -9,7 +9,7 @@ use walkdir::{DirEntry, WalkDir};
 use super::{Found, Reader, TextSource, Unread};
 use crate::{Error, Result};
 
-/// Which files below a folder are texts: fastai's `get_text_files`.
+/// Options of a folder of text files: the files that are texts, as in fastai's `get_text_files`.
 ///
 /// ```
 /// use brigade_tokens::FolderOptions;
@@ -70,8 +70,8 @@ impl FolderOptions {
         self
     }
 
-    /// Tells the texts to train and to validate with by the name of the folder around the one that they are in:
-    /// fastai's `GrandparentSplitter`. Others are left out.
+    /// Divides the texts into training and validation texts by the name of the folder around their own one, like
+    /// fastai's `GrandparentSplitter`. Texts of other folders are left out.
     #[must_use]
     pub fn split_by_folder(mut self, train: impl Into<String>, valid: impl Into<String>) -> Self {
         self.split = Some((train.into(), valid.into()));

@@ -9,7 +9,7 @@ use super::{Found, Reader, TextSource, Unread, open_at, to_bool, to_utf8};
 use crate::files::io_error;
 use crate::{Error, Result};
 
-/// How the lines of a file are texts.
+/// Options of a file with one text per line.
 ///
 /// ```
 /// use brigade_tokens::LinesOptions;
@@ -57,7 +57,7 @@ impl LinesOptions {
         self
     }
 
-    /// Sets the field of the object that says whether a text is to validate with.
+    /// Sets the field of the object that marks validation texts.
     #[must_use]
     pub fn valid_field(mut self, field: impl Into<String>) -> Self {
         self.valid = Some(field.into());

@@ -10,7 +10,7 @@ use super::{Found, Reader, TextSource, Unread, to_bool, to_utf8};
 use crate::files::io_error;
 use crate::{Error, Result};
 
-/// Which columns of Parquet files are read.
+/// Options of Parquet files: the columns to read.
 ///
 /// ```no_run
 /// use brigade_tokens::ParquetOptions;
@@ -36,7 +36,7 @@ const LABEL: &str = "label";
 const IS_VALID: &str = "is_valid";
 
 impl ParquetOptions {
-    /// Reads the column `text`, and `label` and `is_valid` where they are there.
+    /// Reads the column `text`, and the columns `label` and `is_valid` if the file has them.
     #[must_use]
     pub fn new() -> Self {
         Self { text: vec!["text".into()], label: None, valid: None }
@@ -57,7 +57,7 @@ impl ParquetOptions {
         self
     }
 
-    /// Sets the column that says whether a text is to validate with.
+    /// Sets the column that marks validation texts.
     #[must_use]
     pub fn valid_column(mut self, column: impl Into<String>) -> Self {
         self.valid = Some(column.into());

@@ -10,7 +10,7 @@ use csv::{ByteRecord, ReaderBuilder};
 use super::{Found, Reader, TextSource, Unread, open_at, to_bool, to_utf8};
 use crate::{Error, Result};
 
-/// Which columns of a CSV file are read, and how.
+/// Options of a CSV file: the columns to read, and its format.
 ///
 /// ```
 /// use brigade_tokens::CsvOptions;
@@ -45,8 +45,8 @@ const LABEL: &str = "label";
 const IS_VALID: &str = "is_valid";
 
 impl CsvOptions {
-    /// Reads the column `text`, and `label` and `is_valid` where they are there, with commas between columns, after a
-    /// line with the columns' names: as fastai's `TextDataLoaders.from_csv`.
+    /// Reads the column `text`, and the columns `label` and `is_valid` if the file has them, separated by commas after
+    /// a header line, like fastai's `TextDataLoaders.from_csv`.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -94,7 +94,7 @@ impl CsvOptions {
         self
     }
 
-    /// Sets the column that says whether a text is to validate with: `true` or `1`, or `false` or `0`.
+    /// Sets the column that marks validation texts, with `true` or `1`, or `false` or `0`.
     #[must_use]
     pub fn valid_column(mut self, column: impl Into<String>) -> Self {
         self.valid = Some(column.into());

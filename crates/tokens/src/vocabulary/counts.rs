@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 
-/// How often each token was seen, and where first.
+/// Number of occurrences of each token, and the position of its first one.
 ///
 /// Threads that count different texts have counts of their own; what [`merge`](Self::merge) makes of them is the same
 /// whichever thread counted which text, and in which order they are merged.
@@ -31,7 +31,7 @@ struct Count {
 }
 
 impl TokenCounts {
-    /// Begins with nothing.
+    /// Creates empty token counts.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -75,7 +75,7 @@ impl TokenCounts {
         self.counts.len()
     }
 
-    /// Whether nothing was counted.
+    /// Returns `true` if no token was counted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.counts.is_empty()

@@ -10,24 +10,24 @@ use crate::transforms::SampleRng;
 pub enum Lighting {
     /// fastai's `Brightness`: the logit of a number uniform in `0.5 · (1 ± max)` is added.
     Brightness {
-        /// `max_lighting`; 0.2.
+        /// Maximum change (fastai's `max_lighting`). Defaults to 0.2.
         max: f64,
-        /// The probability; 0.75.
+        /// Probability of the transform. Defaults to 0.75.
         p: f64,
     },
     /// fastai's `Contrast`: multiplies by a number log-uniform from `1 − max` to its inverse.
     Contrast {
-        /// `max_lighting`; 0.2.
+        /// Maximum change (fastai's `max_lighting`). Defaults to 0.2.
         max: f64,
-        /// The probability; 0.75.
+        /// Probability of the transform. Defaults to 0.75.
         p: f64,
     },
     /// fastai's `Saturation`: multiplies the distance from the grey of the same pixel by a number log-uniform from
     /// `1 − max` to its inverse. Images must have one channel or three.
     Saturation {
-        /// `max_lighting`; 0.2.
+        /// Maximum change (fastai's `max_lighting`). Defaults to 0.2.
         max: f64,
-        /// The probability; 0.75.
+        /// Probability of the transform. Defaults to 0.75.
         p: f64,
     },
 }
@@ -36,9 +36,9 @@ pub enum Lighting {
 /// nothing, after all changes of [`Lighting`]. Images must have one channel, which has no hue, or three.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hue {
-    /// `max_hue`; 0.1.
+    /// Maximum change (fastai's `max_hue`). Defaults to 0.1.
     pub max: f64,
-    /// The probability; 0.75.
+    /// Probability of the transform. Defaults to 0.75.
     pub p: f64,
 }
 

@@ -29,9 +29,9 @@ impl<D> AugmentedDataset<D> {
         &self.dataset
     }
 
-    /// Has the thread that makes a batch transform its images, too, where they lie: a GPU whose
-    /// [data set is there](brigade_data::TensorDataset::to_device) computes that beside the training step. Batches
-    /// are images, labels as they were, and the numbers, for [`Augment::targets`].
+    /// Transforms the images of a batch in the thread that makes the batch, on the device of the images: a GPU whose
+    /// [data set is on it](brigade_data::TensorDataset::to_device) computes them beside the training step. Batches are
+    /// images, unchanged labels, and the numbers for [`Augment::targets`].
     ///
     /// ```
     /// use brigade_data::{DataLoader, TensorDataset};

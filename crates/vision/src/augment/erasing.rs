@@ -18,15 +18,16 @@ use crate::transforms::SampleRng;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RandomErasing {
-    /// The probability; 0.5.
+    /// Probability of the transform. Defaults to 0.5.
     pub p: f64,
-    /// Lowest and highest share of the area; 0.02 and 0.33.
+    /// Minimum and maximum share of the area. Defaults to 0.02 and 0.33.
     pub scale: [f64; 2],
-    /// Lowest and highest ratio of height to width, log-uniform; 0.3 and 3.3.
+    /// Minimum and maximum ratio of height to width, log-uniform. Defaults to 0.3 and 3.3.
     pub ratio: [f64; 2],
-    /// The value; 0, which is the mean where images are normalised. That of noise is its mean.
+    /// Value of the erased pixels, or mean of their noise. Defaults to 0, which is the mean of normalised images.
     pub value: f64,
-    /// The standard deviation of normal noise around the value, drawn for each number of an image; 0 for none.
+    /// Standard deviation of normal noise around the value, drawn for each element of an image. Defaults to 0: no
+    /// noise.
     pub deviation: f64,
 }
 

@@ -8,28 +8,28 @@ use crate::transforms::SampleRng;
 pub enum Geometric {
     /// fastai's `Flip`: left and right change places.
     Flip {
-        /// The probability; 0.5.
+        /// Probability of the transform. Defaults to 0.5.
         p: f64,
     },
     /// fastai's `Dihedral`: one of the eight symmetries of the square.
     Dihedral {
-        /// The probability; 0.5.
+        /// Probability of the transform. Defaults to 0.5.
         p: f64,
     },
     /// fastai's `Rotate`: about the centre, uniform up to so many degrees either way.
     Rotate {
-        /// The largest angle, in degrees; 10.
+        /// Maximum angle in degrees. Defaults to 10.
         max_degrees: f64,
-        /// The probability; 0.5.
+        /// Probability of the transform. Defaults to 0.5.
         p: f64,
     },
     /// fastai's `Zoom`: a uniform factor, and a part of the image that is uniform among those it leaves.
     Zoom {
-        /// The lowest factor; 1.
+        /// Minimum zoom factor. Defaults to 1.
         min: f64,
-        /// The highest factor; 1.1.
+        /// Maximum zoom factor. Defaults to 1.1.
         max: f64,
-        /// The probability of a factor other than 1; 0.5.
+        /// Probability of a factor other than 1. Defaults to 0.5.
         p: f64,
     },
     /// fastai's `RandomResizedCropGPU` with equal sides: a square part of the image, anywhere in it, whose area
@@ -37,14 +37,14 @@ pub enum Geometric {
     /// each image. It belongs after the other maps, and to a square [`Augment::size`](super::Augment::size):
     /// so large images, turned and warped at their size, give crops without borders (presizing).
     Crop {
-        /// The lowest share of the area; 0.75.
+        /// Minimum share of the area. Defaults to 0.75.
         min_scale: f64,
     },
     /// torchvision's `RandomCrop` with padding: a part of [`Augment::size`](super::Augment::size), or of the image's
     /// own size, anywhere in the image with so many pixels of [`Padding`](super::Padding) on each side. With flips
     /// alone beside it, pixels are moved and not resampled: they keep their values. fastai's maps are of the part.
     PaddedCrop {
-        /// Pixels on each side; 4 for CIFAR-10.
+        /// Number of padding pixels on each side. CIFAR-10 is usually trained with 4.
         padding: u32,
     },
     /// torchvision's `RandomResizedCrop`: a part of random area and shape, resampled to
@@ -52,16 +52,16 @@ pub enum Geometric {
     /// detail unevenly, so large images are to be resized before, as
     /// [`ImageDataset::resized_on`](crate::ImageDataset::resized_on) does with antialiasing.
     ResizedCrop {
-        /// Lowest and highest share of the area; 0.08 and 1.
+        /// Minimum and maximum share of the area. Defaults to 0.08 and 1.
         scale: [f64; 2],
-        /// Lowest and highest ratio of width to height, log-uniform; 3/4 and 4/3.
+        /// Minimum and maximum ratio of width to height, log-uniform. Defaults to 3/4 and 4/3.
         ratio: [f64; 2],
     },
     /// fastai's `Warp`: a change of perspective, uniform up to the magnitude for each axis.
     Warp {
-        /// The largest displacement of the corners, in halves of the image; 0.2.
+        /// Maximum displacement of the corners, in halves of the image. Defaults to 0.2.
         magnitude: f64,
-        /// The probability, for each axis; 0.5.
+        /// Probability of the transform, for each axis. Defaults to 0.5.
         p: f64,
     },
     /// torchvision's `RandomAffine`, and with degrees alone its `RandomRotation`, about the centre.
@@ -77,15 +77,15 @@ pub enum Geometric {
     },
     /// torchvision's `RandomPerspective`: each corner moves inwards by a uniform number of pixels.
     Perspective {
-        /// The largest displacement, in halves of the image; 0.5.
+        /// Maximum displacement of the corners, in halves of the image. Defaults to 0.5.
         distortion: f64,
-        /// The probability; 0.5.
+        /// Probability of the transform. Defaults to 0.5.
         p: f64,
     },
 }
 
 impl Geometric {
-    /// torchvision's `RandomRotation(degrees)`.
+    /// Returns torchvision's `RandomRotation(degrees)`.
     #[must_use]
     pub fn rotation(degrees: f64) -> Self {
         Self::Affine {

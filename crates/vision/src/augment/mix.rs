@@ -6,7 +6,7 @@ use tch::{Kind, TchError, Tensor};
 use super::refused;
 use crate::transforms::SampleRng;
 
-/// How each image is mixed with another one of its batch.
+/// Method by which each image is mixed with another one of its batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mix {
     /// fastai's `MixUp` (Zhang et al., 2017): `share · own + (1 − share) · partner`, with a share for each
@@ -90,9 +90,9 @@ impl Mix {
 pub struct MixedLabels {
     /// Each image's own label, `[n]`.
     pub first: Tensor,
-    /// Its partner's, `[n]`.
+    /// Label of each image's partner, `[n]`.
     pub second: Tensor,
-    /// The share of its own, `[n]` in `f32`.
+    /// Share of the image's own label, `[n]` in `f32`.
     pub share: Tensor,
 }
 
@@ -101,7 +101,7 @@ impl MixedLabels {
     /// that gives one value for each sample, `[n]`.
     ///
     /// # Errors
-    /// Those of the loss, and libtorch's.
+    /// Returns the errors of the loss, and libtorch's.
     pub fn loss(
         &self,
         loss: impl Fn(&Tensor) -> std::result::Result<Tensor, TchError>,

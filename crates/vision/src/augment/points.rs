@@ -10,7 +10,7 @@ impl Augment {
     /// same batch before [`apply`](Self::apply): `images` is read for its size alone.
     ///
     /// # Errors
-    /// Those of [`Augment::apply`].
+    /// Returns the errors of [`Augment::apply`].
     pub fn apply_to_points(
         &self,
         points: &Tensor,

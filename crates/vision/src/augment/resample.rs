@@ -7,7 +7,7 @@ use super::Augment;
 use super::geometry::moves_whole_pixels;
 use crate::Size;
 
-/// What lies outside of an image that a map of the plane looks at.
+/// Padding mode: values of the pixels outside the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Padding {
     /// The image mirrored at its outer pixels: fastai's default, `PadMode.Reflection`.

@@ -96,7 +96,7 @@ impl BertForMaskedLm {
         }
     }
 
-    /// Returns the body.
+    /// Returns the transformer body, without its head.
     #[must_use]
     pub fn body(&self) -> &Bert {
         &self.bert
@@ -105,7 +105,7 @@ impl BertForMaskedLm {
     /// Computes the body's hidden numbers `[batch, tokens, hidden_size]`.
     ///
     /// # Errors
-    /// Those of the forward.
+    /// Returns the errors of the forward.
     pub fn hidden<'t>(&self, tokens: impl Into<Tokens<'t>>) -> Result<Tensor> {
         self.bert.forward(tokens)
     }
@@ -114,7 +114,7 @@ impl BertForMaskedLm {
     /// [`crate::token_loss`] of the logits. The head's layers see the other positions only, some 15 % of them.
     ///
     /// # Errors
-    /// Those of the forward; labels that are no tokens.
+    /// Returns the errors of the forward; labels that are no tokens.
     pub fn loss<'t>(
         &self,
         tokens: impl Into<Tokens<'t>>,
@@ -195,13 +195,13 @@ impl BertForSequenceClassification {
         Self { bert, classifier: Classifier::new(path, options) }
     }
 
-    /// Returns the body.
+    /// Returns the transformer body, without its head.
     #[must_use]
     pub fn body(&self) -> &Bert {
         &self.bert
     }
 
-    /// Computes the loss of logits by the options' problem type, or the one that the labels tell:
+    /// Computes the loss of logits by the options' problem type, or by the one that follows from the labels:
     /// [`sequence_loss`].
     ///
     /// # Errors
@@ -274,7 +274,7 @@ impl BertForTokenClassification {
         Self { bert, classifier: Classifier::new(path, options) }
     }
 
-    /// Returns the body.
+    /// Returns the transformer body, without its head.
     #[must_use]
     pub fn body(&self) -> &Bert {
         &self.bert

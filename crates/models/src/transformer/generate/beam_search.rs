@@ -13,10 +13,10 @@ use super::{CausalModel, GenerationOptions, refused};
 /// When the beam search of a text ends; transformers' `early_stopping`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EarlyStopping {
-    /// When no running beam has a better score at its present length than the worst finished one (`False`).
+    /// Stop condition of the beam search of a text (transformers' `early_stopping`).
     #[default]
     Heuristic,
-    /// As soon as there are as many finished texts as beams (`True`).
+    /// Stops as soon as a text has as many finished continuations as beams (`True`).
     Full,
     /// When no running beam can reach a better score at any length (`"never"`).
     Never,
@@ -65,7 +65,7 @@ impl GenerationOptions {
     /// ```
     ///
     /// # Errors
-    /// As [`GenerationOptions::stream`].
+    /// Returns the same errors as [`GenerationOptions::stream`].
     pub fn beam_search<'m, M: CausalModel>(
         &self,
         model: &'m M,

@@ -14,49 +14,50 @@ use crate::Activation;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LlamaOptions {
-    /// Tokens that are known; 32000.
+    /// Vocabulary size. Defaults to 32000.
     pub vocab_size: i64,
-    /// Numbers per token; 4096.
+    /// Hidden size: the width of each token's embedding. Defaults to 4096.
     pub hidden_size: i64,
-    /// Numbers between the layers of a perceptron; 11008.
+    /// Intermediate size: the width inside each feed-forward layer. Defaults to 11008.
     pub intermediate_size: i64,
-    /// Layers; 32.
+    /// Number of layers. Defaults to 32.
     pub num_hidden_layers: usize,
-    /// Heads of each attention's queries; 32.
+    /// Number of attention heads: heads of the queries. Defaults to 32.
     pub num_attention_heads: i64,
-    /// Heads of keys and values, which divide those of queries; as many by default.
+    /// Number of key-value heads, a divisor of `num_attention_heads`. Defaults to as many as those.
     pub num_key_value_heads: Option<i64>,
     /// The width of a head; `hidden_size / num_attention_heads` by default.
     pub head_dim: Option<i64>,
-    /// Of the gate of a perceptron; [`Activation::Silu`].
+    /// Activation of the feed-forward layers' gate. Defaults to [`Activation::Silu`].
     #[serde(with = "config::activation")]
     pub hidden_act: Activation,
-    /// The length of texts in training; 2048. Longer ones are computed, too.
+    /// Maximum sequence length of the training, in tokens. Longer texts are computed, too. Defaults to 2048.
     pub max_position_embeddings: i64,
-    /// The deviation of first values; 0.02.
+    /// Standard deviation of the initial weights. Defaults to 0.02.
     pub initializer_range: f64,
-    /// In the normalisations; 1e-6.
+    /// Epsilon of the RMS norms. Defaults to 1e-6.
     pub rms_norm_eps: f64,
-    /// The slowest rotation's wavelength divided by 2π; 10000. In `config.json` it is in `rope_parameters`.
+    /// Base of the rotary embedding's frequencies: the longest wavelength divided by 2π. Defaults to 10000. In
+    /// `config.json` it is in `rope_parameters`.
     #[serde(skip)]
     pub rope_theta: f64,
-    /// Stretches rotations for longer texts; not by default. In `config.json` it is in `rope_parameters`, in
-    /// older ones in `rope_scaling`.
+    /// Scaling of the rotary embedding for longer texts. Defaults to none. In `config.json` it is in `rope_parameters`,
+    /// in older files in `rope_scaling`.
     #[serde(skip)]
     pub rope_scaling: Option<Llama3Scaling>,
-    /// Linear layers of attention have biases; false.
+    /// Adds biases to the linear layers of attention. Defaults to `false`.
     pub attention_bias: bool,
-    /// Linear layers of perceptrons have biases; false.
+    /// Adds biases to the feed-forward layers. Defaults to `false`.
     pub mlp_bias: bool,
-    /// Dropout of the weights of attention; 0.
+    /// Dropout probability of the attention weights. Defaults to 0.
     pub attention_dropout: f64,
-    /// The head has the weight of the embedding; false.
+    /// Ties the head's weight to the embedding. Defaults to `false`.
     pub tie_word_embeddings: bool,
     /// The token that pads, whose embedding is not trained, if there is one.
     pub pad_token_id: Option<i64>,
-    /// The token before a text; 1.
+    /// Id of the token at the beginning of a text. Defaults to 1.
     pub bos_token_id: Option<i64>,
-    /// The tokens after a text; 2.
+    /// Ids of the tokens that end a text. Defaults to 2.
     #[serde(with = "config::token_ids")]
     pub eos_token_id: Vec<i64>,
     /// Computes each layer again in the backward instead of keeping what it needs: gradient checkpointing. Not

@@ -25,7 +25,8 @@ pub struct MixtralOptions {
     pub num_hidden_layers: usize,
     /// Number of heads of queries. Defaults to 32.
     pub num_attention_heads: i64,
-    /// Number of heads of keys and values, which divides that of queries; none is as many. Defaults to 8.
+    /// Number of key-value heads, a divisor of `num_attention_heads`; `None` stands for as many as those. Defaults to
+    /// 8.
     pub num_key_value_heads: Option<i64>,
     /// Width of a head. Defaults to `hidden_size / num_attention_heads`.
     pub head_dim: Option<i64>,

@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 use super::{ExpertsOptions, router_kind};
 use crate::{Init, ParamPath};
 
-/// Where a router sent tokens.
+/// Result of a router: the experts that each token is sent to, and their weights.
 #[derive(Debug)]
 pub struct Routing {
     /// The router's output `[tokens, experts]`, in float32, or in float64 of a model in float64.
@@ -118,7 +118,7 @@ pub fn load_balancing_loss(
 /// ```
 ///
 /// # Errors
-/// Those of [`load_balancing_loss`].
+/// Returns the errors of [`load_balancing_loss`].
 pub fn router_z_loss(logits: &[&Tensor], mask: Option<&Tensor>) -> Result<Tensor> {
     let mut sums = Vec::with_capacity(logits.len());
     let mut tokens = Vec::with_capacity(logits.len());
