@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::env;
 
-/// Runs the program and leaves its error for the launcher when it fails or panics.
+/// Runs the program and, when it fails or panics, writes its error to the error file that the launcher reads.
 ///
 /// Goes around everything in `main`. Without a launcher it changes nothing. `T` and `E` pass
 /// unchanged, a panic goes on unwinding. `{error:#}` becomes the message, so that an
@@ -53,19 +53,19 @@ pub fn record<T, E: Display + Debug>(main: impl FnOnce() -> Result<T, E>) -> Res
     result.unwrap_or_else(|payload| panic::resume_unwind(payload))
 }
 
-/// What a failing rank has left.
+/// Error report of a failed rank: the content of its error file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ErrorRecord {
-    /// The error, as in `ValueError: no such layer`.
+    /// Error message, as in `ValueError: no such layer`.
     pub message: String,
-    /// What led to it: Python's traceback, Rust's `Debug` of the error, or a backtrace.
+    /// Call stack of the error: Python's traceback, Rust's `Debug` of the error, or a backtrace.
     pub callstack: Option<String>,
-    /// The code that the program asks to be shown for it.
+    /// Exit code that the program reports for the error.
     pub code: Option<i32>,
 }
 
 impl ErrorRecord {
-    /// Reads a file, however it was written: torchelastic's form, or a plain string as message.
+    /// Reads an error file in torchelastic's format, or with a plain string as the message.
     ///
     /// `None` for anything else: no file, not a regular one, more than a megabyte, no JSON.
     #[must_use]
@@ -100,7 +100,7 @@ impl ErrorRecord {
         })
     }
 
-    /// Writes a file that torchelastic's agent reads, too.
+    /// Writes an error file in the format that torchelastic's agent reads, too.
     ///
     /// # Errors
     /// The file cannot be written.

@@ -38,21 +38,22 @@ use crate::store::is_loopback;
 use crate::vars::Vars;
 use crate::{StoreEndpoint, WorldError, env};
 
-/// Ports that are computed from a job's name or number. They are outside of what Linux gives to
-/// outgoing connections (32768-60999) and Kubernetes to services (30000-32767), and below
-/// torchrun's own 29400 and 29500.
+/// Range of the ports that are computed from a job's name or number. They are outside of the ranges that Linux gives to
+/// outgoing connections (32768-60999) and Kubernetes to services (30000-32767), and below torchrun's own 29400 and
+/// 29500.
 pub const PORTS: Range<u16> = 20_000..29_000;
 
-/// Variables of a scheduler that mean what torchrun's `RANK`, `WORLD_SIZE`, ... mean.
+/// Names of a scheduler's variables that correspond to torchrun's `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and
+/// `LOCAL_WORLD_SIZE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
-    /// Number of this process.
+    /// Variable with the rank of this process.
     pub rank: &'static str,
-    /// Number of processes.
+    /// Variable with the number of processes.
     pub size: &'static str,
-    /// Number of this process on its host.
+    /// Variable with the number of this process on its host.
     pub local_rank: &'static str,
-    /// Number of processes on this host.
+    /// Variable with the number of processes on this host.
     pub local_size: &'static str,
 }
 
@@ -112,7 +113,7 @@ pub(crate) fn contradiction(
     }
 }
 
-/// `MASTER_ADDR`, where a user has set it.
+/// Returns `MASTER_ADDR`, where a user has set it.
 ///
 /// Errors when it is the loopback and the job has several hosts: each would wait for itself.
 pub fn chosen_address(
@@ -130,7 +131,7 @@ pub fn chosen_address(
     }
 }
 
-/// `MASTER_PORT`, where a user has set it.
+/// Returns `MASTER_PORT`, where a user has set it.
 ///
 /// Errors when it is not a port.
 pub fn chosen_port(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<u16>, WorldError> {

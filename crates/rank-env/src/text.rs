@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write};
 
-/// Most characters that [`printable`] shows of one text.
+/// Maximum number of characters that [`printable`] shows of one text.
 pub const MAX_SHOWN: usize = 200;
 
-/// Makes text from a stranger fit for one line of a terminal or a log: control characters, line ends and
-/// characters that change the direction of text are escaped, and what is longer than [`MAX_SHOWN`]
-/// characters is cut. [`escaped`] does the same without a limit.
+/// Makes untrusted text fit for one line of a terminal or a log: control characters, line ends and characters that
+/// change the direction of text are escaped, and text that is longer than [`MAX_SHOWN`] characters is cut. [`escaped`]
+/// does the same without a limit.
 ///
 /// Every name, reason and version that another host sends, and every name and value that a file holds,
 /// goes through this before it is shown. It could otherwise forge lines of Brigade's own, set the
@@ -48,8 +48,8 @@ pub fn printable_within(text: &str, limit: usize) -> String {
     shown
 }
 
-/// Makes a text of several lines fit to be shown, each line as [`printable`] does: tabs become blanks, and
-/// a line is cut after 4000 characters. For what a rank wrote into its error file.
+/// Makes a text of several lines fit to be shown, each line as [`printable`] does: tabs become blanks, and a line is
+/// cut after 4000 characters. Meant for the content of a rank's error file.
 #[must_use]
 pub fn printable_lines(text: &str) -> String {
     let lines: Vec<String> =
@@ -98,9 +98,9 @@ impl Write for Escaping<'_, '_> {
     }
 }
 
-/// Escapes a finished answer, a text of several lines or JSON: line ends stay, and what else a terminal
-/// would obey is written as in JSON, so that JSON keeps its meaning. It cannot tell the line ends of a name
-/// from those of the answer: names are [`escaped`] where they are put in.
+/// Escapes a finished output text, which has several lines or is JSON: line ends stay, and other control characters are
+/// written as in JSON, so that JSON keeps its meaning. It cannot distinguish a line end within a name from those of the
+/// output: names must be [`escaped`] before they are inserted.
 ///
 /// ```
 /// use brigade_rank_env::text::escaped_answer;
@@ -128,7 +128,7 @@ pub fn escaped_answer(text: &str) -> Cow<'_, str> {
     shown.into()
 }
 
-/// A number with its noun: "1 tensor", "2 tensors", "0 classes", "3 entries".
+/// Returns a number with its noun: "1 tensor", "2 tensors", "0 classes", "3 entries".
 ///
 /// ```
 /// use brigade_rank_env::text::counted;

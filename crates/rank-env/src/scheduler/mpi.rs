@@ -14,13 +14,13 @@ use super::{Names, Place};
 use crate::WorldError;
 use crate::vars::Vars;
 
-/// A process of an MPI job.
+/// Place of a process in an MPI job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Mpi {
-    /// Who started it.
+    /// Launcher that started the process.
     pub kind: MpiKind,
-    /// Number of this process in the job.
+    /// Rank of this process in the job.
     pub rank: usize,
     /// Number of processes in the job.
     pub size: usize,
@@ -30,19 +30,19 @@ pub struct Mpi {
     pub local_size: usize,
 }
 
-/// Which launcher started a process.
+/// Launcher of an MPI job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MpiKind {
     /// `mpirun` of Open MPI.
     OpenMpi,
-    /// `mpirun_rsh` of MVAPICH2.
+    /// `mpirun_rsh` of MVAPICH2, a launcher over ssh.
     Mvapich,
-    /// `mpiexec` of MPICH or Intel MPI, or another launcher that speaks PMI.
+    /// `mpiexec` of MPICH or Intel MPI, or another launcher with the PMI protocol.
     Pmi,
 }
 
 impl MpiKind {
-    /// The launcher's name.
+    /// Returns the launcher's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl MpiKind {
         }
     }
 
-    /// The variables that it sets.
+    /// Returns the names of the variables that the launcher sets.
     #[must_use]
     pub fn names(self) -> Names {
         match self {
@@ -79,8 +79,8 @@ impl MpiKind {
 }
 
 impl Mpi {
-    /// The place that an MPI launcher gave this process, if one did. `None` for a task that
-    /// `srun --mpi=pmi2` started: it is Slurm's, whose [`Step`] says more.
+    /// Returns the place that an MPI launcher gave this process, if one did. Returns `None` for a task that `srun
+    /// --mpi=pmi2` started: it belongs to Slurm, whose [`Step`] has more details.
     ///
     /// Errors: some of its variables are not set, or are not numbers.
     pub fn find(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, WorldError> {
@@ -108,7 +108,7 @@ impl Mpi {
         Ok(None)
     }
 
-    /// The port on which the processes meet.
+    /// Returns the port on which the processes meet.
     ///
     /// - Open MPI: `20000 + FNV-1a(PMIX_NAMESPACE) mod 9000`, different for every `mpirun`.
     /// - Others inside a Slurm job: as the job's step 0, so the same for two that run side by side in
@@ -124,8 +124,9 @@ impl Mpi {
         }
     }
 
-    /// Where rank 0 is, seen from this host: `MASTER_ADDR`, else the loopback when all processes are
-    /// on this host, else the first host of the Slurm job, else where Open MPI 4's `mpirun` runs.
+    /// Returns the address of rank 0 as seen from this host: `MASTER_ADDR`, else the loopback address when all
+    /// processes are on this host, else the first host of the Slurm job, else the host where Open MPI 4's `mpirun`
+    /// runs.
     ///
     /// Errors: nothing tells, or rank 0 finds that it is not there.
     pub fn address(&self, vars: &dyn Fn(&str) -> Option<String>) -> Result<String, WorldError> {

@@ -1,6 +1,6 @@
 //! Slurm's short forms: `node[01-03,07],gpu-1` for hosts, `2(x3),1` for tasks per host.
 
-/// The hosts of a list, in its order.
+/// Expands a compressed list of hosts, in its order.
 ///
 /// A bracket holds numbers and ranges, with their leading zeros; a name may have several brackets,
 /// of which the last counts fastest.
@@ -47,7 +47,7 @@ pub fn expand_hosts(list: &str) -> Result<Vec<String>, String> {
     Ok(hosts)
 }
 
-/// The number of tasks on each host, in the order of the list of hosts.
+/// Expands a compressed list of task counts: the number of tasks on each host, in the order of the list of hosts.
 ///
 /// Errors say what is wrong with the text.
 ///
@@ -74,9 +74,9 @@ pub fn expand_tasks(text: &str) -> Result<Vec<usize>, String> {
     Ok(tasks)
 }
 
-/// No cluster has more; a broken list must not fill the memory.
+/// Maximum number of hosts in a list. No cluster has more, and a malformed list must not fill the memory.
 pub const MAX_HOSTS: usize = 1 << 17;
-/// The longest name that DNS has.
+/// Maximum length of a host name, as in DNS.
 pub const MAX_NAME_LEN: usize = 253;
 
 fn too_long() -> String {
