@@ -27,7 +27,7 @@ use failures::{Failures, LastSeen};
 use gathering::Gathering;
 use member::{Activity, Member};
 
-/// The coordinator's decision.
+/// State machine of the coordinator: events go in, actions come out.
 ///
 /// Tell it what happens and when, do what it says, and call it again with [`Event::Tick`] when
 /// [`Formation::deadline`] has come. Time is whatever clock the caller has, from any start.
@@ -84,7 +84,7 @@ enum State {
 }
 
 impl Formation {
-    /// A job without members.
+    /// Creates the state of a job without members.
     #[must_use]
     pub fn new(mut rules: Rules) -> Self {
         rules.min_nodes = rules.min_nodes.max(1);
@@ -110,7 +110,7 @@ impl Formation {
         }
     }
 
-    /// Takes in what happened at `now`, and says what is to be done, in order.
+    /// Handles an event at `now` and returns the actions that follow, in order.
     #[must_use]
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         self.now = self.now.max(now);
@@ -147,7 +147,7 @@ impl Formation {
         mem::take(&mut self.actions)
     }
 
-    /// When to call again with [`Event::Tick`], if nothing else happens before.
+    /// Returns the time at which to call again with [`Event::Tick`], if nothing else happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         let own = match &self.state {
@@ -165,7 +165,7 @@ impl Formation {
         own.into_iter().chain(look).min()
     }
 
-    /// How the job ended, once it has.
+    /// Returns the result of the job, once it has ended.
     #[must_use]
     pub fn job_result(&self) -> Option<&JobResult> {
         match &self.state {
@@ -174,8 +174,8 @@ impl Formation {
         }
     }
 
-    /// The job is over, and some agents have no connection over which they could be told. They are
-    /// waited for as long as they would wait for the coordinator.
+    /// Returns `true` if the job is over and some agents have no connection over which they could be informed. The
+    /// coordinator waits for them as long as they would wait for the coordinator.
     #[must_use]
     pub fn has_uninformed_members(&self) -> bool {
         self.job_result().is_some()

@@ -61,7 +61,7 @@ pub(crate) enum Kind {
     WrongSecret,
 }
 
-/// The first bytes of a connection are not those of Brigade's protocol.
+/// Error for a connection whose first bytes are not those of Brigade's protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it does not speak Brigade's protocol")]
 pub struct NotBrigade;

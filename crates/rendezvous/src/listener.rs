@@ -16,7 +16,7 @@ use crate::connection::Connection;
 use crate::etcd::LeaderLease;
 use crate::secret::Secret;
 
-/// Where a coordinator listens, and which hosts can reach it.
+/// Listening socket of a coordinator, and the hosts that can reach it.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -30,8 +30,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at this port, 0 for a free one: on the loopback alone, or on all addresses of this
-    /// host, of both families where it has both.
+    /// Listens at this port, or at a free one for 0: on the loopback address alone, or on all addresses of this host,
+    /// both IPv4 and IPv6 where it has both.
     ///
     /// # Errors
     /// The port is taken or not allowed.
@@ -57,14 +57,14 @@ impl Listener {
         Ok(Self { socket, port, bind_address, secret, run_id: run_id.into(), limits, lease: None })
     }
 
-    /// The port.
+    /// Returns the port that the listener is bound to.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Hosts of a network can reach it, and none has to know a secret: any process that reaches the port can
-    /// join the job.
+    /// Returns `true` if hosts of a network can reach the listener and no secret is required: any process that reaches
+    /// the port can join the job.
     #[must_use]
     pub fn is_unguarded(&self) -> bool {
         self.secret.is_none() && self.bind_address == BindAddress::Unspecified
@@ -84,7 +84,7 @@ impl AsFd for Listener {
     }
 }
 
-/// The address at which a listener is bound.
+/// Address at which a listener is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindAddress {
     /// A loopback address: only processes of this host reach it.
