@@ -75,8 +75,8 @@ pub fn run(plan: &LaunchPlan) -> Result<Outcome, LaunchError> {
     })
 }
 
-/// The same over a connection to the coordinator that is there: the output goes over it, too, and
-/// how the job ended is told at its other end only.
+/// Runs this host's part of the job like [`run`], over an existing connection to the coordinator. The output is sent
+/// over that connection, too, and the result of the job is shown at its other end only.
 ///
 /// Errors as [`run`].
 pub fn run_over(plan: &LaunchPlan, link: Link) -> Result<Outcome, LaunchError> {
