@@ -34,7 +34,7 @@ use crate::{LaunchError, ValueError};
 /// increases it.
 pub const VERSION: u32 = 1;
 
-/// One line of the event log.
+/// Line of the event log: one event with its job and time.
 ///
 /// ```
 /// use brigade_launch::events::{EventLine, JobEvent};

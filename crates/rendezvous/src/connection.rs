@@ -32,7 +32,7 @@ pub enum LinkError {
     /// The operating system reports that the other side cannot be reached.
     #[error("the connection broke: {}", crate::plain_text(.0))]
     Broken(io::Error),
-    /// Nothing was received for too long: the other side or the network has failed.
+    /// No data was received for too long: the other side or the network has failed.
     #[error("nothing was heard of the other side for {seconds} s")]
     Silent {
         /// Time without received data, in seconds.

@@ -122,7 +122,7 @@ pub struct Join {
     pub pid: u32,
     /// Unique name of the agent.
     pub agent: String,
-    /// Number of times that the agent has requested its seat again after losing its connection; 0 for a new agent. If
+    /// Number of times that the agent has requested its seat again after losing its connection. It is 0 for a new agent. If
     /// such an agent has not seen an attempt yet, its earlier request may be lost, too: then it is treated as new and
     /// is answered with [`ToAgent::Resumed`] all the same.
     pub resume: u32,

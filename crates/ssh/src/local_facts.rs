@@ -6,23 +6,23 @@ use std::path::PathBuf;
 
 use crate::{LocalHost, RemoteError};
 
-/// What a plan for other hosts must know about this machine and this process, gathered once.
+/// Facts about this machine and this process that a plan for other hosts depends on, gathered once.
 #[derive(Clone, Debug, Default)]
 pub struct LocalFacts {
-    /// This machine.
+    /// Names and addresses of this machine.
     pub host: LocalHost,
-    /// The folder in which this process works, as the user names it.
+    /// Working folder of this process, as the user names it.
     pub working_folder: PathBuf,
-    /// This process's environment.
+    /// Environment variables of this process.
     pub variables: Vec<(OsString, OsString)>,
-    /// DeepSpeed's files of variables, with their contents.
+    /// DeepSpeed's environment files, with their contents.
     pub deepspeed_files: Vec<(PathBuf, String)>,
-    /// This executable.
+    /// Path of this executable.
     pub brigade: PathBuf,
 }
 
 impl LocalFacts {
-    /// Looks at this machine and this process.
+    /// Gathers the facts about this machine and this process.
     ///
     /// # Errors
     /// The system does not name the working folder or this executable.
@@ -41,7 +41,7 @@ impl LocalFacts {
         })
     }
 
-    /// Chooses the folder to work in on every host: the one that is given, else this process's.
+    /// Chooses the working folder on every host: the given one, else this process's.
     ///
     /// # Errors
     /// It is not absolute: on another host it would be relative to the home folder there.

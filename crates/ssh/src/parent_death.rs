@@ -6,7 +6,7 @@ use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getppid};
 
-/// Has the kernel kill this process when its parent, process `parent`, ends; survives `exec`.
+/// Makes the kernel kill this process when its parent, process `parent`, ends. The setting survives `exec`.
 ///
 /// Returns `false` when the parent has ended already: the caller should end, too. The kernel ties
 /// the two *threads*: the parent must keep the thread that started this process, and the tie holds

@@ -135,9 +135,9 @@ pub fn reason(stderr: &str, host: &HostSpec) -> Option<String> {
     })
 }
 
-/// Returns whether the server closed the connection before the key exchange, which may succeed the next
-/// time: an sshd with too many logins under way (`MaxStartups`) drops others, and with a jump host all
-/// connections of a job come to the same sshd.
+/// Returns `true` if the server closed the connection before the key exchange, so that another attempt may succeed: an
+/// sshd with too many logins under way (`MaxStartups`) drops others, and with a jump host all connections of a job go
+/// to the same sshd.
 #[must_use]
 pub fn is_turned_away(stderr: &str) -> bool {
     let early = ["kex_exchange_identification", "ssh_exchange_identification", "banner exchange:"];

@@ -79,7 +79,7 @@ impl Devices {
         Self { kind, present, visible, mask }
     }
 
-    /// Returns the devices that ranks see, in the order of their numbers there.
+    /// Returns the devices that ranks see, in the order in which ranks number them.
     ///
     /// Errors when one of `wanted` is not there, or a variable hides it: such variables are how
     /// schedulers assign devices.
@@ -158,7 +158,7 @@ impl Devices {
 pub enum DeviceList {
     /// All devices that are visible.
     All,
-    /// These devices, in this order: numbers, or UUIDs or unique beginnings of them.
+    /// The listed devices, in this order: numbers, or UUIDs or unique beginnings of them.
     Ids(Vec<String>),
 }
 

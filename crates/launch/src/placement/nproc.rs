@@ -18,11 +18,11 @@ use crate::ValueError;
 pub enum NprocSpec {
     /// A fixed number of ranks.
     Count(usize),
-    /// One rank for each GPU if the host has any, else one for each core.
+    /// A rank for each GPU if the host has any, else one for each core.
     Auto,
-    /// One rank for each GPU.
+    /// A rank for each GPU.
     Gpu,
-    /// One rank for each core that this process may use.
+    /// A rank for each core that this process may use.
     Cpu,
 }
 

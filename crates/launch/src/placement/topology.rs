@@ -13,7 +13,7 @@ pub struct Topology {
     pub cpus: Vec<Cpu>,
 }
 
-/// One logical processor (a hardware thread).
+/// Logical processor: a hardware thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
     /// Number of the processor in the system.
