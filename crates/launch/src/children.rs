@@ -154,7 +154,7 @@ impl ChildRanks {
 /// ranks' store listens on `port`, whose socket is rank 0's standard input; the other ranks have none.
 ///
 /// # Errors
-/// There is no such rank, or the system refuses.
+/// The rank is not below `world_size`, or the system refuses to prepare the process.
 pub fn command(rank: usize, world_size: usize, port: &StorePort) -> io::Result<Command> {
     // As stdin no other child of this process can inherit the socket by accident, as it could through a
     // descriptor that is kept open over `exec`.

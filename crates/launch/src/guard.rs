@@ -42,13 +42,12 @@ pub struct GuardSources<'a> {
 impl GuardSources<'_> {
     /// Finds the secret that all launchers of a job share.
     ///
-    /// Under a scheduler, where nothing was said: the key that Open MPI makes for each job, else a key
-    /// file of this user's, in a home folder that is a network file system, so that all hosts see the
-    /// same. It is made when it is first needed. `None` where there is nothing of this: the rendezvous is
-    /// not guarded.
+    /// Without any of the settings, a launcher under a scheduler uses the key that Open MPI makes for each job, else a
+    /// key file of this user, which is created when it is first needed, in a home folder on a network file system, so
+    /// that all hosts have the same. Returns `None` if none of these exists: the rendezvous then has no secret.
     ///
     /// # Errors
-    /// What was named is not a secret, or cannot be read, or others may read it.
+    /// The text or file of a setting is not a secret, the file cannot be read, or other users may read it.
     pub fn find(&self) -> Result<Option<Guard>, SecretError> {
         let of_file = |path: &Path| {
             Ok(Some(Guard {

@@ -57,7 +57,7 @@ pub struct HostsOptions {
     pub sync: bool,
 }
 
-/// No host; 10 s to connect.
+/// Returns the defaults: no host, and 10 s to connect.
 impl Default for HostsOptions {
     fn default() -> Self {
         Self {

@@ -35,7 +35,7 @@ pub struct LaunchOptions {
     /// Time that ranks may take to stop after SIGTERM before they are killed. Defaults to 30 s.
     pub shutdown_timeout: Duration,
     /// Time without received data after which a host is lost. For as long, ranks continue without the coordinator. From
-    /// 1 s to a day; defaults to 30 s.
+    /// 1 s to a day. Defaults to 30 s.
     pub heartbeat_timeout: Duration,
     /// Maximum number of restarts after failures. Restarts because hosts join or leave do not count. Defaults to 0.
     pub max_restarts: u32,
@@ -95,7 +95,8 @@ pub enum ForOthers {
     },
 }
 
-/// One rank of no program on one host; 30 s to stop, as torchrun, and to be silent; no restart.
+/// Returns the defaults: one rank on one host without a program, 30 s each for the shutdown and the heartbeat timeout,
+/// no restarts.
 impl Default for LaunchOptions {
     fn default() -> Self {
         Self {

@@ -117,7 +117,8 @@ impl LaunchPlan {
     /// cores: 3.7 s instead of 5.6 s). One rank alone is faster when it spins (3.2 s instead of 3.5 s).
     /// libgomp reads both variables before `main`, so only a launcher can set them.
     ///
-    /// Errors: no rank, no thread, a program that cannot be run, several hosts that cannot meet.
+    /// # Errors
+    /// The number of ranks or threads is 0, the program cannot be run, or the hosts cannot meet with the options.
     ///
     /// ```
     /// use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan};
@@ -228,7 +229,8 @@ impl LaunchPlan {
     /// Builds the Cargo target, if the plan has one. A second call does nothing. Cargo's progress and messages go to
     /// this process's stderr.
     ///
-    /// Errors when the build fails.
+    /// # Errors
+    /// The build fails.
     pub fn prepare(&mut self) -> Result<(), LaunchError> {
         let Some(target) = &self.build else { return Ok(()) };
         let built = target.build()?;
@@ -280,7 +282,8 @@ impl LaunchPlan {
 
     /// Returns the place of one rank, once it is known which hosts take part and where the ranks meet.
     ///
-    /// Errors when `local_rank` is not below the number of ranks of this host, or the part is none.
+    /// # Errors
+    /// `local_rank` is not below the number of ranks of this host, or the assignment does not describe a valid world.
     pub fn world(
         &self,
         part: &Assignment,

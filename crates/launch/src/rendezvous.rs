@@ -125,7 +125,7 @@ impl RendezvousMode {
     }
 }
 
-/// One host.
+/// Returns the default: one host.
 impl Default for NodeRange {
     fn default() -> Self {
         Self { min: 1, max: 1 }
@@ -144,7 +144,7 @@ impl Default for RendezvousTimeouts {
     }
 }
 
-/// `N` or `MIN:MAX`
+/// Parses `N` or `MIN:MAX`.
 impl FromStr for NodeRange {
     type Err = String;
 

@@ -17,8 +17,8 @@ pub struct SchedulerValue<T> {
 
 /// Settings that a scheduler's environment gives a launcher that is one of several of the same job.
 ///
-/// All `None` where nothing is said, or where the job has one host. The fields are those of
-/// `torchrun`'s options, as a layer below what the user says by flags.
+/// All fields are `None` where the environment has no such settings, or where the job has one host. The fields are
+/// named like `torchrun`'s options. The user's flags take precedence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Surroundings {
@@ -81,16 +81,16 @@ pub enum SchedulerError {
 impl Surroundings {
     /// Finds the settings of a scheduler in environment variables. `pid` is this process's number, where it is known.
     ///
-    /// Do not call it when the user has said by flags which hosts take part (`--nnodes`,
-    /// `--node-rank`, `--hosts`, `--hostfile`, `--rdzv-endpoint`, `--standalone`): then its refusals
-    /// do not matter.
+    /// Must not be called when the user's flags select the hosts (`--nnodes`, `--node-rank`, `--hosts`, `--hostfile`,
+    /// `--rdzv-endpoint`, `--standalone`): its errors do not matter then.
     ///
     /// - A launcher that is itself started by a rank of a launcher has a job of its own.
     /// - MPI comes before Slurm, as in [`brigade_rank_env::scheduler`].
     /// - `MASTER_ADDR` and `MASTER_PORT` win over what is computed.
     ///
-    /// Errors: several launchers on one host; variables that contradict each other; nothing says
-    /// where the first host is.
+    /// # Errors
+    /// Several launchers run on one host, variables contradict each other, or no variable has the address of the first
+    /// host.
     ///
     /// ```
     /// use brigade_launch::Surroundings;
@@ -128,7 +128,8 @@ impl Surroundings {
 
     /// Finds the settings of a scheduler in this process's environment.
     ///
-    /// Errors as [`Surroundings::find`].
+    /// # Errors
+    /// Returns the same errors as [`Surroundings::find`].
     pub fn here() -> Result<Self, SchedulerError> {
         let vars = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
         Self::find(&vars, Some(std::process::id()))

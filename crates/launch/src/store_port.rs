@@ -146,6 +146,9 @@ impl StorePort {
 
     /// Returns a socket bound to the port, for rank 0 to inherit and listen on. It is not a duplicate of the one that
     /// holds the port: when rank 0 dies, no other process keeps its listener open, and clients detect it at once.
+    ///
+    /// # Errors
+    /// The system refuses to create or bind the socket.
     pub fn socket(&self) -> io::Result<OwnedFd> {
         bound(self.addr)
     }
@@ -153,6 +156,9 @@ impl StorePort {
     /// Returns a socket like [`Self::socket`], bound to the one address under which the job's ranks reach this host
     /// ([`own_address`]), so that the store is not served to other networks. Where that address is not certain, the
     /// socket is bound to all addresses that the port is held at.
+    ///
+    /// # Errors
+    /// The system refuses to create or bind the socket.
     pub fn socket_at(&self, name: &str) -> io::Result<OwnedFd> {
         match own_address(name).map(|address| SocketAddr::from((address, self.number()))) {
             // Fails where another program listens there: at all addresses it would, too.

@@ -21,9 +21,12 @@ use crate::env;
 
 /// Runs the program and, when it fails or panics, writes its error to the error file that the launcher reads.
 ///
-/// Goes around everything in `main`. Without a launcher it changes nothing. `T` and `E` pass
-/// unchanged, a panic goes on unwinding. `{error:#}` becomes the message, so that an
-/// `anyhow::Error` shows its whole chain, and `{error:?}` what stands below it.
+/// Wraps everything in `main`. Without a launcher it changes nothing. `T` and `E` pass unchanged, and a panic continues
+/// to unwind. `{error:#}` becomes the message, so that an `anyhow::Error` shows its whole chain, and `{error:?}`
+/// becomes the call stack.
+///
+/// # Errors
+/// Returns the error of `main` unchanged.
 ///
 /// ```
 /// fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -67,7 +70,7 @@ pub struct ErrorRecord {
 impl ErrorRecord {
     /// Reads an error file in torchelastic's format, or with a plain string as the message.
     ///
-    /// `None` for anything else: no file, not a regular one, more than a megabyte, no JSON.
+    /// Returns `None` for anything else: no file, not a regular file, more than a megabyte, not JSON.
     #[must_use]
     pub fn read(path: &Path) -> Option<Self> {
         // A rank may have made anything of the path: opening a named pipe would hang us.

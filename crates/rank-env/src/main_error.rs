@@ -21,7 +21,7 @@ pub type MainResult<T = ()> = Result<T, MainError>;
 
 /// Error at the end of a program. `?` converts every error to it, `anyhow::Error` included.
 ///
-/// Its `Debug`, which Rust prints of the error that `main` returns, is its text with its causes.
+/// `Debug` formats the error's text with its causes, because Rust prints the `Debug` of the error that `main` returns.
 ///
 /// ```
 /// let error = std::fs::read("/no/such/file").map_err(brigade_rank_env::MainError::from).unwrap_err();

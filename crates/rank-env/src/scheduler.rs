@@ -115,7 +115,8 @@ pub(crate) fn contradiction(
 
 /// Returns `MASTER_ADDR`, where a user has set it.
 ///
-/// Errors when it is the loopback and the job has several hosts: each would wait for itself.
+/// # Errors
+/// The address is a loopback address and the job has several hosts: each host would wait for itself.
 pub fn chosen_address(
     vars: &dyn Fn(&str) -> Option<String>,
     several_hosts: bool,
@@ -133,7 +134,8 @@ pub fn chosen_address(
 
 /// Returns `MASTER_PORT`, where a user has set it.
 ///
-/// Errors when it is not a port.
+/// # Errors
+/// The value is not a port number.
 pub fn chosen_port(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<u16>, WorldError> {
     Vars(vars).port(env::MASTER_PORT)
 }

@@ -64,7 +64,8 @@ impl World {
 
     /// Returns the world of rank `rank` of `world_size`, with all ranks on this host.
     ///
-    /// Errors when `rank` is not below `world_size`.
+    /// # Errors
+    /// [`WorldError::RankOutOfRange`] if `rank` is not below `world_size`.
     pub fn on_one_host(
         rank: usize,
         world_size: WorldSize,
@@ -94,7 +95,7 @@ impl World {
     /// ```
     ///
     /// # Errors
-    /// [`WorldError::RankOutOfRange`].
+    /// [`WorldError::RankOutOfRange`] if `rank` is not below `world_size`.
     pub fn among(&self, rank: usize, world_size: WorldSize) -> Result<Self, WorldError> {
         Ok(Self {
             rank: Rank::new(rank, world_size)?,
@@ -109,7 +110,8 @@ impl World {
 
     /// Reads the world from this process's environment. Returns [`World::alone`] if no launcher has set it.
     ///
-    /// Errors as [`World::from_vars`].
+    /// # Errors
+    /// Returns the same errors as [`World::from_vars`].
     pub fn from_env() -> Result<Self, WorldError> {
         // Bytes that are not Unicode turn up in the error message as a value that is not a number.
         let vars = |name: &str| std::env::var_os(name).map(into_text);
@@ -127,7 +129,8 @@ impl World {
     ///   are taken to be spread evenly over `GROUP_WORLD_SIZE` hosts, or one to a host (as
     ///   Kubeflow starts them) where that is not set either. `LOCAL_RANK` and `GROUP_RANK` follow.
     ///
-    /// Errors name the variable and its value.
+    /// # Errors
+    /// The variables do not describe a valid world. The error names the variable and its value.
     pub fn from_vars(vars: impl Fn(&str) -> Option<String>) -> Result<Self, WorldError> {
         Self::read(Vars(&vars), None)
     }

@@ -23,8 +23,8 @@ use shared::{Command, Shared};
 
 /// A running coordinator, which forms the job from the agents of its hosts.
 ///
-/// Dropping it without [`Coordinator::wait`] closes all connections: agents see that their
-/// coordinator is gone.
+/// Dropping the coordinator without [`Coordinator::wait`] closes all connections, and agents detect the loss of their
+/// coordinator.
 ///
 /// ```
 /// use brigade_rendezvous::{Coordinator, FromAgent, Join, Rules, ToAgent};

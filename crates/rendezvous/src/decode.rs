@@ -9,7 +9,7 @@ use crate::{Decoder, FrameError, FromAgent, Secret, ToAgent, discovery};
 /// Decodes the body of the first record from either side.
 ///
 /// # Errors
-/// It is not Brigade's.
+/// The record is not one of Brigade's protocol.
 pub fn greeting(bytes: &[u8]) -> Result<(), NotBrigade> {
     Greeting::decode(bytes).map(drop)
 }
@@ -26,7 +26,7 @@ pub fn answer(bytes: &[u8], secret: Option<&Secret>) -> Option<Vec<u8>> {
 /// Decodes the messages in a stream from an agent, as the coordinator does.
 ///
 /// # Errors
-/// The stream is not an agent's.
+/// The bytes are not a stream of messages from an agent.
 pub fn from_agent(bytes: &[u8]) -> Result<Vec<FromAgent>, FrameError> {
     let mut decoder = Decoder::default();
     decoder.push(bytes);
@@ -40,7 +40,7 @@ pub fn from_agent(bytes: &[u8]) -> Result<Vec<FromAgent>, FrameError> {
 /// Decodes the messages in a stream from the coordinator, as an agent does.
 ///
 /// # Errors
-/// The stream is not a coordinator's.
+/// The bytes are not a stream of messages from the coordinator.
 pub fn to_agent(bytes: &[u8]) -> Result<Vec<ToAgent>, FrameError> {
     let mut decoder = Decoder::default();
     decoder.push(bytes);

@@ -29,8 +29,8 @@ use member::{Activity, Member};
 
 /// State machine of the coordinator: events go in, actions come out.
 ///
-/// Tell it what happens and when, do what it says, and call it again with [`Event::Tick`] when
-/// [`Formation::deadline`] has come. Time is whatever clock the caller has, from any start.
+/// Pass each event with its time to [`Formation::handle`], perform the returned actions, and pass [`Event::Tick`] when
+/// [`Formation::deadline`] is reached. The time may come from any clock, from any start.
 ///
 /// ```
 /// use std::time::Duration;

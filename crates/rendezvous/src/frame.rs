@@ -88,7 +88,7 @@ impl Decoder {
     /// Returns the next complete message, if there is one.
     ///
     /// # Errors
-    /// The stream is not ours; nothing more can be read from it.
+    /// The stream is not one of Brigade's protocol. Nothing more can be read from it.
     #[expect(
         clippy::should_implement_trait,
         reason = "an iterator has one item type and no errors"

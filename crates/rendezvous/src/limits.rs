@@ -20,7 +20,7 @@ pub struct TimeLimits {
     shutdown_timeout: Duration,
 }
 
-/// 30 s each.
+/// Returns the limits for a heartbeat timeout and a shutdown timeout of 30 s each.
 impl Default for TimeLimits {
     fn default() -> Self {
         Self::new(Duration::from_secs(30), Duration::from_secs(30))

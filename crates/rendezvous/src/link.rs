@@ -65,7 +65,7 @@ struct Shared {
 impl Link {
     /// Creates a link over a pair of pipes, or two ends of any byte stream. Both are set to non-blocking mode.
     ///
-    /// `limits` is `None` in one process, where nothing can fall silent.
+    /// `limits` is `None` in one process, where no connection can become silent.
     ///
     /// # Errors
     /// The system refuses to set the descriptors, or has no thread or descriptor left.
@@ -76,7 +76,7 @@ impl Link {
     /// Creates a link over one socket.
     ///
     /// # Errors
-    /// As [`Link::new`].
+    /// Returns the same errors as [`Link::new`].
     pub fn over(socket: OwnedFd, limits: Option<TimeLimits>) -> io::Result<Self> {
         Self::of(Connection::new(socket, None, MAX_UNSENT)?, limits)
     }
@@ -140,7 +140,7 @@ impl Link {
     /// Returns the next message, if one was received. Heartbeats are left out.
     ///
     /// # Errors
-    /// The coordinator is gone, does not read, or is none.
+    /// The connection is lost, the coordinator does not read, or the peer is not a coordinator.
     pub fn receive(&mut self) -> Result<Option<ToAgent>, LinkError> {
         let mut shared = self.shared.lock();
         loop {
@@ -175,7 +175,7 @@ impl Link {
     /// Checks that the coordinator has not been silent for too long.
     ///
     /// # Errors
-    /// It has.
+    /// The coordinator has been silent for longer than the heartbeat timeout.
     pub fn keep_up(&mut self, now: Instant) -> Result<(), LinkError> {
         let Some(limits) = self.limits else { return Ok(()) };
         if self.silence(now) >= limits.heartbeat_timeout() {

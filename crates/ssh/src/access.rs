@@ -44,7 +44,7 @@ impl HostAccess {
     /// for signs of life as often as `limits` says.
     ///
     /// # Errors
-    /// The command for ssh cannot be read.
+    /// The command for ssh cannot be parsed.
     pub fn resolve(
         ssh_command: Option<&str>,
         connect_timeout: Duration,
@@ -62,7 +62,7 @@ impl HostAccess {
     /// `brigade` is missing. On this machine the role starts without ssh.
     ///
     /// # Errors
-    /// There is no such ssh client.
+    /// The ssh client does not exist or cannot be executed.
     pub fn command(&self, host: &HostSpec, role: &str) -> Result<Command, RemoteError> {
         if self.local.is(host) {
             return Ok(reexec::role_command(role));
@@ -73,7 +73,7 @@ impl HostAccess {
     /// Makes the command that runs a shell command line on another host.
     ///
     /// # Errors
-    /// There is no such ssh client.
+    /// The ssh client does not exist or cannot be executed.
     pub fn ssh_command(&self, host: &HostSpec, line: &str) -> Result<Command, RemoteError> {
         Ok(self.client.command(host, self.times, line)?)
     }

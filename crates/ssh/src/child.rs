@@ -51,8 +51,8 @@ impl fmt::Debug for Child {
 impl Child {
     /// Starts the process. Also returns its stdin and stdout. `host` is for the name of the thread.
     ///
-    /// It leads a process group of its own, out of reach of what is typed at the terminal: its end is for
-    /// the caller to decide.
+    /// The process leads a process group of its own, which does not receive the terminal's signals: the caller decides
+    /// when it ends.
     ///
     /// # Errors
     /// The process or the thread cannot be started.

@@ -33,7 +33,7 @@ impl EnvRequest {
     /// ```
     ///
     /// # Errors
-    /// What was expected.
+    /// The text is not a variable. The error describes the valid syntax.
     pub fn parse(text: &OsStr) -> Result<Self, String> {
         let bytes = text.as_bytes();
         let (name, value) = match bytes.iter().position(|byte| *byte == b'=') {
@@ -86,7 +86,7 @@ pub struct VariableFile {
 /// DeepSpeed's files, then those that the user requests. The last one takes precedence.
 ///
 /// # Errors
-/// The user asks for a variable that is not set, or a line of a file is not a variable.
+/// The user requests a variable that is not set, or a line of a file is not a variable.
 pub fn forwarded_variables(
     requests: &[EnvRequest],
     facts: &LocalFacts,

@@ -55,7 +55,7 @@ impl ExecutableError {
 /// Finds the executable file for `name`: the path itself where it has a slash, else the first match in `path`.
 ///
 /// # Errors
-/// There is no such file, or it cannot be run.
+/// The file does not exist, or it cannot be executed.
 pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, ExecutableError> {
     if name.as_bytes().contains(&b'/') {
         let file = Path::new(name);

@@ -100,7 +100,7 @@ impl HostSpec {
     /// ```
     ///
     /// # Errors
-    /// Which item is wrong, and what was expected.
+    /// An item of the list is not valid. The error names it and the expected syntax.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, HostListError> {
         let mut hosts = Vec::new();
         for (i, item) in text.split(',').enumerate() {
@@ -117,7 +117,7 @@ impl HostSpec {
     /// Reads a hostfile: one host per line, with its number of slots.
     ///
     /// # Errors
-    /// The file cannot be read; or which line is wrong, and what was expected there.
+    /// The file cannot be read, or one of its lines is not valid. The error names the line and the expected syntax.
     pub fn read_file(path: &Path) -> Result<Vec<Self>, HostListError> {
         let text = fs::read(path).and_then(|bytes| {
             String::from_utf8(bytes).map_err(|_| io::Error::other("it is not text in UTF-8"))
@@ -132,7 +132,7 @@ impl HostSpec {
     /// Parses the text of a hostfile. The path is for error messages.
     ///
     /// # Errors
-    /// Which line is wrong, and what was expected there.
+    /// Returns an error with the line that is not valid, and the expected syntax.
     pub fn parse_file(text: &str, path: &Path) -> Result<Vec<Self>, HostListError> {
         let mut hosts = Vec::new();
         for (i, line) in text.lines().enumerate() {
@@ -183,7 +183,7 @@ impl HostSpec {
     }
 }
 
-/// As it would be written in a list, without the number of ranks.
+/// Formats the host as in a list of hosts, without the number of ranks.
 impl fmt::Display for HostSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.destination())

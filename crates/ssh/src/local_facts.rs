@@ -25,7 +25,7 @@ impl LocalFacts {
     /// Gathers the facts about this machine and this process.
     ///
     /// # Errors
-    /// The system does not name the working folder or this executable.
+    /// The system does not return the path of the working folder or of this executable.
     pub fn gather() -> Result<Self, RemoteError> {
         let files = deepspeed_files().into_iter();
         Ok(Self {
@@ -44,7 +44,7 @@ impl LocalFacts {
     /// Chooses the working folder on every host: the given one, else this process's.
     ///
     /// # Errors
-    /// It is not absolute: on another host it would be relative to the home folder there.
+    /// The path of the folder is not absolute: on another host it would be relative to the home folder on that host.
     pub fn workdir(&self, given: Option<PathBuf>) -> Result<PathBuf, RemoteError> {
         let workdir = given.unwrap_or_else(|| self.working_folder.clone());
         if workdir.is_absolute() {

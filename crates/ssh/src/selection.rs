@@ -30,7 +30,7 @@ impl Selection<'_> {
     /// ```
     ///
     /// # Errors
-    /// Which part of it is wrong, and what was expected there.
+    /// A part of the selection is not valid, or does not fit the hosts. The error names it.
     pub fn of(self, hosts: Vec<HostSpec>) -> Result<Vec<HostSpec>, HostListError> {
         let (Self::Include(text) | Self::Exclude(text)) = self;
         let mut named: Vec<Option<Slots>> = vec![None; hosts.len()];

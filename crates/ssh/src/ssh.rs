@@ -116,7 +116,7 @@ impl SshClient {
 
 /// Explains why a session failed or ended: the last lines of ssh's stderr, and a remedy where one is known.
 ///
-/// `None`: the stderr is empty.
+/// Returns `None` if the stderr is empty.
 #[must_use]
 pub fn reason(stderr: &str, host: &HostSpec) -> Option<String> {
     let mut lines: Vec<&str> = stderr.lines().map(str::trim).filter(|it| !it.is_empty()).collect();

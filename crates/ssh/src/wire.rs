@@ -85,7 +85,7 @@ impl From<Duration> for Limit<'_> {
 /// Receives the next message.
 ///
 /// # Errors
-/// It did not come whole within the limit, or it is not one.
+/// No complete message was received within the limit, or the bytes are not a message.
 pub fn receive<'a, T: DeserializeOwned>(
     from: &mut File,
     limit: impl Into<Limit<'a>>,
@@ -108,7 +108,7 @@ pub fn receive<'a, T: DeserializeOwned>(
 /// Sends one message. Blocks while the other side does not read.
 ///
 /// # Errors
-/// The stream is closed.
+/// The other side has closed the stream.
 pub fn send(to: &mut File, message: &impl Serialize) -> io::Result<()> {
     to.write_all(&encode(message))
 }
@@ -118,7 +118,7 @@ pub fn send(to: &mut File, message: &impl Serialize) -> io::Result<()> {
 /// received so far.
 ///
 /// # Errors
-/// None came within the limit, or after too much else.
+/// None of the texts was received within the limit, or too much other text came first.
 pub fn skip_to<'a>(
     from: &mut File,
     texts: &[&str],

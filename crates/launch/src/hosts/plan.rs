@@ -68,7 +68,8 @@ impl HostsPlan {
     /// ```
     ///
     /// # Errors
-    /// There is no host, no working folder to give, no command for ssh, or no such variable.
+    /// The list of hosts is empty, the working folder or the command for ssh is not valid, or a requested variable is
+    /// not set.
     pub fn resolve(
         options: &LaunchOptions,
         hosts: &HostsOptions,

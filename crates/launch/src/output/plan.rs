@@ -113,7 +113,8 @@ pub(crate) struct Route {
 impl OutputPlan {
     /// Makes the plan from options and facts. A pure function.
     ///
-    /// Fails when an option names only local ranks that this host, with `nproc` ranks, lacks.
+    /// # Errors
+    /// An option selects local ranks none of which this host, with `nproc` ranks, has.
     ///
     /// ```
     /// use brigade_launch::{OutputFacts, OutputOptions, OutputPlan, StreamModes, StreamMode};

@@ -81,8 +81,8 @@ impl Devices {
 
     /// Returns the devices that ranks see, in the order in which ranks number them.
     ///
-    /// Errors when one of `wanted` is not there, or a variable hides it: such variables are how
-    /// schedulers assign devices.
+    /// # Errors
+    /// One of `wanted` does not exist, or a variable hides it: schedulers assign devices with such variables.
     pub fn choose(&self, wanted: Option<&DeviceList>) -> Result<Vec<Device>, DeviceError> {
         let Some(DeviceList::Ids(ids)) = wanted else { return Ok(self.visible.clone()) };
         let mut chosen: Vec<Device> = Vec::new();
@@ -102,6 +102,9 @@ impl Devices {
     }
 
     /// Returns the number of ranks that `nproc` means on a host where this process may use `cores` cores.
+    ///
+    /// # Errors
+    /// GPUs are to be counted, and none can be used, or `wanted` cannot be chosen.
     pub fn count(
         &self,
         nproc: NprocSpec,

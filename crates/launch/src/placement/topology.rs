@@ -31,8 +31,8 @@ pub struct Cpu {
 impl Topology {
     /// Reads the topology of these processors from the files under `root`, which stands for `/`.
     ///
-    /// What is not described (a container without `/sys`, a kernel without NUMA) is taken to be
-    /// one: one thread to a core, one cache, one node, one socket.
+    /// Details that the system does not describe (a container without `/sys`, a kernel without NUMA) default to one:
+    /// one thread per core, one cache, one node, one socket.
     #[must_use]
     pub fn read(root: &Path, allowed: &CpuSet) -> Self {
         let system = root.join("sys/devices/system");

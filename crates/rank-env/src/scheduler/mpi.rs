@@ -82,7 +82,8 @@ impl Mpi {
     /// Returns the place that an MPI launcher gave this process, if one did. Returns `None` for a task that `srun
     /// --mpi=pmi2` started: it belongs to Slurm, whose [`Step`] has more details.
     ///
-    /// Errors: some of its variables are not set, or are not numbers.
+    /// # Errors
+    /// Some of the launcher's variables are not set, or are not numbers.
     pub fn find(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, WorldError> {
         Self::read(Vars(vars))
     }
@@ -128,7 +129,8 @@ impl Mpi {
     /// processes are on this host, else the first host of the Slurm job, else the host where Open MPI 4's `mpirun`
     /// runs.
     ///
-    /// Errors: nothing tells, or rank 0 finds that it is not there.
+    /// # Errors
+    /// No variable gives the address, or rank 0 runs on another host than the address.
     pub fn address(&self, vars: &dyn Fn(&str) -> Option<String>) -> Result<String, WorldError> {
         self.master(Vars(vars))
     }

@@ -5,8 +5,9 @@
 /// A bracket holds numbers and ranges, with their leading zeros; a name may have several brackets,
 /// of which the last counts fastest.
 ///
-/// Errors say what is wrong with the text: brackets that do not match, a range that runs backwards,
-/// more than [`MAX_HOSTS`] hosts, a name of more than [`MAX_NAME_LEN`] bytes.
+/// # Errors
+/// The text is not a valid list: brackets that do not match, a range that runs backwards, more than [`MAX_HOSTS`]
+/// hosts, a name of more than [`MAX_NAME_LEN`] bytes.
 ///
 /// ```
 /// use brigade_rank_env::scheduler::expand_hosts;
@@ -49,7 +50,8 @@ pub fn expand_hosts(list: &str) -> Result<Vec<String>, String> {
 
 /// Expands a compressed list of task counts: the number of tasks on each host, in the order of the list of hosts.
 ///
-/// Errors say what is wrong with the text.
+/// # Errors
+/// The text is not a valid list. The error describes the problem.
 ///
 /// ```
 /// use brigade_rank_env::scheduler::expand_tasks;

@@ -48,8 +48,9 @@ impl Step {
     /// Returns the step that this process is a task of, or `None`. `pid` is its process number, which distinguishes a
     /// task from a program that a user started in the terminal of a task.
     ///
-    /// Errors: variables of a step that contradict each other; a program that was started in the
-    /// terminal of `srun --pty` with several tasks, of which the others have no terminal.
+    /// # Errors
+    /// Variables of a step contradict each other, or the program was started in the terminal of `srun --pty` with
+    /// several tasks, of which the others have no terminal.
     pub fn find(
         vars: &dyn Fn(&str) -> Option<String>,
         pid: Option<u32>,

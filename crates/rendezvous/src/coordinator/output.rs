@@ -8,10 +8,9 @@ use crate::{AgentId, JobEvent, Stream};
 
 /// Receiver of the output and the messages of other hosts.
 ///
-/// It is called in the coordinator's thread and must not wait: a paused terminal must not stop the
-/// job's heart. Hand the pieces to a thread that writes; dropping a piece says that it is shown,
-/// and lets its agent send as much again. So at most [`OUTPUT_CREDIT`](crate::OUTPUT_CREDIT) bytes
-/// of each host wait here.
+/// The methods are called in the coordinator's thread and must not block: that thread also handles heartbeats. Pass the
+/// pieces to a thread that writes. Dropping a piece marks it as shown, so that its agent may send as much again. Thus
+/// at most [`OUTPUT_CREDIT`](crate::OUTPUT_CREDIT) bytes of each host wait in the sink.
 pub trait OutputSink: Send {
     /// Receives whole lines of a host's ranks.
     fn output(&mut self, piece: Piece);

@@ -186,7 +186,7 @@ fn items(what: &'static str, path: &Path) -> Result<Vec<PemItem<'static>>, EtcdE
     })
 }
 
-/// Without the password.
+/// Formats the settings without the password.
 impl fmt::Debug for EtcdAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdAccess")

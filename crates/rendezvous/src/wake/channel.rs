@@ -68,7 +68,7 @@ impl<T> Sender<T> {
     /// Sends a value and wakes the receiver.
     ///
     /// # Errors
-    /// The receiver is gone; the error has the value.
+    /// The receiver was dropped. The error contains the value.
     pub fn send(&self, value: T) -> Result<(), SendError<T>> {
         let mut state = self.shared.state.lock();
         if state.is_closed {
