@@ -123,8 +123,8 @@ impl ErrorRecord {
     }
 }
 
-/// Runs `main`, and says what it panicked with. A panic of another thread, or one that `main`
-/// catches itself, is not a failure.
+/// Runs `main` and records the message of its panic. A panic of another thread, or one that `main` catches itself, is
+/// not a failure.
 fn with_panics_noted<T>(
     path: &Path,
     main: impl FnOnce() -> T,
@@ -159,7 +159,7 @@ fn describe(info: &PanicHookInfo<'_>) -> ErrorRecord {
     ErrorRecord { message: format!("panicked{place}: {text}"), callstack, code: None }
 }
 
-/// What cannot be written is lost: the error itself must go on its way.
+/// Writes the error file. A failure to write is ignored: the error itself must still be returned.
 fn leave(path: &Path, error: &ErrorRecord) {
     let _ = error.write(path);
 }

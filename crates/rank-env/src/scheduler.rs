@@ -84,8 +84,8 @@ pub(crate) fn place(vars: Vars<'_>, pid: Option<u32>) -> Result<Option<Place>, W
     }
 }
 
-/// torchrun's variables are there, but so is a task of Slurm that contradicts them: a batch script
-/// that exports `RANK=$SLURM_PROCID` gives the number of the script, 0, to every task.
+/// Returns the error for torchrun's variables that contradict a task of Slurm: a batch script that exports
+/// `RANK=$SLURM_PROCID` passes its own number, 0, to every task.
 ///
 /// Ranks of a launcher that runs as a task have a `LOCAL_RANK`, so they are not asked.
 pub(crate) fn contradiction(

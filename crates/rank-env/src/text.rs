@@ -157,7 +157,8 @@ pub fn counted(count: impl Display, noun: &str) -> String {
 /// Most characters of one line of an error: a message may hold a path or an expression.
 const MAX_LINE: usize = 4000;
 
-/// What stands for a character that is not shown as itself. A mark is shown as itself where it has a base.
+/// Returns the escape of a character that is not shown as itself. A combining mark is shown as itself where it has a
+/// base.
 fn escape(character: char, is_first: bool) -> Option<String> {
     // A quote or a backslash changes nothing by being shown, and Windows' names have some.
     if matches!(character, ' '..='~') {

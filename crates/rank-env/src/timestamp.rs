@@ -18,7 +18,7 @@ pub fn timestamp(time: SystemTime) -> String {
     humantime::format_rfc3339_millis(time).to_string()
 }
 
-/// In seconds since 1970.
+/// Start of the year 10000, in seconds since 1970.
 const YEAR_10_000: u64 = 253_402_300_800;
 
 #[cfg(test)]

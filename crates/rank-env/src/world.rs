@@ -199,7 +199,7 @@ impl World {
         })
     }
 
-    /// Checks a scheduler's place, and that the variables of torchrun's that are set say the same.
+    /// Checks a scheduler's place, and that torchrun's variables, as far as they are set, agree with it.
     fn scheduled(place: Place, vars: Vars<'_>) -> Result<Self, WorldError> {
         let Names { rank, size, local_rank, local_size } = place.names;
         for (name, other, value) in [
@@ -299,7 +299,7 @@ impl fmt::Display for World {
     }
 }
 
-/// What torchrun's variables alone say.
+/// Reads of torchrun's variables alone.
 impl Vars<'_> {
     fn rank_and_world_size(&self) -> Result<Option<(usize, usize)>, WorldError> {
         let (rank, size) = match (self.number(env::RANK)?, self.number(env::WORLD_SIZE)?) {
@@ -352,7 +352,7 @@ fn into_text(value: OsString) -> String {
     value.into_string().unwrap_or_else(|raw| raw.to_string_lossy().into_owned())
 }
 
-/// As torchrun.
+/// Default role, as in torchrun.
 const DEFAULT_ROLE: &str = "default";
 const START_OR_UNSET: &str =
     "start the program with `brigade launch` or torchrun, or unset the first to run it alone";

@@ -65,13 +65,13 @@ pub(crate) struct Connection {
     channel: Option<Box<Channel>>,
     decoder: Decoder,
     outbox: Vec<u8>,
-    /// How much of `outbox` is gone.
+    /// Number of bytes of `outbox` that have been sent.
     sent: usize,
     /// More than this unsent means that the other side does not read.
     most: usize,
-    /// Nothing can be sent any more. What the other side has said before can still be read.
+    /// Error after which nothing can be sent any more. Data that the other side has sent before can still be read.
     write_error: Option<WriteError>,
-    /// Nothing will be sent any more.
+    /// `true` if nothing will be sent any more.
     finished: bool,
     last_received: Instant,
     last_sent: Instant,
@@ -117,7 +117,7 @@ impl Connection {
         self.channel = Some(channel);
     }
 
-    /// What stands for the name of a job on this connection, where it is encrypted.
+    /// Returns the value that represents the name of a job on this connection, where it is encrypted.
     pub(crate) fn job_tag(&self, run_id: &str) -> Option<String> {
         self.channel.as_ref().map(|channel| channel.job_tag(run_id))
     }
@@ -286,7 +286,7 @@ impl Connection {
         }
     }
 
-    /// Says that nothing more will be sent; what the other side still sends can be read.
+    /// Closes the sending direction. Data that the other side still sends can be read.
     pub(crate) fn finish(&mut self) {
         match self.writer.take() {
             Some(writer) => drop(writer),
@@ -300,5 +300,5 @@ fn too_long(RecordTooLong { length, longest }: RecordTooLong) -> LinkError {
     FrameError::TooLong { length, longest }.into()
 }
 
-/// What the outbox keeps of its memory when it is empty.
+/// Capacity that the outbox keeps when it is empty, in bytes.
 const KEPT: usize = 16 << 10;

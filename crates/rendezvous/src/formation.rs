@@ -52,11 +52,11 @@ pub struct Formation {
     members: BTreeMap<AgentId, Member>,
     /// Connections that are being made.
     expected: BTreeMap<AgentId, String>,
-    /// How many agents have been expected or have come, in all.
+    /// Number of agents that have been expected or have joined, in all.
     announced: usize,
-    /// How many have come.
+    /// Number of agents that have joined.
     joins: u64,
-    /// How many members wait for a node rank that another one has.
+    /// Number of members that wait for a node rank that another one has.
     duplicates: usize,
     state: State,
     /// The last attempt that has been started.

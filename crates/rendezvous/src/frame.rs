@@ -49,7 +49,7 @@ pub fn encode(message: &impl Serialize) -> Vec<u8> {
 #[derive(Debug)]
 pub struct Decoder {
     pending: Vec<u8>,
-    /// Where in `pending` the next message begins.
+    /// Offset in `pending` of the next message.
     start: usize,
     longest: usize,
 }

@@ -31,13 +31,13 @@ impl TimeLimits {
     /// Minimum heartbeat timeout. With a shorter one, a busy host would be considered lost.
     pub const SHORTEST_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);
 
-    /// How long one address may take to accept a first connection: one that does not must not keep
-    /// the agent from the next.
+    /// Time limit for one address to accept a first connection, so that an unresponsive address does not keep the agent
+    /// from the next one.
     pub(crate) const CONNECT: Duration = Duration::from_secs(3);
-    /// How long the coordinator may take to answer the greeting over a first connection.
+    /// Time limit for the coordinator's answer to the greeting on a first connection.
     pub(crate) const ANSWER: Duration = Duration::from_secs(5);
-    /// How long a new connection may take to join before the coordinator closes it: the agent sends
-    /// its request once the greeting is answered.
+    /// Time limit for a new connection to join before the coordinator closes it: the agent sends its request once the
+    /// greeting is answered.
     pub(crate) const GREETING: Duration = Duration::from_secs(10);
 
     /// Derives the limits from the two settings. The heartbeat timeout is clamped to 1 s to a day, the shutdown timeout
@@ -164,7 +164,7 @@ impl TimeLimits {
     }
 }
 
-/// For messages on their way, and for a busy host.
+/// Allowance for messages in transit and for a busy host.
 const TRANSFER: Duration = Duration::from_secs(2);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 

@@ -53,7 +53,7 @@ pub struct Link {
     _heart: Option<Heart>,
 }
 
-/// What the agent shares with the thread that sends beats.
+/// State that the agent shares with the thread that sends heartbeats.
 #[derive(Debug)]
 struct Shared {
     wire: Connection,

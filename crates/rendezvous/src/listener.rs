@@ -25,7 +25,7 @@ pub struct Listener {
     pub(crate) secret: Option<Secret>,
     pub(crate) run_id: String,
     pub(crate) limits: Limits,
-    /// Where it was elected.
+    /// Lease of the election, if the coordinator was elected.
     pub(crate) lease: Option<LeaderLease>,
 }
 
@@ -93,14 +93,14 @@ pub enum BindAddress {
     Unspecified,
 }
 
-/// What connections may cost that have not joined.
+/// Limits for connections that have not joined.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// How many there may be.
+    /// Maximum number of such connections.
     pub(crate) strangers: usize,
-    /// How long one may take to join.
+    /// Time limit for joining.
     pub(crate) greeting: Duration,
-    /// How long one keeps its place even when all are taken and others wait.
+    /// Time for which a connection keeps its place even when all are taken and others wait.
     pub(crate) grace: Duration,
 }
 
@@ -141,7 +141,7 @@ fn both_families(port: u16) -> nix::Result<TcpListener> {
     Ok(TcpListener::from(fd))
 }
 
-/// Whether this is an address of the host itself.
+/// Returns `true` if this is an address of this host.
 pub(crate) fn is_own(address: SocketAddr) -> bool {
     let ip = address.ip().to_canonical();
     ip.is_loopback()
@@ -155,5 +155,5 @@ pub(crate) fn is_own(address: SocketAddr) -> bool {
         })
 }
 
-/// What an agent may leave unread; most messages to it are short.
+/// Maximum number of unread bytes of an agent. Most messages to it are short.
 pub(crate) const MAX_UNSENT: usize = 64 << 10;

@@ -22,7 +22,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 /// Child process that leads its own process group, with a thread that reads its stderr. Killed when dropped.
 pub struct Child {
     process: std::process::Child,
-    /// Whether its number is still its own: it has not been reaped.
+    /// `true` while the process number is still the child's: it has not been reaped.
     alive: Arc<Mutex<bool>>,
     shared: Arc<Mutex<Shared>>,
     /// Disconnected at the end of its stderr.
@@ -171,7 +171,7 @@ impl Drop for Child {
 #[derive(Debug)]
 pub struct ProcessGroup {
     pid: Pid,
-    /// Whether the number is still its own: the leader has not been reaped.
+    /// `true` while the process number is still the leader's: it has not been reaped.
     alive: Arc<Mutex<bool>>,
 }
 

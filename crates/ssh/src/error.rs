@@ -79,7 +79,7 @@ impl RemoteError {
         }
     }
 
-    /// For `map_err`: the action that the system refused.
+    /// Returns a closure for `map_err` that adds the action that the system refused.
     pub(crate) fn system(action: &str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { action: action.to_owned(), source }
     }

@@ -120,7 +120,7 @@ pub fn kind_of(file: &Path) -> Kind {
     }
 }
 
-/// Where a shell looks when PATH is not set.
+/// Search path of a shell when PATH is not set.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 #[cfg(test)]

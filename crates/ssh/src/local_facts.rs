@@ -55,7 +55,7 @@ impl LocalFacts {
     }
 }
 
-/// Where DeepSpeed looks for variables: a file of that name at home and in this folder.
+/// Returns the paths where DeepSpeed looks for variables: a file of that name in the home folder and in this folder.
 fn deepspeed_files() -> Vec<PathBuf> {
     let name = std::env::var_os("DS_ENV_FILE").filter(|it| !it.is_empty());
     let name = name.unwrap_or_else(|| ".deepspeed_env".into());
@@ -65,7 +65,7 @@ fn deepspeed_files() -> Vec<PathBuf> {
     paths
 }
 
-/// As a shell says it, links included: on another host the link may be the only name.
+/// Returns the working folder as a shell shows it, links included: on another host the link may be the only name.
 fn working_folder() -> std::io::Result<PathBuf> {
     let real = std::env::current_dir()?;
     let said = std::env::var_os("PWD").map(PathBuf::from).filter(|it| it.is_absolute());

@@ -60,5 +60,5 @@ pub fn become_session(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
 
 /// Name of the role of a process that becomes an ssh client.
 pub const SESSION: &str = "__session";
-/// As the shell has it.
+/// Exit code of a shell for a program that cannot be run.
 const CANNOT_RUN: u8 = 126;

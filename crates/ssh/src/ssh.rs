@@ -20,7 +20,7 @@ pub(crate) struct SshClient {
 /// The time limits of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SessionTimes {
-    /// For the connection.
+    /// Time limit for the connection.
     pub(crate) connect: Duration,
     /// ssh's `ServerAliveInterval`: seconds without a message until one is asked for.
     pub(crate) alive_interval: u64,

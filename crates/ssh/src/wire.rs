@@ -167,9 +167,9 @@ fn read_exactly(from: &mut File, mut into: &mut [u8], limit: Limit<'_>) -> Resul
 }
 
 const PREFIX: usize = 4;
-/// What a login shell may print before the first message.
+/// Maximum number of bytes that a login shell may print before the first message.
 const MAX_BANNER_LEN: usize = 1 << 20;
-/// How soon an interrupt is seen.
+/// Interval at which the wait checks for an interrupt.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
 const A_YEAR: Duration = Duration::from_secs(365 * 86_400);
 

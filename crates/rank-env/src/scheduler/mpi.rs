@@ -130,7 +130,7 @@ impl Mpi {
     /// runs.
     ///
     /// # Errors
-    /// No variable gives the address, or rank 0 runs on another host than the address.
+    /// No variable gives the address, or Open MPI's `mpirun` does not run on the host of rank 0.
     pub fn address(&self, vars: &dyn Fn(&str) -> Option<String>) -> Result<String, WorldError> {
         self.master(Vars(vars))
     }
@@ -191,9 +191,8 @@ impl Mpi {
         })
     }
 
-    /// Number of this host, and of all hosts. No launcher tells the first. Ranks that fill hosts of
-    /// one size in order tell it by themselves; Open MPI 4's daemons are numbered by host, `mpirun`
-    /// being 0.
+    /// Returns the number of this host and the number of hosts. No launcher provides the first. If ranks fill hosts of
+    /// one size in order, it follows from the rank; Open MPI 4's daemons are numbered by host, with `mpirun` as 0.
     fn host(&self, vars: Vars<'_>) -> Result<(usize, usize), WorldError> {
         let (size, local_size) = (self.size, self.local_size.clamp(1, self.size));
         let hosts = match vars.number(OMPI_MCA_orte_num_nodes)? {
@@ -216,7 +215,7 @@ impl Mpi {
     }
 }
 
-/// Where `mpirun` of Open MPI 4 runs, seen from this host.
+/// Address of the host of Open MPI 4's `mpirun`, as seen from this host.
 struct Mpirun {
     address: Ipv4Addr,
     is_here: bool,

@@ -57,6 +57,5 @@ impl Default for Rules {
 
 /// No host starts more ranks: a larger number is a mistake, or a peer that is not ours.
 pub(super) const MAX_RANKS_PER_HOST: usize = 1 << 16;
-/// How long a new coordinator waits for the agents that the old one has left behind. Longer than
-/// the pauses with which they look for it.
+/// Time that a new coordinator waits for the agents of the old one. Longer than the pauses with which they look for it.
 pub(super) const REGROUP: Duration = Duration::from_millis(700);
