@@ -63,8 +63,9 @@ use state::{Action, AgentState, Event, Kind};
 /// After a job these signals stay blocked in this thread: one that comes too late (schedulers send
 /// SIGTERM more than once) must not end the process before it has said how the job ended.
 ///
-/// Errors: the hosts have not met, or the system could not start all ranks of this host; none of
-/// them has run the program then.
+/// # Errors
+/// The hosts have not met, or the system could not start all ranks of this host. None of the ranks has run the program
+/// then.
 pub fn run(plan: &LaunchPlan) -> Result<Outcome, LaunchError> {
     with_signals(|signals| {
         let terminal =
@@ -75,10 +76,11 @@ pub fn run(plan: &LaunchPlan) -> Result<Outcome, LaunchError> {
     })
 }
 
-/// The same over a connection to the coordinator that is there: the output goes over it, too, and
-/// how the job ended is told at its other end only.
+/// Runs this host's part of the job like [`run`], over an existing connection to the coordinator. The output is sent
+/// over that connection, too, and the result of the job is shown at its other end only.
 ///
-/// Errors as [`run`].
+/// # Errors
+/// Returns the same errors as [`run`].
 pub fn run_over(plan: &LaunchPlan, link: Link) -> Result<Outcome, LaunchError> {
     with_signals(|signals| {
         let (forwarder, show) =

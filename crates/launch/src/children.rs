@@ -42,8 +42,8 @@ use crate::{Interfaces, StorePort};
 
 pub use rank::note_step;
 
-/// Ranks of one group, each a process of this program. They share this host's cores, and rank 0 has a bound socket
-/// for the store.
+/// Group of ranks on this host, each a process of this program. They share this host's cores, and rank 0 has a bound
+/// socket for the store.
 #[derive(Debug)]
 pub struct ChildRanks {
     /// By which a process knows that it is one of these ranks.
@@ -57,7 +57,7 @@ pub struct ChildRanks {
 
 impl ChildRanks {
     /// Describes `world_size` ranks of the test `path`, a module path with the crate's name and the function's. The
-    /// harness must know a test of that path that ends up in [`run`](Self::run).
+    /// test program must contain a test of that path that ends up in [`run`](Self::run).
     #[must_use]
     pub fn of_test(path: &str, world_size: usize) -> Self {
         // The harness does not count the crate as part of a test's name.
@@ -83,22 +83,22 @@ impl ChildRanks {
         Self { name, arguments, world_size, time_limit, variables: Vec::new() }
     }
 
-    /// Sets how long the ranks may take, all together. Defaults to 60 s.
+    /// Sets the time limit of all ranks together. Defaults to 60 s.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time_limit = limit;
         self
     }
 
-    /// Adds a variable to the ranks' environment.
+    /// Adds an environment variable for the ranks.
     #[must_use]
     pub fn variable(mut self, name: &'static str, value: &'static str) -> Self {
         self.variables.push((name, value));
         self
     }
 
-    /// Runs the body on the ranks and waits for them. Returns `None` in a rank, after the body: what follows must lead
-    /// to the end of the process. A rank fails when the body panics.
+    /// Runs the body on the ranks and waits for them. Returns `None` in a rank, after the body: the code that follows
+    /// must lead to the end of the process. A rank fails when the body panics.
     ///
     /// # Errors
     /// A [`Report`] when a rank fails or hangs, or the system refuses to start processes.
@@ -113,8 +113,8 @@ impl ChildRanks {
         Some(self.start().and_then(|mut ranks| ranks.wait(self.time_limit)))
     }
 
-    /// Runs the body on the ranks and returns what each returns, by rank. A rank does not return: its process ends
-    /// with the body.
+    /// Runs the body on the ranks and returns their results, by rank. A rank does not return: its process ends with the
+    /// body.
     ///
     /// # Errors
     /// A [`Report`] when a rank fails or hangs, the system refuses to start processes, or a result cannot be sent to
@@ -151,10 +151,10 @@ impl ChildRanks {
 }
 
 /// Returns a command that starts this program as a rank among `world_size`, with its place in the environment. The
-/// ranks' store listens on `port`, whose socket is rank 0's standard input; the others have none.
+/// ranks' store listens on `port`, whose socket is rank 0's standard input; the other ranks have none.
 ///
 /// # Errors
-/// There is no such rank, or the system refuses.
+/// The rank is not below `world_size`, or the system refuses to prepare the process.
 pub fn command(rank: usize, world_size: usize, port: &StorePort) -> io::Result<Command> {
     // As stdin no other child of this process can inherit the socket by accident, as it could through a
     // descriptor that is kept open over `exec`.
@@ -175,7 +175,8 @@ fn arguments_of_test(name: &str) -> Vec<OsString> {
     [name, "--exact", "--nocapture", "--include-ignored"].map(OsString::from).to_vec()
 }
 
-/// Why ranks failed: which one and how, then the last step and the output of each, the first that failed first.
+/// Report about failed ranks: the reason for each failure, then the last step and the output of each rank, the first
+/// failure first.
 #[derive(Debug)]
 pub struct Report {
     headline: String,

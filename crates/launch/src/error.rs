@@ -9,112 +9,115 @@ use brigade_rendezvous::RendezvousError;
 
 use crate::{BindError, DeviceError, ProgramError, SchedulerError};
 
-/// Nothing of the user's program has run when one of these is returned.
+/// Error of a launch that ended before any of the user's program ran.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// The number of ranks, or of threads per rank, is not possible.
+    /// The number of ranks, or of threads per rank, is out of range.
     #[error("--{option} {value} is not possible: {reason}")]
     OptionOutOfRange {
-        /// The option's name.
+        /// Name of the option.
         option: &'static str,
-        /// What was asked for.
+        /// Value of the option.
         value: usize,
-        /// What it should be.
+        /// Reason why the value is not possible.
         reason: &'static str,
     },
-    /// An option names only local ranks that this host lacks.
+    /// An option selects local ranks none of which exist on this host.
     #[error("--{option} names local rank {rank}, but this host has only local ranks 0 to {}", nproc - 1)]
     NoSuchLocalRank {
-        /// The option's name.
+        /// Name of the option.
         option: &'static str,
-        /// The lowest that it names.
+        /// Lowest local rank that the option selects.
         rank: usize,
-        /// How many ranks this host has.
+        /// Number of ranks on this host.
         nproc: usize,
     },
     /// The terminal cannot be passed through to a rank.
     #[error("--raw passes the terminal through to the rank, unseen: {reason}")]
     Raw {
-        /// Which option, why, and what to give instead.
+        /// Explanation: the option, the reason, and what to give instead.
         reason: String,
     },
-    /// Log files cannot be made.
+    /// The log files cannot be created.
     #[error("cannot keep logs in {}: {cause}; choose another folder with --log-dir", path.display())]
     LogFolder {
-        /// The folder or file.
+        /// Path of the folder or file.
         path: PathBuf,
-        /// Why. The message has it; as its `source`, a printed chain would say it twice.
+        /// Error of the operating system. It is part of the message and therefore not its `source`: a printed chain
+        /// would repeat it.
         cause: io::Error,
     },
-    /// The ports that the user has chosen for the ranks' store cannot be had.
+    /// The ports that the user has chosen for the ranks' store are not available.
     #[error(
         "cannot use port {ports} for the ranks' store ({source_of}): {cause}; end the program that listens \
          there, or choose another port{}",
         if *needs_one { "" } else { "; without a choice each attempt has a free one" }
     )]
     StorePort {
-        /// The port, or the first and the last one.
+        /// Port number, or the first and the last one of a range.
         ports: String,
-        /// Where they were chosen.
+        /// Option or variable that chose the ports.
         source_of: String,
-        /// Why. The message has it; as its `source`, a printed chain would say it twice.
+        /// Error of the operating system. It is part of the message and therefore not its `source`: a printed chain
+        /// would repeat it.
         cause: io::Error,
-        /// Other hosts have to reach it.
+        /// `true` if other hosts have to reach the port, so that one must be chosen.
         needs_one: bool,
     },
-    /// What only Python programs understand was asked for another program.
+    /// A feature that only Python programs support was requested for another program.
     #[error(
         "{what} needs a Python program that uses Accelerate, and {} is not a Python program; {remedy}",
         program.display()
     )]
     ForPython {
-        /// What was asked for, and where.
+        /// Requested feature, and the option that requests it.
         what: String,
-        /// The program.
+        /// Name of the program.
         program: OsString,
-        /// What to do instead.
+        /// Advice for the user: what to do instead.
         remedy: String,
     },
-    /// The devices are not as asked for.
+    /// The requested devices are not available.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The ranks cannot be bound as asked.
+    /// The ranks cannot be bound to processors as requested.
     #[error(transparent)]
     Bind(#[from] BindError),
     /// The program cannot be run.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// The hosts of the job cannot meet as the options say.
+    /// The hosts of the job cannot meet with these options.
     #[error("{reason}")]
     Rendezvous {
-        /// Which options, why, and what to give instead.
+        /// Explanation: the options, the reason, and what to give instead.
         reason: String,
     },
-    /// The coordinator does not let this host take part.
+    /// The coordinator refuses this host.
     #[error("this host cannot take part: {reason}")]
     Refused {
-        /// Why, and what to do.
+        /// Reason for the refusal, and what to do.
         reason: String,
     },
     /// The other hosts were not found.
     #[error(transparent)]
     Discovery(#[from] RendezvousError),
-    /// A scheduler started this launcher in a way that cannot be one job.
+    /// A scheduler started the launchers in a way that cannot form one job.
     #[error(transparent)]
     Scheduler(#[from] SchedulerError),
-    /// The plan describes a world that cannot be; a plan from `resolve` does not.
+    /// The plan describes an impossible world. A plan from `resolve` does not.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// The hosts cannot start it.
+    /// The hosts cannot start the job.
     #[error(transparent)]
     Hosts(#[from] crate::hosts::HostsError),
-    /// The system refused something the launcher needs.
+    /// The operating system refused an operation that the launcher needs.
     #[error("cannot {action}: {cause}")]
     System {
-        /// What was refused.
+        /// Operation that was refused.
         action: String,
-        /// Why. The message has it; as its `source`, a printed chain would say it twice.
+        /// Error of the operating system. It is part of the message and therefore not its `source`: a printed chain
+        /// would repeat it.
         cause: io::Error,
     },
 }

@@ -30,11 +30,11 @@ pub use brigade_rendezvous::{CauseKind, HostPart, JobCause, JobEvent};
 use crate::output::write_all;
 use crate::{LaunchError, ValueError};
 
-/// Version of the format. A field or an event may be added without another one; a field that goes or
-/// changes its meaning makes one.
+/// Version of the event format. Adding a field or an event keeps the version; removing a field or changing its meaning
+/// increases it.
 pub const VERSION: u32 = 1;
 
-/// One line of the events.
+/// Line of the event log: one event with its job and time.
 ///
 /// ```
 /// use brigade_launch::events::{EventLine, JobEvent};
@@ -45,23 +45,23 @@ pub const VERSION: u32 = 1;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventLine {
-    /// [`VERSION`].
+    /// Version of the format: [`VERSION`].
     pub version: u32,
-    /// When it happened, in UTC as RFC 3339 has it, by the clock of the launcher that writes.
+    /// Time of the event, in UTC in the format of RFC 3339, by the clock of the launcher that writes it.
     pub time: String,
     /// Name of the job.
     pub job: String,
-    /// What happened.
+    /// Event that happened.
     #[serde(flatten)]
     pub event: JobEvent,
 }
 
-/// Where events are written.
+/// Destination of a job's events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventsTarget {
-    /// To the end of this file, which is made where it is not there.
+    /// The end of this file, which is created if it does not exist.
     File(PathBuf),
-    /// To this descriptor, which the launcher has inherited.
+    /// This descriptor, which the launcher has inherited.
     Descriptor(i32),
 }
 

@@ -15,40 +15,39 @@ use brigade_rank_env::env::BRIGADE_RDZV_SECRET;
 use brigade_rendezvous::{Secret, SecretError, random_name};
 use nix::sys::statfs::statfs;
 
-/// A secret, and where it is from, in words for the user.
+/// Secret of a job and its source, as a text for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guard {
-    /// The secret.
+    /// Secret that was found.
     pub secret: Secret,
-    /// Where it is from.
+    /// Source of the secret, as a text.
     pub source: String,
 }
 
-/// What may say a job's secret. The first that does wins, in the order of the fields.
+/// Possible sources of a job's secret. The first one that has it takes precedence, in the order of the fields.
 #[derive(Clone, Copy)]
 #[expect(missing_debug_implementations, reason = "it would show the variables")]
 pub struct GuardSources<'a> {
-    /// `--rdzv-secret-file`.
+    /// Value of `--rdzv-secret-file`.
     pub flag: Option<&'a Path>,
-    /// The variables of this process, of which `BRIGADE_RDZV_SECRET` comes next.
+    /// Environment variables of this process. `BRIGADE_RDZV_SECRET` comes next after `flag`.
     pub variables: &'a dyn Fn(&str) -> Option<OsString>,
-    /// The same setting, from a file or a variable.
+    /// Path of the secret's file from a settings file or a variable.
     pub setting: Option<&'a Path>,
-    /// A scheduler started one launcher on each host, so that they have its variables and, on most
-    /// clusters, the user's home folder in common.
+    /// `true` if a scheduler started one launcher on each host, so that they have its variables and, on most clusters,
+    /// the user's home folder in common.
     pub scheduled: bool,
 }
 
 impl GuardSources<'_> {
-    /// Finds the secret that all launchers of a job have.
+    /// Finds the secret that all launchers of a job share.
     ///
-    /// Under a scheduler, where nothing was said: the key that Open MPI makes for each job, else a key
-    /// file of this user's, in a home folder that is a network file system, so that all hosts see the
-    /// same. It is made when it is first needed. `None` where there is nothing of this: the rendezvous is
-    /// not guarded.
+    /// Without any of the settings, a launcher under a scheduler uses the key that Open MPI makes for each job, else a
+    /// key file of this user, which is created when it is first needed, in a home folder on a network file system, so
+    /// that all hosts have the same. Returns `None` if none of these exists: the rendezvous then has no secret.
     ///
     /// # Errors
-    /// What was named is not a secret, or cannot be read, or others may read it.
+    /// The text or file of a setting is not a secret, the file cannot be read, or other users may read it.
     pub fn find(&self) -> Result<Option<Guard>, SecretError> {
         let of_file = |path: &Path| {
             Ok(Some(Guard {

@@ -33,31 +33,31 @@ pub use message::read_messages;
 pub use plan::{HostsPlan, PlannedHost};
 pub use run::run;
 
-/// What a user can ask of a launch on several hosts, besides [`LaunchOptions`](crate::LaunchOptions).
+/// Options of a launch on several hosts, besides [`LaunchOptions`](crate::LaunchOptions).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostsOptions {
-    /// The hosts. Ranks are numbered in this order.
+    /// Hosts of the job. Ranks are numbered in this order.
     pub hosts: Vec<HostSpec>,
-    /// The client of ssh with options, in the form of a line of the shell. Default: what
-    /// `BRIGADE_SSH` says, else `ssh`.
+    /// Command of the ssh client with options, in shell syntax. Defaults to the value of `BRIGADE_SSH`, else `ssh`.
     pub ssh_command: Option<String>,
-    /// How long ssh may take to connect to a host.
+    /// Time limit of ssh for connecting to a host. Defaults to 10 s.
     pub connect_timeout: Duration,
-    /// The folder in which the ranks run, on every host. Default: the current one of this process.
+    /// Working folder of the ranks, on every host. Defaults to the current folder of this process.
     pub workdir: Option<PathBuf>,
-    /// Variables of this environment for the hosts, besides those of [`FORWARDED`](brigade_ssh::FORWARDED).
+    /// Environment variables that are passed to the hosts, besides those of [`FORWARDED`](brigade_ssh::FORWARDED).
     pub env: Vec<EnvRequest>,
-    /// Name or address under which the others reach the first host. Default: the address at which
-    /// its sshd was reached.
+    /// Name or address under which the others reach the first host. Defaults to the address at which its sshd was
+    /// reached.
     pub master_addr: Option<String>,
-    /// The job goes on, restarted, while it has this many hosts left. Default: all of them.
+    /// Minimum number of hosts: the job continues, with a restart, while it has this many hosts left. Defaults to all
+    /// of them.
     pub min_hosts: Option<usize>,
-    /// Copy this executable, the program and the libraries that it is linked to, or a Python script
-    /// or module and what it may import from its own folder, where they are missing or differ.
+    /// `true` to copy this executable, the program and the libraries that it is linked to, or a Python script or module
+    /// and what it may import from its own folder, where they are missing or differ.
     pub sync: bool,
 }
 
-/// No host; 10 s to connect.
+/// Returns the defaults: no host, and 10 s to connect.
 impl Default for HostsOptions {
     fn default() -> Self {
         Self {

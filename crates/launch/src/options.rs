@@ -12,90 +12,91 @@ use crate::{
     RendezvousTimeouts,
 };
 
-/// What to start, how often, and with which other hosts.
+/// Options of a launch: the program, the number of ranks and restarts, the hosts, the output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaunchOptions {
     /// Number of ranks on this host: at least 1.
     pub nproc: NprocSpec,
-    /// What to start.
+    /// Program that the ranks run.
     pub program: Program,
-    /// Its arguments, passed on as they are, but for `${local_rank}`, which every rank has its
-    /// number for.
+    /// Arguments of the program, passed on unchanged, except for `${local_rank}`, which is replaced by each rank's
+    /// local rank.
     pub args: Vec<OsString>,
-    /// `OMP_NUM_THREADS` of each rank. Default: what the environment says, else the cores of this
-    /// host shared out evenly.
+    /// Number of threads per rank: its `OMP_NUM_THREADS`. Defaults to the environment's value, else to an even share of
+    /// this host's cores.
     pub threads_per_rank: Option<usize>,
-    /// Variables for every rank, besides this process's own and before those that say its place.
+    /// Environment variables for every rank. They override this process's variables and give way to those that describe
+    /// the rank's place.
     pub env: Vec<(String, String)>,
-    /// Variables of this process that no rank gets: those by which a user has told the launcher
-    /// something.
+    /// Names of variables of this process that no rank gets, because they hold settings of the launcher.
     pub withheld: Vec<String>,
-    /// Variables for ranks that are Python programs, and what other programs get instead.
+    /// Environment variables for ranks that are Python programs, and those for other programs.
     pub for_python: Option<ForPython>,
-    /// How long ranks may take to stop after SIGTERM before they are killed.
+    /// Time that ranks may take to stop after SIGTERM before they are killed. Defaults to 30 s.
     pub shutdown_timeout: Duration,
-    /// How long a host, or the way to it, may be silent before it is lost: for as long, ranks run on
-    /// without the coordinator. From 1 s to a day.
+    /// Time without received data after which a host is lost. For as long, ranks continue without the coordinator. From
+    /// 1 s to a day. Defaults to 30 s.
     pub heartbeat_timeout: Duration,
-    /// How often the job is started again after a failure. Hosts that come or leave do not count.
+    /// Maximum number of restarts after failures. Restarts because hosts join or leave do not count. Defaults to 0.
     pub max_restarts: u32,
-    /// How many hosts take part. More than one, or a range, needs a [`RendezvousMode`].
+    /// Number of hosts that take part. More than one, or a range, needs a [`RendezvousMode`].
     pub nodes: NodeRange,
-    /// Where the agents of the hosts meet.
+    /// Rendezvous mode: how the agents of the hosts meet.
     pub rendezvous: RendezvousMode,
-    /// Name of the job, the same on all of its hosts (torchrun's `--rdzv-id`). Default: a random
-    /// one where the job has one host, `none` where it has several.
+    /// Name of the job, the same on all of its hosts (torchrun's `--rdzv-id`). Defaults to a random name where the job
+    /// has one host, and to `none` where it has several.
     pub run_id: Option<String>,
-    /// Agents that do not prove that they know it are turned away. Without one, every host that
+    /// Shared secret of the job: agents that do not prove that they have it are refused. Without one, every host that
     /// reaches the coordinator's port can join the job.
     // Never part of a message or a file by accident: each way that it takes is written out.
     #[serde(skip)]
     pub secret: Option<Secret>,
-    /// How etcd is spoken to, where the hosts meet by one.
+    /// Access to etcd, where the hosts meet through one.
     #[serde(skip)]
     pub etcd: EtcdAccess,
-    /// Name or address under which other hosts reach this one. Default: as they see it.
+    /// Name or address under which other hosts reach this one. Defaults to the address that they see.
     pub local_addr: Option<String>,
-    /// Among which ports the ranks' store has its own. Default: any that is free.
+    /// Ports from which the ranks' store takes its own. Defaults to any free port.
     pub store_port: Option<ChosenPorts>,
-    /// How long agents wait for each other.
+    /// Time limits of the agents' rendezvous.
     pub timeouts: RendezvousTimeouts,
-    /// `ROLE_NAME` of each rank.
+    /// Role name of each rank: its `ROLE_NAME`. Defaults to `default`.
     pub role: String,
-    /// Where the events of the job are written; `None`: nowhere.
+    /// Destination of the job's events. With `None`, they are not written.
     // The launcher that coordinates writes them, on its own host.
     #[serde(skip)]
     pub events: Option<EventsTarget>,
-    /// Where the ranks' output goes.
+    /// Options of the ranks' output.
     pub output: OutputOptions,
-    /// Which processors and accelerators the ranks get.
+    /// Options of placement: the processors and accelerators of the ranks.
     pub placement: PlacementOptions,
 }
 
-/// Variables that only Python programs understand.
+/// Environment variables that only Python programs use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForPython {
-    /// The variables. Those of [`LaunchOptions::env`] go before them.
+    /// Names and values of the variables. Those of [`LaunchOptions::env`] take precedence.
     pub variables: Vec<(String, String)>,
-    /// What a program gets that is not a Python program.
+    /// Treatment of a program that is not a Python program.
     pub others: ForOthers,
 }
 
-/// What becomes of a program that is not a Python program.
+/// Treatment of a program that is not a Python program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ForOthers {
-    /// It gets these variables. Those of [`LaunchOptions::env`] go before them.
+    /// The program gets these variables. Those of [`LaunchOptions::env`] take precedence.
     Variables(Vec<(String, String)>),
-    /// It is refused.
+    /// The launch is refused.
     Refused {
-        /// What the user has asked for, and where: `fp8 (flag --mixed-precision)`.
+        /// Requested feature and its source, such as `fp8 (flag --mixed-precision)`.
         what: String,
-        /// What to do instead.
+        /// Advice for the user: what to do instead.
         remedy: String,
     },
 }
 
-/// One rank of no program on one host; 30 s to stop, as torchrun, and to be silent; no restart.
+/// Returns the defaults: one rank on one host without a program, 30 s each for the shutdown and the heartbeat timeout,
+/// no restarts.
 impl Default for LaunchOptions {
     fn default() -> Self {
         Self {

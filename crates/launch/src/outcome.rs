@@ -3,48 +3,47 @@
 use brigade_rendezvous::{Cause, ExitStatus, JobResult, RankFailure};
 use nix::sys::signal::Signal;
 
-/// How a job ended.
+/// Outcome of a job on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
 pub enum Outcome {
     /// The job is over, with this result on all hosts.
     Over(JobResult),
-    /// The reader of the output of this host's ranks has gone.
+    /// The reader of the output of this host's ranks has closed it.
     OutputClosed,
-    /// This signal has stopped the job here, and there was no coordinator to say more.
+    /// A signal stopped the job on this host, where no coordinator was connected.
     Stopped {
-        /// The signal's number.
+        /// Number of the signal.
         signal: i32,
     },
-    /// Ranks of this host have survived SIGKILL: they sleep in the kernel, and a process that starts
-    /// something here next should know.
+    /// Ranks of this host have survived SIGKILL: they sleep in the kernel and still hold their resources.
     Stuck {
-        /// Which ranks, in words.
+        /// Description of the ranks.
         ranks: String,
-        /// How the job ended otherwise, as far as that is known.
+        /// Outcome of the job apart from these ranks, as far as it is known.
         otherwise: Option<Box<Self>>,
     },
-    /// This host left the job because of this signal; the job may go on without it.
+    /// This host left the job because of a signal. The job may continue without it.
     Left {
-        /// The signal's number.
+        /// Number of the signal.
         signal: i32,
     },
-    /// The connection to the coordinator is lost, and with it the job.
+    /// The connection to the coordinator was lost, and this host's part of the job with it.
     Lost {
-        /// Where the coordinator was.
+        /// Address of the coordinator.
         coordinator: String,
-        /// How that was seen.
+        /// Description of how the loss was detected.
         how: String,
-        /// Another host could have taken over, as it can with etcd, had there been a restart left.
+        /// `true` if another host could have replaced the coordinator, as with etcd, had a restart been left.
         replaceable: bool,
     },
 }
 
 impl Outcome {
-    /// The launcher's exit code: the first failing rank's, 128 + the number of the signal that cut
-    /// the job short, 1 for a lost host, 0 when the ranks ended well; 137 when a rank survives
-    /// SIGKILL, whatever happened before.
+    /// Returns the launcher's exit code: that of the first failed rank, 128 + the number of the signal that stopped the
+    /// job, 1 for a lost host, 0 when the ranks ended normally; 137 when a rank survives SIGKILL, whatever happened
+    /// before.
     ///
     /// ```
     /// use brigade_launch::Outcome;
@@ -64,7 +63,7 @@ impl Outcome {
         }
     }
 
-    /// The rank that failed first, where that ended the job.
+    /// Returns the rank that failed first, where that ended the job.
     #[must_use]
     pub fn failure(&self) -> Option<&RankFailure> {
         match self {

@@ -19,38 +19,38 @@ pub use topology::{Cpu, Topology};
 
 use crate::LaunchError;
 
-/// What a user can ask for. The default: nothing is bound, and every rank sees all devices.
+/// Options of placement. By default no rank is bound to processors, and every rank sees all devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementOptions {
-    /// The devices that the ranks see. Default: as the environment says.
+    /// Devices that the ranks see. Defaults to those that the environment selects.
     pub devices: Option<DeviceList>,
-    /// Processors.
+    /// Binding of the ranks to processors.
     pub bind: BindMode,
-    /// Each rank sees one device only, as its number 0, and is told the local rank 0.
+    /// `true` if each rank sees one device only, as its number 0, and has the local rank 0.
     pub virtual_local_rank: bool,
 }
 
-/// What the decision depends on, as far as the options ask for it.
+/// Facts about this host on which the placement depends, as far as the options need them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlacementFacts {
-    /// The processors that this process may use; empty where nothing is to be bound.
+    /// Processors that this process may use. Empty if no rank is to be bound.
     pub topology: Topology,
-    /// The accelerators; none where nothing asks for them.
+    /// Accelerators of this host. Empty if no option needs them.
     pub devices: Devices,
 }
 
-/// How one rank is placed.
+/// Placement of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankSetup {
-    /// The processors that it may use; `None`: those that the launcher may.
+    /// Processors that the rank may use. With `None`, those of the launcher.
     pub cpus: Option<CpuSet>,
-    /// Variables of this rank, besides those of all.
+    /// Environment variables of this rank, besides those of all ranks.
     pub env: Vec<(&'static str, String)>,
 }
 
 impl PlacementFacts {
-    /// Looks at this host where the options or `nproc` ask for it; a launch that does not spends no
-    /// time on it.
+    /// Gathers the facts about this host that the options or `nproc` need. A launch that needs none spends no time on
+    /// it.
     #[must_use]
     pub fn gather(options: &PlacementOptions, nproc: NprocSpec) -> Self {
         let root = Path::new("/");

@@ -18,31 +18,31 @@ use crate::{
     OutputPlan,
 };
 
-/// What the plan must know about this host, gathered once.
+/// Facts about this host that a launch plan depends on, gathered once.
 #[derive(Clone, Debug)]
 pub struct HostFacts {
-    /// Cores this process may use: affinity mask and cgroup quota counted.
+    /// Number of cores that this process may use, by its affinity mask and cgroup quota.
     pub cores: usize,
-    /// Variables of [`LaunchPlan::env`] that the user has set already.
+    /// Names of the variables of [`LaunchPlan::env`] that the user has set already.
     pub set_by_user: Vec<&'static str>,
-    /// `OMP_NUM_THREADS` as the user has set it.
+    /// Value of `OMP_NUM_THREADS`, if the user has set it.
     pub user_threads: Option<usize>,
-    /// Where the program was found, or why it cannot be run.
+    /// Location of the program, or the reason why it cannot be run.
     pub program: Result<Invocation, ProgramError>,
-    /// Python runs it, or may.
+    /// `true` if Python runs the program, or may run it.
     pub is_python: bool,
-    /// A name for this launcher that no other has.
+    /// Unique name of this launcher.
     pub agent_id: String,
-    /// This host's name.
+    /// Name of this host.
     pub host: String,
-    /// What decides how output is shown.
+    /// Facts on which the display of output depends.
     pub output: OutputFacts,
-    /// Processors and accelerators, as far as the options ask for them.
+    /// Facts about processors and accelerators, as far as the options need them.
     pub placement: PlacementFacts,
 }
 
 impl HostFacts {
-    /// Looks at this host, its environment and the program's file.
+    /// Gathers the facts about this host, its environment and the program's file.
     #[must_use]
     pub fn gather(options: &LaunchOptions) -> Self {
         let is_set = |name: &&'static str| {
@@ -70,43 +70,42 @@ impl HostFacts {
     }
 }
 
-/// This host's part in a job, decided: what each rank runs, with which environment, and where the
-/// hosts meet.
+/// Launch plan of this host: the command and environment of each rank, and how the hosts meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchPlan {
-    /// The options that the plan was made from. The other fields are what was decided from them and
-    /// from the host's facts: the environment, the output and the name of the job are found there.
+    /// Options that the plan was made from. The other fields are derived from them and from the host's facts: use those
+    /// for the environment, the output and the name of the job.
     pub options: LaunchOptions,
     /// Number of ranks on this host.
     pub local_world_size: WorldSize,
-    /// What to build before [`LaunchPlan::prepare`] knows the program's file.
+    /// Cargo target that [`LaunchPlan::prepare`] builds first, if any.
     pub build: Option<CargoTarget>,
-    /// The program's file.
+    /// Path of the program's file.
     pub program: PathBuf,
-    /// The program's name as the user wrote it: its `argv[0]`.
+    /// Name of the program as the user wrote it: its `argv[0]`.
     pub name: OsString,
-    /// Its arguments, before `${local_rank}` is replaced.
+    /// Arguments of the program, before `${local_rank}` is replaced.
     pub args: Vec<OsString>,
-    /// Variables for every rank besides its place in the world.
+    /// Environment variables for every rank, besides its place in the world.
     pub env: Vec<(&'static str, String)>,
-    /// Variables that the user has for every rank, which give way to all others.
+    /// Environment variables of the user for every rank. All others take precedence.
     pub user_env: Vec<(String, String)>,
-    /// From SIGTERM to SIGKILL, how long a host may be silent, and what follows from these.
+    /// Time limits of the job, derived from the shutdown timeout and the heartbeat timeout.
     pub limits: TimeLimits,
     /// Name of the job.
     pub run_id: String,
-    /// Name of this launcher.
+    /// Unique name of this launcher.
     pub agent_id: String,
-    /// This host's name.
+    /// Name of this host.
     pub host: String,
-    /// Where the ranks' output goes.
+    /// Plan of the ranks' output.
     pub output: OutputPlan,
-    /// What each rank of this host has of its own, by local rank.
+    /// Placement of each rank of this host, by local rank.
     pub ranks: Vec<RankSetup>,
 }
 
 impl LaunchPlan {
-    /// Decides. Pure: the same options and facts give the same plan.
+    /// Makes the plan. A pure function: the same options and facts give the same plan.
     ///
     /// The hardware threads that this process may use are shared out evenly, at least one to a rank,
     /// unless the user has set `OMP_NUM_THREADS` or asks for a number; a rank that is bound has as many
@@ -117,7 +116,8 @@ impl LaunchPlan {
     /// cores: 3.7 s instead of 5.6 s). One rank alone is faster when it spins (3.2 s instead of 3.5 s).
     /// libgomp reads both variables before `main`, so only a launcher can set them.
     ///
-    /// Errors: no rank, no thread, a program that cannot be run, several hosts that cannot meet.
+    /// # Errors
+    /// The number of ranks or threads is 0, the program cannot be run, or the hosts cannot meet with the options.
     ///
     /// ```
     /// use brigade_launch::{HostFacts, LaunchOptions, LaunchPlan};
@@ -225,10 +225,11 @@ impl LaunchPlan {
         })
     }
 
-    /// Builds what must be built; a second call does nothing. Cargo's progress and messages go to
+    /// Builds the Cargo target, if the plan has one. A second call does nothing. Cargo's progress and messages go to
     /// this process's stderr.
     ///
-    /// Errors when the build fails.
+    /// # Errors
+    /// The build fails.
     pub fn prepare(&mut self) -> Result<(), LaunchError> {
         let Some(target) = &self.build else { return Ok(()) };
         let built = target.build()?;
@@ -246,8 +247,8 @@ impl LaunchPlan {
         Ok(())
     }
 
-    /// Returns the device of each local rank, as far as there are any, with the network cards as it sees them. Looks
-    /// at this host; nothing of it is needed for a launch.
+    /// Returns the device of each local rank, if it has one, with the nearby network cards as the rank sees them.
+    /// Examines this host. A launch does not need it.
     #[must_use]
     pub fn devices(&self) -> Vec<(Device, Vec<NearNic>)> {
         let root = brigade_hardware::host_root();
@@ -263,7 +264,7 @@ impl LaunchPlan {
             .collect()
     }
 
-    /// Returns the place that the program of a rank gets: local rank 0 under `--virtual-local-rank`.
+    /// Returns the world as the program of a rank sees it: with local rank 0 under `--virtual-local-rank`.
     #[must_use]
     pub fn world_of_program(&self, mut world: World) -> World {
         if self.options.placement.virtual_local_rank {
@@ -272,15 +273,16 @@ impl LaunchPlan {
         world
     }
 
-    /// The program's arguments on one rank.
+    /// Returns the program's arguments on one rank.
     #[must_use]
     pub fn args_for(&self, local_rank: usize) -> Vec<OsString> {
         self.args.iter().map(|arg| with_local_rank(arg, local_rank)).collect()
     }
 
-    /// The place of one rank, once it is known which hosts take part and where the ranks meet.
+    /// Returns the place of one rank, once it is known which hosts take part and where the ranks meet.
     ///
-    /// Errors when `local_rank` is not below the number of ranks of this host, or the part is none.
+    /// # Errors
+    /// `local_rank` is not below the number of ranks of this host, or the assignment does not describe a valid world.
     pub fn world(
         &self,
         part: &Assignment,

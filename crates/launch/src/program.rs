@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use cargo::{CargoKind, CargoTarget};
 pub(crate) use macros::with_local_rank;
 
-/// What the ranks run.
+/// Program that the ranks run.
 ///
 /// ```
 /// use brigade_launch::Program;
@@ -21,25 +21,24 @@ pub(crate) use macros::with_local_rank;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Program {
-    /// A file whose name ends in `.py` is a Python script, all else is a program.
+    /// A Python script if the file's name ends in `.py`, else an executable.
     ///
     /// A script is started as `python -u script.py`, as torchrun does, whether it is executable or
     /// not; its path is relative to the working folder. A program is a path where it has a slash,
     /// else a name that is looked up in `PATH`.
     Auto(OsString),
-    /// A program, whatever its name (`--no-python`).
+    /// An executable, whatever its name (`--no-python`).
     Executable(OsString),
     /// A Python module, started as `python -u -m module`.
     Module(OsString),
-    /// A Python module that is looked for in this folder before all others, the current one
-    /// included.
+    /// A Python module that is looked for in this folder before all others, the current one included.
     ModuleIn {
-        /// Its name, with dots.
+        /// Name of the module, with dots.
         name: OsString,
-        /// The folder.
+        /// Folder of the module.
         folder: PathBuf,
     },
-    /// A target of a Cargo package, which must be built first.
+    /// A target of a Cargo package, which is built first.
     Cargo(CargoTarget),
 }
 
@@ -55,14 +54,14 @@ impl<T: Into<OsString>> From<T> for Program {
     }
 }
 
-/// A program's file, and how it is called.
+/// Executable file of a program, and the arguments with which it is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invocation {
-    /// The file to run. For a Cargo target that is not built yet, its name.
+    /// Path of the file to run. For a Cargo target that is not built yet, its name.
     pub file: PathBuf,
-    /// Its `argv[0]`.
+    /// Name of the program: its `argv[0]`.
     pub name: OsString,
-    /// Arguments before the user's own.
+    /// Arguments that precede the user's own.
     pub args: Vec<OsString>,
 }
 
@@ -133,14 +132,15 @@ impl Program {
         }
     }
 
-    /// Whether Python runs it, or may, as it was found on this host: a script of any interpreter may
-    /// start a Python. `None` where there is no such program here.
+    /// Returns `true` if Python runs the program, or may run it, as found on this host: a script of any interpreter may
+    /// start a Python. Returns `None` if the program does not exist on this host.
     #[must_use]
     pub fn is_python_here(&self) -> Option<bool> {
         self.find(SearchFacts::gather().search()).ok().map(|it| self.is_python(&it))
     }
 
-    /// Whether Python runs it by what it is called: a module, a script `*.py`, or an interpreter itself.
+    /// Returns `true` if the program is a Python program by its name: a module, a script `*.py`, or a Python
+    /// interpreter.
     #[must_use]
     pub fn is_named_as_python(&self) -> bool {
         match self {
@@ -182,62 +182,62 @@ impl Program {
     }
 }
 
-/// Why a program cannot be run.
+/// Error for a program that cannot be run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProgramError {
-    /// There is no such file, or it cannot be run.
+    /// The file does not exist, or it cannot be run.
     #[error(transparent)]
     Executable(#[from] ExecutableError),
-    /// A script without permission to read it.
+    /// The permissions of a script do not allow to read it.
     #[error("{} cannot be read: `chmod +r` it", path.display())]
     NotReadable {
-        /// The file.
+        /// Path of the script.
         path: PathBuf,
     },
-    /// There is no Python.
+    /// No Python interpreter was found.
     #[error(
         "no Python interpreter: neither python3 nor python is in PATH; name one in PYTHON_EXEC"
     )]
     NoPython,
-    /// `cargo build` failed, and has said why.
+    /// `cargo build` failed, and has printed the reason.
     #[error("cargo build ended with {exit_status}: nothing was started")]
     BuildFailed {
-        /// How it ended.
+        /// Exit status of `cargo build`.
         exit_status: crate::ExitStatus,
     },
     /// `cargo build` could not be run to its end.
     #[error("cannot run cargo build: {reason}")]
     NoBuild {
-        /// Why.
+        /// Reason for the failure.
         reason: String,
     },
-    /// `cargo build` succeeded, but made no such executable.
+    /// `cargo build` succeeded, but did not produce the executable.
     #[error("cargo build made no executable of {target}; please file a bug")]
     NothingBuilt {
-        /// What was built.
+        /// Target that was built.
         target: String,
     },
-    /// There is no Cargo project whose binary could be meant.
+    /// No program was given, and no Cargo project was found whose binary could be run.
     #[error(
         "no program was given, and there is no Cargo project whose binary could be meant: {reason}"
     )]
     NoProject {
-        /// Why, in Cargo's words.
+        /// Error message of Cargo.
         reason: String,
     },
     /// The Cargo project has no binary, or several and none of them is its `default-run`.
     #[error("no program was given, and the Cargo project here has {}", binaries(names))]
     NoDefaultBinary {
-        /// The binaries that it has.
+        /// Names of the project's binaries.
         names: Vec<String>,
     },
     /// Several packages have a target of that name.
     #[error("several packages have {target}: choose one with --package {}", packages.join(" or --package "))]
     Ambiguous {
-        /// What was built.
+        /// Target that was requested.
         target: String,
-        /// The packages' names.
+        /// Names of the packages.
         packages: Vec<String>,
     },
 }
@@ -251,7 +251,7 @@ fn binaries(names: &[String]) -> String {
 }
 
 impl ProgramError {
-    /// The exit code that a shell or cargo gives for this.
+    /// Returns the exit code that a shell or cargo gives for this error.
     ///
     /// ```
     /// use brigade_launch::ProgramError;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::LaunchError;
 
-/// How many hosts may take part in a job.
+/// Number of hosts that may take part in a job: a minimum and a maximum.
 ///
 /// ```
 /// use brigade_launch::NodeRange;
@@ -20,50 +20,48 @@ use crate::LaunchError;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRange {
-    /// With fewer the job waits.
+    /// Minimum number of hosts. With fewer, the job waits.
     pub min: usize,
-    /// With as many it does not wait for more.
+    /// Maximum number of hosts. With as many, the job does not wait for more.
     pub max: usize,
 }
 
-/// Where the agents of several hosts meet.
+/// Rendezvous mode: how the agents of several hosts meet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RendezvousMode {
-    /// There is only one host.
+    /// The job has only one host.
     OneHost,
-    /// A launcher has brought the hosts together and holds a connection to each
-    /// ([`hosts::run`](crate::hosts::run)).
+    /// A launcher has connected the hosts and holds a connection to each ([`hosts::run`](crate::hosts::run)).
     Launcher {
         /// Number of this host, from 0.
         node_rank: usize,
     },
-    /// The hosts are numbered; number 0 listens and the others connect (`--node-rank`,
-    /// `--master-addr`, `--master-port`).
+    /// The hosts are numbered. Host 0 listens and the others connect (`--node-rank`, `--master-addr`, `--master-port`).
     Static {
         /// Number of this host, from 0.
         node_rank: usize,
-        /// Name or address of host 0. On host 0 itself it is only passed on.
+        /// Name or address of host 0. Host 0 itself only passes it on.
         master_addr: String,
-        /// The port at which host 0 listens.
+        /// Port at which host 0 listens.
         master_port: u16,
     },
-    /// The host that the endpoint names listens, hosts come and leave (`--rdzv-endpoint`).
+    /// The host that the endpoint names listens, and hosts may join and leave (`--rdzv-endpoint`).
     Elastic {
-        /// Where to meet.
+        /// Endpoint at which the hosts meet.
         endpoint: Endpoint,
-        /// Whether this host listens. Default: when the endpoint is an address of this host and
-        /// no process of this host listens there yet.
+        /// `true` if this host listens. By default it does when the endpoint is an address of this host and no process
+        /// of this host listens there yet.
         serve: Option<bool>,
     },
-    /// The hosts find each other through etcd (`--rdzv-backend etcd`), and one after the other may
-    /// be lost.
+    /// The hosts find each other through etcd (`--rdzv-backend etcd`). Any of them may be lost, the coordinator's host
+    /// included.
     Etcd {
         /// Servers of one etcd cluster, tried in order.
         endpoints: Vec<Endpoint>,
     },
 }
 
-/// `HOST:PORT`, `[IPV6]:PORT`; without a port, torchrun's for elastic jobs.
+/// Network endpoint: `HOST:PORT` or `[IPV6]:PORT`. Without a port, it has torchrun's for elastic jobs.
 ///
 /// ```
 /// use brigade_launch::Endpoint;
@@ -77,20 +75,20 @@ pub enum RendezvousMode {
 pub struct Endpoint {
     /// Name or address, an IPv6 address without its brackets.
     pub host: String,
-    /// TCP port.
+    /// TCP port of the endpoint.
     pub port: u16,
 }
 
-/// How long agents wait for each other.
+/// Time limits of the agents' rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RendezvousTimeouts {
-    /// Until there are enough hosts to start with (`--rdzv-conf join_timeout=`, `timeout=`).
+    /// Time limit for enough hosts to join (`--rdzv-conf join_timeout=`, `timeout=`). Defaults to 600 s.
     pub join: Duration,
-    /// For further hosts, once there are enough and not all that may come
-    /// (`--rdzv-conf last_call_timeout=`).
+    /// Time to wait for further hosts, once there are enough and fewer than the maximum (`--rdzv-conf
+    /// last_call_timeout=`). Defaults to 3 s.
     pub last_call: Duration,
-    /// Between two restarts for hosts that join a running job, at least; doubled while such restarts
-    /// follow each other (`--rdzv-conf join_interval=`).
+    /// Minimum time between two restarts for hosts that join a running job (`--rdzv-conf join_interval=`). Doubled
+    /// while such restarts follow each other. Defaults to 30 s.
     pub join_interval: Duration,
 }
 
@@ -127,7 +125,7 @@ impl RendezvousMode {
     }
 }
 
-/// One host.
+/// Returns the default: one host.
 impl Default for NodeRange {
     fn default() -> Self {
         Self { min: 1, max: 1 }
@@ -146,7 +144,7 @@ impl Default for RendezvousTimeouts {
     }
 }
 
-/// `N` or `MIN:MAX`
+/// Parses `N` or `MIN:MAX`.
 impl FromStr for NodeRange {
     type Err = String;
 

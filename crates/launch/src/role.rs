@@ -9,7 +9,7 @@ use crate::agent::rank_role::{self, RANK};
 use crate::hosts::{self, agent_side};
 use crate::reaper::{self, REAPER};
 
-/// Plays a role if this process was started for one, and gives its exit code.
+/// Runs the helper role that this process was started for, if any, and returns its exit code.
 ///
 /// A program that calls [`crate::agent::run`] calls this first in `main`, before it reads its
 /// arguments. In the role of a rank it does not return: the process becomes the program.

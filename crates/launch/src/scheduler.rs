@@ -6,52 +6,52 @@
 use brigade_rank_env::scheduler::{self, Mpi, MpiKind, Pods, Step};
 use brigade_rank_env::{WorldError, env};
 
-/// A value and its source: a word and the variable, as in `Slurm (SLURM_NODEID)`.
+/// Value that was found in a scheduler's environment, and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchedulerValue<T> {
-    /// The value.
+    /// Value of the setting.
     pub value: T,
-    /// Where it is from.
+    /// Source of the value: the scheduler and its variable, as in `Slurm (SLURM_NODEID)`.
     pub source: String,
 }
 
-/// What the environment of a launcher says about the job that it is one of several launchers of.
+/// Settings that a scheduler's environment gives a launcher that is one of several of the same job.
 ///
-/// All `None` where nothing is said, or where the job has one host. The fields are those of
-/// `torchrun`'s options, as a layer below what the user says by flags.
+/// All fields are `None` where the environment has no such settings, or where the job has one host. The fields are
+/// named like `torchrun`'s options. The user's flags take precedence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Surroundings {
-    /// `--nnodes`: `N` or `MIN:MAX`.
+    /// Value for `--nnodes`: `N` or `MIN:MAX`.
     pub nnodes: Option<SchedulerValue<String>>,
-    /// `--node-rank`.
+    /// Value for `--node-rank`.
     pub node_rank: Option<SchedulerValue<usize>>,
-    /// `--master-addr`.
+    /// Value for `--master-addr`.
     pub master_addr: Option<SchedulerValue<String>>,
-    /// `--master-port`: where the launchers meet.
+    /// Value for `--master-port`: the port at which the launchers meet.
     pub master_port: Option<SchedulerValue<u16>>,
-    /// `--rdzv-id`: a name that no other job of the scheduler has.
+    /// Value for `--rdzv-id`: a name that no other job of the scheduler has.
     pub rdzv_id: Option<SchedulerValue<String>>,
-    /// `--rdzv-endpoint`, for elastic jobs.
+    /// Value for `--rdzv-endpoint`, for elastic jobs.
     pub rdzv_endpoint: Option<SchedulerValue<String>>,
-    /// `--rdzv-backend`, for elastic jobs.
+    /// Value for `--rdzv-backend`, for elastic jobs.
     pub rdzv_backend: Option<SchedulerValue<String>>,
-    /// `--nproc`: a number, `auto`, `cpu` or `gpu`.
+    /// Value for `--nproc`: a number, `auto`, `cpu` or `gpu`.
     pub nproc: Option<SchedulerValue<String>>,
-    /// `--max-restarts`.
+    /// Value for `--max-restarts`.
     pub max_restarts: Option<SchedulerValue<String>>,
-    /// Something the user should know though nothing is wrong.
+    /// Note for the user about a setting that is not an error.
     pub note: Option<String>,
 }
 
-/// Why launchers that a scheduler started cannot be one job.
+/// Error for launchers that a scheduler started and that cannot form one job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SchedulerError {
-    /// The scheduler's variables contradict each other, or say too little.
+    /// The scheduler's variables contradict each other, or are incomplete.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// Several launchers on one host: each would start all ranks of the host.
+    /// Several launchers run on one host, and each would start all ranks of the host.
     #[error(
         "{starter} started {launchers} launchers on one host, and one starts all ranks of a host: \
          use `{one_per_host} brigade launch --nproc {launchers} PROGRAM`, or start the program by \
@@ -59,38 +59,38 @@ pub enum SchedulerError {
          own"
     )]
     SeveralLaunchers {
-        /// The command that started them.
+        /// Command that started the launchers.
         starter: &'static str,
-        /// How many, on the host that has the most.
+        /// Number of launchers on the host that has the most.
         launchers: usize,
-        /// The command that starts one launcher on each host.
+        /// Command that starts one launcher on each host.
         one_per_host: &'static str,
     },
-    /// A variable does not hold what the option of this name takes.
+    /// A variable does not have a valid value for the option of this name.
     #[error("{name}={value:?} is not {expected}")]
     NotANumber {
-        /// The variable.
+        /// Name of the variable.
         name: &'static str,
-        /// What it holds.
+        /// Value of the variable.
         value: String,
-        /// What it should hold.
+        /// Expected kind of value.
         expected: &'static str,
     },
 }
 
 impl Surroundings {
-    /// Looks for a scheduler. `pid` is this process's number, where it is known.
+    /// Finds the settings of a scheduler in environment variables. `pid` is this process's number, where it is known.
     ///
-    /// Do not call it when the user has said by flags which hosts take part (`--nnodes`,
-    /// `--node-rank`, `--hosts`, `--hostfile`, `--rdzv-endpoint`, `--standalone`): then its refusals
-    /// do not matter.
+    /// Must not be called when the user's flags select the hosts (`--nnodes`, `--node-rank`, `--hosts`, `--hostfile`,
+    /// `--rdzv-endpoint`, `--standalone`): its errors do not matter then.
     ///
     /// - A launcher that is itself started by a rank of a launcher has a job of its own.
     /// - MPI comes before Slurm, as in [`brigade_rank_env::scheduler`].
     /// - `MASTER_ADDR` and `MASTER_PORT` win over what is computed.
     ///
-    /// Errors: several launchers on one host; variables that contradict each other; nothing says
-    /// where the first host is.
+    /// # Errors
+    /// Several launchers run on one host, variables contradict each other, or no variable has the address of the first
+    /// host.
     ///
     /// ```
     /// use brigade_launch::Surroundings;
@@ -126,15 +126,16 @@ impl Surroundings {
         }
     }
 
-    /// The same from this process's environment.
+    /// Finds the settings of a scheduler in this process's environment.
     ///
-    /// Errors as [`Surroundings::find`].
+    /// # Errors
+    /// Returns the same errors as [`Surroundings::find`].
     pub fn here() -> Result<Self, SchedulerError> {
         let vars = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
         Self::find(&vars, Some(std::process::id()))
     }
 
-    /// The values as `(setting, text, source)`, named as the flags are, in their order of importance.
+    /// Returns the settings as `(setting, text, source)`, with the names of the flags, in their order of importance.
     ///
     /// ```
     /// let here = brigade_launch::Surroundings::default();

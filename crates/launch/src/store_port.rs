@@ -14,17 +14,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::ValueError;
 
-/// The network interfaces on which a port listens, which decide from where it can be reached.
+/// Network interfaces on which a port listens, and so the hosts from which it can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interfaces {
-    /// From this host only.
+    /// The loopback interface: the port can be reached from this host only.
     Loopback,
-    /// From every host that both this one.
+    /// All interfaces: the port can be reached from every host of the network.
     All,
 }
 
-/// The ports among which the ranks' store may have its own (`--store-port`): what a firewall lets
-/// through.
+/// Range of the ports that the ranks' store may use (`--store-port`), for a firewall that lets these through.
 ///
 /// ```
 /// use brigade_launch::PortRange;
@@ -36,9 +35,9 @@ pub enum Interfaces {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortRange {
-    /// The lowest.
+    /// Lowest port of the range.
     pub first: u16,
-    /// The highest.
+    /// Highest port of the range.
     pub last: u16,
 }
 
@@ -68,13 +67,13 @@ impl fmt::Display for PortRange {
 /// Ports that the user has chosen for the ranks' store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChosenPorts {
-    /// One of these.
+    /// Range of the ports.
     pub ports: PortRange,
-    /// Where they were chosen, for errors: `flag --store-port`.
+    /// Source of the choice, for errors: `flag --store-port`.
     pub source: String,
 }
 
-/// A free port, held for as long as this value lives.
+/// Reserved free port, held for as long as this value lives.
 ///
 /// The socket behind it is bound with `SO_REUSEADDR` and never listens. On Linux that keeps the
 /// port from being given to a program that asks for a free one, yet lets rank 0 listen on it: a
@@ -99,12 +98,20 @@ pub struct StorePort {
 }
 
 impl StorePort {
-    /// Takes a port that the system chooses. Errors when there is none, or no loopback.
+    /// Reserves a port that the system chooses.
+    ///
+    /// # Errors
+    ///
+    /// No port is free, or the host has no loopback interface.
     pub fn reserve(interfaces: Interfaces) -> io::Result<Self> {
         Self::at(interfaces, 0)
     }
 
-    /// Takes the first port of a range that is not in use. Errors when there is none.
+    /// Reserves the first port of a range that is not in use.
+    ///
+    /// # Errors
+    ///
+    /// All ports of the range are in use, or cannot be bound.
     pub fn reserve_in(interfaces: Interfaces, range: PortRange) -> io::Result<Self> {
         let mut error = None;
         for port in range.first..=range.last {
@@ -131,22 +138,27 @@ impl StorePort {
         Ok(Self { _held: held, addr })
     }
 
-    /// The port.
+    /// Returns the port number.
     #[must_use]
     pub fn number(&self) -> u16 {
         self.addr.port()
     }
 
-    /// A socket bound to the port, for rank 0 to inherit and listen on. It is not a duplicate of
-    /// the one that holds the port: when rank 0 dies no other process keeps its listener open, and
-    /// clients see at once that it is gone.
+    /// Returns a socket bound to the port, for rank 0 to inherit and listen on. It is not a duplicate of the one that
+    /// holds the port: when rank 0 dies, no other process keeps its listener open, and clients detect it at once.
+    ///
+    /// # Errors
+    /// The system refuses to create or bind the socket.
     pub fn socket(&self) -> io::Result<OwnedFd> {
         bound(self.addr)
     }
 
-    /// The same, bound to the one address under which the job's ranks reach this host
-    /// ([`own_address`]), so that the store is not served to other networks; where that is not certain,
-    /// to all addresses that the port is held at.
+    /// Returns a socket like [`Self::socket`], bound to the one address under which the job's ranks reach this host
+    /// ([`own_address`]), so that the store is not served to other networks. Where that address is not certain, the
+    /// socket is bound to all addresses that the port is held at.
+    ///
+    /// # Errors
+    /// The system refuses to create or bind the socket.
     pub fn socket_at(&self, name: &str) -> io::Result<OwnedFd> {
         match own_address(name).map(|address| SocketAddr::from((address, self.number()))) {
             // Fails where another program listens there: at all addresses it would, too.
@@ -155,7 +167,7 @@ impl StorePort {
         }
     }
 
-    /// What to tell ranks on this host.
+    /// Returns the endpoint of the store for ranks on this host.
     #[must_use]
     pub fn endpoint(&self, host: StoreHost) -> StoreEndpoint {
         StoreEndpoint { addr: Ipv4Addr::LOCALHOST.to_string(), port: self.number(), host }

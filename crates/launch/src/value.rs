@@ -1,23 +1,23 @@
 //! Why the text of an option's value is not one.
 
-/// The value of an option cannot be read.
+/// Error for the value of an option that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ValueError {
-    /// Something else was expected.
+    /// The value has a part that is not valid.
     #[error("expected {expected}, found {found:?}")]
     Expected {
-        /// What can stand there.
+        /// Description of the valid values.
         expected: &'static str,
-        /// The part that is wrong.
+        /// Part of the value that is not valid.
         found: String,
     },
-    /// A list names something twice.
+    /// A list contains something twice.
     #[error("{what} {value} is given twice")]
     Twice {
-        /// What kind of thing.
+        /// Kind of the repeated item.
         what: &'static str,
-        /// Which one.
+        /// Name of the repeated item.
         value: String,
     },
 }

@@ -1,24 +1,24 @@
 //! The environment contract, as one table. No other file names these variables.
 
-/// One variable of the contract.
+/// An environment variable that a launcher sets for each rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variable {
-    /// Its name in the environment.
+    /// Name of the environment variable.
     pub name: &'static str,
-    /// What its value says.
+    /// Meaning of the variable's value.
     pub meaning: &'static str,
-    /// Which launchers set it.
+    /// Launchers that set the variable.
     pub set_by: SetBy,
 }
 
-/// Which launchers set a variable.
+/// Launchers that set an environment variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetBy {
-    /// torchrun and `brigade launch`, for every rank.
+    /// Set by torchrun and `brigade launch`, for every rank.
     Everyone,
-    /// torchrun only; Brigade reads it or leaves it to PyTorch.
+    /// Set by torchrun only. Brigade reads it or leaves it to PyTorch.
     Torchrun,
-    /// `brigade launch` only.
+    /// Set by `brigade launch` only.
     Brigade,
 }
 
@@ -41,61 +41,62 @@ macro_rules! contract {
     };
 }
 
-/// Template of what a launcher puts before every line of a rank. The user sets it; it says nothing
-/// about a rank's place, so it is not part of the table and passes on to launchers within ranks.
+/// Template of the prefix that a launcher puts before every output line of a rank. The user sets it. It does not
+/// describe a rank's place in the job, so it is not part of the table, and nested launchers inherit it.
 pub const TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 
-/// The type in which models compute: `no`, `fp16` or `bf16`. Accelerate's name; `brigade launch
-/// --mixed-precision` sets it. Like the one above it is a wish of the user and not part of the table.
+/// Compute type of mixed precision: `no`, `fp16` or `bf16`. Accelerate's name; `brigade launch --mixed-precision` sets
+/// it. It is a setting of the user and does not describe a rank's place, so it is not part of the table.
 pub const ACCELERATE_MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";
 
-/// Batches whose gradients make one optimizer step. Accelerate's name.
+/// Number of batches whose gradients are accumulated for one optimizer step. Accelerate's name for the variable.
 pub const ACCELERATE_GRADIENT_ACCUMULATION_STEPS: &str = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
 
-/// Stay on the CPU where there is a GPU. Accelerate's name; `brigade launch --cpu` sets it.
+/// Switch that keeps a program on the CPU although the host has a GPU. Accelerate's name; `brigade launch --cpu` sets
+/// it.
 pub const ACCELERATE_USE_CPU: &str = "ACCELERATE_USE_CPU";
 
-/// How the program shards its model: a strategy (`zero3`), its options in JSON, or `none`. A wish of the user; `brigade
-/// launch --sharding` sets it, and so do settings of FSDP and DeepSpeed.
+/// Sharding of the model: a strategy (`zero3`), its options in JSON, or `none`. A setting of the user: `brigade launch
+/// --sharding` sets it, and so do settings of FSDP and DeepSpeed.
 pub const BRIGADE_SHARDING: &str = "BRIGADE_SHARDING";
 
-/// How many ranks divide each layer between them (tensor parallelism). A wish of the user; `brigade launch --tensor` sets
-/// it.
+/// Tensor-parallel size: the number of ranks that divide each layer between them. A setting of the user: `brigade
+/// launch --tensor` sets it.
 pub const BRIGADE_TENSOR: &str = "BRIGADE_TENSOR";
 
-/// Whether tensor ranks have parts of the sequence between divided layers. A wish of the user; `brigade launch
-/// --sequence-parallel` sets it.
+/// Switch of sequence parallelism: between divided layers, each tensor-parallel rank has a part of the sequence. A
+/// setting of the user: `brigade launch --sequence-parallel` sets it.
 pub const BRIGADE_SEQUENCE_PARALLEL: &str = "BRIGADE_SEQUENCE_PARALLEL";
 
-/// How many ranks have the stages of each model (pipeline parallelism). A wish of the user; `brigade launch --pipeline`
-/// sets it.
+/// Pipeline-parallel size: the number of ranks among which the stages of each model are divided. A setting of the user:
+/// `brigade launch --pipeline` sets it.
 pub const BRIGADE_PIPELINE: &str = "BRIGADE_PIPELINE";
 
-/// How many ranks have parts of each sequence (context parallelism). A wish of the user; `brigade launch --context` sets it.
+/// Context-parallel size: the number of ranks among which each sequence is divided. A setting of the user: `brigade
+/// launch --context` sets it.
 pub const BRIGADE_CONTEXT: &str = "BRIGADE_CONTEXT";
 
-/// How many ranks have the experts of each mixture between them (expert parallelism). A wish of the user; `brigade launch
-/// --expert` sets it.
+/// Expert-parallel size: the number of ranks among which the experts of each mixture are divided. A setting of the
+/// user: `brigade launch --expert` sets it.
 pub const BRIGADE_EXPERT: &str = "BRIGADE_EXPERT";
 
-/// How attention gets the keys of tokens that other ranks have: `gather`, `ring` or `ulysses`. A wish of the user; `brigade
-/// launch --context-method` sets it.
+/// Method by which attention gets the keys of tokens that other ranks have: `gather`, `ring` or `ulysses`. A setting of
+/// the user: `brigade launch --context-method` sets it.
 pub const BRIGADE_CONTEXT_METHOD: &str = "BRIGADE_CONTEXT_METHOD";
 
-/// The secret of a job on several hosts: its launchers prove to each other that they know it. Read by
-/// `brigade launch`, and kept from the ranks.
+/// Shared secret of a job on several hosts: its launchers prove to each other that they have it. `brigade launch` reads
+/// the variable and does not pass it to the ranks.
 pub const BRIGADE_RDZV_SECRET: &str = "BRIGADE_RDZV_SECRET";
 
-/// Password of the user of etcd, where a job's hosts meet by one that has users. Read by `brigade
-/// launch`, and kept from the ranks.
+/// Password of the etcd user, for a rendezvous over an etcd with authentication. `brigade launch` reads the variable
+/// and does not pass it to the ranks.
 pub const BRIGADE_ETCD_PASSWORD: &str = "BRIGADE_ETCD_PASSWORD";
 
-/// Folder in place of `/` where the launcher looks for devices, network cards and the kernel's log: for a
-/// container that has the host's files elsewhere, and for tests.
+/// Folder that replaces `/` where the launcher looks for devices, network cards and the kernel's log: for a container
+/// that has the host's files elsewhere, and for tests.
 pub const BRIGADE_HOST_ROOT: &str = "BRIGADE_HOST_ROOT";
 
-/// Variables that a launcher reads and hands on to no other process: neither to ranks nor to other
-/// hosts.
+/// Names of variables that a launcher reads and passes to no other process: neither to ranks nor to other hosts.
 pub const LAUNCHERS_OWN: [&str; 2] = [BRIGADE_RDZV_SECRET, BRIGADE_ETCD_PASSWORD];
 
 contract! {

@@ -2,97 +2,97 @@
 
 use crate::WorldSize;
 
-/// Variables, set by a launcher or by hand, that describe an impossible world.
+/// Error in the variables that describe a process's place in the job, set by a launcher or by hand.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
-    /// Zero ranks, or more than a C `int` counts.
+    /// The number of ranks is 0 or does not fit a C `int`.
     #[error("a world of {size} ranks is not possible: between 1 and {max} are", max = i32::MAX)]
     WorldSizeOutOfRange {
-        /// The size that was asked for.
+        /// Requested number of ranks.
         size: usize,
     },
-    /// A rank at or above the number of ranks.
+    /// A rank is not below the number of ranks.
     #[error("{kind} {index} is not below the number of ranks, {size}")]
     RankOutOfRange {
-        /// Which kind of rank.
+        /// Kind of rank, for the message.
         kind: &'static str,
-        /// The rank.
+        /// Rank that is out of range.
         index: usize,
-        /// The size of its group.
+        /// Number of ranks in the group.
         size: WorldSize,
     },
-    /// A variable holds something other than a number of its kind.
+    /// The value of a variable is not a number of the expected kind.
     #[error("{name}={value:?} is not {expected}")]
     NotANumber {
-        /// The variable.
+        /// Name of the variable.
         name: &'static str,
-        /// What it holds.
+        /// Value of the variable.
         value: String,
-        /// What it should hold.
+        /// Expected kind of number, for the message.
         expected: &'static str,
     },
-    /// One variable needs another that is not set.
+    /// A variable is set that needs another one, and the other one is not set.
     #[error("{present}={value:?} is set but {missing} is not: {help}")]
     Missing {
-        /// The variable that is there.
+        /// Name of the variable that is set.
         present: &'static str,
-        /// What it holds.
+        /// Value of the variable that is set.
         value: String,
-        /// The variable that is not there.
+        /// Name of the variable that is missing.
         missing: &'static str,
-        /// The next thing to do.
+        /// Advice for the user: the next thing to do.
         help: &'static str,
     },
-    /// Two variables cannot both be right.
+    /// The values of two variables contradict each other.
     #[error("{name}={value} and {other}={other_value} contradict each other: {rule}")]
     Contradiction {
-        /// One variable.
+        /// Name of the first variable.
         name: &'static str,
-        /// What it holds.
+        /// Value of the first variable.
         value: usize,
-        /// The other variable.
+        /// Name of the second variable.
         other: &'static str,
-        /// What that one holds.
+        /// Value of the second variable.
         other_value: usize,
-        /// What would hold if both were right.
+        /// Condition that the two values violate.
         rule: &'static str,
     },
-    /// What a scheduler says in one variable cannot be used.
+    /// The value of a scheduler's variable cannot be used.
     #[error("{name}={value:?} {problem}")]
     Unusable {
-        /// The variable.
+        /// Name of the variable.
         name: &'static str,
-        /// What it holds.
+        /// Value of the variable.
         value: String,
-        /// Why it cannot be used, and what to do.
+        /// Reason why the value cannot be used, and what to do.
         problem: String,
     },
-    /// Ranks on several hosts, and nothing says where rank 0 is.
+    /// The ranks are on several hosts, and no variable has the address of rank 0.
     #[error(
         "{launcher} started {size} ranks on several hosts and does not tell them where rank 0 is: \
          {help}"
     )]
     NoAddress {
-        /// Who started them.
+        /// Launcher that started the ranks.
         launcher: &'static str,
-        /// How many.
+        /// Number of ranks in the job.
         size: usize,
-        /// The next thing to do.
+        /// Advice for the user: the next thing to do.
         help: &'static str,
     },
-    /// Ranks are spread so that none can tell which host it is on.
+    /// The ranks are spread unevenly over hosts, so a rank cannot determine its host's number.
     #[error(
         "{launcher} started {size} ranks, {local_size} of them on this host, and does not tell \
          which host this is: give each host the same number of ranks, in order (`--map-by slot` or \
          `-ppn N`), or start one `brigade launch` per host"
     )]
     UnevenHosts {
-        /// Who started them.
+        /// Launcher that started the ranks.
         launcher: &'static str,
-        /// How many.
+        /// Number of ranks in the job.
         size: usize,
-        /// How many of them on this host.
+        /// Number of ranks on this host.
         local_size: usize,
     },
 }

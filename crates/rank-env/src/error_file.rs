@@ -19,11 +19,14 @@ use serde_json::{Value, json};
 
 use crate::env;
 
-/// Runs the program and leaves its error for the launcher when it fails or panics.
+/// Runs the program and, when it fails or panics, writes its error to the error file that the launcher reads.
 ///
-/// Goes around everything in `main`. Without a launcher it changes nothing. `T` and `E` pass
-/// unchanged, a panic goes on unwinding. `{error:#}` becomes the message, so that an
-/// `anyhow::Error` shows its whole chain, and `{error:?}` what stands below it.
+/// Wraps everything in `main`. Without a launcher it changes nothing. `T` and `E` pass unchanged, and a panic continues
+/// to unwind. `{error:#}` becomes the message, so that an `anyhow::Error` shows its whole chain, and `{error:?}`
+/// becomes the call stack.
+///
+/// # Errors
+/// Returns the error of `main` unchanged.
 ///
 /// ```
 /// fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -53,21 +56,21 @@ pub fn record<T, E: Display + Debug>(main: impl FnOnce() -> Result<T, E>) -> Res
     result.unwrap_or_else(|payload| panic::resume_unwind(payload))
 }
 
-/// What a failing rank has left.
+/// Error report of a failed rank: the content of its error file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ErrorRecord {
-    /// The error, as in `ValueError: no such layer`.
+    /// Error message, as in `ValueError: no such layer`.
     pub message: String,
-    /// What led to it: Python's traceback, Rust's `Debug` of the error, or a backtrace.
+    /// Call stack of the error: Python's traceback, Rust's `Debug` of the error, or a backtrace.
     pub callstack: Option<String>,
-    /// The code that the program asks to be shown for it.
+    /// Exit code that the program reports for the error.
     pub code: Option<i32>,
 }
 
 impl ErrorRecord {
-    /// Reads a file, however it was written: torchelastic's form, or a plain string as message.
+    /// Reads an error file in torchelastic's format, or with a plain string as the message.
     ///
-    /// `None` for anything else: no file, not a regular one, more than a megabyte, no JSON.
+    /// Returns `None` for anything else: no file, not a regular file, more than a megabyte, not JSON.
     #[must_use]
     pub fn read(path: &Path) -> Option<Self> {
         // A rank may have made anything of the path: opening a named pipe would hang us.
@@ -100,7 +103,7 @@ impl ErrorRecord {
         })
     }
 
-    /// Writes a file that torchelastic's agent reads, too.
+    /// Writes an error file in the format that torchelastic's agent reads, too.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -120,8 +123,8 @@ impl ErrorRecord {
     }
 }
 
-/// Runs `main`, and says what it panicked with. A panic of another thread, or one that `main`
-/// catches itself, is not a failure.
+/// Runs `main` and records the message of its panic. A panic of another thread, or one that `main` catches itself, is
+/// not a failure.
 fn with_panics_noted<T>(
     path: &Path,
     main: impl FnOnce() -> T,
@@ -156,7 +159,7 @@ fn describe(info: &PanicHookInfo<'_>) -> ErrorRecord {
     ErrorRecord { message: format!("panicked{place}: {text}"), callstack, code: None }
 }
 
-/// What cannot be written is lost: the error itself must go on its way.
+/// Writes the error file. A failure to write is ignored: the error itself must still be returned.
 fn leave(path: &Path, error: &ErrorRecord) {
     let _ = error.write(path);
 }

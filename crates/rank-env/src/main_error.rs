@@ -5,8 +5,8 @@ use std::fmt;
 
 use crate::text::escaped_answer;
 
-/// What a `main` returns whose errors are for users: in one line, without a stack, whatever
-/// `RUST_BACKTRACE` says.
+/// Result type of a `main` function whose errors are shown to users: on one line, without a stack, independent of
+/// `RUST_BACKTRACE`.
 ///
 /// ```
 /// use brigade_rank_env::MainResult;
@@ -19,9 +19,9 @@ use crate::text::escaped_answer;
 /// ```
 pub type MainResult<T = ()> = Result<T, MainError>;
 
-/// Any error at the end of a program: `?` makes one of every error, `anyhow::Error` included.
+/// Error at the end of a program. `?` converts every error to it, `anyhow::Error` included.
 ///
-/// Its `Debug`, which Rust prints of the error that `main` returns, is its text with its causes.
+/// `Debug` formats the error's text with its causes, because Rust prints the `Debug` of the error that `main` returns.
 ///
 /// ```
 /// let error = std::fs::read("/no/such/file").map_err(brigade_rank_env::MainError::from).unwrap_err();
@@ -47,7 +47,7 @@ impl fmt::Debug for MainError {
     }
 }
 
-/// Gives the text of an error and of its causes, without those whose words it has already.
+/// Returns the text of an error and of its causes, without causes whose text is already contained in it.
 #[must_use]
 pub fn with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();

@@ -17,10 +17,10 @@ use serde::{Deserialize, Serialize};
 use crate::env;
 use crate::text::printable_within;
 
-/// Bytes of a report with its end of line: what a pipe takes in one piece.
+/// Maximum length of a report in bytes, with its line end: a pipe takes that much in one piece.
 pub const MAX_REPORT_LEN: usize = 4096;
 
-/// How far a rank is in a loop.
+/// Progress of a rank in a loop.
 ///
 /// ```
 /// use brigade_rank_env::ProgressReport;
@@ -32,28 +32,28 @@ pub const MAX_REPORT_LEN: usize = 4096;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProgressReport {
-    /// What the loop is called: `epoch 3`.
+    /// Label of the loop, such as `epoch 3`.
     pub label: String,
-    /// Iterations that are done.
+    /// Number of completed iterations.
     pub position: u64,
-    /// Iterations in all, where that is known.
+    /// Total number of iterations, where it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub length: Option<u64>,
-    /// Iterations a second, lately; 0 while that is not known.
+    /// Recent iterations per second. 0 while the rate is not known.
     pub rate: f64,
-    /// What the rank gets done in a second, and the unit, where that is not iterations.
+    /// Throughput per second and its unit, where the unit is not iterations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub throughput: Option<(f64, String)>,
-    /// What else is worth showing, by name: `loss`, `0.532`.
+    /// Further values to show, by name, such as `loss`, `0.532`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<(String, String)>,
-    /// The loop is over.
+    /// `true` once the loop has ended.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub done: bool,
 }
 
 impl ProgressReport {
-    /// The report as a line, with its end. What does not fit is cut.
+    /// Encodes the report as a line, with its line end. Text that exceeds [`MAX_REPORT_LEN`] is cut.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         // Numbers and texts always are JSON. Within these limits it is never too long.
@@ -62,8 +62,8 @@ impl ProgressReport {
         line
     }
 
-    /// Reads a line; `None` where it is not a report. Control characters are left out, and what is too
-    /// long is cut: the text may come from any process.
+    /// Decodes a line. Returns `None` if it is not a report. Control characters are left out, and text that is too long
+    /// is cut, because the line may come from any process.
     #[must_use]
     pub fn decode(line: &[u8]) -> Option<Self> {
         // serde would take a list for an object, too.
@@ -73,7 +73,7 @@ impl ProgressReport {
         serde_json::from_slice(line).ok().map(Self::within_limits)
     }
 
-    /// Reads a progress bar as Python's tqdm writes it; `None` where the text is not such a bar.
+    /// Parses a progress bar as Python's tqdm writes it. Returns `None` if the text is not such a bar.
     ///
     /// ```
     /// use brigade_rank_env::ProgressReport;
@@ -136,14 +136,14 @@ impl ProgressReport {
         )
     }
 
-    /// How much of the loop is done, from 0 to 1, where its length is known.
+    /// Returns the completed fraction of the loop, from 0 to 1, where its length is known.
     #[must_use]
     pub fn fraction(&self) -> Option<f64> {
         let length = self.length.filter(|length| *length > 0)?;
         Some((self.position as f64 / length as f64).min(1.0))
     }
 
-    /// What the rank gets done in a second, and the unit.
+    /// Returns the throughput per second and its unit.
     #[must_use]
     pub fn throughput(&self) -> (f64, &str) {
         match &self.throughput {
@@ -152,7 +152,7 @@ impl ProgressReport {
         }
     }
 
-    /// `epoch 3: 120/938 (13 %), 12.5 it/s, 01:05 left, loss 0.532`
+    /// Formats the report for people, as in `epoch 3: 120/938 (13 %), 12.5 it/s, 01:05 left, loss 0.532`.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -194,12 +194,12 @@ impl ProgressReport {
     }
 }
 
-/// A rank's end of the pipe to its launcher.
+/// The rank's end of the pipe for progress reports to its launcher.
 #[derive(Debug)]
 pub struct ProgressPipe(File);
 
 impl ProgressPipe {
-    /// The pipe that the launcher has given this process; `None` where it wants no reports.
+    /// Opens the pipe that the launcher has given this process. Returns `None` if the launcher takes no reports.
     #[must_use]
     pub fn from_env() -> Option<Self> {
         Self::open(std::env::var(env::BRIGADE_PROGRESS_FD).ok()?.trim().parse().ok()?)
@@ -215,14 +215,14 @@ impl ProgressPipe {
         OpenOptions::new().write(true).custom_flags(flags).open(path).ok().map(Self)
     }
 
-    /// Tells the launcher, without waiting: a report for which there is no room is lost.
+    /// Sends a report to the launcher without blocking. A report that does not fit into the pipe is dropped.
     pub fn tell(&self, report: &ProgressReport) {
         let _ = (&self.0).write(&report.encode());
     }
 }
 
-/// When a plain line about progress is due, where there is no terminal: 10 s after the one before,
-/// later in a run a tenth of its time so far, and at most 5 minutes. So a day gives some 300 lines.
+/// Schedule of plain progress lines, for output without a terminal. A line is due 10 s after the previous one; later in
+/// a run the interval is a tenth of the elapsed time, and at most 5 minutes. A day gives some 300 lines.
 #[derive(Debug)]
 pub struct Pace {
     began: Instant,
@@ -230,13 +230,13 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Nothing was said before `now`.
+    /// Creates a schedule that starts at `now`, without any line so far.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self { began: now, last: now }
     }
 
-    /// Whether a line is due. Then the next one is counted from here.
+    /// Returns `true` if a line is due. The interval to the next line then starts at `now`.
     pub fn due(&mut self, now: Instant) -> bool {
         let apart = (now.duration_since(self.began) / 10).clamp(SHORTEST, LONGEST);
         let due = now.duration_since(self.last) >= apart;

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use crate::WorldError;
 
-/// The number of ranks in a group: at least 1.
+/// Number of ranks in a group: at least 1.
 ///
 /// ```
 /// use brigade_rank_env::WorldSize;
@@ -17,10 +17,14 @@ use crate::WorldError;
 pub struct WorldSize(NonZeroUsize);
 
 impl WorldSize {
-    /// One rank: a program that runs alone.
+    /// World size of a program that runs alone: one rank.
     pub const ONE: Self = Self(NonZeroUsize::MIN);
 
-    /// Between 1 and 2³¹ - 1 ranks: c10d counts them in a C `int`.
+    /// Creates a world size from a number of ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`WorldError::WorldSizeOutOfRange`] unless `size` is between 1 and 2³¹ - 1: c10d counts ranks in a C `int`.
     pub fn new(size: usize) -> Result<Self, WorldError> {
         match NonZeroUsize::new(size) {
             Some(nonzero) if i32::try_from(size).is_ok() => Ok(Self(nonzero)),
@@ -28,13 +32,13 @@ impl WorldSize {
         }
     }
 
-    /// The size as a plain number.
+    /// Returns the size as a plain number.
     #[must_use]
     pub fn as_usize(self) -> usize {
         self.0.get()
     }
 
-    /// Every rank of a group of this size, in order.
+    /// Returns every rank of a group of this size, in order.
     ///
     /// ```
     /// use brigade_rank_env::WorldSize;
@@ -55,10 +59,14 @@ macro_rules! place {
         pub struct $name(usize);
 
         impl $name {
-            /// The first place.
+            /// The first rank of a group.
             pub const ZERO: Self = Self(0);
 
-            /// A place below `size`; anything else is an error that shows both numbers.
+            /// Creates a rank of a group.
+            ///
+            /// # Errors
+            ///
+            /// [`WorldError::RankOutOfRange`] if `index` is not below `size`.
             pub fn new(index: usize, size: WorldSize) -> Result<Self, WorldError> {
                 if index < size.as_usize() {
                     Ok(Self(index))
@@ -67,7 +75,7 @@ macro_rules! place {
                 }
             }
 
-            /// The place as a plain number, to index with.
+            /// Returns the rank as a plain number, to index with.
             #[must_use]
             pub fn as_usize(self) -> usize {
                 self.0

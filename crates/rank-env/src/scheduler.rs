@@ -38,21 +38,22 @@ use crate::store::is_loopback;
 use crate::vars::Vars;
 use crate::{StoreEndpoint, WorldError, env};
 
-/// Ports that are computed from a job's name or number. They are outside of what Linux gives to
-/// outgoing connections (32768-60999) and Kubernetes to services (30000-32767), and below
-/// torchrun's own 29400 and 29500.
+/// Range of the ports that are computed from a job's name or number. They are outside of the ranges that Linux gives to
+/// outgoing connections (32768-60999) and Kubernetes to services (30000-32767), and below torchrun's own 29400 and
+/// 29500.
 pub const PORTS: Range<u16> = 20_000..29_000;
 
-/// Variables of a scheduler that mean what torchrun's `RANK`, `WORLD_SIZE`, ... mean.
+/// Names of a scheduler's variables that correspond to torchrun's `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and
+/// `LOCAL_WORLD_SIZE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
-    /// Number of this process.
+    /// Variable with the rank of this process.
     pub rank: &'static str,
-    /// Number of processes.
+    /// Variable with the number of processes.
     pub size: &'static str,
-    /// Number of this process on its host.
+    /// Variable with the number of this process on its host.
     pub local_rank: &'static str,
-    /// Number of processes on this host.
+    /// Variable with the number of processes on this host.
     pub local_size: &'static str,
 }
 
@@ -83,8 +84,8 @@ pub(crate) fn place(vars: Vars<'_>, pid: Option<u32>) -> Result<Option<Place>, W
     }
 }
 
-/// torchrun's variables are there, but so is a task of Slurm that contradicts them: a batch script
-/// that exports `RANK=$SLURM_PROCID` gives the number of the script, 0, to every task.
+/// Returns the error for torchrun's variables that contradict a task of Slurm: a batch script that exports
+/// `RANK=$SLURM_PROCID` passes its own number, 0, to every task.
 ///
 /// Ranks of a launcher that runs as a task have a `LOCAL_RANK`, so they are not asked.
 pub(crate) fn contradiction(
@@ -112,9 +113,10 @@ pub(crate) fn contradiction(
     }
 }
 
-/// `MASTER_ADDR`, where a user has set it.
+/// Returns `MASTER_ADDR`, where a user has set it.
 ///
-/// Errors when it is the loopback and the job has several hosts: each would wait for itself.
+/// # Errors
+/// The address is a loopback address and the job has several hosts: each host would wait for itself.
 pub fn chosen_address(
     vars: &dyn Fn(&str) -> Option<String>,
     several_hosts: bool,
@@ -130,9 +132,10 @@ pub fn chosen_address(
     }
 }
 
-/// `MASTER_PORT`, where a user has set it.
+/// Returns `MASTER_PORT`, where a user has set it.
 ///
-/// Errors when it is not a port.
+/// # Errors
+/// The value is not a port number.
 pub fn chosen_port(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<u16>, WorldError> {
     Vars(vars).port(env::MASTER_PORT)
 }

@@ -3,27 +3,26 @@
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs, UdpSocket};
 use std::os::fd::RawFd;
 
-/// Address of the store, and which process serves it.
+/// Address of the store, and the process that serves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreEndpoint {
     /// Host name or address of the server, as in `MASTER_ADDR`.
     pub addr: String,
-    /// Port of the server. 0 only for a program that runs alone: whatever listens picks a free one.
+    /// Port of the server. 0 only for a program that runs alone: the listener picks a free one.
     pub port: u16,
-    /// Who serves it.
+    /// Process that serves the store.
     pub host: StoreHost,
 }
 
 impl StoreEndpoint {
-    /// A store for one process: on the loopback, at a port that the listener picks.
+    /// Returns the endpoint of a store for one process: on the loopback address, at a port that the listener picks.
     #[must_use]
     pub fn alone() -> Self {
         Self { addr: "127.0.0.1".to_owned(), port: 0, host: StoreHost::Rank0 }
     }
 }
 
-/// The address at which to serve a store that others reach under this name or address: one of this
-/// host's own.
+/// Returns this host's own address on which to serve a store that others reach under this name or address.
 ///
 /// `None` where it has to be served at all addresses: the name is not this host's (behind a translated
 /// address, say), has several addresses, or means the loopback here, as Debian's `/etc/hosts` has it,
@@ -52,7 +51,7 @@ pub fn own_address(name: &str) -> Option<IpAddr> {
     (is_only && !first.is_loopback() && is_own(&first)).then_some(first)
 }
 
-/// Returns whether an address means this host and no other: `localhost`, or a loopback address of IPv4 or IPv6.
+/// Returns `true` if an address stands for this host and no other: `localhost`, or a loopback address of IPv4 or IPv6.
 ///
 /// ```
 /// use brigade_rank_env::is_loopback;
@@ -64,13 +63,13 @@ pub fn is_loopback(addr: &str) -> bool {
     addr == "localhost" || addr.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Who serves the store.
+/// Process that serves the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreHost {
     /// The launcher serves it and every rank is a client: torchrun with
     /// `TORCHELASTIC_USE_AGENT_STORE=True`.
     Agent,
-    /// Rank 0 binds the port and serves; the others are clients.
+    /// Rank 0 binds the port and serves the store; the other ranks are clients.
     Rank0,
     /// Rank 0 serves on this inherited socket, which is bound to the port and does not listen yet.
     /// Only rank 0 sees this value; the descriptor is its own and may be closed with the store.

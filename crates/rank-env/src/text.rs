@@ -8,12 +8,12 @@
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write};
 
-/// Most characters that [`printable`] shows of one text.
+/// Maximum number of characters that [`printable`] shows of one text.
 pub const MAX_SHOWN: usize = 200;
 
-/// Makes text from a stranger fit for one line of a terminal or a log: control characters, line ends and
-/// characters that change the direction of text are escaped, and what is longer than [`MAX_SHOWN`]
-/// characters is cut. [`escaped`] does the same without a limit.
+/// Makes untrusted text fit for one line of a terminal or a log: control characters, line ends and characters that
+/// change the direction of text are escaped, and text that is longer than [`MAX_SHOWN`] characters is cut. [`escaped`]
+/// does the same without a limit.
 ///
 /// Every name, reason and version that another host sends, and every name and value that a file holds,
 /// goes through this before it is shown. It could otherwise forge lines of Brigade's own, set the
@@ -53,8 +53,8 @@ pub fn printable_within(text: &str, limit: usize) -> String {
     shown
 }
 
-/// Makes a text of several lines fit to be shown, each line as [`printable`] does: tabs become blanks, and
-/// a line is cut after 4000 characters. For what a rank wrote into its error file.
+/// Makes a text of several lines fit to be shown, each line as [`printable`] does: tabs become blanks, and a line is
+/// cut after 4000 characters. Meant for the content of a rank's error file.
 #[must_use]
 pub fn printable_lines(text: &str) -> String {
     let lines: Vec<String> =
@@ -103,9 +103,9 @@ impl Write for Escaping<'_, '_> {
     }
 }
 
-/// Escapes a finished answer, a text of several lines or JSON: line ends stay, and what else a terminal
-/// would obey is written as in JSON, so that JSON keeps its meaning. It cannot tell the line ends of a name
-/// from those of the answer: names are [`escaped`] where they are put in.
+/// Escapes a finished output text, which has several lines or is JSON: line ends stay, and other control characters are
+/// written as in JSON, so that JSON keeps its meaning. It cannot distinguish a line end within a name from those of the
+/// output: names must be [`escaped`] before they are inserted.
 ///
 /// ```
 /// use brigade_rank_env::text::escaped_answer;
@@ -133,7 +133,7 @@ pub fn escaped_answer(text: &str) -> Cow<'_, str> {
     shown.into()
 }
 
-/// A number with its noun: "1 tensor", "2 tensors", "0 classes", "3 entries".
+/// Returns a number with its noun: "1 tensor", "2 tensors", "0 classes", "3 entries".
 ///
 /// ```
 /// use brigade_rank_env::text::counted;
@@ -162,7 +162,8 @@ pub fn counted(count: impl Display, noun: &str) -> String {
 /// Most characters of one line of an error: a message may hold a path or an expression.
 const MAX_LINE: usize = 4000;
 
-/// What stands for a character that is not shown as itself. A mark is shown as itself where it has a base.
+/// Returns the escape of a character that is not shown as itself. A combining mark is shown as itself where it has a
+/// base.
 fn escape(character: char, is_first: bool) -> Option<String> {
     // A quote or a backslash changes nothing by being shown, and Windows' names have some.
     if matches!(character, ' '..='~') {

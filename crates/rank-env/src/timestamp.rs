@@ -2,8 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Formats a time as RFC 3339, in UTC, to the millisecond. A clock outside of the years 1970 to 9999, which the
-/// format can say, shows 1970.
+/// Formats a time as RFC 3339, in UTC, to the millisecond. A time outside of the years 1970 to 9999, which the format
+/// cannot express, becomes one in 1970.
 ///
 /// ```
 /// use std::time::{Duration, UNIX_EPOCH};
@@ -18,7 +18,7 @@ pub fn timestamp(time: SystemTime) -> String {
     humantime::format_rfc3339_millis(time).to_string()
 }
 
-/// In seconds since 1970.
+/// Start of the year 10000, in seconds since 1970.
 const YEAR_10_000: u64 = 253_402_300_800;
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ impl Vars<'_> {
         }
     }
 
-    /// A number that must be there because `present` is.
+    /// Reads a number that must be set because `present` is set.
     pub(crate) fn needed(
         self,
         name: &'static str,

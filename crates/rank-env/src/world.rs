@@ -9,15 +9,15 @@ use crate::store::is_loopback;
 use crate::vars::{Vars, below};
 use crate::{LocalRank, Rank, StoreEndpoint, StoreHost, WorldError, WorldSize, env};
 
-/// One process's place in the job, consistent by construction.
+/// Place of one process in the job: its rank, the world size and the store. Consistent by construction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct World {
-    /// Number of this process in the job.
+    /// Rank of this process in the job.
     pub rank: Rank,
-    /// Number of processes in the job.
+    /// Number of processes (ranks) in the job.
     pub world_size: WorldSize,
-    /// Number of this process on its host.
+    /// Local rank: the number of this process on its host.
     pub local_rank: LocalRank,
     /// Number of processes of the job on this host.
     pub local_world_size: WorldSize,
@@ -25,21 +25,21 @@ pub struct World {
     pub node_rank: usize,
     /// Number of hosts in the job.
     pub num_nodes: usize,
-    /// Where the ranks meet.
+    /// Endpoint of the store, through which the ranks meet.
     pub store: StoreEndpoint,
-    /// How many times the job has been restarted.
+    /// Number of restarts of the job so far.
     pub restart_count: u32,
-    /// How many restarts are allowed.
+    /// Maximum number of restarts.
     pub max_restarts: u32,
     /// Name of the job, where the launcher gave it one.
     pub run_id: Option<String>,
-    /// The part that this process plays. All processes of a job of ours play the same, so its rank
-    /// and size in the role are those in the job.
+    /// Role of this process. All processes of a Brigade job have the same role, so its rank and size within the role
+    /// are those in the job.
     pub role: String,
 }
 
 impl World {
-    /// One process, no launcher.
+    /// Returns the world of a single process without a launcher.
     ///
     /// ```
     /// let world = brigade_rank_env::World::alone();
@@ -62,9 +62,10 @@ impl World {
         }
     }
 
-    /// Rank `rank` of `world_size`, all on this host.
+    /// Returns the world of rank `rank` of `world_size`, with all ranks on this host.
     ///
-    /// Errors when `rank` is not below `world_size`.
+    /// # Errors
+    /// [`WorldError::RankOutOfRange`] if `rank` is not below `world_size`.
     pub fn on_one_host(
         rank: usize,
         world_size: WorldSize,
@@ -80,8 +81,8 @@ impl World {
         })
     }
 
-    /// The same process among fewer, which count as the ranks of one host: those that read other samples, where ranks divide
-    /// layers between them. Store and name of the job stay.
+    /// Returns this process's place in a smaller group, whose ranks count as those of one host: for example the ranks
+    /// that read different samples, where other ranks divide layers between them. Store and name of the job stay.
     ///
     /// ```
     /// use brigade_rank_env::{StoreEndpoint, World, WorldSize};
@@ -94,7 +95,7 @@ impl World {
     /// ```
     ///
     /// # Errors
-    /// [`WorldError::RankOutOfRange`].
+    /// [`WorldError::RankOutOfRange`] if `rank` is not below `world_size`.
     pub fn among(&self, rank: usize, world_size: WorldSize) -> Result<Self, WorldError> {
         Ok(Self {
             rank: Rank::new(rank, world_size)?,
@@ -107,16 +108,17 @@ impl World {
         })
     }
 
-    /// What the launcher put into this process's environment; [`World::alone`] where there is none.
+    /// Reads the world from this process's environment. Returns [`World::alone`] if no launcher has set it.
     ///
-    /// Errors as [`World::from_vars`].
+    /// # Errors
+    /// Returns the same errors as [`World::from_vars`].
     pub fn from_env() -> Result<Self, WorldError> {
         // Bytes that are not Unicode turn up in the error message as a value that is not a number.
         let vars = |name: &str| std::env::var_os(name).map(into_text);
         Self::read(Vars(&vars), Some(std::process::id()))
     }
 
-    /// The same from any source of variables, without a look at the real environment.
+    /// Reads the world from any source of variables, independent of the real environment.
     ///
     /// - `RANK` and `WORLD_SIZE` come together, and more than one rank needs `MASTER_ADDR` and
     ///   `MASTER_PORT`.
@@ -127,7 +129,8 @@ impl World {
     ///   are taken to be spread evenly over `GROUP_WORLD_SIZE` hosts, or one to a host (as
     ///   Kubeflow starts them) where that is not set either. `LOCAL_RANK` and `GROUP_RANK` follow.
     ///
-    /// Errors name the variable and its value.
+    /// # Errors
+    /// The variables do not describe a valid world. The error names the variable and its value.
     pub fn from_vars(vars: impl Fn(&str) -> Option<String>) -> Result<Self, WorldError> {
         Self::read(Vars(&vars), None)
     }
@@ -196,7 +199,7 @@ impl World {
         })
     }
 
-    /// Checks a scheduler's place, and that the variables of torchrun's that are set say the same.
+    /// Checks a scheduler's place, and that torchrun's variables, as far as they are set, agree with it.
     fn scheduled(place: Place, vars: Vars<'_>) -> Result<Self, WorldError> {
         let Names { rank, size, local_rank, local_size } = place.names;
         for (name, other, value) in [
@@ -238,7 +241,7 @@ impl World {
         })
     }
 
-    /// The variables that describe this place: [`World::from_vars`] reads the same world back.
+    /// Returns the environment variables that describe this place: [`World::from_vars`] reads the same world from them.
     #[must_use]
     pub fn to_env(&self) -> Vec<(&'static str, String)> {
         let agent_store = if self.store.host == StoreHost::Agent { "True" } else { "False" };
@@ -267,8 +270,8 @@ impl World {
         vars
     }
 
-    /// Gives a child this place. Variables of the contract that this process was started with are
-    /// taken away first, so that a job started from inside another job does not inherit its parts.
+    /// Sets the environment variables of a child process to this place. Inherited variables of the launcher's contract
+    /// are removed first, so that a job started from inside another job does not inherit its settings.
     pub fn describe_to(&self, child: &mut Command) {
         for variable in env::TABLE {
             child.env_remove(variable.name);
@@ -276,13 +279,13 @@ impl World {
         child.envs(self.to_env());
     }
 
-    /// True for a job of one process.
+    /// Returns `true` for a job of one process.
     #[must_use]
     pub fn is_alone(&self) -> bool {
         self.world_size == WorldSize::ONE
     }
 
-    /// True for rank 0.
+    /// Returns `true` for rank 0.
     #[must_use]
     pub fn is_main(&self) -> bool {
         self.rank == Rank::ZERO
@@ -296,7 +299,7 @@ impl fmt::Display for World {
     }
 }
 
-/// What torchrun's variables alone say.
+/// Reads of torchrun's variables alone.
 impl Vars<'_> {
     fn rank_and_world_size(&self) -> Result<Option<(usize, usize)>, WorldError> {
         let (rank, size) = match (self.number(env::RANK)?, self.number(env::WORLD_SIZE)?) {
@@ -349,7 +352,7 @@ fn into_text(value: OsString) -> String {
     value.into_string().unwrap_or_else(|raw| raw.to_string_lossy().into_owned())
 }
 
-/// As torchrun.
+/// Default role, as in torchrun.
 const DEFAULT_ROLE: &str = "default";
 const START_OR_UNSET: &str =
     "start the program with `brigade launch` or torchrun, or unset the first to run it alone";

@@ -22,7 +22,7 @@ pub(crate) struct RecordTooLong {
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     pending: Vec<u8>,
-    /// Where in `pending` the next record begins.
+    /// Offset in `pending` of the next record.
     start: usize,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Of a handshake that is finished; else an error.
+    /// Creates the channel of a finished handshake. Fails for an unfinished one.
     pub(crate) fn new(handshake: HandshakeState) -> Result<Self, snow::Error> {
         let handshake_hash = handshake.get_handshake_hash().to_vec();
         let noise = handshake.into_transport_mode()?;
@@ -117,7 +117,7 @@ impl Channel {
         Ok(plain)
     }
 
-    /// What stands for the name of a job on this connection. The other side can check a name against
+    /// Returns the value that represents the name of a job on this connection. The other side can check a name against
     /// it, and cannot use it on another connection.
     pub(crate) fn job_tag(&self, run_id: &str) -> String {
         let mut hash = Sha256::new();
@@ -135,7 +135,7 @@ impl fmt::Debug for Channel {
 }
 
 const PREFIX: usize = 2;
-/// What encryption adds to a piece.
+/// Number of bytes that encryption adds to a piece.
 const TAG: usize = 16;
 /// The longest Noise message, and the longest record.
 pub(crate) const MAX_RECORD: usize = 65_535;

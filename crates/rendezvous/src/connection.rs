@@ -15,38 +15,39 @@ use serde::de::DeserializeOwned;
 use crate::channel::{Channel, MAX_RECORD, RecordTooLong, Records, record};
 use crate::{Decoder, FrameError, encode};
 
-/// Why a connection is of no use any more.
+/// Error that makes a connection unusable.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
-    /// The other side has ended, or does not want to talk any more.
+    /// The other side has ended, or has closed the connection.
     #[error("the connection was closed")]
     Closed,
-    /// The other side has ended while it sent something.
+    /// The other side has ended in the middle of a message.
     #[error("the connection was closed in the middle of a message")]
     CutOff,
-    /// The other side has ended without reading all, or a gateway has forgotten the connection.
+    /// The connection was reset: the other side has ended without reading all data, or a gateway has dropped the
+    /// connection.
     #[error("the connection was reset")]
     Reset,
-    /// The system says that the other side cannot be reached.
+    /// The operating system reports that the other side cannot be reached.
     #[error("the connection broke: {}", crate::plain_text(.0))]
     Broken(io::Error),
-    /// The other side, or the network, is not there any more.
+    /// No data was received for too long: the other side or the network has failed.
     #[error("nothing was heard of the other side for {seconds} s")]
     Silent {
-        /// For how long.
+        /// Time without received data, in seconds.
         seconds: f64,
     },
-    /// The other side does not read what is sent to it.
+    /// The other side does not read the data that is sent to it.
     #[error("the other side has left {bytes} bytes unread")]
     Stuck {
-        /// How much there is to send.
+        /// Number of bytes that wait to be sent.
         bytes: usize,
     },
-    /// A message is not from the other side, or not as it sent it.
+    /// A message failed authentication: it is not from the other side, or was changed on the way.
     #[error("a message was changed or forged on its way")]
     Forged,
-    /// The other side speaks another language.
+    /// The other side has a different protocol.
     #[error(transparent)]
     Protocol(#[from] FrameError),
 }
@@ -64,13 +65,13 @@ pub(crate) struct Connection {
     channel: Option<Box<Channel>>,
     decoder: Decoder,
     outbox: Vec<u8>,
-    /// How much of `outbox` is gone.
+    /// Number of bytes of `outbox` that have been sent.
     sent: usize,
     /// More than this unsent means that the other side does not read.
     most: usize,
-    /// Nothing can be sent any more. What the other side has said before can still be read.
+    /// Error after which nothing can be sent any more. Data that the other side has sent before can still be read.
     write_error: Option<WriteError>,
-    /// Nothing will be sent any more.
+    /// `true` if nothing will be sent any more.
     finished: bool,
     last_received: Instant,
     last_sent: Instant,
@@ -116,7 +117,7 @@ impl Connection {
         self.channel = Some(channel);
     }
 
-    /// What stands for the name of a job on this connection, where it is encrypted.
+    /// Returns the value that represents the name of a job on this connection, where it is encrypted.
     pub(crate) fn job_tag(&self, run_id: &str) -> Option<String> {
         self.channel.as_ref().map(|channel| channel.job_tag(run_id))
     }
@@ -285,7 +286,7 @@ impl Connection {
         }
     }
 
-    /// Says that nothing more will be sent; what the other side still sends can be read.
+    /// Closes the sending direction. Data that the other side still sends can be read.
     pub(crate) fn finish(&mut self) {
         match self.writer.take() {
             Some(writer) => drop(writer),
@@ -299,5 +300,5 @@ fn too_long(RecordTooLong { length, longest }: RecordTooLong) -> LinkError {
     FrameError::TooLong { length, longest }.into()
 }
 
-/// What the outbox keeps of its memory when it is empty.
+/// Capacity that the outbox keeps when it is empty, in bytes.
 const KEPT: usize = 16 << 10;

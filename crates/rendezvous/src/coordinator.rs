@@ -21,10 +21,10 @@ use event_loop::EventLoop;
 pub use output::{OutputSink, Piece};
 use shared::{Command, Shared};
 
-/// A running coordinator.
+/// A running coordinator, which forms the job from the agents of its hosts.
 ///
-/// Dropping it without [`Coordinator::wait`] closes all connections: agents see that their
-/// coordinator is gone.
+/// Dropping the coordinator without [`Coordinator::wait`] closes all connections, and agents detect the loss of their
+/// coordinator.
 ///
 /// ```
 /// use brigade_rendezvous::{Coordinator, FromAgent, Join, Rules, ToAgent};
@@ -55,8 +55,8 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Starts the thread. Agents of other hosts come in through the listener, where there is one;
-    /// their output and all lines for the user go to the sink, where there is one.
+    /// Starts the coordinator's thread. Agents of other hosts connect through the listener, where there is one. Their
+    /// output and all lines for the user go to the sink, where there is one.
     ///
     /// # Errors
     /// The system has no thread or descriptor left.
@@ -77,7 +77,7 @@ impl Coordinator {
         Ok(Self { shared, thread: Some(thread), over })
     }
 
-    /// A link for an agent in this process.
+    /// Creates a link for an agent in this process.
     ///
     /// # Errors
     /// No descriptor is free.
@@ -88,9 +88,8 @@ impl Coordinator {
         Ok(link)
     }
 
-    /// Takes in an agent at the other end of an ssh session, or whatever else carries bytes: its
-    /// output is read from `reader`, its input is `writer`. Until it joins it is `host` to the
-    /// user, and the job waits for it.
+    /// Adds an agent at the other end of an ssh session or of another byte stream: its output is read from `reader`,
+    /// its input is written to `writer`. Until it joins, it is shown as `host`, and the job waits for it.
     #[must_use]
     pub fn add(&self, reader: OwnedFd, writer: OwnedFd, host: &str) -> SessionId {
         let agent = self.shared.new_agent();
@@ -98,32 +97,32 @@ impl Coordinator {
         SessionId(agent)
     }
 
-    /// Says why a session has ended, in place of "the connection was closed". It may come up to
-    /// half a second after the end of its output; if it comes first, the session is closed half a
-    /// second later.
+    /// Sets the reason why a session has ended, in place of "the connection was closed". The reason may follow up to
+    /// half a second after the end of the session's output. If it is set first, the session is closed half a second
+    /// later.
     pub fn explain(&self, session: SessionId, how: &str) {
         self.shared.tell(Command::Explain(session.0, how.into()));
     }
 
-    /// The user of this process wants the job to stop, where there is no agent in it that hears
-    /// the signal.
+    /// Stops the job after a signal to this process, where no agent in it handles the signal.
     pub fn interrupt(&self, signal: i32) {
         self.shared.tell(Command::Interrupt(signal));
     }
 
-    /// Hands a signal that does not end the job, SIGUSR1 or SIGUSR2, on to the ranks of all hosts.
+    /// Forwards a signal that does not end the job, SIGUSR1 or SIGUSR2, to the ranks of all hosts.
     pub fn forward(&self, signal: i32) {
         self.shared.tell(Command::Forward(signal));
     }
 
-    /// Can be read from, as poll says, once the job is over and all agents know.
+    /// Returns a descriptor that becomes readable, in the sense of `poll`, once the job is over and all agents have
+    /// been informed.
     #[must_use]
     pub fn over_fd(&self) -> BorrowedFd<'_> {
         self.over.as_fd()
     }
 
-    /// Waits until the job is over and all agents know, at most two seconds longer than it takes.
-    /// An agent in this process must have dropped its link.
+    /// Waits until the job is over and all agents have been informed, at most two seconds longer than the job takes. An
+    /// agent in this process must have dropped its link.
     #[must_use]
     pub fn wait(mut self) -> JobResult {
         let job_result = self.thread.take().map(JoinHandle::join);
@@ -152,7 +151,7 @@ impl fmt::Debug for Coordinator {
     }
 }
 
-/// An ssh session that was [added](Coordinator::add).
+/// Identifier of an ssh session that was [added](Coordinator::add).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionId(AgentId);
 

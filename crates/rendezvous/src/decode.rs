@@ -6,15 +6,15 @@
 use crate::handshake::{self, Greeting, NotBrigade};
 use crate::{Decoder, FrameError, FromAgent, Secret, ToAgent, discovery};
 
-/// The body of the first record from either side.
+/// Decodes the body of the first record from either side.
 ///
 /// # Errors
-/// It is not Brigade's.
+/// The record is not one of Brigade's protocol.
 pub fn greeting(bytes: &[u8]) -> Result<(), NotBrigade> {
     Greeting::decode(bytes).map(drop)
 }
 
-/// What a coordinator answers to a first record; `None`: nothing.
+/// Returns a coordinator's answer to a first record, or `None` if it sends none.
 #[must_use]
 pub fn answer(bytes: &[u8], secret: Option<&Secret>) -> Option<Vec<u8>> {
     match handshake::answer(bytes, secret) {
@@ -23,10 +23,10 @@ pub fn answer(bytes: &[u8], secret: Option<&Secret>) -> Option<Vec<u8>> {
     }
 }
 
-/// The messages in a stream of an agent, as the coordinator takes them in.
+/// Decodes the messages in a stream from an agent, as the coordinator does.
 ///
 /// # Errors
-/// The stream is not an agent's.
+/// The bytes are not a stream of messages from an agent.
 pub fn from_agent(bytes: &[u8]) -> Result<Vec<FromAgent>, FrameError> {
     let mut decoder = Decoder::default();
     decoder.push(bytes);
@@ -37,10 +37,10 @@ pub fn from_agent(bytes: &[u8]) -> Result<Vec<FromAgent>, FrameError> {
     Ok(messages)
 }
 
-/// The messages in a stream of the coordinator, as an agent takes them in.
+/// Decodes the messages in a stream from the coordinator, as an agent does.
 ///
 /// # Errors
-/// The stream is not a coordinator's.
+/// The bytes are not a stream of messages from the coordinator.
 pub fn to_agent(bytes: &[u8]) -> Result<Vec<ToAgent>, FrameError> {
     let mut decoder = Decoder::default();
     decoder.push(bytes);
@@ -51,7 +51,7 @@ pub fn to_agent(bytes: &[u8]) -> Result<Vec<ToAgent>, FrameError> {
     Ok(messages)
 }
 
-/// The coordinator's record in etcd: its address and port; `None` where it is malformed.
+/// Decodes the coordinator's record in etcd: its address and port. Returns `None` if the record is malformed.
 #[must_use]
 pub fn coordinator_record(bytes: &[u8]) -> Option<(String, u16)> {
     discovery::coordinator_record(bytes)

@@ -19,165 +19,164 @@ use crate::{Link, Listener, Secret, TimeLimits, masked_thread};
 pub(crate) use election::coordinator_record;
 use notices::Notices;
 
-/// What an agent needs to know to meet the others.
+/// Settings with which an agent finds the other agents of its job.
 #[derive(Clone, Debug)]
 pub struct RendezvousPlan {
-    /// How they meet.
+    /// Method by which the agents meet.
     pub method: DiscoveryMethod,
     /// Name of the job.
     pub run_id: String,
     /// Name of this host, for messages.
     pub host: String,
-    /// What only the job's agents know; `None`: any process that reaches the port can join.
+    /// Secret that only the job's agents have. With `None`, any process that reaches the port can join.
     pub secret: Option<Secret>,
-    /// How long to try.
+    /// Time limit of the attempt to meet.
     pub timeout: Duration,
-    /// Of the connection.
+    /// Time limits of the connection.
     pub limits: TimeLimits,
 }
 
-/// How the agents of several hosts meet.
+/// Method by which the agents of several hosts meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiscoveryMethod {
-    /// Host 0 serves, the others come to it.
+    /// Host 0 runs the coordinator, and the other hosts connect to it.
     Static {
-        /// The place of this host.
+        /// Number of this host.
         node_rank: usize,
         /// Name or address of host 0.
         address: String,
-        /// The port there.
+        /// Port of the coordinator on host 0.
         port: u16,
     },
-    /// The host with this name or address serves, the others connect to it. Of several agents there the
-    /// first one serves.
+    /// The host with this name or address runs the coordinator, and the others connect to it. Of several agents on that
+    /// host, the first one runs it.
     Endpoint {
-        /// Name or address.
+        /// Name or address of the coordinator's host.
         address: String,
-        /// The port there.
+        /// Port of the coordinator.
         port: u16,
-        /// Whether this agent serves, where its own addresses do not tell: behind a balancer or a
-        /// translated address.
+        /// Overrides whether this agent runs the coordinator, where its own addresses do not decide it: behind a load
+        /// balancer or a translated address.
         serve: Option<bool>,
     },
-    /// The coordinator that was met before, at the address where it was. It is looked for without
-    /// end.
+    /// Reconnects to the coordinator of an earlier connection, at its earlier address, without a time limit.
     Resume {
-        /// Where it was.
+        /// Address of the coordinator.
         address: SocketAddr,
-        /// It may still be there although nothing listens: its connection has only fallen silent.
+        /// `true` if the coordinator may still run although nothing listens: its connection has only become silent.
         patient: bool,
-        /// How long to wait before the first try.
+        /// Delay before the first attempt.
         delay: Duration,
     },
-    /// The agent that an etcd elects serves, the others come to it. When its host is lost, those
-    /// that still try to meet elect another one.
+    /// The agent that is elected through etcd runs the coordinator, and the others connect to it. When its host is
+    /// lost, the agents that still try to meet elect another one.
     Etcd {
-        /// Its members, like "etcd1:2379,etcd2:2379".
+        /// Members of the etcd cluster, such as "etcd1:2379,etcd2:2379".
         endpoints: String,
-        /// How it is spoken to.
+        /// Access to etcd: TLS, certificates and user.
         access: EtcdAccess,
-        /// Name or address under which other hosts reach this one; `None`: the address with which
-        /// it reaches etcd.
+        /// Name or address under which other hosts reach this one. With `None`, the address from which it reaches etcd.
         address: Option<String>,
     },
 }
 
-/// What has become of the attempt to meet.
+/// Progress or result of an attempt to meet.
 #[derive(Debug)]
 pub enum RendezvousNotice {
-    /// A line for the user: there is no coordinator yet. The search goes on.
+    /// A line for the user: no coordinator was found yet. The search continues.
     Say(String),
     /// The coordinator is to be [started](crate::Coordinator::start) here.
     Serve {
-        /// For the coordinator.
+        /// Listener for the coordinator.
         listener: Listener,
-        /// For [`Rules::address`](crate::Rules): how other hosts reach this one.
+        /// Name or address under which other hosts reach this one, for [`Rules::address`](crate::Rules).
         address: String,
     },
-    /// The coordinator is there, and is the right one; join.
+    /// The job's coordinator was found. The agent joins over this link.
     Join(Link),
-    /// There is no coordinator, or not this job's.
+    /// The attempt failed: no coordinator was found, or it is not this job's.
     Failed(RendezvousError),
-    /// The coordinator that was met before is not there any more.
+    /// The coordinator of the earlier connection does not run any more.
     Gone {
-        /// How that was seen.
+        /// Description of how that was detected.
         how: String,
     },
 }
 
-/// Why an agent does not meet the others.
+/// Error of an agent that cannot meet the others.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
-    /// Something else listens here.
+    /// Another program listens on the port.
     #[error(
         "port {port} on this host is in use by another program: end that, or give another port"
     )]
     PortTaken {
-        /// The port.
+        /// Port that is in use.
         port: u16,
     },
-    /// The system does not let us listen.
+    /// The operating system refuses to listen on the port.
     #[error("cannot listen at port {port}: {source}")]
     CannotListen {
-        /// The port.
+        /// Port that was to be bound.
         port: u16,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The coordinator does not want this host.
+    /// The coordinator refuses this host.
     #[error("{endpoint} refused this host: {reason}")]
     Denied {
-        /// Where.
+        /// Address of the coordinator.
         endpoint: String,
-        /// Its words.
+        /// Reason that the coordinator gives.
         reason: String,
     },
-    /// The peer is not the job's coordinator, or a host on the way changes what it says.
+    /// The peer is not the job's coordinator, or a host on the way changes its messages.
     #[error(
         "{endpoint} does not prove that it is this job's coordinator: another program answers \
          there, or something on the way changes the connection"
     )]
     Impostor {
-        /// Where.
+        /// Address of the peer.
         endpoint: String,
     },
-    /// Something else answers.
+    /// A program that is not a Brigade coordinator answers.
     #[error("{endpoint} is not a Brigade coordinator: {how}")]
     NotACoordinator {
-        /// Where.
+        /// Address of that program.
         endpoint: String,
-        /// What it said.
+        /// Description of its answer.
         how: String,
     },
     /// No coordinator has answered in time.
     #[error("no coordinator at {endpoint} after {seconds} s: {last}")]
     NoCoordinator {
-        /// Where.
+        /// Address at which the coordinator was expected.
         endpoint: String,
-        /// For how long it was tried.
+        /// Duration of the attempts, in seconds.
         seconds: u64,
-        /// What happened last.
+        /// Result of the last attempt.
         last: String,
     },
-    /// The etcd is not to be used: its address, its certificate, ours, or the user's rights.
+    /// etcd cannot be used because of its address, its certificate, the client's certificate, or the user's
+    /// permissions.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
-    /// This host comes too late.
+    /// The job was already over when this host joined.
     #[error("the job `{run_id}` is over (exit code {code}): give a new job another --rdzv-id")]
     Over {
         /// Name of the job.
         run_id: String,
-        /// How it ended.
+        /// Exit code of the job.
         code: String,
     },
-    /// The system refuses something.
+    /// The operating system reports an error.
     #[error(transparent)]
     System(#[from] io::Error),
 }
 
-/// An attempt to meet, in a thread of its own, so that the agent still hears signals. Dropping it
-/// gives up.
+/// A running attempt to meet the other agents, in a thread of its own so that the agent still handles signals. Dropping
+/// it ends the attempt.
 ///
 /// ```
 /// use std::time::Duration;
@@ -205,7 +204,7 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// Starts to look for the others.
+    /// Starts the attempt to meet the other agents.
     ///
     /// # Errors
     /// The system has no thread or descriptor left.
@@ -221,13 +220,14 @@ impl Rendezvous {
         Ok(Self { notices, given_up })
     }
 
-    /// Can be read from, as poll says, while there is a notice.
+    /// Returns a descriptor that is readable, in the sense of `poll`, while there is a notice.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.notices.as_fd()
     }
 
-    /// The next notice, if there is one. After anything but [`RendezvousNotice::Say`] comes nothing.
+    /// Returns the next notice, if there is one. [`RendezvousNotice::Say`] is followed by further notices; any other
+    /// notice is the last one.
     #[expect(
         clippy::should_implement_trait,
         reason = "an iterator that ends for now and goes on later surprises"

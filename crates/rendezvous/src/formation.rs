@@ -27,10 +27,10 @@ use failures::{Failures, LastSeen};
 use gathering::Gathering;
 use member::{Activity, Member};
 
-/// The coordinator's decision.
+/// State machine of the coordinator: events go in, actions come out.
 ///
-/// Tell it what happens and when, do what it says, and call it again with [`Event::Tick`] when
-/// [`Formation::deadline`] has come. Time is whatever clock the caller has, from any start.
+/// Pass each event with its time to [`Formation::handle`], perform the returned actions, and pass [`Event::Tick`] when
+/// [`Formation::deadline`] is reached. The time may come from any clock, from any start.
 ///
 /// ```
 /// use std::time::Duration;
@@ -52,11 +52,11 @@ pub struct Formation {
     members: BTreeMap<AgentId, Member>,
     /// Connections that are being made.
     expected: BTreeMap<AgentId, String>,
-    /// How many agents have been expected or have come, in all.
+    /// Number of agents that have been expected or have joined, in all.
     announced: usize,
-    /// How many have come.
+    /// Number of agents that have joined.
     joins: u64,
-    /// How many members wait for a node rank that another one has.
+    /// Number of members that wait for a node rank that another one has.
     duplicates: usize,
     state: State,
     /// The last attempt that has been started.
@@ -84,7 +84,7 @@ enum State {
 }
 
 impl Formation {
-    /// A job without members.
+    /// Creates the state of a job without members.
     #[must_use]
     pub fn new(mut rules: Rules) -> Self {
         rules.min_nodes = rules.min_nodes.max(1);
@@ -110,7 +110,7 @@ impl Formation {
         }
     }
 
-    /// Takes in what happened at `now`, and says what is to be done, in order.
+    /// Handles an event at `now` and returns the actions that follow, in order.
     #[must_use]
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         self.now = self.now.max(now);
@@ -147,7 +147,7 @@ impl Formation {
         mem::take(&mut self.actions)
     }
 
-    /// When to call again with [`Event::Tick`], if nothing else happens before.
+    /// Returns the time at which to call again with [`Event::Tick`], if nothing else happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         let own = match &self.state {
@@ -165,7 +165,7 @@ impl Formation {
         own.into_iter().chain(look).min()
     }
 
-    /// How the job ended, once it has.
+    /// Returns the result of the job, once it has ended.
     #[must_use]
     pub fn job_result(&self) -> Option<&JobResult> {
         match &self.state {
@@ -174,8 +174,8 @@ impl Formation {
         }
     }
 
-    /// The job is over, and some agents have no connection over which they could be told. They are
-    /// waited for as long as they would wait for the coordinator.
+    /// Returns `true` if the job is over and some agents have no connection over which they could be informed. The
+    /// coordinator waits for them as long as they would wait for the coordinator.
     #[must_use]
     pub fn has_uninformed_members(&self) -> bool {
         self.job_result().is_some()

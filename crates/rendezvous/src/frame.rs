@@ -6,27 +6,27 @@ use brigade_rank_env::text::printable;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A peer that is not one of ours, or a broken one.
+/// Error in a stream of frames: the peer is not a Brigade process, or it is broken.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// More than any message of ours has: its sender speaks another protocol.
+    /// The announced length exceeds the maximum length of a message: the sender has a different protocol.
     #[error(
         "a message of {length} bytes was announced, at most {longest} are allowed: \
              the other side does not speak Brigade's protocol"
     )]
     TooLong {
-        /// What was announced.
+        /// Announced length in bytes.
         length: usize,
-        /// What is allowed here.
+        /// Maximum length in bytes on this connection.
         longest: usize,
     },
-    /// The bytes are not a message.
+    /// The bytes of a frame are not a valid message.
     #[error("a message cannot be read: {0}; do both sides run the same version of brigade?")]
     Malformed(String),
 }
 
-/// One message as a frame.
+/// Encodes one message as a frame.
 ///
 /// ```
 /// use brigade_rendezvous::{Decoder, ToAgent, encode};
@@ -45,11 +45,11 @@ pub fn encode(message: &impl Serialize) -> Vec<u8> {
     frame
 }
 
-/// Cuts a stream of bytes into messages.
+/// Decoder that splits a stream of bytes into messages.
 #[derive(Debug)]
 pub struct Decoder {
     pending: Vec<u8>,
-    /// Where in `pending` the next message begins.
+    /// Offset in `pending` of the next message.
     start: usize,
     longest: usize,
 }
@@ -61,34 +61,34 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// One that takes messages of at most this many bytes, from peers that are not trusted yet.
+    /// Creates a decoder with a maximum message length in bytes, for peers that are not trusted yet.
     #[must_use]
     pub fn limited(longest: usize) -> Self {
         Self { pending: Vec::new(), start: 0, longest }
     }
 
-    /// From now on takes messages of any length that is allowed.
+    /// Raises the maximum message length to [`MAX_FRAME_LEN`].
     pub fn lift_limit(&mut self) {
         self.longest = MAX_FRAME_LEN;
     }
 
-    /// Takes in what has been read.
+    /// Appends received bytes to the decoder's buffer.
     pub fn push(&mut self, bytes: &[u8]) {
         self.pending.drain(..self.start);
         self.start = 0;
         self.pending.extend_from_slice(bytes);
     }
 
-    /// A message has begun and is not whole.
+    /// Returns `true` if the buffer holds the beginning of an incomplete message.
     #[must_use]
     pub fn is_amid(&self) -> bool {
         self.start < self.pending.len()
     }
 
-    /// The next whole message, if it has come.
+    /// Returns the next complete message, if there is one.
     ///
     /// # Errors
-    /// The stream is not ours; nothing more can be read from it.
+    /// The stream is not one of Brigade's protocol. Nothing more can be read from it.
     #[expect(
         clippy::should_implement_trait,
         reason = "an iterator has one item type and no errors"
@@ -110,7 +110,7 @@ impl Decoder {
 }
 
 const PREFIX: usize = 4;
-/// No message has more bytes: a piece of output is the longest.
+/// Maximum length of a message in bytes. A piece of output is the longest message.
 pub const MAX_FRAME_LEN: usize = 4 << 20;
 
 #[cfg(test)]

@@ -32,17 +32,17 @@ use crate::secret::Secret;
 /// The body of a record of the handshake, from either side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Greeting {
-    /// Which side, and what it has to say.
+    /// Kind of the record, with the side that sends it.
     pub(crate) kind: Kind,
-    /// Version of the protocol that it speaks.
+    /// Protocol version of the sender.
     pub(crate) protocol: u32,
-    /// Its version of Brigade, for messages; fit to be shown.
+    /// Brigade version of the sender, for messages. Escaped for display.
     pub(crate) version: String,
     /// The Noise message.
     pub(crate) noise: Vec<u8>,
 }
 
-/// What a [`Greeting`] says.
+/// Kind of a [`Greeting`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The agent has no secret.
@@ -51,7 +51,7 @@ pub(crate) enum Kind {
     Guarded,
     /// The coordinator's Noise message follows.
     Accepted,
-    /// The coordinator speaks another protocol.
+    /// The coordinator has a different protocol version.
     OtherProtocol,
     /// The coordinator has a secret and the agent has none.
     SecretNeeded,
@@ -61,7 +61,7 @@ pub(crate) enum Kind {
     WrongSecret,
 }
 
-/// The first bytes of a connection are not those of Brigade's protocol.
+/// Error for a connection whose first bytes are not those of Brigade's protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it does not speak Brigade's protocol")]
 pub struct NotBrigade;
@@ -96,7 +96,7 @@ impl Greeting {
         bytes
     }
 
-    /// What stands before the Noise message, which covers it.
+    /// Returns the bytes before the Noise message, which authenticates them.
     fn header(&self) -> Vec<u8> {
         let kind = KINDS.iter().find(|known| known.1 == self.kind).map_or(u8::MAX, |it| it.0);
         let version = &self.version.as_bytes()[..self.version.len().min(32)];
@@ -105,7 +105,7 @@ impl Greeting {
     }
 }
 
-/// The agent's side, which speaks first.
+/// Agent's side of the handshake, which sends the first record.
 pub(crate) struct ClientHandshake {
     noise: HandshakeState,
 }
@@ -113,11 +113,11 @@ pub(crate) struct ClientHandshake {
 /// Why an agent has no channel to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Denial {
-    /// It says that it does not take this host, for this reason.
+    /// The coordinator refuses this host, for this reason.
     Refused(String),
-    /// It does not know the secret, or the handshake was changed on the way.
+    /// The peer does not have the secret, or the handshake was changed on the way.
     Unproved,
-    /// It is not one of Brigade's.
+    /// The peer is not a Brigade process.
     NotBrigade,
 }
 
@@ -172,14 +172,14 @@ impl fmt::Debug for ClientHandshake {
     }
 }
 
-/// What the coordinator answers.
+/// Answer of the coordinator to a first record.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// With this record the channel is there. The peer is proved by its first message on it.
+    /// Sends this record, after which the channel is established. The peer is authenticated by its first message on it.
     Accept(Vec<u8>, Box<Channel>),
-    /// With this record it is over; the reason is for the user here.
+    /// Sends this record and closes the connection. The reason is for the user of this host.
     Refuse(Vec<u8>, String),
-    /// With nothing: the peer is not one of Brigade's.
+    /// Closes the connection without an answer: the peer is not a Brigade process.
     Ignore,
 }
 
@@ -241,7 +241,7 @@ enum Side {
     Coordinator,
 }
 
-/// A handshake that covers what the agent says in the clear.
+/// Creates the state of a handshake that authenticates the agent's plain-text fields.
 fn state(
     secret: Option<&Secret>,
     hello: &Greeting,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The time limits of a job, all of them derived from its heartbeat timeout and its shutdown
-/// timeout, so that they nest: a waiting side waits longer than the answer may take.
+/// Time limits of a job. All are derived from its heartbeat timeout and its shutdown timeout so that they nest: a
+/// waiting side waits longer than the answer may take.
 ///
 /// ```
 /// use std::time::Duration;
@@ -20,7 +20,7 @@ pub struct TimeLimits {
     shutdown_timeout: Duration,
 }
 
-/// 30 s each.
+/// Returns the limits for a heartbeat timeout and a shutdown timeout of 30 s each.
 impl Default for TimeLimits {
     fn default() -> Self {
         Self::new(Duration::from_secs(30), Duration::from_secs(30))
@@ -28,20 +28,20 @@ impl Default for TimeLimits {
 }
 
 impl TimeLimits {
-    /// The shortest heartbeat timeout: with a shorter one a busy host would be taken for lost.
+    /// Minimum heartbeat timeout. With a shorter one, a busy host would be considered lost.
     pub const SHORTEST_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);
 
-    /// How long one address may take to accept a first connection: one that does not must not keep
-    /// the agent from the next.
+    /// Time limit for one address to accept a first connection, so that an unresponsive address does not keep the agent
+    /// from the next one.
     pub(crate) const CONNECT: Duration = Duration::from_secs(3);
-    /// How long the coordinator may take to answer the greeting over a first connection.
+    /// Time limit for the coordinator's answer to the greeting on a first connection.
     pub(crate) const ANSWER: Duration = Duration::from_secs(5);
-    /// How long a new connection may take to join before the coordinator closes it: the agent sends
-    /// its request once the greeting is answered.
+    /// Time limit for a new connection to join before the coordinator closes it: the agent sends its request once the
+    /// greeting is answered.
     pub(crate) const GREETING: Duration = Duration::from_secs(10);
 
-    /// Limits for these two settings. A heartbeat timeout below 1 s or above a day is taken as that,
-    /// a shutdown timeout above a year as a year.
+    /// Derives the limits from the two settings. The heartbeat timeout is clamped to 1 s to a day, the shutdown timeout
+    /// to at most a year.
     #[must_use]
     pub fn new(heartbeat_timeout: Duration, shutdown_timeout: Duration) -> Self {
         Self {
@@ -50,63 +50,61 @@ impl TimeLimits {
         }
     }
 
-    /// A host of which nothing was heard for this long is lost; for as long, ranks run on without
-    /// a connection to the coordinator.
+    /// Returns the time without received data after which a host is lost. For as long, ranks continue without a
+    /// connection to the coordinator.
     #[must_use]
     pub fn heartbeat_timeout(&self) -> Duration {
         self.heartbeat_timeout
     }
 
-    /// How long ranks may take to stop after SIGTERM before they get SIGKILL.
+    /// Returns the time that ranks may take to stop after SIGTERM before they get SIGKILL.
     #[must_use]
     pub fn shutdown_timeout(&self) -> Duration {
         self.shutdown_timeout
     }
 
-    /// How often a connection over which nothing else goes carries a beat: 15 times within the
-    /// heartbeat timeout, but at least every 5 s and at most every 10 ms.
+    /// Returns the interval of heartbeats on an otherwise idle connection: a 15th of the heartbeat timeout, but at most
+    /// 5 s and at least 10 ms.
     #[must_use]
     pub fn heartbeat_interval(&self) -> Duration {
         (self.heartbeat_timeout / 15).clamp(Duration::from_millis(10), Duration::from_secs(5))
     }
 
-    /// After this long without a sign a connection is *quiet*: the user is told, and the agent tries
-    /// to make a new connection beside it. Three beats have been missed by then.
+    /// Returns the time without received data after which a connection is *quiet*: a line is shown to the user, and the
+    /// agent attempts to make a second connection. Three heartbeats have been missed by then.
     #[must_use]
     pub fn quiet(&self) -> Duration {
         (self.heartbeat_timeout / 5).max(self.heartbeat_interval() * 3)
     }
 
-    /// How long each half of one attempt to connect again may take: the connection, and the greeting
-    /// over it.
+    /// Returns the time limit of each half of one attempt to reconnect: the connection, and the handshake over it.
     #[must_use]
     pub fn reconnect_attempt(&self) -> Duration {
         (self.heartbeat_timeout / 15).clamp(Duration::from_millis(100), Duration::from_secs(2))
     }
 
-    /// The pause between two attempts to connect again.
+    /// Returns the pause between two attempts to reconnect.
     #[must_use]
     pub fn reconnect_pause(&self) -> Duration {
         (self.heartbeat_timeout / 60).clamp(Duration::from_millis(10), Duration::from_millis(500))
     }
 
-    /// How long an agent may take to come back after its connection was reset. A reset mostly means
-    /// that its process has ended; a gateway on the way may have made it, too, and a living agent
-    /// connects again at once.
+    /// Returns the time that an agent may take to reconnect after its connection was reset. A reset mostly means that
+    /// its process has ended. A gateway on the way may also have caused it, and then the agent reconnects at once.
     #[must_use]
     pub fn reset(&self) -> Duration {
         (self.heartbeat_timeout / 30).clamp(Duration::from_millis(50), Duration::from_secs(1))
     }
 
-    /// `TCP_USER_TIMEOUT`: the kernel gives a connection up later than both sides would, so that
-    /// they say why.
+    /// Returns the value of `TCP_USER_TIMEOUT`. The kernel drops a connection later than both sides would, so that
+    /// their error messages give the reason.
     #[must_use]
     pub fn kernel(&self) -> Duration {
         self.heartbeat_timeout * 3 / 2
     }
 
-    /// `ServerAliveInterval` and `ServerAliveCountMax` of ssh: whole seconds, and their product
-    /// is longer than the heartbeat timeout, for the same reason.
+    /// Returns `ServerAliveInterval` and `ServerAliveCountMax` of ssh: whole seconds and a count, whose product is
+    /// longer than the heartbeat timeout, so that the error messages of both sides come first.
     #[must_use]
     pub fn ssh_keepalive(&self) -> (u64, u64) {
         let interval = self.heartbeat_interval().as_secs().max(1);
@@ -114,59 +112,59 @@ impl TimeLimits {
         (interval, count)
     }
 
-    /// How often a launcher tells a host, which waits for others to get ready, that it is alive.
+    /// Returns the interval at which a launcher sends a sign of life to a host that waits for others to get ready.
     #[must_use]
     pub fn waiting_interval(&self) -> Duration {
         self.heartbeat_interval()
     }
 
-    /// How long a rank may take to end after SIGKILL. One that takes longer sleeps in the kernel,
-    /// in a driver or a file system that does not answer.
+    /// Returns the time that a rank may take to end after SIGKILL. A rank that takes longer sleeps in the kernel, in a
+    /// driver or a file system that does not answer.
     #[must_use]
     pub fn stuck(&self) -> Duration {
         Duration::from_secs(10)
     }
 
-    /// How long what ranks have left behind may take to end after SIGKILL.
+    /// Returns the time that leftover processes of ranks may take to end after SIGKILL.
     #[must_use]
     pub fn leftovers(&self) -> Duration {
         Duration::from_secs(5)
     }
 
-    /// How long the output of stopped ranks may take to be shown before an agent answers without.
+    /// Returns the time that the output of stopped ranks may take to be shown before an agent answers without it.
     #[must_use]
     pub fn output(&self) -> Duration {
         Duration::from_secs(3)
     }
 
-    /// How long a rank that has written its error may take to end by itself, while the others are
+    /// Returns the time that a rank that has written its error file may take to end by itself, while the others are
     /// being stopped.
     #[must_use]
     pub fn exiting(&self) -> Duration {
         Duration::from_secs(3).min(self.shutdown_timeout)
     }
 
-    /// How long an agent may take to answer [`ToAgent::Kill`](crate::ToAgent::Kill).
+    /// Returns the time that an agent may take to answer [`ToAgent::Kill`](crate::ToAgent::Kill).
     #[must_use]
     pub fn kill(&self) -> Duration {
         self.stuck() + self.leftovers() + self.output() + TRANSFER
     }
 
-    /// How long an agent may take to answer [`ToAgent::Stop`](crate::ToAgent::Stop).
+    /// Returns the time that an agent may take to answer [`ToAgent::Stop`](crate::ToAgent::Stop).
     #[must_use]
     pub fn stop(&self) -> Duration {
         self.shutdown_timeout + self.kill()
     }
 
-    /// How long the coordinator may take to tell all agents that the job is over: those that are
-    /// cut off are waited for as long as they would wait.
+    /// Returns the time that the coordinator may take to inform all agents that the job is over. It waits for
+    /// disconnected agents as long as they would wait for the coordinator.
     #[must_use]
     pub fn end_notice(&self) -> Duration {
         self.heartbeat_timeout + TRANSFER
     }
 }
 
-/// For messages on their way, and for a busy host.
+/// Allowance for messages in transit and for a busy host.
 const TRANSFER: Duration = Duration::from_secs(2);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 

@@ -13,11 +13,11 @@ use crate::connection::Connection;
 use crate::wake::Flag;
 use crate::{FromAgent, Join, LinkError, Millis, TimeLimits, ToAgent, masked_thread};
 
-/// How many bytes of [`FromAgent::Output`] an agent may have sent for which no
-/// [`ToAgent::Taken`] has come.
+/// Flow control window in bytes: the maximum amount of [`FromAgent::Output`] that an agent may have sent without a
+/// matching [`ToAgent::Taken`].
 pub const OUTPUT_CREDIT: u64 = 256 << 10;
 
-/// The agent's end.
+/// The agent's end of its connection to the coordinator.
 ///
 /// It never waits. In each turn of its loop the agent polls [`Link::read_fd`], and
 /// [`Link::write_fd`] while [`Link::wants_write`], until [`Link::deadline`] at most; then it calls
@@ -53,7 +53,7 @@ pub struct Link {
     _heart: Option<Heart>,
 }
 
-/// What the agent shares with the thread that sends beats.
+/// State that the agent shares with the thread that sends heartbeats.
 #[derive(Debug)]
 struct Shared {
     wire: Connection,
@@ -63,9 +63,9 @@ struct Shared {
 }
 
 impl Link {
-    /// A link over a pair of pipes, or two ends of anything; both are set not to block.
+    /// Creates a link over a pair of pipes, or two ends of any byte stream. Both are set to non-blocking mode.
     ///
-    /// `limits` is `None` in one process, where nothing can fall silent.
+    /// `limits` is `None` in one process, where no connection can become silent.
     ///
     /// # Errors
     /// The system refuses to set the descriptors, or has no thread or descriptor left.
@@ -73,10 +73,10 @@ impl Link {
         Self::of(Connection::new(reader, Some(writer), MAX_UNSENT)?, limits)
     }
 
-    /// A link over one socket.
+    /// Creates a link over one socket.
     ///
     /// # Errors
-    /// As [`Link::new`].
+    /// Returns the same errors as [`Link::new`].
     pub fn over(socket: OwnedFd, limits: Option<TimeLimits>) -> io::Result<Self> {
         Self::of(Connection::new(socket, None, MAX_UNSENT)?, limits)
     }
@@ -96,51 +96,51 @@ impl Link {
         Self { peer: Some(peer), ..self }
     }
 
-    /// Where the coordinator is, if this is a TCP connection to it.
+    /// Returns the coordinator's address, if this is a TCP connection to it.
     #[must_use]
     pub fn peer(&self) -> Option<SocketAddr> {
         self.peer
     }
 
-    /// Counts [`Link::millis`] from that moment: the clock of an agent must be the same over all of
-    /// its connections.
+    /// Sets the moment from which [`Link::millis`] counts. The clock of an agent must be the same over all of its
+    /// connections.
     pub fn set_start(&mut self, start: Instant) {
         self.shared.lock().start = start;
     }
 
-    /// To be polled for reading.
+    /// Returns the descriptor to be polled for reading.
     #[must_use]
     pub fn read_fd(&self) -> BorrowedFd<'_> {
         self.ends[0].as_fd()
     }
 
-    /// To be polled for writing while [`Link::wants_write`].
+    /// Returns the descriptor to be polled for writing while [`Link::wants_write`].
     #[must_use]
     pub fn write_fd(&self) -> BorrowedFd<'_> {
         self.ends[1].as_fd()
     }
 
-    /// Something waits to be sent.
+    /// Returns `true` if data waits to be sent.
     #[must_use]
     pub fn wants_write(&self) -> bool {
         self.shared.lock().wire.wants_write()
     }
 
-    /// Sends as much as the system takes now, and the rest on [`Link::flush`]. That the other side
-    /// is gone is told by [`Link::receive`].
+    /// Sends as much of a message as the system accepts now, and the rest on [`Link::flush`]. A lost connection is
+    /// reported by [`Link::receive`].
     pub fn send(&mut self, message: &FromAgent) {
         self.shared.lock().send(message);
     }
 
-    /// Sends more of what waits.
+    /// Sends more of the waiting data.
     pub fn flush(&mut self) {
         self.shared.lock().wire.flush();
     }
 
-    /// Returns the next message, if one has come; heartbeats are left out.
+    /// Returns the next message, if one was received. Heartbeats are left out.
     ///
     /// # Errors
-    /// The coordinator is gone, does not read, or is none.
+    /// The connection is lost, the coordinator does not read, or the peer is not a coordinator.
     pub fn receive(&mut self) -> Result<Option<ToAgent>, LinkError> {
         let mut shared = self.shared.lock();
         loop {
@@ -151,19 +151,19 @@ impl Link {
         }
     }
 
-    /// For how long nothing has come.
+    /// Returns the time since data was last received.
     #[must_use]
     pub fn silence(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.shared.lock().wire.last_received())
     }
 
-    /// Nothing has come for so long that it is worth while to try another connection.
+    /// Returns `true` if nothing was received for so long that the agent should attempt a second connection.
     #[must_use]
     pub fn is_quiet(&self, now: Instant) -> bool {
         self.limits.is_some_and(|limits| self.silence(now) >= limits.quiet())
     }
 
-    /// When the link becomes quiet or [`Link::keep_up`] fails, if nothing comes before.
+    /// Returns the time at which the link becomes quiet or [`Link::keep_up`] fails, if nothing is received before.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let limits = self.limits?;
@@ -172,10 +172,10 @@ impl Link {
         Some(if Instant::now() < quiet { quiet } else { heard + limits.heartbeat_timeout() })
     }
 
-    /// Tells whether the coordinator has been silent for too long.
+    /// Checks that the coordinator has not been silent for too long.
     ///
     /// # Errors
-    /// It has.
+    /// The coordinator has been silent for longer than the heartbeat timeout.
     pub fn keep_up(&mut self, now: Instant) -> Result<(), LinkError> {
         let Some(limits) = self.limits else { return Ok(()) };
         if self.silence(now) >= limits.heartbeat_timeout() {
@@ -184,8 +184,8 @@ impl Link {
         Ok(())
     }
 
-    /// A moment on this link's clock, on which [`Join::sent`](crate::Join) and
-    /// [`RankFailure::at`](crate::RankFailure) are given; moments before its start are 0.
+    /// Returns a moment on this link's clock, which [`Join::sent`](crate::Join) and
+    /// [`RankFailure::at`](crate::RankFailure) use. Moments before its start are 0.
     #[must_use]
     pub fn millis(&self, at: Instant) -> Millis {
         self.shared.lock().millis(at)

@@ -16,7 +16,7 @@ use crate::connection::Connection;
 use crate::etcd::LeaderLease;
 use crate::secret::Secret;
 
-/// Where a coordinator listens, and which hosts can reach it.
+/// Listening socket of a coordinator, and the hosts that can reach it.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -25,13 +25,13 @@ pub struct Listener {
     pub(crate) secret: Option<Secret>,
     pub(crate) run_id: String,
     pub(crate) limits: Limits,
-    /// Where it was elected.
+    /// Lease of the election, if the coordinator was elected.
     pub(crate) lease: Option<LeaderLease>,
 }
 
 impl Listener {
-    /// Listens at this port, 0 for a free one: on the loopback alone, or on all addresses of this
-    /// host, of both families where it has both.
+    /// Listens at this port, or at a free one for 0: on the loopback address alone, or on all addresses of this host,
+    /// both IPv4 and IPv6 where it has both.
     ///
     /// # Errors
     /// The port is taken or not allowed.
@@ -57,14 +57,14 @@ impl Listener {
         Ok(Self { socket, port, bind_address, secret, run_id: run_id.into(), limits, lease: None })
     }
 
-    /// The port.
+    /// Returns the port that the listener is bound to.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Hosts of a network can reach it, and none has to know a secret: any process that reaches the port can
-    /// join the job.
+    /// Returns `true` if hosts of a network can reach the listener and no secret is required: any process that reaches
+    /// the port can join the job.
     #[must_use]
     pub fn is_unguarded(&self) -> bool {
         self.secret.is_none() && self.bind_address == BindAddress::Unspecified
@@ -84,7 +84,7 @@ impl AsFd for Listener {
     }
 }
 
-/// The address at which a listener is bound.
+/// Address at which a listener is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindAddress {
     /// A loopback address: only processes of this host reach it.
@@ -93,14 +93,14 @@ pub enum BindAddress {
     Unspecified,
 }
 
-/// What connections may cost that have not joined.
+/// Limits for connections that have not joined.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// How many there may be.
+    /// Maximum number of such connections.
     pub(crate) strangers: usize,
-    /// How long one may take to join.
+    /// Time limit for joining.
     pub(crate) greeting: Duration,
-    /// How long one keeps its place even when all are taken and others wait.
+    /// Time for which a connection keeps its place even when all are taken and others wait.
     pub(crate) grace: Duration,
 }
 
@@ -141,7 +141,7 @@ fn both_families(port: u16) -> nix::Result<TcpListener> {
     Ok(TcpListener::from(fd))
 }
 
-/// Whether this is an address of the host itself.
+/// Returns `true` if this is an address of this host.
 pub(crate) fn is_own(address: SocketAddr) -> bool {
     let ip = address.ip().to_canonical();
     ip.is_loopback()
@@ -155,5 +155,5 @@ pub(crate) fn is_own(address: SocketAddr) -> bool {
         })
 }
 
-/// What an agent may leave unread; most messages to it are short.
+/// Maximum number of unread bytes of an agent. Most messages to it are short.
 pub(crate) const MAX_UNSENT: usize = 64 << 10;

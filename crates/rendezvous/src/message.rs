@@ -12,165 +12,164 @@ use brigade_hardware::DeviceFault;
 use brigade_rank_env::text::{printable, printable_lines};
 use serde::{Deserialize, Serialize};
 
-/// Version of this protocol; both sides must have the same.
+/// Version of this protocol. Both sides must have the same.
 pub const PROTOCOL: u32 = 3;
 
 /// More faults of devices than that are not taken from one failure.
 pub(crate) const MAX_FAULTS: usize = 16;
 
-/// Milliseconds of the sender's own monotonic clock, from a start of its choosing.
+/// Milliseconds of the sender's own monotonic clock, from a start that the sender chooses.
 pub type Millis = u64;
 
-/// From an agent to the coordinator.
+/// Message from an agent to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromAgent {
-    /// First: asks to take part.
+    /// First message of an agent: requests to take part in the job.
     Join(Join),
-    /// A rank of this host ended with a code other than 0 or by a signal that is not the agent's.
+    /// A rank of this host failed: it ended with a code other than 0, or by a signal that the agent did not send.
     Failed(RankFailure),
-    /// All ranks of this host run. Sent where [`Assignment::recorded`] asks for it, and again after a
-    /// break.
+    /// All ranks of this host have been started. Sent if [`Assignment::recorded`] is set, and again after a
+    /// reconnection.
     Started {
-        /// In which attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// Their process numbers, by local rank.
+        /// Process numbers of the ranks, by local rank.
         pids: Vec<i32>,
-        /// When.
+        /// Time of the start.
         at: Millis,
     },
-    /// A rank of this host has ended, however it did. Sent as [`FromAgent::Started`] is.
+    /// A rank of this host has ended, with any exit status. Sent under the same conditions as [`FromAgent::Started`].
     Exited {
-        /// In which attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// Its number on its host.
+        /// Local rank: the rank's number on its host.
         local_rank: usize,
-        /// How it ended.
+        /// Exit status of the rank.
         exit_status: ExitStatus,
-        /// When.
+        /// Time of the end.
         at: Millis,
     },
-    /// Every rank of this host ended with 0.
+    /// Every rank of this host ended with exit code 0.
     Finished {
-        /// In which attempt.
+        /// Number of the attempt.
         attempt: u32,
     },
-    /// The answer to [`ToAgent::Stop`]: no process of the attempt is left.
+    /// Answer to [`ToAgent::Stop`]: no process of the attempt is left.
     Stopped {
-        /// Which attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// A port for the ranks to meet at, held by the agent, should it be the first host next.
+        /// Port for the ranks' store, which the agent holds in case its host is the first one in the next attempt.
         port: u16,
-        /// Ranks did not stop in time and were killed.
+        /// `true` if ranks did not stop in time and were killed.
         killed: bool,
-        /// Ranks that SIGKILL did not end, in words: the host can take part in no other attempt.
+        /// Description of the ranks that survived SIGKILL. The host can then take part in no other attempt.
         #[serde(default)]
         stuck: Option<String>,
     },
-    /// This agent was sent a signal that asks the job to stop.
+    /// This agent received a signal that requests the end of the job.
     Interrupted {
-        /// The signal's number.
+        /// Number of the signal.
         signal: i32,
-        /// Counts the requests of this agent from 1, so that one that is sent again after a break
-        /// is not taken for another one.
+        /// Number of this agent's request, from 1, so that a request that is sent again after a reconnection is not
+        /// counted twice.
         count: u32,
     },
-    /// This host leaves; the job may go on without it. It stops its ranks by itself.
+    /// This host leaves the job, which may continue without it. It stops its ranks by itself.
     Leaving,
-    /// This host cannot do its part: its ranks could not be started.
+    /// This host cannot do its part because its ranks could not be started.
     Unable {
-        /// Why.
+        /// Reason for the failure.
         reason: String,
     },
-    /// Whole lines of its ranks, prefixed, when they are to be shown where the coordinator is.
+    /// Whole lines of its ranks, with prefix, when the coordinator's host shows the output.
     Output {
-        /// Where they belong.
+        /// Output stream of the lines.
         stream: Stream,
-        /// The lines.
+        /// Text of the lines.
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
-    /// A line of the agent's own for the user.
+    /// A line of the agent itself for the user.
     Say {
-        /// The line, without its end.
+        /// Text of the line, without its line end.
         text: String,
     },
-    /// How far its ranks are, a few times a second at most, where that is shown where the coordinator
-    /// is. None: they have ended.
+    /// Progress reports of this host's ranks, at most a few times per second, when the coordinator's host shows
+    /// progress. Empty once the ranks have ended.
     Progress {
-        /// Ranks and their reports, as they have written them.
+        /// Ranks and their encoded reports.
         ranks: Vec<(usize, String)>,
     },
-    /// Nothing has happened, but this host is alive.
+    /// Heartbeat: this host is alive.
     Beat {
-        /// When it was sent.
+        /// Time of sending.
         sent: Millis,
     },
 }
 
-/// Asks to take part in a job.
+/// Request of an agent to take part in a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
-    /// [`PROTOCOL`] of the agent.
+    /// Protocol version of the agent: its [`PROTOCOL`].
     pub protocol: u32,
-    /// Its version, for the message when the protocols differ.
+    /// Brigade version of the agent, for the message when the protocols differ.
     pub version: String,
-    /// Name of the job; over TCP, what stands for it on that connection.
+    /// Name of the job. Over TCP, the value that represents it on that connection.
     pub run_id: String,
     /// Host name, for messages.
     pub host: String,
     /// Process number of the agent.
     pub pid: u32,
-    /// Name of the agent, which no other has.
+    /// Unique name of the agent.
     pub agent: String,
-    /// 0: it is new. Else it has asked to join before, only its connection was lost, and it asks for
-    /// its seat for this many times. Where it has seen no attempt, the request before may be lost,
-    /// too: then it is new, and is answered with [`ToAgent::Resumed`] all the same.
+    /// Number of times that the agent has requested its seat again after losing its connection. It is 0 for a new agent. If
+    /// such an agent has not seen an attempt yet, its earlier request may be lost, too: then it is treated as new and
+    /// is answered with [`ToAgent::Resumed`] all the same.
     pub resume: u32,
-    /// How many ranks it will start.
+    /// Number of ranks that the agent will start.
     pub nproc: usize,
-    /// The place that the user gave it, where there is one.
+    /// Node rank that the user gave the host, if any.
     pub node_rank: Option<usize>,
-    /// Name or address under which other hosts reach it; `None`: as the coordinator sees it.
+    /// Name or address under which other hosts reach it. With `None`, the address that the coordinator sees.
     pub address: Option<String>,
-    /// A port for the ranks to meet at, held by the agent, should it be the first host.
+    /// Port for the ranks' store, which the agent holds in case its host is the first one.
     pub port: u16,
-    /// The last attempt it took part in, when it had another coordinator or another connection
-    /// before.
+    /// Last attempt that the agent took part in, when it had another coordinator or another connection before.
     pub last_attempt: Option<u32>,
-    /// Its place in that attempt, so that a new coordinator keeps the order of the hosts.
+    /// Node rank of the host in that attempt, so that a new coordinator keeps the order of the hosts.
     #[serde(default)]
     pub last_node_rank: Option<usize>,
-    /// How many restarts that coordinator had counted.
+    /// Number of restarts that the earlier coordinator had counted.
     pub restarts: u32,
-    /// When this was sent.
+    /// Time of sending.
     pub sent: Millis,
 }
 
-/// A rank that failed.
+/// Report about a failed rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankFailure {
-    /// In which attempt.
+    /// Number of the attempt.
     pub attempt: u32,
-    /// Its number in the job.
+    /// Rank in the job.
     pub rank: usize,
-    /// Its number on its host.
+    /// Local rank: the rank's number on its host.
     pub local_rank: usize,
-    /// Host name.
+    /// Name of the rank's host.
     pub host: String,
-    /// Process number.
+    /// Process number of the rank.
     pub pid: i32,
-    /// How it ended.
+    /// Exit status of the rank.
     pub exit_status: ExitStatus,
-    /// When it was, on the agent's clock: its error was written before the agent saw the end, and a
-    /// rank that was killed had ended for its peers before.
+    /// Time of the failure on the agent's clock. For a rank that wrote its error, the time of writing, which precedes
+    /// the end that the agent sees; a killed rank likewise had ended for its peers before.
     pub at: Millis,
-    /// Its last lines, oldest first, and where they were printed.
+    /// Last output lines of the rank, oldest first.
     pub last_lines: Vec<String>,
-    /// The stream of `last_lines`.
+    /// Output stream of `last_lines`.
     pub stream: Stream,
-    /// What it wrote into its error file, if it did.
+    /// Content of the rank's error file, if it wrote one.
     pub error: Option<String>,
-    /// What its agent knows about the reason besides: that memory ran out, say.
+    /// Further information of the agent about the reason, for example that memory ran out.
     #[serde(default)]
     pub hint: Option<String>,
     /// Faults of the job's devices that drivers have reported, on the hosts where ranks have failed.
@@ -178,21 +177,21 @@ pub struct RankFailure {
     pub device_faults: Vec<DeviceFault>,
 }
 
-/// How a process ended.
+/// Exit status of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExitStatus {
-    /// It exited with this code.
+    /// The process exited with this code.
     Code(i32),
-    /// This signal killed it.
+    /// The process was killed by this signal.
     Signal(i32),
 }
 
-/// One of a process's two output streams.
+/// Output stream of a process: standard output or standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stream {
-    /// Standard output.
+    /// Standard output (stdout).
     Stdout,
-    /// Standard error.
+    /// Standard error (stderr).
     Stderr,
 }
 
@@ -222,115 +221,115 @@ impl Stream {
     }
 }
 
-/// From the coordinator to an agent.
+/// Message from the coordinator to an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToAgent {
-    /// It cannot take part. The connection is closed after this.
+    /// The agent cannot take part. The connection is closed after this message.
     Refused {
-        /// Why, and what to do.
+        /// Reason for the refusal, and what to do.
         reason: String,
     },
-    /// Its seat was kept: the answer to a [`Join`] that resumes. What it may have missed follows.
+    /// Answer to a [`Join`] that resumes: the agent's seat was kept. Messages that it may have missed follow.
     Resumed,
-    /// It takes part once the others are there.
+    /// The agent takes part once enough hosts have joined.
     Waiting {
-        /// Hosts that are there.
+        /// Number of hosts that have joined.
         have: usize,
-        /// Hosts that are needed.
+        /// Number of hosts that are needed.
         need: usize,
     },
-    /// Start the ranks.
+    /// Starts the ranks of an attempt.
     Start(Assignment),
-    /// Stop the ranks of the attempt: this signal, then, after the time limit, SIGKILL.
+    /// Stops the ranks of the attempt: with this signal, then, after the time limit, with SIGKILL.
     Stop {
-        /// Which attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// The signal to begin with.
+        /// Number of the first signal.
         signal: i32,
-        /// What the user is told.
+        /// Reason that is shown to the user.
         reason: String,
     },
-    /// Kill at once what still runs: the stop was asked for a second time.
+    /// Kills the processes that still run at once, because the stop was requested a second time.
     Kill,
-    /// Hand this signal on to the ranks that run, which goes on.
+    /// Forwards this signal to the ranks. The attempt continues.
     Signal {
-        /// SIGUSR1 or SIGUSR2.
+        /// Number of the signal: SIGUSR1 or SIGUSR2.
         signal: i32,
     },
-    /// The coordinator has shown this much output; the agent may send as much more.
+    /// The coordinator has shown this much output, and the agent may send as much more.
     Taken {
-        /// How many bytes.
+        /// Number of bytes.
         bytes: u64,
     },
-    /// The job is over.
+    /// The job is over, with this result.
     End(JobResult),
-    /// Nothing has happened, but the coordinator is alive.
+    /// Heartbeat: the coordinator is alive.
     Beat,
 }
 
 /// A host's part in an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assignment {
-    /// Which attempt, from 0.
+    /// Number of the attempt, from 0.
     pub attempt: u32,
-    /// How many restarts after failures there have been.
+    /// Number of restarts after failures so far.
     pub restarts: u32,
-    /// How many are allowed.
+    /// Maximum number of restarts.
     pub max_restarts: u32,
     /// Number of this host, from 0.
     pub node_rank: usize,
-    /// Number of hosts.
+    /// Number of hosts in the attempt.
     pub num_nodes: usize,
     /// Number of this host's first rank in the job.
     pub first_rank: usize,
-    /// How many ranks this host starts.
+    /// Number of ranks that this host starts.
     pub nproc: usize,
     /// Number of ranks in the job.
     pub world_size: usize,
     /// Host on which rank 0 runs.
     pub master_addr: String,
-    /// Port at which rank 0 listens, held by that host's agent.
+    /// Port at which rank 0 listens. That host's agent holds it.
     pub master_port: u16,
-    /// The coordinator keeps a record of the job: it is told of each rank's start and end.
+    /// `true` if the coordinator keeps a record of the job: agents report each rank's start and end.
     #[serde(default)]
     pub recorded: bool,
 }
 
-/// How the job ended.
+/// Result of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobResult {
-    /// The exit code of every agent.
+    /// Exit code of every agent.
     pub code: u8,
-    /// Why the job did not simply finish.
+    /// Reason why the job did not end normally.
     pub cause: Option<Cause>,
 }
 
-/// Why a job did not simply finish.
+/// Reason why a job did not end normally.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
     /// This rank failed first.
     Failed(RankFailure),
-    /// A signal stopped it; the failure, if any, that decided the exit code.
+    /// A signal stopped the job.
     Interrupted {
-        /// By this signal.
+        /// Number of the signal.
         signal: i32,
-        /// A rank that ended otherwise than the signal explains.
+        /// The failure that decided the exit code: a rank that ended in a way that the signal does not explain.
         failure: Option<RankFailure>,
     },
-    /// A host is gone, and the job could not go on without it.
+    /// A host was lost, and the job could not continue without it.
     HostLost {
-        /// Host name.
+        /// Name of the host.
         host: String,
-        /// How that was seen.
+        /// Description of how the loss was detected.
         how: String,
     },
-    /// Not enough hosts came in time.
+    /// Too few hosts joined in time.
     TooFewHosts {
-        /// Hosts that came.
+        /// Number of hosts that joined.
         have: usize,
-        /// Hosts that were needed.
+        /// Number of hosts that were needed.
         need: usize,
-        /// After this long.
+        /// Time waited, in seconds.
         seconds: u64,
     },
 }
@@ -406,7 +405,8 @@ impl Cause {
 }
 
 impl Join {
-    /// A request of this version, process and moment, for one rank; the rest is filled in.
+    /// Creates a request with this program's version, this process and the current time, for one rank. The other fields
+    /// have defaults.
     ///
     /// ```
     /// use brigade_rendezvous::{Join, PROTOCOL};
@@ -444,7 +444,7 @@ impl RankFailure {
         Self { host: printable(&self.host), hint, error, device_faults, ..self }
     }
 
-    /// One line: which rank failed, on which host, and how.
+    /// Formats the failure as one line: the rank, its host, and how it failed.
     ///
     /// ```
     /// # use brigade_rendezvous::{ExitStatus, RankFailure, Stream};
@@ -466,7 +466,7 @@ impl RankFailure {
 }
 
 impl ExitStatus {
-    /// The exit code that a shell gives: the code itself, or 128 + the signal's number.
+    /// Returns the exit code that a shell gives: the code itself, or 128 + the signal's number.
     ///
     /// ```
     /// use brigade_rendezvous::ExitStatus;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::geteuid;
 use sha2::{Digest, Sha256};
 
-/// A secret that all agents of a job share: the pre-shared key of their rendezvous over TCP.
+/// Secret that all agents of a job share: the pre-shared key of their rendezvous over TCP.
 ///
 /// An agent and the coordinator each prove to the other that they know it, without sending it or
 /// anything that depends on it alone. A host that reaches the port and does not know the secret can
@@ -32,21 +32,21 @@ pub struct Secret {
     bytes: Vec<u8>,
 }
 
-/// Why a text or a file cannot be the secret of a job.
+/// Error for a text or a file that cannot be the secret of a job.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecretError {
-    /// It is empty, or too short to withstand guesses.
+    /// The secret is empty, or too short to withstand guesses.
     #[error(
         "the secret of the job has {length} bytes, at least {} are needed: `openssl rand -hex 32` \
          makes a good one",
         Secret::MIN_LEN
     )]
     TooShort {
-        /// Its length without white space around it.
+        /// Length in bytes, without surrounding white space.
         length: usize,
     },
-    /// It is longer than any secret: this is another file.
+    /// The text is longer than any secret, so it is probably the wrong file.
     #[error(
         "the secret of the job has more than {} bytes: is this the right file?",
         Secret::MAX_LEN
@@ -55,35 +55,35 @@ pub enum SecretError {
     /// The file cannot be read.
     #[error("cannot read the secret in {}: {source}", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The file belongs to this user, and others may read or change it.
+    /// The file belongs to this user, and other users may read or change it.
     #[error(
         "the file {} holds a secret, and its mode {mode:03o} lets other users read or change it: run \
          `chmod 600 {}`",
         path.display(), path.display()
     )]
     TooOpen {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
     },
-    /// The system has no source of random numbers.
+    /// The operating system has no source of random numbers.
     #[error("the system gives no random numbers for the secret of the job: {0}")]
     NoRandom(io::Error),
 }
 
 impl Secret {
-    /// Fewest bytes of a secret.
+    /// Minimum length of a secret in bytes.
     pub const MIN_LEN: usize = 16;
-    /// Most bytes of a secret.
+    /// Maximum length of a secret in bytes.
     pub const MAX_LEN: usize = 4096;
 
-    /// Takes this text, without white space around it.
+    /// Creates a secret from a text, without surrounding white space.
     ///
     /// # Errors
     /// What is left has fewer than [`Secret::MIN_LEN`] or more than [`Secret::MAX_LEN`] bytes.
@@ -96,7 +96,7 @@ impl Secret {
         }
     }
 
-    /// Makes a secret of 256 random bits, written as 64 hexadecimal digits.
+    /// Generates a secret of 256 random bits, written as 64 hexadecimal digits.
     ///
     /// # Errors
     /// The system has no source of random numbers.
@@ -107,7 +107,7 @@ impl Secret {
         Ok(Self { bytes: hex(&random).into_bytes() })
     }
 
-    /// Reads a file, without white space around its text.
+    /// Reads a secret from a file, without surrounding white space.
     ///
     /// Its mode is checked as ssh checks that of a private key: a regular file that belongs to this
     /// user must not be accessible to its group or to others.
@@ -118,7 +118,7 @@ impl Secret {
         Self::new(read_private(path)?)
     }
 
-    /// Gives the secret itself, for a channel that is encrypted or a file for this user alone.
+    /// Returns the bytes of the secret, for an encrypted channel or a file that only this user can read.
     #[must_use]
     pub fn expose(&self) -> &[u8] {
         &self.bytes
@@ -140,8 +140,8 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Reads a password from a file, without white space around it. The file's mode is checked as that of
-/// a secret's ([`Secret::from_file`]).
+/// Reads a password from a file, without surrounding white space. The file's mode is checked like that of a secret's
+/// file ([`Secret::from_file`]).
 ///
 /// # Errors
 /// The file cannot be read, others may read it, or it is not text.
@@ -169,8 +169,7 @@ fn read_private(path: &Path) -> Result<Vec<u8>, SecretError> {
     Ok(text)
 }
 
-/// Makes a name that no other process has chosen: the prefix, `-` and 64 random bits in hexadecimal
-/// digits.
+/// Returns a random name that no other process has chosen: the prefix, `-` and 64 random bits in hexadecimal digits.
 ///
 /// # Errors
 /// The system has no source of random numbers.

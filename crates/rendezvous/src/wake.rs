@@ -41,8 +41,8 @@ pub fn until(deadline: Option<Instant>) -> PollTimeout {
     deadline.map_or(PollTimeout::NONE, |at| within(at.saturating_duration_since(Instant::now())))
 }
 
-/// Converts a limit to a timeout for `poll`, rounded up to a whole millisecond: rounded down, a loop
-/// would spin during the last one. A limit that `poll` cannot express becomes its longest, 24 days.
+/// Converts a duration to a timeout for `poll`, rounded up to a whole millisecond: rounded down, a loop would spin
+/// during the last one. A duration that `poll` cannot express becomes its longest timeout, 24 days.
 ///
 /// ```
 /// use std::time::Duration;

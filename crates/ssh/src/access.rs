@@ -9,7 +9,8 @@ use brigade_rendezvous::TimeLimits;
 use crate::ssh::{SSH_VARIABLE, SessionTimes, SshClient};
 use crate::{HostSpec, LocalFacts, LocalHost, RemoteError, reexec, remote_command};
 
-/// Makes the commands that start this program on hosts: with ssh, or as it is on this machine.
+/// Access to the hosts of a job: makes the commands that start this program on them, over ssh or directly on this
+/// machine.
 ///
 /// ```
 /// use std::time::Duration;
@@ -27,23 +28,23 @@ use crate::{HostSpec, LocalFacts, LocalHost, RemoteError, reexec, remote_command
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAccess {
-    /// This machine.
+    /// Names and addresses of this machine.
     pub local: LocalHost,
-    /// This executable, which the other hosts look for at the same path.
+    /// Path of this executable. The other hosts look for it at the same path.
     pub brigade: PathBuf,
     client: SshClient,
     times: SessionTimes,
 }
 
 impl HostAccess {
-    /// Decides from the options and facts. Pure.
+    /// Derives the access from the options and facts. A pure function.
     ///
     /// `ssh_command` is the client with its options as one line of the shell; without it the variable
     /// `BRIGADE_SSH` is read, and then `ssh` is used. ssh gets `connect_timeout` to connect, and asks
     /// for signs of life as often as `limits` says.
     ///
     /// # Errors
-    /// The command for ssh cannot be read.
+    /// The command for ssh cannot be parsed.
     pub fn resolve(
         ssh_command: Option<&str>,
         connect_timeout: Duration,
@@ -57,11 +58,11 @@ impl HostAccess {
         Ok(Self { local: facts.host.clone(), brigade: facts.brigade.clone(), client, times })
     }
 
-    /// Makes the command that starts a role, such as `__agent`, on a host. It ends with exit code 127
-    /// where there is no `brigade`. On this machine the role starts without ssh.
+    /// Makes the command that starts a role, such as `__agent`, on a host. The command ends with exit code 127 where
+    /// `brigade` is missing. On this machine the role starts without ssh.
     ///
     /// # Errors
-    /// There is no such ssh client.
+    /// The ssh client does not exist or cannot be executed.
     pub fn command(&self, host: &HostSpec, role: &str) -> Result<Command, RemoteError> {
         if self.local.is(host) {
             return Ok(reexec::role_command(role));
@@ -69,15 +70,15 @@ impl HostAccess {
         self.ssh_command(host, &remote_command::start(&self.brigade, role))
     }
 
-    /// Makes the command that runs a line of the shell on another host.
+    /// Makes the command that runs a shell command line on another host.
     ///
     /// # Errors
-    /// There is no such ssh client.
+    /// The ssh client does not exist or cannot be executed.
     pub fn ssh_command(&self, host: &HostSpec, line: &str) -> Result<Command, RemoteError> {
         Ok(self.client.command(host, self.times, line)?)
     }
 
-    /// Returns the words of [`HostAccess::command`], for a user to read.
+    /// Returns the words of [`HostAccess::command`], to show them to a user.
     #[must_use]
     pub fn words(&self, host: &HostSpec, role: &str) -> Vec<String> {
         if self.local.is(host) {

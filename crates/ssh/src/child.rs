@@ -19,17 +19,17 @@ use nix::unistd::Pid;
 use parking_lot::Mutex;
 use rustix::process::{PidfdFlags, pidfd_open};
 
-/// A process that leads its own group, with a thread that reads its stderr. Killed when dropped.
+/// Child process that leads its own process group, with a thread that reads its stderr. Killed when dropped.
 pub struct Child {
     process: std::process::Child,
-    /// Whether its number is still its own: it has not been reaped.
+    /// `true` while the process number is still the child's: it has not been reaped.
     alive: Arc<Mutex<bool>>,
     shared: Arc<Mutex<Shared>>,
     /// Disconnected at the end of its stderr.
     ended: Receiver<()>,
 }
 
-/// Receives each line of a stderr, and `None` at its end.
+/// Callback that receives each line of a stderr, and `None` at its end.
 pub type Listener = Box<dyn Fn(Option<&str>) + Send>;
 
 #[derive(Default)]
@@ -49,10 +49,10 @@ impl fmt::Debug for Child {
 }
 
 impl Child {
-    /// Starts the process; also returns its stdin and stdout. `host` is for the name of the thread.
+    /// Starts the process. Also returns its stdin and stdout. `host` is for the name of the thread.
     ///
-    /// It leads a process group of its own, out of reach of what is typed at the terminal: its end is for
-    /// the caller to decide.
+    /// The process leads a process group of its own, which does not receive the terminal's signals: the caller decides
+    /// when it ends.
     ///
     /// # Errors
     /// The process or the thread cannot be started.
@@ -82,19 +82,20 @@ impl Child {
         ProcessGroup { pid: self.pid(), alive: Arc::clone(&self.alive) }
     }
 
-    /// Returns its process number.
+    /// Returns the process number of the child.
     #[must_use]
     pub fn pid(&self) -> Pid {
         Pid::from_raw(self.process.id().cast_signed())
     }
 
-    /// Returns the end of its stderr so far, 64 kB at most, with control characters escaped.
+    /// Returns the end of the child's stderr so far, 64 kB at most, with control characters escaped.
     #[must_use]
     pub fn stderr(&self) -> String {
         self.shared.lock().stderr.clone()
     }
 
-    /// Returns the same once its stdout has ended: waits half a second at most for the stderr's end, too.
+    /// Returns the end of the child's stderr once its stdout has ended. Waits half a second at most for the stderr's
+    /// end, too.
     #[must_use]
     pub fn last_stderr(&self) -> String {
         // A process that it has left behind may hold the stream open.
@@ -102,7 +103,7 @@ impl Child {
         self.stderr()
     }
 
-    /// Passes the lines that follow to a listener.
+    /// Passes the lines of stderr that follow to a listener.
     pub fn listen(&self, listener: Listener) {
         let mut shared = self.shared.lock();
         if shared.ended {
@@ -112,13 +113,13 @@ impl Child {
         }
     }
 
-    /// Returns its exit status: waits half a second at most for its end.
+    /// Returns the child's exit status. Waits half a second at most for its end.
     pub fn exit_status(&mut self) -> Option<ExitStatus> {
         self.wait_until(Instant::now() + END_TIMEOUT);
         self.try_wait()
     }
 
-    /// Waits for its end until the deadline, and then kills it.
+    /// Waits for the child's end until the deadline, and then kills it.
     pub fn finish(self, deadline: Instant) {
         self.wait_until(deadline);
     }
@@ -166,16 +167,16 @@ impl Drop for Child {
     }
 }
 
-/// The process group of a session, which outlives the [`Child`] harmlessly.
+/// Process group of a session. It may safely outlive the [`Child`].
 #[derive(Debug)]
 pub struct ProcessGroup {
     pid: Pid,
-    /// Whether the number is still its own: the leader has not been reaped.
+    /// `true` while the process number is still the leader's: it has not been reaped.
     alive: Arc<Mutex<bool>>,
 }
 
 impl ProcessGroup {
-    /// Kills all its processes.
+    /// Kills all processes of the group.
     pub fn kill(&self) {
         let alive = self.alive.lock();
         if *alive {

@@ -11,17 +11,18 @@ use brigade_rank_env::env;
 
 use crate::{LocalFacts, RemoteError};
 
-/// What the user asks for with `--env-pass`.
+/// Request of the user for an environment variable of the hosts: a value of `--env-pass`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EnvRequest {
-    /// `NAME`: as it is here. With a star at the end, all whose names begin so.
+    /// `NAME`: the variable with its value in this environment. With a star at the end, all variables whose names begin
+    /// with that text.
     Pass(String),
-    /// `NAME=value`.
+    /// `NAME=value`: the variable with this value.
     Set(String, OsString),
 }
 
 impl EnvRequest {
-    /// Reads the value of `--env-pass`.
+    /// Parses a value of `--env-pass`.
     ///
     /// ```
     /// use brigade_ssh::EnvRequest;
@@ -32,7 +33,7 @@ impl EnvRequest {
     /// ```
     ///
     /// # Errors
-    /// What was expected.
+    /// The text is not a variable. The error describes the valid syntax.
     pub fn parse(text: &OsStr) -> Result<Self, String> {
         let bytes = text.as_bytes();
         let (name, value) = match bytes.iter().position(|byte| *byte == b'=') {
@@ -63,29 +64,29 @@ impl EnvRequest {
     }
 }
 
-/// The variables that other hosts get.
+/// Environment variables that are passed to the other hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForwardedVariables {
-    /// Names and values.
+    /// Names and values of the variables.
     pub variables: Vec<(OsString, OsString)>,
-    /// DeepSpeed's files that have set any of them, with their names.
+    /// DeepSpeed's files that have set any of the variables, with the variables' names.
     pub files: Vec<VariableFile>,
 }
 
-/// A file of DeepSpeed's with variables for the hosts, read although no option names it.
+/// DeepSpeed environment file with variables for the hosts, which is read although no option names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VariableFile {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The variables that the hosts have from it.
+    /// Names of the variables that the hosts get from the file.
     pub names: Vec<String>,
 }
 
-/// Chooses the variables that other hosts get: those on the list [`FORWARDED`], then those of DeepSpeed's
-/// files, then those that the user asks for; the last wins.
+/// Chooses the environment variables that are passed to other hosts: those on the list [`FORWARDED`], then those of
+/// DeepSpeed's files, then those that the user requests. The last one takes precedence.
 ///
 /// # Errors
-/// The user asks for a variable that is not set, or a line of a file is not a variable.
+/// The user requests a variable that is not set, or a line of a file is not a variable.
 pub fn forwarded_variables(
     requests: &[EnvRequest],
     facts: &LocalFacts,
@@ -173,8 +174,9 @@ fn is_ranks_own(name: &str) -> bool {
     env::TABLE.iter().any(|variable| variable.name == name)
 }
 
-/// What every program of the kind reads. DeepSpeed's list is the start of it. Of Brigade's own those that
-/// programs read: the others are this launcher's.
+/// Names of the environment variables that are always passed to the hosts: those that programs for distributed training
+/// read. It begins with DeepSpeed's list. Of Brigade's variables it has those that programs read; the others are for
+/// the launcher on this host.
 pub const FORWARDED: &[&str] = &[
     "BRIGADE_KEEP_MEMORY",
     "BRIGADE_SHARED_MEMORY",

@@ -7,69 +7,69 @@ use brigade_rank_env::text::escaped;
 
 use crate::ExecutableError;
 
-/// Returned before any host is connected to.
+/// Error of the access to other hosts, returned before any host is connected to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoteError {
     /// The ssh client cannot be started.
     #[error(transparent)]
     Client(#[from] ExecutableError),
-    /// The user's own command for ssh cannot be read.
+    /// The user's own command for ssh cannot be parsed.
     #[error("{origin} `{text}`: {expected}")]
     SshCommand {
-        /// The option or variable that it is from.
+        /// Option or variable that the command is from.
         origin: &'static str,
-        /// Its value.
+        /// Text of the command.
         text: String,
-        /// What was expected.
+        /// Description of the valid syntax.
         expected: &'static str,
     },
     /// A value of `--env-pass` is not a variable.
     #[error("--env-pass {text}: {expected}")]
     EnvRequest {
-        /// The value.
+        /// Value of the option.
         text: String,
-        /// What was expected.
+        /// Description of the valid syntax.
         expected: String,
     },
-    /// A variable to be passed on is not set.
+    /// A variable that is to be passed on is not set.
     #[error(
         "--env-pass {name}: this environment has no such variable; set one with --env {name}=VALUE"
     )]
     NoVariable {
-        /// Its name.
+        /// Name of the variable.
         name: String,
     },
-    /// A line of DeepSpeed's file of variables cannot be read.
+    /// A line of DeepSpeed's environment file cannot be parsed.
     #[error("{}", escaped(format_args!("{}, line {line}: `{found}`: {expected}", path.display())))]
     EnvironmentFile {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Counted from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// The line.
+        /// Text of the line.
         found: String,
-        /// What was expected.
+        /// Description of the valid syntax.
         expected: String,
     },
-    /// The working folder means another folder on another host.
+    /// The path of the working folder leads to another folder on another host.
     #[error("the working folder {} is not an absolute path: give one with --workdir", path.display())]
     Workdir {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
     },
-    /// The system refused something.
+    /// The operating system refused an operation.
     #[error("cannot {action}: {source}")]
     System {
-        /// What was refused.
+        /// Operation that was refused.
         action: String,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
 impl RemoteError {
-    /// Returns the exit code: the shell's for a missing client, 1 for what the system refused, else 2.
+    /// Returns the exit code: the shell's for a missing client, 1 for an operation that the system refused, else 2.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -79,7 +79,7 @@ impl RemoteError {
         }
     }
 
-    /// For `map_err`: the action that the system refused.
+    /// Returns a closure for `map_err` that adds the action that the system refused.
     pub(crate) fn system(action: &str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { action: action.to_owned(), source }
     }

@@ -6,34 +6,34 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{AccessFlags, access};
 
-/// Why a name is not a program.
+/// Error for a name that is not a program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExecutableError {
-    /// No such file.
+    /// The file does not exist.
     #[error("program {} not found{hint}", name.display())]
     NotFound {
-        /// The name or path that was asked for.
+        /// Name or path that was requested.
         name: OsString,
-        /// Where it was looked for and the next thing to do.
+        /// Places that were searched, and the next thing to do.
         hint: String,
     },
-    /// A file without permission to run it.
+    /// The file may not be executed.
     #[error("{} is not executable: `chmod +x` it, or give its interpreter first, as in `python3 {}`",
         path.display(), path.display())]
     NotExecutable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// A directory.
+    /// The path leads to a directory.
     #[error("{} is a directory, not a program", path.display())]
     Directory {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
     },
 }
 
 impl ExecutableError {
-    /// Adds to the hint of a program that was not found.
+    /// Appends to the hint of a program that was not found.
     #[must_use]
     pub fn with_hint(mut self, more: &str) -> Self {
         if let Self::NotFound { hint, .. } = &mut self {
@@ -42,7 +42,7 @@ impl ExecutableError {
         self
     }
 
-    /// Returns the exit code that a shell gives for this.
+    /// Returns the exit code that a shell gives for this error.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -52,10 +52,10 @@ impl ExecutableError {
     }
 }
 
-/// Finds the file that `name` means: itself where it has a slash, else the first match in `path`.
+/// Finds the executable file for `name`: the path itself where it has a slash, else the first match in `path`.
 ///
 /// # Errors
-/// There is no such file, or it cannot be run.
+/// The file does not exist, or it cannot be executed.
 pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, ExecutableError> {
     if name.as_bytes().contains(&b'/') {
         let file = Path::new(name);
@@ -96,20 +96,20 @@ pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, ExecutableErr
     Err(ExecutableError::NotFound { name: name.to_owned(), hint })
 }
 
-/// What a path leads to.
+/// Kind of file at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A file that may be run.
+    /// A file that may be executed.
     Program,
-    /// A file that may not.
+    /// A file that may not be executed.
     Locked,
-    /// A directory.
+    /// A directory, which cannot be executed.
     Directory,
-    /// Nothing that this process can see.
+    /// No file that this process can see.
     Nothing,
 }
 
-/// Returns what a path leads to.
+/// Returns the kind of file that a path leads to.
 #[must_use]
 pub fn kind_of(file: &Path) -> Kind {
     match file.metadata() {
@@ -120,7 +120,7 @@ pub fn kind_of(file: &Path) -> Kind {
     }
 }
 
-/// Where a shell looks when PATH is not set.
+/// Search path of a shell when PATH is not set.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 #[cfg(test)]

@@ -16,79 +16,78 @@ use std::path::{Path, PathBuf};
 
 use brigade_rank_env::text::escaped;
 
-/// A host and its number of ranks.
+/// Host of a job, with its number of ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostSpec {
-    /// The user to log in as; `None`: as ssh's own settings say.
+    /// User name for the login. With `None`, ssh's own settings decide.
     pub user: Option<String>,
-    /// Host name, alias of ssh's settings, or address without brackets.
+    /// Host name, alias in ssh's settings, or address without brackets.
     pub name: String,
-    /// `None`: as `--nproc` says.
+    /// Number of ranks (slots) on the host. With `None`, `--nproc` decides.
     pub slots: Option<usize>,
-    /// Numbers of the GPUs that its ranks use; `None`: as `--devices` says.
+    /// Numbers of the GPUs that the host's ranks use. With `None`, `--devices` decides.
     pub devices: Option<Vec<usize>>,
 }
 
-/// A list of hosts that cannot be read.
+/// Error for a list of hosts that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostListError {
     /// The file does not exist or cannot be read.
     #[error("cannot read the hostfile {}: {reason}", escaped(path.display()))]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         reason: String,
     },
-    /// An item cannot be read.
+    /// An item of the list cannot be parsed.
     #[error("{}", escaped(format_args!("{place}: `{found}`: {expected}")))]
     Malformed {
-        /// Its place.
+        /// Place of the item in the list.
         place: Place,
-        /// The text there.
+        /// Text of the item.
         found: String,
-        /// What was expected.
+        /// Description of the valid syntax.
         expected: String,
     },
-    /// The hosts and slots to use, or not to use, cannot be those.
+    /// A selection of hosts and slots does not fit the list.
     #[error("{option} `{found}`: {expected}")]
     Selection {
-        /// The flag.
+        /// Name of the option.
         option: &'static str,
-        /// The text there.
+        /// Text of the option's value.
         found: String,
-        /// What was expected, or what is wrong.
+        /// Description of the valid values, or of the error.
         expected: String,
     },
-    /// The list is empty.
+    /// The list of hosts is empty.
     #[error("{}: no host is named; one line for each, as in `node1 slots=4`", escaped(origin))]
     Empty {
-        /// The file, or the option.
+        /// File or option that the list is from.
         origin: String,
     },
 }
 
-/// A place in a list of hosts.
+/// Place of an item in a list of hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In an option's value.
+    /// The item is in an option's value.
     Option {
-        /// Counted from 1.
+        /// Number of the item, from 1.
         item: usize,
     },
-    /// In a file.
+    /// The item is in a file.
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Counted from 1.
+        /// Number of the line, from 1.
         line: usize,
     },
 }
 
 impl HostSpec {
-    /// Reads the value of `--hosts`: names with a comma in between, each with `:N` ranks or
-    /// without.
+    /// Parses the value of `--hosts`: host names with a comma in between, each with or without `:N` ranks.
     ///
     /// ```
     /// use brigade_ssh::HostSpec;
@@ -101,7 +100,7 @@ impl HostSpec {
     /// ```
     ///
     /// # Errors
-    /// Which item is wrong, and what was expected.
+    /// An item of the list is not valid. The error names it and the expected syntax.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, HostListError> {
         let mut hosts = Vec::new();
         for (i, item) in text.split(',').enumerate() {
@@ -115,10 +114,10 @@ impl HostSpec {
         Ok(hosts)
     }
 
-    /// Reads a hostfile.
+    /// Reads a hostfile: one host per line, with its number of slots.
     ///
     /// # Errors
-    /// The file cannot be read; or which line is wrong, and what was expected there.
+    /// The file cannot be read, or one of its lines is not valid. The error names the line and the expected syntax.
     pub fn read_file(path: &Path) -> Result<Vec<Self>, HostListError> {
         let text = fs::read(path).and_then(|bytes| {
             String::from_utf8(bytes).map_err(|_| io::Error::other("it is not text in UTF-8"))
@@ -130,10 +129,10 @@ impl HostSpec {
         Self::parse_file(&text, path)
     }
 
-    /// Reads the text of a hostfile; its path is for messages.
+    /// Parses the text of a hostfile. The path is for error messages.
     ///
     /// # Errors
-    /// Which line is wrong, and what was expected there.
+    /// Returns an error with the line that is not valid, and the expected syntax.
     pub fn parse_file(text: &str, path: &Path) -> Result<Vec<Self>, HostListError> {
         let mut hosts = Vec::new();
         for (i, line) in text.lines().enumerate() {
@@ -174,7 +173,7 @@ impl HostSpec {
         Ok(hosts)
     }
 
-    /// Name of the host as ssh is to be given it, with the user.
+    /// Returns the host's name as an argument of ssh, with the user.
     #[must_use]
     pub fn destination(&self) -> String {
         match &self.user {
@@ -184,7 +183,7 @@ impl HostSpec {
     }
 }
 
-/// As it would be written in a list, without the number of ranks.
+/// Formats the host as in a list of hosts, without the number of ranks.
 impl fmt::Display for HostSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.destination())

@@ -6,26 +6,26 @@ use std::path::PathBuf;
 
 use crate::{LocalHost, RemoteError};
 
-/// What a plan for other hosts must know about this machine and this process, gathered once.
+/// Facts about this machine and this process that a plan for other hosts depends on, gathered once.
 #[derive(Clone, Debug, Default)]
 pub struct LocalFacts {
-    /// This machine.
+    /// Names and addresses of this machine.
     pub host: LocalHost,
-    /// The folder in which this process works, as the user names it.
+    /// Working folder of this process, as the user names it.
     pub working_folder: PathBuf,
-    /// This process's environment.
+    /// Environment variables of this process.
     pub variables: Vec<(OsString, OsString)>,
-    /// DeepSpeed's files of variables, with their contents.
+    /// DeepSpeed's environment files, with their contents.
     pub deepspeed_files: Vec<(PathBuf, String)>,
-    /// This executable.
+    /// Path of this executable.
     pub brigade: PathBuf,
 }
 
 impl LocalFacts {
-    /// Looks at this machine and this process.
+    /// Gathers the facts about this machine and this process.
     ///
     /// # Errors
-    /// The system does not name the working folder or this executable.
+    /// The system does not return the path of the working folder or of this executable.
     pub fn gather() -> Result<Self, RemoteError> {
         let files = deepspeed_files().into_iter();
         Ok(Self {
@@ -41,10 +41,10 @@ impl LocalFacts {
         })
     }
 
-    /// Chooses the folder to work in on every host: the one that is given, else this process's.
+    /// Chooses the working folder on every host: the given one, else this process's.
     ///
     /// # Errors
-    /// It is not absolute: on another host it would be relative to the home folder there.
+    /// The path of the folder is not absolute: on another host it would be relative to the home folder on that host.
     pub fn workdir(&self, given: Option<PathBuf>) -> Result<PathBuf, RemoteError> {
         let workdir = given.unwrap_or_else(|| self.working_folder.clone());
         if workdir.is_absolute() {
@@ -55,7 +55,7 @@ impl LocalFacts {
     }
 }
 
-/// Where DeepSpeed looks for variables: a file of that name at home and in this folder.
+/// Returns the paths where DeepSpeed looks for variables: a file of that name in the home folder and in this folder.
 fn deepspeed_files() -> Vec<PathBuf> {
     let name = std::env::var_os("DS_ENV_FILE").filter(|it| !it.is_empty());
     let name = name.unwrap_or_else(|| ".deepspeed_env".into());
@@ -65,7 +65,7 @@ fn deepspeed_files() -> Vec<PathBuf> {
     paths
 }
 
-/// As a shell says it, links included: on another host the link may be the only name.
+/// Returns the working folder as a shell shows it, links included: on another host the link may be the only name.
 fn working_folder() -> std::io::Result<PathBuf> {
     let real = std::env::current_dir()?;
     let said = std::env::var_os("PWD").map(PathBuf::from).filter(|it| it.is_absolute());

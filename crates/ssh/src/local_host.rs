@@ -7,17 +7,17 @@ use nix::unistd::gethostname;
 
 use crate::HostSpec;
 
-/// This machine's names and addresses.
+/// Names and addresses of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LocalHost {
-    /// Its host name.
+    /// Host name of this machine.
     pub name: String,
-    /// Its addresses, the loopback's included.
+    /// Addresses of this machine, loopback addresses included.
     pub addresses: Vec<IpAddr>,
 }
 
 impl LocalHost {
-    /// Looks at this machine.
+    /// Gathers the names and addresses of this machine.
     #[must_use]
     pub fn gather() -> Self {
         let name = gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
@@ -30,8 +30,8 @@ impl LocalHost {
         Self { name, addresses: addresses.collect() }
     }
 
-    /// Returns whether a host is this machine and needs no ssh: `localhost`, its own name, with a domain
-    /// or without, or one of its addresses. With a user it needs ssh: the program is to run as another.
+    /// Returns `true` if a host is this machine and needs no ssh: `localhost`, its own name, with or without a domain,
+    /// or one of its addresses. With a user, a host needs ssh: the program must run as another user.
     #[must_use]
     pub fn is(&self, host: &HostSpec) -> bool {
         let name = host.name.as_str();
@@ -43,8 +43,8 @@ impl LocalHost {
         host.user.is_none() && (name == "localhost" || own_name || own_address)
     }
 
-    /// Returns the name under which the other hosts reach this machine, given the addresses that they see
-    /// it under: one of them where it is its own, which it is not behind a jump host; else the host name.
+    /// Returns the name under which the other hosts reach this machine, given the addresses that they see it under: one
+    /// of these addresses if it belongs to this machine (behind a jump host it does not), else the host name.
     #[must_use]
     pub fn name_for_others(&self, seen: &[IpAddr]) -> String {
         let own = seen.iter().find(|it| self.addresses.contains(it));

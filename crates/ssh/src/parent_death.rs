@@ -6,13 +6,14 @@ use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getppid};
 
-/// Has the kernel kill this process when its parent, process `parent`, ends; survives `exec`.
+/// Makes the kernel kill this process when its parent, process `parent`, ends. The setting survives `exec`.
 ///
 /// Returns `false` when the parent has ended already: the caller should end, too. The kernel ties
 /// the two *threads*: the parent must keep the thread that started this process, and the tie holds
 /// while the calling thread lives. Not inherited by this process's own children.
 ///
-/// Errors where the system has no parent-death signal.
+/// # Errors
+/// The system has no parent-death signal.
 pub fn die_with_parent(parent: u32) -> io::Result<bool> {
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     // In this order: a parent that ended before the call sent no signal, but is no longer ours.

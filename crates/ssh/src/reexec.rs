@@ -13,7 +13,7 @@ use nix::sys::signal::SigSet;
 
 use crate::die_with_parent;
 
-/// Makes the command that starts this executable in a role: its first argument.
+/// Makes the command that starts this executable in a role, which is its first argument.
 ///
 /// The role does not get the variables that are for launchers alone, the job's secret among them.
 #[must_use]
@@ -27,8 +27,8 @@ pub fn role_command(role: &str) -> Command {
     command
 }
 
-/// Makes the command that starts an ssh client, which ends with the thread that starts it. Its arguments
-/// are to follow.
+/// Makes the command that starts an ssh client, which ends with the thread that starts it. The caller appends the
+/// client's arguments.
 #[must_use]
 pub fn session_command(client: &Path) -> Command {
     let mut command = role_command(SESSION);
@@ -36,7 +36,7 @@ pub fn session_command(client: &Path) -> Command {
     command
 }
 
-/// Becomes the ssh client, in the role [`SESSION`]; gives the exit code where that fails.
+/// Replaces this process by the ssh client, in the role [`SESSION`]. Returns the exit code if that fails.
 ///
 /// The arguments are those of [`session_command`] and what follows them: the parent's process number,
 /// the client's file, its arguments. `None`: they are not.
@@ -58,7 +58,7 @@ pub fn become_session(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     Some(CANNOT_RUN)
 }
 
-/// The role of a process that becomes an ssh client.
+/// Name of the role of a process that becomes an ssh client.
 pub const SESSION: &str = "__session";
-/// As the shell has it.
+/// Exit code of a shell for a program that cannot be run.
 const CANNOT_RUN: u8 = 126;

@@ -8,16 +8,16 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Makes the line that starts `brigade` in a role: the file at the same path as here, unless other users
-/// can change it, else the one in `PATH`. The role's name consists of letters and `_`.
+/// Makes the shell command line that starts `brigade` in a role: the file at the same path as on this host, unless
+/// other users can change it, else the one in `PATH`. The role's name consists of letters and `_`.
 #[must_use]
 pub fn start(brigade: &Path, role: &str) -> String {
     let (same, in_path) = (SAME.replace(AGENT, role), IN_PATH.replace(AGENT, role));
     format!("exec sh -c '{DECODE} {CHECK} {same} {in_path} {MISSING}' sh {}", encode(brigade))
 }
 
-/// Makes the line that starts an agent of exactly that digest and size, and asks for its file where the
-/// host does not have it.
+/// Makes the shell command line that starts an agent of exactly that digest and size, and requests its file if the host
+/// does not have it.
 #[must_use]
 pub fn start_exactly(brigade: &Path, digest: &str, size: u64) -> String {
     format!(
@@ -59,17 +59,16 @@ const SAME_DIGEST: &str = r#"if [ -f "$p" ] && [ -x "$p" ] && [ "$(sha256sum <"$
 // not inherit the mask.
 const RECEIVE: &str = r#"t=$d/brigade.$$; (umask 077; mkdir -p "$d" && printf "\nbrigade-wanted\n" && head -c "$3" >"$t" && chmod 700 "$t" && [ "$(sha256sum <"$t" | cut -c1-64)" = "$2" ] && { sync "$t" || :; } && mv "$t" "$f") && exec "$f" __agent; rm -f "$t"; exit 126"#;
 
-/// The role in which the launcher starts this program on a host.
+/// Name of the role in which the launcher starts this program on a host.
 pub const AGENT: &str = "__agent";
-/// What stands on a line of its own on stdout before an agent's first message. Before it may come
-/// whatever the login shell of the user there prints.
+/// Marker line on stdout before an agent's first message. It may be preceded by output of the user's login shell.
 pub const GREETING: &str = "\nbrigade-agent\n";
-/// There instead of the greeting: no `brigade` was found.
+/// Marker line on stdout in place of the greeting: `brigade` was not found.
 pub const IS_MISSING: &str = "\nbrigade-missing\n";
-/// There instead of the greeting: other users can put another file in the place of `brigade`. What they
-/// can change is on stderr.
+/// Marker line on stdout in place of the greeting: other users can replace the file of `brigade`. The paths that they
+/// can change are on stderr.
 pub const IS_UNSAFE: &str = "\nbrigade-unsafe\n";
-/// There before the greeting: the executable itself is to be sent, as many bytes as announced.
+/// Marker line on stdout before the greeting: the executable itself must be sent, with the announced number of bytes.
 pub const IS_WANTED: &str = "\nbrigade-wanted\n";
 
 #[cfg(test)]

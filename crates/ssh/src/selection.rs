@@ -6,17 +6,17 @@
 
 use crate::{HostListError, HostSpec};
 
-/// Slots of hosts to use, or not to use, as DeepSpeed writes them.
+/// Selection of hosts and slots to include or exclude, in DeepSpeed's syntax.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection<'t> {
-    /// Only these.
+    /// Includes only these hosts and slots.
     Include(&'t str),
-    /// All but these.
+    /// Excludes these hosts and slots.
     Exclude(&'t str),
 }
 
 impl Selection<'_> {
-    /// Returns the hosts that are left, in the order of the list. Where only some slots of a host are, their
+    /// Returns the selected hosts, in the order of the list. Where only some slots of a host are selected, their
     /// numbers are those of the GPUs that its ranks use.
     ///
     /// ```
@@ -30,7 +30,7 @@ impl Selection<'_> {
     /// ```
     ///
     /// # Errors
-    /// Which part of it is wrong, and what was expected there.
+    /// A part of the selection is not valid, or does not fit the hosts. The error names it.
     pub fn of(self, hosts: Vec<HostSpec>) -> Result<Vec<HostSpec>, HostListError> {
         let (Self::Include(text) | Self::Exclude(text)) = self;
         let mut named: Vec<Option<Slots>> = vec![None; hosts.len()];

@@ -20,7 +20,7 @@ pub(crate) struct SshClient {
 /// The time limits of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SessionTimes {
-    /// For the connection.
+    /// Time limit for the connection.
     pub(crate) connect: Duration,
     /// ssh's `ServerAliveInterval`: seconds without a message until one is asked for.
     pub(crate) alive_interval: u64,
@@ -116,7 +116,7 @@ impl SshClient {
 
 /// Explains why a session failed or ended: the last lines of ssh's stderr, and a remedy where one is known.
 ///
-/// `None`: the stderr is empty.
+/// Returns `None` if the stderr is empty.
 #[must_use]
 pub fn reason(stderr: &str, host: &HostSpec) -> Option<String> {
     let mut lines: Vec<&str> = stderr.lines().map(str::trim).filter(|it| !it.is_empty()).collect();
@@ -135,9 +135,9 @@ pub fn reason(stderr: &str, host: &HostSpec) -> Option<String> {
     })
 }
 
-/// Returns whether the server closed the connection before the key exchange, which may succeed the next
-/// time: an sshd with too many logins under way (`MaxStartups`) drops others, and with a jump host all
-/// connections of a job come to the same sshd.
+/// Returns `true` if the server closed the connection before the key exchange, so that another attempt may succeed: an
+/// sshd with too many logins under way (`MaxStartups`) drops others, and with a jump host all connections of a job go
+/// to the same sshd.
 #[must_use]
 pub fn is_turned_away(stderr: &str) -> bool {
     let early = ["kex_exchange_identification", "ssh_exchange_identification", "banner exchange:"];

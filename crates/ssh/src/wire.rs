@@ -14,19 +14,19 @@ use nix::poll::{PollFd, PollFlags, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Why no message was received.
+/// Error of a receive: no message was received.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// The other side closed the stream.
     #[error("the connection was closed")]
     Closed,
-    /// The time limit is over.
+    /// The time limit has passed.
     #[error("no answer within {} s", .0.as_secs())]
     Silent(Duration),
     /// The user has interrupted the wait.
     #[error("interrupted")]
     Interrupted,
-    /// What came is not a message.
+    /// The received bytes are not a message.
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// The stream cannot be read.
@@ -34,7 +34,7 @@ pub enum WireError {
     System(#[from] io::Error),
 }
 
-/// How long a message is waited for.
+/// Time limit of a wait for a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit<'a> {
     deadline: Instant,
@@ -43,7 +43,7 @@ pub struct Limit<'a> {
 }
 
 impl<'a> Limit<'a> {
-    /// Begins now.
+    /// Creates a time limit that starts now.
     #[must_use]
     pub fn after(timeout: Duration) -> Self {
         let now = Instant::now();
@@ -60,7 +60,7 @@ impl<'a> Limit<'a> {
         Self { cancelled: Some(cancelled), ..self }
     }
 
-    /// Leaves at least this much time from now on.
+    /// Extends the limit, if needed, to this much time from now on.
     #[must_use]
     pub fn at_least(self, rest: Duration) -> Self {
         Self { deadline: self.deadline.max(Instant::now() + rest), ..self }
@@ -85,7 +85,7 @@ impl From<Duration> for Limit<'_> {
 /// Receives the next message.
 ///
 /// # Errors
-/// It did not come whole within the limit, or it is not one.
+/// No complete message was received within the limit, or the bytes are not a message.
 pub fn receive<'a, T: DeserializeOwned>(
     from: &mut File,
     limit: impl Into<Limit<'a>>,
@@ -105,20 +105,20 @@ pub fn receive<'a, T: DeserializeOwned>(
     decoder.next()?.ok_or(WireError::Closed)
 }
 
-/// Sends one message; blocks while the other side does not read.
+/// Sends one message. Blocks while the other side does not read.
 ///
 /// # Errors
-/// The stream is closed.
+/// The other side has closed the stream.
 pub fn send(to: &mut File, message: &impl Serialize) -> io::Result<()> {
     to.write_all(&encode(message))
 }
 
-/// Reads up to the first of several texts, each of which begins with an end of line; returns its number.
-/// Like [`receive`], takes nothing that comes after. `banner` gets what was before the text, on an error
-/// what has come so far.
+/// Reads up to the first of several texts, each of which begins with a line end, and returns its number. Like
+/// [`receive`], it does not read beyond the text. `banner` receives the bytes before the text; on an error, all bytes
+/// received so far.
 ///
 /// # Errors
-/// None came within the limit, or after too much else.
+/// None of the texts was received within the limit, or too much other text came first.
 pub fn skip_to<'a>(
     from: &mut File,
     texts: &[&str],
@@ -167,9 +167,9 @@ fn read_exactly(from: &mut File, mut into: &mut [u8], limit: Limit<'_>) -> Resul
 }
 
 const PREFIX: usize = 4;
-/// What a login shell may print before the first message.
+/// Maximum number of bytes that a login shell may print before the first message.
 const MAX_BANNER_LEN: usize = 1 << 20;
-/// How soon an interrupt is seen.
+/// Interval at which the wait checks for an interrupt.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
 const A_YEAR: Duration = Duration::from_secs(365 * 86_400);
 

@@ -24,8 +24,8 @@ pub(super) fn run(body: impl FnOnce(World)) {
     note_step(FINISHED);
 }
 
-/// Notes how far this rank has come: a [`Report`](super::Report) shows its last step. Does nothing in a process that is
-/// not a rank of [`ChildRanks`](super::ChildRanks).
+/// Records the current step of this rank: a [`Report`](super::Report) shows its last step. Does nothing in a process
+/// that is not a rank of [`ChildRanks`](super::ChildRanks).
 pub fn note_step(text: &str) {
     let Some(path) = std::env::var_os(STEPS).map(PathBuf::from) else { return };
     let line = format!("{}\n", text.replace('\n', " "));

@@ -6,23 +6,23 @@ use std::io;
 use brigade_rank_env::text::counted;
 use brigade_ssh::{HostListError, RemoteError};
 
-/// Nothing of the user's program has run on any host when one of these is returned.
+/// Error of a launch on several hosts that ended before the user's program ran on any of them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostsError {
     /// The list of hosts cannot be read.
     #[error(transparent)]
     List(#[from] HostListError),
-    /// The hosts cannot be reached as the options say.
+    /// The hosts cannot be reached with these options.
     #[error(transparent)]
     Remote(#[from] RemoteError),
     /// The list of hosts is empty.
     #[error("the list of hosts is empty")]
     NoHost,
-    /// A host has no number of ranks.
+    /// The number of ranks of a host is unknown.
     #[error("{host} has no number of ranks: write {host}:N, or give --nproc N for all hosts")]
     NoSlots {
-        /// The host.
+        /// Name of the host.
         host: String,
     },
     /// `--nnodes` differs from the number of hosts in the list.
@@ -32,45 +32,45 @@ pub enum HostsError {
         counted(.named, "host")
     )]
     OtherNumber {
-        /// Its value.
+        /// Value of the `--nnodes` option.
         nodes: String,
-        /// The number of hosts in the list.
+        /// Number of hosts in the list.
         named: usize,
     },
-    /// Hosts that cannot take part.
+    /// Some of the hosts cannot take part.
     #[error("{}", lines(.0))]
     Hosts(Vec<HostFailure>),
-    /// Something that was to be copied cannot be read here.
+    /// A file that was to be copied to the hosts cannot be read.
     #[error("--sync: {what}: {reason}")]
     Sync {
-        /// What.
+        /// Description of the file.
         what: String,
-        /// Why.
+        /// Reason for the failure.
         reason: String,
     },
-    /// The system refused something that the launcher needs.
+    /// The operating system refused an operation that the launcher needs.
     #[error("cannot {action}: {source}")]
     System {
-        /// What was refused.
+        /// Operation that was refused.
         action: String,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// One host that cannot take part, and why.
+/// Failure of one host that cannot take part in the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFailure {
-    /// Its name as the user wrote it.
+    /// Name of the host as the user wrote it.
     pub host: String,
-    /// One line.
+    /// Reason for the failure, in one line.
     pub reason: String,
-    /// The exit code that says so: 127 and 126 for a program that is missing or cannot be run.
+    /// Exit code for this failure: 127 for a program that is missing, 126 for one that cannot be run.
     pub code: u8,
 }
 
 impl HostsError {
-    /// The shell's codes for what a user can mend, 1 for the rest.
+    /// Returns the exit code: the shell's codes for failures that a user can fix, 1 for others.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {

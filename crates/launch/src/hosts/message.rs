@@ -101,7 +101,7 @@ pub(crate) struct HostJob {
     pub(crate) log_dir: Option<OsString>,
 }
 
-/// Reads bytes as messages of either side, for fuzzers.
+/// Decodes bytes as messages of either side, for fuzzers.
 #[doc(hidden)]
 pub fn read_messages(bytes: &[u8]) {
     let (mut ours, mut theirs) = (Decoder::default(), Decoder::default());

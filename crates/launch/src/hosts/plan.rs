@@ -13,43 +13,43 @@ use brigade_ssh::{
 use super::{HostsError, HostsOptions};
 use crate::{LaunchOptions, NprocSpec};
 
-/// A job on several hosts, decided.
+/// Launch plan of a job on several hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostsPlan {
-    /// The hosts, in the order of their ranks.
+    /// Hosts of the job, in the order of their ranks.
     pub hosts: Vec<PlannedHost>,
-    /// The folder in which the ranks run, on every host.
+    /// Working folder of the ranks, on every host.
     pub workdir: PathBuf,
-    /// What the hosts get of this environment and of DeepSpeed's files.
+    /// Environment variables that the hosts get from this environment and from DeepSpeed's files.
     pub variables: Vec<(OsString, OsString)>,
-    /// Those files of DeepSpeed's.
+    /// DeepSpeed's files that have set any of the variables.
     pub variable_files: Vec<VariableFile>,
-    /// Name or address under which the others reach the first host, where the user has said so.
+    /// Name or address under which the others reach the first host, if the user has set it.
     pub master_addr: Option<String>,
-    /// The job goes on while it has so many hosts left.
+    /// Minimum number of hosts: the job continues while it has this many hosts left.
     pub min_hosts: usize,
-    /// Programs and libraries are copied where they are missing.
+    /// `true` if programs and libraries are copied to hosts where they are missing.
     pub sync: bool,
     pub(crate) access: HostAccess,
     pub(crate) connect_timeout: Duration,
     pub(crate) limits: TimeLimits,
 }
 
-/// One host of the plan.
+/// Plan of one host in a job on several hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedHost {
-    /// As the list of hosts has it.
+    /// Host as given in the list of hosts.
     pub spec: HostSpec,
-    /// How many ranks it starts.
+    /// Number of ranks that the host starts.
     pub nproc: NprocSpec,
-    /// Number of its first rank, where the hosts before it have fixed numbers of ranks.
+    /// Rank in the job of the host's first rank, where the hosts before it have fixed numbers of ranks.
     pub first_rank: Option<usize>,
-    /// It is this machine, and needs no ssh.
+    /// `true` if the host is this machine, which needs no ssh.
     pub is_here: bool,
 }
 
 impl HostsPlan {
-    /// Decides. Pure: the same options and facts give the same plan.
+    /// Makes the plan. A pure function: the same options and facts give the same plan.
     ///
     /// ```
     /// use brigade_launch::LaunchOptions;
@@ -68,7 +68,8 @@ impl HostsPlan {
     /// ```
     ///
     /// # Errors
-    /// There is no host, no working folder to give, no command for ssh, or no such variable.
+    /// The list of hosts is empty, the working folder or the command for ssh is not valid, or a requested variable is
+    /// not set.
     pub fn resolve(
         options: &LaunchOptions,
         hosts: &HostsOptions,
@@ -108,7 +109,7 @@ impl HostsPlan {
         })
     }
 
-    /// The command by which a host is reached, in words; the agent itself, where it is this machine.
+    /// Returns the words of the command that connects to a host. For this machine, those of the agent itself.
     #[must_use]
     pub fn command(&self, host: &PlannedHost) -> Vec<String> {
         self.access.words(&host.spec, AGENT)

@@ -37,8 +37,8 @@ use crate::{
 /// for lost.
 ///
 /// # Errors
-/// Nothing of the program has run on any host: one of them cannot take part, or what is to be
-/// copied is not there.
+/// A host cannot take part, or a file that is to be copied does not exist. Nothing of the program has run on any host
+/// then.
 pub fn run(options: &LaunchOptions, plan: &HostsPlan) -> Result<Outcome, LaunchError> {
     let mut options = for_all_hosts(options, plan);
     let library_folders = build(&mut options.program)?;

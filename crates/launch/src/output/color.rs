@@ -10,33 +10,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::ValueError;
 
-/// When to colour.
+/// Use of colours in the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Color {
-    /// On a terminal, unless the environment says otherwise.
+    /// Colours on a terminal, unless the environment decides otherwise.
     #[default]
     Auto,
-    /// Also into files and pipes.
+    /// Colours always, also in files and pipes.
     Always,
-    /// Not at all.
+    /// Output without any colours.
     Never,
 }
 
-/// What decides about [`Color::Auto`].
+/// Facts on which [`Color::Auto`] depends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ColorFacts {
-    /// Stdout and stderr are terminals of a user's.
+    /// `true` for stdout and stderr if they are a user's terminal.
     pub terminal: [bool; 2],
-    /// `NO_COLOR` is set (<https://no-color.org>).
+    /// `true` if `NO_COLOR` is set (<https://no-color.org>).
     pub no_color: bool,
-    /// `CLICOLOR_FORCE` is set (<https://bixense.com/clicolors>).
+    /// `true` if `CLICOLOR_FORCE` is set (<https://bixense.com/clicolors>).
     pub forced: bool,
-    /// `TERM` is `dumb`.
+    /// `true` if `TERM` is `dumb`.
     pub dumb: bool,
 }
 
 impl ColorFacts {
-    /// Looks at this process's streams and environment.
+    /// Examines this process's streams and environment.
     #[must_use]
     pub fn gather() -> Self {
         let var = |name| env::var_os(name).filter(|value| !value.is_empty());
@@ -60,7 +60,7 @@ fn is_open_mpis(vars: &dyn Fn(&str) -> Option<String>) -> bool {
 }
 
 impl Color {
-    /// Whether stdout and stderr are coloured.
+    /// Returns for stdout and stderr whether they are coloured.
     ///
     /// ```
     /// use brigade_launch::{Color, ColorFacts};

@@ -12,51 +12,50 @@ use super::prefix::Prefix;
 use super::streams::{LineFilter, LocalRanks, StreamMode, StreamModes};
 use crate::LaunchError;
 
-/// Where the ranks' output goes. The default: all of it to the console, none of it into files.
+/// Options of the ranks' output. By default all of it goes to the console and none of it into files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputOptions {
-    /// Folder under which every job makes one of its own; `/dev/null`: nothing is kept. Default: a
-    /// folder for temporary files, where something asks for log files.
+    /// Folder in which every job creates a log folder of its own. With `/dev/null`, nothing is kept. Defaults to a
+    /// folder for temporary files, where an option needs log files.
     // Need not be text, which is all that serde takes: other hosts get it in another way.
     #[serde(skip)]
     pub log_dir: Option<PathBuf>,
-    /// Streams that go into a file and not to the console. Default: none.
+    /// Streams that go into a file and not to the console. Defaults to none.
     pub redirects: Option<StreamModes>,
-    /// Streams that go to both. Default: none; all, where there is a `log_dir` and nothing says
-    /// which streams belong there.
+    /// Streams that go both into a file and to the console. Defaults to none, or to all where `log_dir` is set and no
+    /// option selects the streams for files.
     pub tee: Option<StreamModes>,
-    /// The local ranks that are shown on the console. Default: all.
+    /// Local ranks whose output is shown on the console. Defaults to all.
     pub local_ranks_filter: Option<LocalRanks>,
-    /// Lines on stdout that are also collected, from all ranks under `tee`, in one file.
+    /// Filter of the stdout lines that are also collected, from all ranks under `tee`, in one file.
     pub duplicate_stdout: Option<LineFilter>,
-    /// The same for stderr.
+    /// Filter of the stderr lines that are also collected, from all ranks under `tee`, in one file.
     pub duplicate_stderr: Option<LineFilter>,
-    /// What stands before every line. Default: `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`, else
-    /// `[rank] `.
+    /// Prefix of every output line. Defaults to `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`, else `[rank] `.
     pub prefix: Option<Prefix>,
-    /// Whether each rank's prefix has a colour of its own.
+    /// Use of a colour of its own for each rank's prefix.
     pub color: Color,
-    /// The launcher says nothing of its own, unless the job fails.
+    /// `true` if the launcher prints no messages of its own, unless the job fails.
     pub quiet: bool,
-    /// The only rank of this host has this process's terminal, as if it had been started without a
-    /// launcher. Default: where stdin, stdout and stderr are a terminal, the job has one rank, and
-    /// nothing else is asked for.
+    /// `true` if the only rank of this host has this process's terminal, as if it had been started without a launcher.
+    /// By default it has where stdin, stdout and stderr are a terminal, the job has one rank, and no other output
+    /// option is set.
     pub raw: Option<bool>,
 }
 
-/// What the decision depends on.
+/// Facts on which the output plan depends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutputFacts {
-    /// Terminals, and what the environment says about colours.
+    /// Facts on which colours depend: terminals and environment variables.
     pub color: ColorFacts,
-    /// The value of `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`.
+    /// Value of `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`.
     pub prefix: Option<String>,
-    /// Stdin is a terminal.
+    /// `true` if stdin is a terminal.
     pub keyboard: bool,
 }
 
 impl OutputFacts {
-    /// Looks at this process's streams and environment.
+    /// Examines this process's streams and environment.
     #[must_use]
     pub fn gather() -> Self {
         let prefix = std::env::var(env::TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE)
@@ -66,40 +65,39 @@ impl OutputFacts {
     }
 }
 
-/// Where the ranks' output goes, decided.
+/// Plan of the ranks' output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputPlan {
-    /// Where the folder of the job is made.
+    /// Location of the job's log folder.
     pub folder: LogFolder,
     /// Streams that go into a file and not to the console.
     pub redirects: StreamModes,
-    /// Streams that go to both.
+    /// Streams that go both into a file and to the console.
     pub tee: StreamModes,
-    /// The local ranks that are shown; `None`: all.
+    /// Local ranks whose output is shown. With `None`, all.
     pub shown: Option<LocalRanks>,
-    /// Lines of stdout and stderr that are also collected in one file each.
+    /// Filters of the stdout and stderr lines that are also collected in one file each.
     pub duplicate: [Option<LineFilter>; 2],
-    /// What stands before every line.
+    /// Prefix of every output line.
     pub prefix: Prefix,
-    /// Whether the prefixes on stdout and stderr are coloured.
+    /// `true` for stdout and stderr if their prefixes are coloured.
     pub color: [bool; 2],
-    /// The launcher says nothing of its own, unless the job fails.
+    /// `true` if the launcher prints no messages of its own, unless the job fails.
     pub quiet: bool,
-    /// The only rank has this process's stdin, and its streams that do not go into files.
+    /// `true` if the only rank has this process's stdin, and its streams that do not go into files.
     pub raw: bool,
 }
 
-/// Where the folder of a job is made.
+/// Location of a job's log folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogFolder {
-    /// Under this one.
+    /// The log folder is created in this folder.
     Under(PathBuf),
-    /// Among the temporary files, and it stays.
+    /// The log folder is created among the temporary files and is kept.
     Temporary,
-    /// There is nothing to keep: error files lie among the temporary files until the job ends.
+    /// No log files are kept: error files lie among the temporary files until the job ends.
     Ephemeral,
-    /// None, because `/dev/null` was asked for: what is redirected is lost, and there are no
-    /// error files.
+    /// No log folder, because `/dev/null` was given: redirected output is lost, and no error files are written.
     Discard,
 }
 
@@ -113,9 +111,10 @@ pub(crate) struct Route {
 }
 
 impl OutputPlan {
-    /// Decides. Pure.
+    /// Makes the plan from options and facts. A pure function.
     ///
-    /// Fails when an option names only local ranks that this host, with `nproc` ranks, lacks.
+    /// # Errors
+    /// An option selects local ranks none of which this host, with `nproc` ranks, has.
     ///
     /// ```
     /// use brigade_launch::{OutputFacts, OutputOptions, OutputPlan, StreamModes, StreamMode};

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A template, in the syntax of Python's `string.Template` as torchrun's is: `${rank}` or `$rank`
-/// is replaced, `$$` is a dollar sign, and other text stays as it is.
+/// Template of a line prefix, in the syntax of Python's `string.Template` like torchrun's: `${rank}` or `$rank` is
+/// replaced, `$$` is a dollar sign, and other text stays as it is.
 ///
 /// ```
 /// use brigade_launch::{Prefix, PrefixFacts};
@@ -24,20 +24,20 @@ pub struct Prefix {
     width: usize,
 }
 
-/// What a template can name.
+/// Values for the placeholders of a prefix template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixFacts<'a> {
-    /// `${role_name}`
+    /// Role name: the value of `${role_name}`.
     pub role: &'a str,
-    /// `${rank}`
+    /// Rank in the job: the value of `${rank}`.
     pub rank: usize,
-    /// `${local_rank}`
+    /// Local rank: the value of `${local_rank}`.
     pub local_rank: usize,
-    /// `${group_rank}`, torchrun's name for the number of the host
+    /// Node rank, torchrun's group rank: the value of `${group_rank}`.
     pub node_rank: usize,
-    /// `${restart_count}`
+    /// Number of restarts so far: the value of `${restart_count}`.
     pub restart_count: u32,
-    /// `${host}`
+    /// Name of the host: the value of `${host}`.
     pub host: &'a str,
 }
 
@@ -48,13 +48,13 @@ impl Default for PrefixFacts<'_> {
 }
 
 impl Prefix {
-    /// `[host:rank] `, filled up to `width` characters so that lines of all hosts are aligned.
+    /// Returns the template `[host:rank] `, padded to `width` characters so that lines of all hosts are aligned.
     #[must_use]
     pub fn with_host(width: usize) -> Self {
         Self { template: "[${host}:${rank}] ".to_owned(), width }
     }
 
-    /// The prefix of one rank.
+    /// Returns the prefix of one rank.
     #[must_use]
     pub fn of(&self, facts: &PrefixFacts<'_>) -> String {
         let mut prefix = String::new();

@@ -9,23 +9,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::ValueError;
 
-/// Some of a process's output streams, written as torchrun does: 0 none, 1 stdout, 2 stderr,
-/// 3 both.
+/// Selection of a process's output streams, written as torchrun does: 0 none, 1 stdout, 2 stderr, 3 both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamMode {
-    /// Standard output is one of them.
+    /// `true` if standard output is selected.
     pub stdout: bool,
-    /// Standard error is one of them.
+    /// `true` if standard error is selected.
     pub stderr: bool,
 }
 
 impl StreamMode {
-    /// No stream.
+    /// Selection of no stream.
     pub const NONE: Self = Self { stdout: false, stderr: false };
-    /// Both.
+    /// Selection of both streams.
     pub const BOTH: Self = Self { stdout: true, stderr: true };
 
-    /// Whether `stream` is one of them.
+    /// Returns `true` if `stream` is selected.
     #[must_use]
     pub fn has(self, stream: Stream) -> bool {
         match stream {
@@ -55,7 +54,7 @@ impl fmt::Display for StreamMode {
     }
 }
 
-/// Streams of all ranks of a host, or of some.
+/// Selection of output streams for all ranks of a host, or for some.
 ///
 /// ```
 /// use brigade_launch::StreamModes;
@@ -67,17 +66,17 @@ impl fmt::Display for StreamMode {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StreamModes {
-    /// The same for every rank.
+    /// The same selection for every rank.
     All(StreamMode),
-    /// For these local ranks; none for the others.
+    /// Selections for these local ranks. No stream of the others is selected.
     ByRank(BTreeMap<usize, StreamMode>),
 }
 
 impl StreamModes {
-    /// No stream of any rank.
+    /// Selection of no stream of any rank.
     pub const NONE: Self = Self::All(StreamMode::NONE);
 
-    /// Those of one local rank.
+    /// Returns the selected streams of one local rank.
     #[must_use]
     pub fn of(&self, local_rank: usize) -> StreamMode {
         match self {
@@ -136,7 +135,7 @@ impl fmt::Display for StreamModes {
     }
 }
 
-/// Some local ranks of a host.
+/// Set of local ranks of a host.
 ///
 /// ```
 /// let ranks: brigade_launch::LocalRanks = "0,10".parse()?;
@@ -147,7 +146,7 @@ impl fmt::Display for StreamModes {
 pub struct LocalRanks(pub BTreeSet<usize>);
 
 impl LocalRanks {
-    /// Whether this local rank is one of them.
+    /// Returns `true` if the set contains this local rank.
     #[must_use]
     pub fn contains(&self, local_rank: usize) -> bool {
         self.0.contains(&local_rank)
@@ -169,7 +168,7 @@ impl fmt::Display for LocalRanks {
     }
 }
 
-/// Lines that contain one of some words.
+/// Filter of lines: a line matches if it contains one of these words.
 ///
 /// ```
 /// let filter: brigade_launch::LineFilter = "loss,error".parse()?;
@@ -180,7 +179,7 @@ impl fmt::Display for LocalRanks {
 pub struct LineFilter(pub Vec<String>);
 
 impl LineFilter {
-    /// Whether one of the words stands in the line.
+    /// Returns `true` if the line contains one of the words.
     #[must_use]
     pub fn matches(&self, line: &[u8]) -> bool {
         self.0.iter().any(|word| {

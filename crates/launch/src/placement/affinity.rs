@@ -9,23 +9,23 @@ use serde::{Deserialize, Serialize};
 use super::{Cpu, CpuSet, Topology};
 use crate::ValueError;
 
-/// What a rank's processors are bound to.
+/// Binding mode: the processors that each rank is bound to.
 ///
 /// A rank belongs to the NUMA node of its GPU; ranks without one are spread over the nodes by their
 /// numbers of cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BindMode {
-    /// Nothing is bound.
+    /// Ranks are not bound to processors.
     #[default]
     None,
-    /// Cores of its own: those of its node, shared out evenly among the ranks there. torchrun's
+    /// Each rank has cores of its own: the cores of its NUMA node, shared out evenly among the ranks there. torchrun's
     /// `exclusive`.
     Cores,
-    /// All of its NUMA node. torchrun's `node`.
+    /// Each rank is bound to all processors of its NUMA node. torchrun's `node`.
     Numa,
-    /// All of its socket.
+    /// Each rank is bound to all processors of its socket.
     Socket,
-    /// The processors at one last-level cache of its node.
+    /// Each rank is bound to the processors that share one last-level cache of its NUMA node.
     CoreComplex,
 }
 
@@ -56,43 +56,43 @@ impl fmt::Display for BindMode {
     }
 }
 
-/// Why ranks cannot be bound as asked.
+/// Error for ranks that cannot be bound as requested.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// There are fewer cores than ranks.
+    /// The host has fewer cores than ranks.
     #[error(
         "--bind cores gives every rank a core of its own: {ranks} ranks need {ranks} cores, but \
          this process may use {cores}"
     )]
     TooFewCores {
-        /// Ranks of this host.
+        /// Number of ranks on this host.
         ranks: usize,
-        /// Cores that this process may use.
+        /// Number of cores that this process may use.
         cores: usize,
     },
-    /// There are fewer cores at a NUMA node than ranks whose GPUs are there.
+    /// A NUMA node has fewer cores than ranks whose GPUs are attached to it.
     #[error(
         "--bind cores gives every rank a core of its own: {ranks} ranks have their GPUs at NUMA \
          node {node}, where this process may use {cores} cores"
     )]
     TooFewCoresAtNode {
-        /// Number of the node.
+        /// Number of the NUMA node.
         node: usize,
-        /// Ranks there.
+        /// Number of ranks with a GPU at the node.
         ranks: usize,
-        /// Cores there that this process may use.
+        /// Number of cores of the node that this process may use.
         cores: usize,
     },
-    /// None of the processors near a GPU may be used.
+    /// This process may use none of the processors near a GPU.
     #[error(
         "the GPU of local rank {local_rank} is at NUMA node {node}, where this process may use no \
          processor; see its affinity mask (taskset -p) or leave out --bind"
     )]
     NoProcessorAtNode {
-        /// The rank.
+        /// Local rank of the GPU.
         local_rank: usize,
-        /// Number of the node.
+        /// Number of the NUMA node.
         node: usize,
     },
 }

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 
 use crate::ValueError;
 
-/// Logical processors, by the system's numbers; written as the kernel does.
+/// Set of logical processors, by the system's numbers. Written in the kernel's list format.
 ///
 /// ```
 /// let cpus: brigade_launch::CpuSet = "0-2,8".parse()?;

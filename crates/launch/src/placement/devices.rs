@@ -13,25 +13,25 @@ pub use brigade_hardware::Device;
 use super::NprocSpec;
 use crate::ValueError;
 
-/// The GPUs of this host.
+/// GPUs of this host, all and visible ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Devices {
-    /// Whose they are; NVIDIA's where none can be seen.
+    /// Vendor of the GPUs. NVIDIA if none can be seen.
     pub kind: &'static dyn Vendor,
-    /// All that programs could open, by number.
+    /// All GPUs that programs could open, by number.
     pub present: Vec<Device>,
-    /// Those that programs see, in their order.
+    /// GPUs that programs see, in their order.
     pub visible: Vec<Device>,
-    /// The variable that hides others, where one is set.
+    /// Environment variable that hides other GPUs, if one is set.
     pub mask: Option<Mask>,
 }
 
-/// A variable that leaves programs a part of the devices.
+/// Environment variable that restricts the GPUs that programs see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mask {
-    /// Its name.
+    /// Name of the variable.
     pub variable: &'static str,
-    /// Its value.
+    /// Value of the variable.
     pub value: String,
 }
 
@@ -42,13 +42,13 @@ impl fmt::Display for Mask {
 }
 
 impl Devices {
-    /// Looks at this host and its environment.
+    /// Finds the GPUs of this host, by its files and environment.
     #[must_use]
     pub fn of_this_host() -> Self {
         Self::read(&brigade_hardware::host_root(), environment(&[]))
     }
 
-    /// Looks under `root`, where the file system begins. `var` gives variables of the environment.
+    /// Finds the GPUs by the files under `root`, which stands for `/`. `var` returns environment variables.
     #[must_use]
     pub fn read(root: &Path, var: impl Fn(&str) -> Option<String>) -> Self {
         let (found, devices) = brigade_hardware::find(root);
@@ -79,10 +79,10 @@ impl Devices {
         Self { kind, present, visible, mask }
     }
 
-    /// The devices that ranks see, in the order of their numbers there.
+    /// Returns the devices that ranks see, in the order in which ranks number them.
     ///
-    /// Errors when one of `wanted` is not there, or a variable hides it: such variables are how
-    /// schedulers assign devices.
+    /// # Errors
+    /// One of `wanted` does not exist, or a variable hides it: schedulers assign devices with such variables.
     pub fn choose(&self, wanted: Option<&DeviceList>) -> Result<Vec<Device>, DeviceError> {
         let Some(DeviceList::Ids(ids)) = wanted else { return Ok(self.visible.clone()) };
         let mut chosen: Vec<Device> = Vec::new();
@@ -101,7 +101,10 @@ impl Devices {
         Ok(chosen)
     }
 
-    /// How many ranks `nproc` means on a host where this process may use so many `cores`.
+    /// Returns the number of ranks that `nproc` means on a host where this process may use `cores` cores.
+    ///
+    /// # Errors
+    /// GPUs are to be counted, and none can be used, or `wanted` cannot be chosen.
     pub fn count(
         &self,
         nproc: NprocSpec,
@@ -146,7 +149,7 @@ impl Devices {
     }
 }
 
-/// Devices by name.
+/// Selection of devices by number or UUID.
 ///
 /// ```
 /// use brigade_launch::DeviceList;
@@ -156,9 +159,9 @@ impl Devices {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceList {
-    /// All that there are.
+    /// All devices that are visible.
     All,
-    /// These, in this order: numbers, or UUIDs or unique beginnings of them.
+    /// The listed devices, in this order: numbers, or UUIDs or unique beginnings of them.
     Ids(Vec<String>),
 }
 
@@ -197,56 +200,56 @@ impl fmt::Display for DeviceList {
     }
 }
 
-/// Why devices cannot be used as asked.
+/// Error for devices that cannot be used as requested.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// GPUs were to be counted, and there are none.
+    /// The number of GPUs was requested as the number of ranks, and the host has none.
     #[error("--nproc gpu: no GPU found on this host; use --nproc cpu or a number")]
     NoGpu,
-    /// GPUs were to be counted, and the environment hides them all.
+    /// The number of GPUs was requested as the number of ranks, and the environment hides them all.
     #[error("--nproc gpu: {mask} hides the GPUs of this host; change or unset it")]
     Hidden {
-        /// The variable and its value.
+        /// Variable that hides the GPUs, with its value.
         mask: String,
     },
-    /// There is no such device.
+    /// The device does not exist on this host.
     #[error("there is no device {id}: {there}")]
     NoSuchDevice {
-        /// Its name.
+        /// Number or UUID of the device.
         id: String,
-        /// What is there instead.
+        /// Description of the devices that exist.
         there: String,
     },
-    /// The environment does not leave the device to us.
+    /// The environment hides the device.
     #[error("device {id} is not among {mask}; change or unset it")]
     NotAllowed {
-        /// Its name.
+        /// Number or UUID of the device.
         id: String,
-        /// The variable and its value.
+        /// Variable that hides the device, with its value.
         mask: String,
     },
-    /// The beginning of a UUID is that of several devices.
+    /// Several devices have a UUID with this beginning.
     #[error("several devices begin with {id}: write more of the one that is meant")]
     Ambiguous {
-        /// The beginning.
+        /// Beginning of the UUID.
         id: String,
     },
-    /// A device is named in two ways.
+    /// A device is selected twice, under two names.
     #[error("device {id} is given twice, under two names")]
     Twice {
-        /// The second name.
+        /// Second name of the device.
         id: String,
     },
-    /// There are fewer devices than ranks.
+    /// The host has fewer devices than ranks.
     #[error(
         "--virtual-local-rank gives every rank a GPU of its own: {ranks} ranks need {ranks}, but \
          there are {devices}"
     )]
     TooFew {
-        /// Ranks of this host.
+        /// Number of ranks on this host.
         ranks: usize,
-        /// Devices for them.
+        /// Number of devices for the ranks.
         devices: usize,
     },
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ValueError;
 
-/// A number of ranks, or what to count.
+/// Number of ranks on a host, or what to derive it from.
 ///
 /// ```
 /// use brigade_launch::NprocSpec;
@@ -16,13 +16,13 @@ use crate::ValueError;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NprocSpec {
-    /// So many.
+    /// A fixed number of ranks.
     Count(usize),
-    /// One for each GPU where there are any, else as `Cpu`.
+    /// A rank for each GPU if the host has any, else one for each core.
     Auto,
-    /// One for each GPU.
+    /// A rank for each GPU.
     Gpu,
-    /// One for each core that this process may use.
+    /// A rank for each core that this process may use.
     Cpu,
 }
 

@@ -6,33 +6,33 @@ use std::path::{Path, PathBuf};
 
 use super::CpuSet;
 
-/// The processors that this process may use.
+/// Processors that this process may use, with their cores, caches, NUMA nodes and sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
-    /// By number.
+    /// Logical processors, by number.
     pub cpus: Vec<Cpu>,
 }
 
-/// One logical processor.
+/// Logical processor: a hardware thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpu {
-    /// The system's number.
+    /// Number of the processor in the system.
     pub number: usize,
-    /// Its core, named by the lowest processor on it. The hardware threads of a core share it.
+    /// Core of the processor, identified by its lowest processor number. The hardware threads of a core share it.
     pub core: usize,
-    /// Its last-level cache, named by the lowest processor that uses it.
+    /// Last-level cache of the processor, identified by the lowest processor number that uses it.
     pub cache: usize,
-    /// NUMA node.
+    /// Number of the NUMA node.
     pub node: usize,
-    /// Socket.
+    /// Number of the socket.
     pub socket: usize,
 }
 
 impl Topology {
-    /// Reads the description of these processors under `root`, where the file system begins.
+    /// Reads the topology of these processors from the files under `root`, which stands for `/`.
     ///
-    /// What is not described (a container without `/sys`, a kernel without NUMA) is taken to be
-    /// one: one thread to a core, one cache, one node, one socket.
+    /// Details that the system does not describe (a container without `/sys`, a kernel without NUMA) default to one:
+    /// one thread per core, one cache, one node, one socket.
     #[must_use]
     pub fn read(root: &Path, allowed: &CpuSet) -> Self {
         let system = root.join("sys/devices/system");

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::{Invocation, ProgramError, Search};
 
-/// An executable that `cargo build` makes.
+/// Cargo target with an executable, which `cargo build` builds.
 ///
 /// ```
 /// use brigade_launch::{CargoKind, CargoTarget};
@@ -24,28 +24,28 @@ use super::{Invocation, ProgramError, Search};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CargoTarget {
-    /// What kind of target.
+    /// Kind of the target.
     pub kind: CargoKind,
-    /// Its name.
+    /// Name of the target.
     pub name: String,
-    /// The package it belongs to, where Cargo's own choice is not meant.
+    /// Package of the target. Defaults to Cargo's own choice.
     pub package: Option<String>,
-    /// The profile; `release` is what `--release` means. Default: `dev`.
+    /// Cargo profile. `--release` means `release`. Defaults to `dev`.
     pub profile: Option<String>,
-    /// Features to enable.
+    /// Cargo features to enable.
     pub features: Vec<String>,
-    /// Path of the manifest. Default: Cargo looks for one from the working folder upwards.
+    /// Path of the manifest. By default Cargo looks for one from the working folder upwards.
     // Other hosts get what was built. A path need not be text, which is all that serde takes.
     #[serde(skip)]
     pub manifest_path: Option<PathBuf>,
 }
 
-/// A kind of target with an executable.
+/// Kind of a Cargo target with an executable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CargoKind {
-    /// `--bin`
+    /// Binary target, as in `cargo run --bin`.
     Bin,
-    /// `--example`
+    /// Example target, as in `cargo run --example`.
     Example,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Built {
 }
 
 impl CargoTarget {
-    /// A binary, with Cargo's defaults.
+    /// Returns a binary target with Cargo's defaults.
     #[must_use]
     pub fn bin(name: impl Into<String>) -> Self {
         Self {
@@ -71,8 +71,8 @@ impl CargoTarget {
         }
     }
 
-    /// The binary that a plain `cargo run` in the working folder would run, of this package where one
-    /// is named. Asks Cargo, and builds nothing.
+    /// Returns the binary that a plain `cargo run` in the working folder would run, of this package if one is given.
+    /// Runs Cargo, but builds nothing.
     ///
     /// # Errors
     /// There is no Cargo project here, no such package in it, or no binary that is the only one or the

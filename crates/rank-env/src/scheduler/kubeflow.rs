@@ -8,8 +8,8 @@ use super::{
 use crate::vars::Vars;
 use crate::{WorldError, env};
 
-/// What a pod knows of the job it is part of. Nothing here is checked: it is text for a launcher,
-/// whose own options mean the same.
+/// Settings of a Kubeflow job in a pod's environment. They are not checked: a launcher parses them like its own
+/// options, which have the same meaning.
 ///
 /// - A PyTorchJob sets `PET_` variables and, for one process per pod, torchrun's own. An elastic
 ///   one sets no rank: its pods meet at `PET_RDZV_ENDPOINT`.
@@ -20,7 +20,7 @@ use crate::{WorldError, env};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pods {
-    /// Number of pods, or `MIN:MAX`, and the variable that said so.
+    /// Number of pods, or `MIN:MAX`, and the variable that it was read from.
     pub nnodes: Option<(String, &'static str)>,
     /// Number of this pod.
     pub node_rank: Option<(String, &'static str)>,
@@ -30,18 +30,18 @@ pub struct Pods {
     pub master_port: Option<(String, &'static str)>,
     /// Processes in each pod: a number, `auto`, `cpu` or `gpu`.
     pub nproc: Option<(String, &'static str)>,
-    /// Where the pods of an elastic job meet.
+    /// Rendezvous endpoint of an elastic job.
     pub rdzv_endpoint: Option<(String, &'static str)>,
-    /// How they meet.
+    /// Rendezvous backend of an elastic job.
     pub rdzv_backend: Option<(String, &'static str)>,
     /// Name of the job.
     pub rdzv_id: Option<(String, &'static str)>,
-    /// How often the processes may be started again.
+    /// Maximum number of restarts of the processes.
     pub max_restarts: Option<(String, &'static str)>,
 }
 
 impl Pods {
-    /// The job that this pod is part of, if it is part of one.
+    /// Returns the settings of the Kubeflow job of this pod, or `None` outside of such a job.
     #[must_use]
     pub fn find(vars: &dyn Fn(&str) -> Option<String>) -> Option<Self> {
         let found = |name: &'static str| Some((vars(name).filter(|v| !v.is_empty())?, name));

@@ -14,13 +14,13 @@ use super::{Names, Place};
 use crate::WorldError;
 use crate::vars::Vars;
 
-/// A process of an MPI job.
+/// Place of a process in an MPI job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Mpi {
-    /// Who started it.
+    /// Launcher that started the process.
     pub kind: MpiKind,
-    /// Number of this process in the job.
+    /// Rank of this process in the job.
     pub rank: usize,
     /// Number of processes in the job.
     pub size: usize,
@@ -30,19 +30,19 @@ pub struct Mpi {
     pub local_size: usize,
 }
 
-/// Which launcher started a process.
+/// Launcher of an MPI job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MpiKind {
     /// `mpirun` of Open MPI.
     OpenMpi,
-    /// `mpirun_rsh` of MVAPICH2.
+    /// `mpirun_rsh` of MVAPICH2, a launcher over ssh.
     Mvapich,
-    /// `mpiexec` of MPICH or Intel MPI, or another launcher that speaks PMI.
+    /// `mpiexec` of MPICH or Intel MPI, or another launcher with the PMI protocol.
     Pmi,
 }
 
 impl MpiKind {
-    /// The launcher's name.
+    /// Returns the launcher's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl MpiKind {
         }
     }
 
-    /// The variables that it sets.
+    /// Returns the names of the variables that the launcher sets.
     #[must_use]
     pub fn names(self) -> Names {
         match self {
@@ -79,10 +79,11 @@ impl MpiKind {
 }
 
 impl Mpi {
-    /// The place that an MPI launcher gave this process, if one did. `None` for a task that
-    /// `srun --mpi=pmi2` started: it is Slurm's, whose [`Step`] says more.
+    /// Returns the place that an MPI launcher gave this process, if one did. Returns `None` for a task that `srun
+    /// --mpi=pmi2` started: it belongs to Slurm, whose [`Step`] has more details.
     ///
-    /// Errors: some of its variables are not set, or are not numbers.
+    /// # Errors
+    /// Some of the launcher's variables are not set, or are not numbers.
     pub fn find(vars: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, WorldError> {
         Self::read(Vars(vars))
     }
@@ -108,7 +109,7 @@ impl Mpi {
         Ok(None)
     }
 
-    /// The port on which the processes meet.
+    /// Returns the port on which the processes meet.
     ///
     /// - Open MPI: `20000 + FNV-1a(PMIX_NAMESPACE) mod 9000`, different for every `mpirun`.
     /// - Others inside a Slurm job: as the job's step 0, so the same for two that run side by side in
@@ -124,10 +125,12 @@ impl Mpi {
         }
     }
 
-    /// Where rank 0 is, seen from this host: `MASTER_ADDR`, else the loopback when all processes are
-    /// on this host, else the first host of the Slurm job, else where Open MPI 4's `mpirun` runs.
+    /// Returns the address of rank 0 as seen from this host: `MASTER_ADDR`, else the loopback address when all
+    /// processes are on this host, else the first host of the Slurm job, else the host where Open MPI 4's `mpirun`
+    /// runs.
     ///
-    /// Errors: nothing tells, or rank 0 finds that it is not there.
+    /// # Errors
+    /// No variable gives the address, or Open MPI's `mpirun` does not run on the host of rank 0.
     pub fn address(&self, vars: &dyn Fn(&str) -> Option<String>) -> Result<String, WorldError> {
         self.master(Vars(vars))
     }
@@ -188,9 +191,8 @@ impl Mpi {
         })
     }
 
-    /// Number of this host, and of all hosts. No launcher tells the first. Ranks that fill hosts of
-    /// one size in order tell it by themselves; Open MPI 4's daemons are numbered by host, `mpirun`
-    /// being 0.
+    /// Returns the number of this host and the number of hosts. No launcher provides the first. If ranks fill hosts of
+    /// one size in order, it follows from the rank; Open MPI 4's daemons are numbered by host, with `mpirun` as 0.
     fn host(&self, vars: Vars<'_>) -> Result<(usize, usize), WorldError> {
         let (size, local_size) = (self.size, self.local_size.clamp(1, self.size));
         let hosts = match vars.number(OMPI_MCA_orte_num_nodes)? {
@@ -213,7 +215,7 @@ impl Mpi {
     }
 }
 
-/// Where `mpirun` of Open MPI 4 runs, seen from this host.
+/// Address of the host of Open MPI 4's `mpirun`, as seen from this host.
 struct Mpirun {
     address: Ipv4Addr,
     is_here: bool,

@@ -1,12 +1,13 @@
 //! Slurm's short forms: `node[01-03,07],gpu-1` for hosts, `2(x3),1` for tasks per host.
 
-/// The hosts of a list, in its order.
+/// Expands a compressed list of hosts, in its order.
 ///
 /// A bracket holds numbers and ranges, with their leading zeros; a name may have several brackets,
 /// of which the last counts fastest.
 ///
-/// Errors say what is wrong with the text: brackets that do not match, a range that runs backwards,
-/// more than [`MAX_HOSTS`] hosts, a name of more than [`MAX_NAME_LEN`] bytes.
+/// # Errors
+/// The text is not a valid list: brackets that do not match, a range that runs backwards, more than [`MAX_HOSTS`]
+/// hosts, a name of more than [`MAX_NAME_LEN`] bytes.
 ///
 /// ```
 /// use brigade_rank_env::scheduler::expand_hosts;
@@ -47,9 +48,10 @@ pub fn expand_hosts(list: &str) -> Result<Vec<String>, String> {
     Ok(hosts)
 }
 
-/// The number of tasks on each host, in the order of the list of hosts.
+/// Expands a compressed list of task counts: the number of tasks on each host, in the order of the list of hosts.
 ///
-/// Errors say what is wrong with the text.
+/// # Errors
+/// The text is not a valid list. The error describes the problem.
 ///
 /// ```
 /// use brigade_rank_env::scheduler::expand_tasks;
@@ -74,9 +76,9 @@ pub fn expand_tasks(text: &str) -> Result<Vec<usize>, String> {
     Ok(tasks)
 }
 
-/// No cluster has more; a broken list must not fill the memory.
+/// Maximum number of hosts in a list. No cluster has more, and a malformed list must not fill the memory.
 pub const MAX_HOSTS: usize = 1 << 17;
-/// The longest name that DNS has.
+/// Maximum length of a host name, as in DNS.
 pub const MAX_NAME_LEN: usize = 253;
 
 fn too_long() -> String {

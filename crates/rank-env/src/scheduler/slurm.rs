@@ -9,7 +9,7 @@ use super::{
 use crate::WorldError;
 use crate::vars::{Vars, below};
 
-/// A step of a Slurm job, and this process's task in it.
+/// Step of a Slurm job, and this process's task in it.
 ///
 /// Not every process with `SLURM_` variables is a task of a step. These are not, and run alone:
 ///
@@ -35,21 +35,22 @@ pub struct Step {
     pub local_task: usize,
     /// Number of this host in the step.
     pub node: usize,
-    /// Hosts of the step: at least one.
+    /// Host names of the step: at least one.
     pub hosts: Vec<String>,
-    /// Tasks on each of them.
+    /// Number of tasks on each of the hosts.
     pub tasks_per_host: Vec<usize>,
-    /// Tasks are spread by the user's own list (`--distribution=arbitrary`), so task 0 may be on
-    /// any host.
+    /// `true` if tasks are spread by the user's own list (`--distribution=arbitrary`), so that task 0 may be on any
+    /// host.
     pub arbitrary: bool,
 }
 
 impl Step {
-    /// The step that this process is a task of, if it is. `pid` is its process number, which tells
-    /// a task from a program that a user started in the terminal of a task.
+    /// Returns the step that this process is a task of, or `None`. `pid` is its process number, which distinguishes a
+    /// task from a program that a user started in the terminal of a task.
     ///
-    /// Errors: variables of a step that contradict each other; a program that was started in the
-    /// terminal of `srun --pty` with several tasks, of which the others have no terminal.
+    /// # Errors
+    /// Variables of a step contradict each other, or the program was started in the terminal of `srun --pty` with
+    /// several tasks, of which the others have no terminal.
     pub fn find(
         vars: &dyn Fn(&str) -> Option<String>,
         pid: Option<u32>,
@@ -145,26 +146,26 @@ impl Step {
         below((SLURM_LOCALID, self.local_task), (SLURM_STEP_TASKS_PER_NODE, self.local_tasks()))
     }
 
-    /// Tasks of the step.
+    /// Returns the number of tasks of the step.
     #[must_use]
     pub fn tasks(&self) -> usize {
         self.tasks_per_host.iter().sum()
     }
 
-    /// Tasks of the step on this host.
+    /// Returns the number of tasks of the step on this host.
     #[must_use]
     pub fn local_tasks(&self) -> usize {
         self.tasks_per_host.get(self.node).copied().unwrap_or_default()
     }
 
-    /// A name for the job that no other step of the cluster has at the same time.
+    /// Returns a name for the job that no other step of the cluster has at the same time.
     #[must_use]
     pub fn run_id(&self) -> String {
         format!("slurm-{}.{}", self.job_id, self.step_id)
     }
 
-    /// The port on which the tasks meet: `20000 + (97 × job + step) mod 9000`. Steps of one job that
-    /// run side by side have different ones, and so have jobs with numbers that are near.
+    /// Returns the port on which the tasks meet: `20000 + (97 × job + step) mod 9000`. Steps of one job that run side
+    /// by side have different ports, and so have jobs with close numbers.
     #[must_use]
     pub fn port(&self) -> u16 {
         job_port(self.job_id, self.step_id)

@@ -5,11 +5,11 @@
 /// A variable that a scheduler sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerVariable {
-    /// Its name in the environment.
+    /// Name of the environment variable.
     pub name: &'static str,
-    /// Who sets it.
+    /// Scheduler or launcher that sets the variable.
     pub set_by: &'static str,
-    /// What its value says.
+    /// Meaning of the variable's value.
     pub meaning: &'static str,
 }
 

@@ -83,7 +83,7 @@ impl EventLoop {
         }
     }
 
-    /// Lets an agent speak over another connection than before.
+    /// Moves an agent to another connection.
     fn adopt(&mut self, agent: AgentId, connection: AgentId) {
         self.remove(agent);
         let Some(peer) = self.peers.remove(&connection) else { return };
@@ -188,5 +188,5 @@ fn poll_for_writing(
     }
 }
 
-/// How long an agent may take to close its end. It has been told everything by then.
+/// Time limit for an agent to close its end. It has received all messages by then.
 const LAST_WORDS: Duration = Duration::from_secs(2);

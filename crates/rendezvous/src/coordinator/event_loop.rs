@@ -26,10 +26,10 @@ pub(super) struct EventLoop {
     pub(super) listener: Option<Listener>,
     pub(super) sink: Option<Box<dyn OutputSink>>,
     pub(super) peers: BTreeMap<AgentId, Peer>,
-    /// Those that go, and when the patience with them ends.
+    /// Connections that are being closed, with the time limit of each.
     pub(super) closing: Vec<(Instant, AgentId)>,
     pub(super) ended: Vec<Ended>,
-    /// Those to be read once more: something is left, or nothing can be sent to them any more.
+    /// Connections to be read once more: data is left, or nothing can be sent to them any more.
     pub(super) unread: Vec<AgentId>,
     /// Addresses whose refusal has been reported.
     pub(super) refused: Vec<IpAddr>,
@@ -41,7 +41,7 @@ pub(super) struct EventLoop {
     /// When to accept again: the system had no descriptor left, or there are as many strangers as may
     /// be.
     deaf_until: Option<Instant>,
-    /// That is because of strangers: one that joins or goes makes room.
+    /// `true` if connections that have not joined take all places: one that joins or closes makes room.
     is_full: bool,
     next_beat: Instant,
     pub(super) limits: TimeLimits,
@@ -182,7 +182,7 @@ impl EventLoop {
         }
     }
 
-    /// To all agents that have joined, of this kind.
+    /// Sends a message to all agents of this kind that have joined.
     fn send_all(&mut self, message: &ToAgent, wanted: impl Fn(&Peer) -> bool) {
         let wanted = |peer: &Peer| matches!(peer.stage, Stage::Member) && wanted(peer);
         let members = self.peers.iter().filter(|(_, peer)| wanted(peer));
@@ -253,7 +253,7 @@ impl EventLoop {
         None
     }
 
-    /// Those that have joined, and those that are gone.
+    /// Removes connections from the list of those that have not joined once they have joined or are closed.
     fn forget_strangers(&mut self) {
         let peers = &self.peers;
         self.strangers.retain(|(_, agent)| peers.get(agent).is_some_and(Peer::is_stranger));
@@ -324,7 +324,7 @@ const DOOR: u64 = 1;
 const LEASE: u64 = 2;
 /// Agents' numbers begin here in the poll.
 pub(super) const FIRST: u64 = 3;
-/// How often the poll is asked for more before the clock is looked at.
+/// Maximum number of polls between two looks at the clock.
 const MAX_ROUNDS: usize = 64;
 /// No message with which an agent joins is longer.
 const MAX_JOIN: usize = 4 << 10;

@@ -163,7 +163,7 @@ impl EventLoop {
         self.tell(Event::Alive { agent });
     }
 
-    /// It has broken a rule.
+    /// Disconnects a peer that has violated the protocol.
     fn drop_peer(&mut self, agent: AgentId, how: &str) {
         if self.remove(agent).is_some() {
             self.tell(Event::Closed { agent, how: how.into() });
@@ -219,10 +219,10 @@ impl EventLoop {
     }
 }
 
-/// How many messages of one agent are read before the others get their turn.
+/// Maximum number of messages of one agent that are read before the others get their turn.
 const MAX_MESSAGES: usize = 64;
 /// An agent keeps to its credit; the piece that exceeds it is allowed.
 const MAX_UNSHOWN: u64 = OUTPUT_CREDIT + MAX_FRAME_LEN as u64;
-/// How long the end of a session waits for its reason.
+/// Time that the end of a session waits for its reason.
 const EXPLANATION: Duration = Duration::from_millis(500);
 const MAX_REFUSED: usize = 64;

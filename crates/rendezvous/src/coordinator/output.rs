@@ -6,32 +6,31 @@ use std::time::SystemTime;
 use super::shared::{Command, Shared};
 use crate::{AgentId, JobEvent, Stream};
 
-/// Where output and lines of other hosts go.
+/// Receiver of the output and the messages of other hosts.
 ///
-/// It is called in the coordinator's thread and must not wait: a paused terminal must not stop the
-/// job's heart. Hand the pieces to a thread that writes; dropping a piece says that it is shown,
-/// and lets its agent send as much again. So at most [`OUTPUT_CREDIT`](crate::OUTPUT_CREDIT) bytes
-/// of each host wait here.
+/// The methods are called in the coordinator's thread and must not block: that thread also handles heartbeats. Pass the
+/// pieces to a thread that writes. Dropping a piece marks it as shown, so that its agent may send as much again. Thus
+/// at most [`OUTPUT_CREDIT`](crate::OUTPUT_CREDIT) bytes of each host wait in the sink.
 pub trait OutputSink: Send {
-    /// Whole lines of a host's ranks.
+    /// Receives whole lines of a host's ranks.
     fn output(&mut self, piece: Piece);
-    /// A line of an agent or of the coordinator, without its end.
+    /// Receives a line of an agent or of the coordinator, without its line end.
     fn say(&mut self, line: &str);
-    /// How far a host's ranks are: their reports, as they have written them. None: they have ended,
-    /// or the connection to the host has.
+    /// Receives the encoded progress reports of a host's ranks. The list is empty once they have ended, or once the
+    /// connection to the host has.
     fn progress(&mut self, _host: &Arc<str>, _ranks: Vec<(usize, String)>) {}
-    /// Something to be written down, where [`Rules::recorded`](crate::Rules) asks for it.
+    /// Receives an event to be recorded, where [`Rules::recorded`](crate::Rules) is set.
     fn record(&mut self, _at: SystemTime, _event: JobEvent) {}
 }
 
-/// Lines that a host's ranks have printed. Drop it when they are shown.
+/// Lines that a host's ranks have printed. Must be dropped once they are shown.
 #[derive(Debug)]
 pub struct Piece {
-    /// Host name.
+    /// Name of the host.
     pub host: Arc<str>,
-    /// Where they belong.
+    /// Output stream of the lines.
     pub stream: Stream,
-    /// The lines, prefixed.
+    /// Text of the lines, with prefix.
     pub bytes: Vec<u8>,
     pub(super) _credit: Credit,
 }

@@ -11,7 +11,7 @@ pub(super) struct Peer {
     pub(super) wire: Connection,
     pub(super) stage: Stage,
     pub(super) origin: Origin,
-    /// For messages; the agent's own name for its host once it has joined.
+    /// Name of the host for messages: the agent's own once it has joined.
     pub(super) host: Arc<str>,
     /// Output that has come and has not been shown.
     pub(super) unshown: u64,
@@ -28,13 +28,13 @@ pub(super) enum Stage {
     /// Is about to join; over TCP its first message proves that it knows the secret.
     Joining,
     Member,
-    /// Gets what has been sent to it, then the end. It may still say something.
+    /// The peer receives the remaining data and is then closed. It may still send.
     Closing,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Origin {
-    /// This process.
+    /// The agent is in this process.
     Local,
     Session,
     Tcp(std::net::IpAddr),
@@ -53,12 +53,12 @@ impl Peer {
         }
     }
 
-    /// There is a network in between.
+    /// Returns `true` if a network connects the peer.
     pub(super) fn is_remote(&self) -> bool {
         self.origin != Origin::Local
     }
 
-    /// It has not joined.
+    /// Returns `true` if the peer has not joined.
     pub(super) fn is_stranger(&self) -> bool {
         matches!(self.origin, Origin::Tcp(_))
             && matches!(self.stage, Stage::Greeting | Stage::Joining)

@@ -22,7 +22,7 @@ pub(super) enum Command {
     /// Why that session has ended.
     Explain(AgentId, String),
     Interrupt(i32),
-    /// For all ranks, and nothing else.
+    /// Signal to forward to all ranks, without other effects.
     Forward(i32),
     /// Output of an agent that has been shown.
     Shown(AgentId, u64),

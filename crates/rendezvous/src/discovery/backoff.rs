@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::notices::Notices;
 use super::{RendezvousError, RendezvousNotice, RendezvousPlan};
 
-/// Of one attempt to meet.
+/// Retry policy of one attempt to meet.
 #[derive(Debug)]
 pub(super) struct RetryPolicy {
     endpoint: String,
@@ -19,7 +19,7 @@ pub(super) struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// With pauses that grow up to the longest.
+    /// Creates a policy whose pauses grow up to `longest`.
     pub(super) fn new(plan: &RendezvousPlan, endpoint: String, longest: Duration) -> Self {
         let (start, limit) = (Instant::now(), plan.timeout);
         Self { endpoint, start, limit, pause: FIRST_PAUSE, longest, said: Vec::new() }

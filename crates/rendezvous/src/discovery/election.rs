@@ -14,7 +14,7 @@ use super::{RendezvousError, RendezvousNotice, RendezvousPlan};
 use crate::etcd::{Client, ClientError, Created, EtcdAccess, Keys, LeaderLease};
 use crate::listener::{BindAddress, Listener};
 
-/// What the winner publishes.
+/// Record that the winner publishes.
 #[derive(Debug, Serialize, Deserialize)]
 struct Winner {
     address: String,
@@ -129,13 +129,13 @@ impl Election<'_> {
     }
 }
 
-/// What the winner has published: its address and port.
+/// Parses the record that the winner has published: its address and port.
 pub(crate) fn coordinator_record(bytes: &[u8]) -> Option<(String, u16)> {
     let Winner { address, port, .. } = serde_json::from_slice(bytes).ok()?;
     Some((address, port))
 }
 
-/// By which address this host reaches the one with this name and port. Nothing is sent.
+/// Returns the local address with which this host reaches the one with this name and port. Nothing is sent.
 fn own_address(other: &str) -> Result<String, String> {
     let ask = |any: &str| -> std::io::Result<IpAddr> {
         let socket = UdpSocket::bind((any, 0))?;
@@ -148,7 +148,7 @@ fn own_address(other: &str) -> Result<String, String> {
         .map_err(|error| format!("no address of this host leads to {other}: {error}"))
 }
 
-/// How long a host that was lost remains elected; etcd grants no shorter lease.
+/// Lease time for which a lost host remains elected. etcd grants no shorter lease.
 const LEASE: Duration = Duration::from_secs(2);
-/// How long it may take to see that the lease of a lost host has ended.
+/// Maximum time to detect that the lease of a lost host has ended.
 const MAX_PAUSE: Duration = Duration::from_millis(250);

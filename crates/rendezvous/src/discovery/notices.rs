@@ -9,7 +9,7 @@ use nix::poll::PollFlags;
 use super::RendezvousNotice;
 use crate::wake::{Flag, Sender};
 
-/// The thread's end.
+/// The thread's end of the channel of notices.
 #[derive(Debug)]
 pub(super) struct Notices {
     pub(super) sender: Sender<RendezvousNotice>,

@@ -80,12 +80,12 @@ pub(super) fn meet(
 
 /// Why it did not work this time.
 pub(super) enum Failure {
-    /// It will not work later either.
+    /// A permanent failure.
     Now(RendezvousError),
     Later(String),
 }
 
-/// Where a coordinator may be.
+/// Address at which a coordinator may listen.
 pub(super) struct Endpoint<'a> {
     plan: &'a RendezvousPlan,
     address: &'a str,
@@ -107,7 +107,7 @@ impl<'a> Endpoint<'a> {
         }
     }
 
-    /// Meets the coordinator that is to be there.
+    /// Connects to the coordinator at this address.
     pub(super) fn connect(&self, notices: &Notices) -> Result<Link, Failure> {
         let all = self.resolve().map_err(Failure::Later)?;
         self.try_all(&all, notices)
@@ -208,7 +208,7 @@ impl<'a> Endpoint<'a> {
     }
 }
 
-/// Of an IPv6 address without its brackets.
+/// Returns an address without the brackets of IPv6.
 fn plain(address: &str) -> &str {
     address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address)
 }

@@ -5,120 +5,121 @@ use std::{fmt, fs, io};
 
 use ureq::tls::{Certificate, ClientCert, PemItem, RootCerts, TlsConfig, parse_pem};
 
-/// How an etcd is spoken to.
+/// Settings of the access to etcd: TLS, certificates and user.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct EtcdAccess {
-    /// Over TLS, also where an endpoint does not begin with `https://`.
+    /// `true` to use TLS also for endpoints that do not begin with `https://`.
     pub tls: bool,
-    /// File with the certificates (PEM) of the authorities that etcd's own may be signed by. Default:
-    /// Mozilla's list of public authorities.
+    /// File with the certificates (PEM) of the authorities that sign etcd's certificate. Defaults to Mozilla's list of
+    /// public authorities.
     pub ca_file: Option<PathBuf>,
-    /// File with this client's certificate and those in between (PEM), where etcd asks for one.
+    /// File with this client's certificate and intermediate certificates (PEM), where etcd asks for one.
     pub cert_file: Option<PathBuf>,
-    /// File with the private key of that certificate (PEM). Default: it is in `cert_file`, too.
+    /// File with the private key of the client's certificate (PEM). Defaults to `cert_file`, which then contains it,
+    /// too.
     pub key_file: Option<PathBuf>,
-    /// Name of the user, where etcd has users.
+    /// Name of the etcd user, where etcd has users.
     pub user: Option<String>,
-    /// The user's password.
+    /// Password of the etcd user.
     pub password: Option<String>,
 }
 
-/// Why an etcd cannot be used. None of these goes away by waiting.
+/// Error for an etcd that cannot be used. None of these errors goes away by waiting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EtcdError {
-    /// It cannot be the address of an etcd.
+    /// The endpoints are not valid addresses of an etcd.
     #[error("`{part}` in `{endpoints}` is not the address of an etcd: write it as HOST:PORT")]
     BadEndpoint {
-        /// The part that is wrong.
+        /// Part of the text that is wrong.
         part: String,
-        /// All of it.
+        /// Whole text of the endpoints.
         endpoints: String,
     },
     /// A file of certificates or keys cannot be read.
     #[error("cannot read {what} from {}: {source}", path.display())]
     Unreadable {
-        /// What should be in it.
+        /// Expected content of the file.
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file does not hold what it should.
+    /// A file does not contain the expected certificates or key.
     #[error("{} holds no {what} in PEM form{reason}", path.display())]
     NotPem {
-        /// What should be in it.
+        /// Expected content of the file.
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong, or nothing.
+        /// Description of the problem. May be empty.
         reason: String,
     },
-    /// A key without a certificate.
+    /// A private key was given without a certificate.
     #[error("a key for etcd was given ({}) and no certificate: give cert=FILE, too", path.display())]
     KeyAlone {
-        /// The file of the key.
+        /// Path of the private key's file.
         path: PathBuf,
     },
-    /// etcd's certificate is not signed by an authority that is trusted, or is another host's.
+    /// etcd's certificate is not signed by a trusted authority, or belongs to another host.
     #[error(
         "the certificate of etcd at {endpoint} is not trusted ({reason}): give the file of its \
          authority with --rdzv-conf cacert=FILE, and name it as its certificate does"
     )]
     Untrusted {
-        /// Which member.
+        /// Endpoint of the etcd member.
         endpoint: String,
-        /// What TLS says.
+        /// Error of the TLS library.
         reason: String,
     },
-    /// etcd wants a certificate of this client, or another one.
+    /// etcd requires a client certificate, or a different one.
     #[error(
         "etcd at {endpoint} does not accept this client's certificate ({reason}): give one that its \
          authority has signed with --rdzv-conf cert=FILE,key=FILE"
     )]
     ClientCertificate {
-        /// Which member.
+        /// Endpoint of the etcd member.
         endpoint: String,
-        /// What TLS says.
+        /// Error of the TLS library.
         reason: String,
     },
-    /// One side speaks TLS and the other does not, or not the same version.
+    /// Only one side uses TLS, or the TLS versions differ.
     #[error(
         "etcd at {endpoint} and this host do not agree on TLS ({reason}): with https:// or \
          --rdzv-conf protocol=https it is used, else not"
     )]
     NotTls {
-        /// Which member.
+        /// Endpoint of the etcd member.
         endpoint: String,
-        /// What was seen.
+        /// Description of the failure.
         reason: String,
     },
-    /// etcd has users, and none was given, or the password is not the user's.
+    /// etcd requires a user and none was given, or the password is wrong.
     #[error(
         "etcd at {endpoint} refuses {}: {reason}; give --rdzv-conf user=NAME and the password in \
          BRIGADE_ETCD_PASSWORD or --rdzv-conf password-file=FILE",
         named(user.as_deref())
     )]
     Denied {
-        /// Which member.
+        /// Endpoint of the etcd member.
         endpoint: String,
-        /// The user's name.
+        /// Name of the etcd user, if one was given.
         user: Option<String>,
-        /// etcd's words.
+        /// Reason that etcd gives.
         reason: String,
     },
-    /// The user may not use the job's keys.
+    /// The user has no permission for the job's keys.
     #[error(
         "etcd at {endpoint} does not let {} write keys that begin with /brigade/: {reason}",
         named(user.as_deref())
     )]
     Forbidden {
-        /// Which member.
+        /// Endpoint of the etcd member.
         endpoint: String,
-        /// The user's name.
+        /// Name of the etcd user, if one was given.
         user: Option<String>,
-        /// etcd's words.
+        /// Reason that etcd gives.
         reason: String,
     },
 }
@@ -185,7 +186,7 @@ fn items(what: &'static str, path: &Path) -> Result<Vec<PemItem<'static>>, EtcdE
     })
 }
 
-/// Without the password.
+/// Formats the settings without the password.
 impl fmt::Debug for EtcdAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdAccess")

@@ -13,37 +13,37 @@ use ureq::Agent;
 
 use super::access::{EtcdAccess, EtcdError};
 
-/// One or several members of an etcd; any of them will do.
+/// Client of an etcd cluster with one or several members, any of which may answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     http: Agent,
-    /// Like `http://etcd1:2379`.
+    /// Endpoint URLs, such as `http://etcd1:2379`.
     endpoints: Vec<String>,
     /// The one that answered last.
     current: usize,
     user: Option<String>,
     password: Option<String>,
-    /// What etcd has given to the user; it ends after some minutes without use.
+    /// Authentication token of the user, which expires after some minutes without use.
     token: Option<String>,
 }
 
 /// A lease's number, as etcd writes it.
 pub(crate) type Lease = String;
 
-/// What an attempt to create a key found.
+/// Result of an attempt to create a key.
 #[derive(Debug)]
 pub(crate) enum Created {
     Now,
-    /// The values of the keys, those that are there.
+    /// The existing values of the keys.
     Not([Option<Vec<u8>>; 2]),
 }
 
 /// Why etcd did not do what it was asked for.
 #[derive(Debug)]
 pub(crate) enum ClientError {
-    /// It may later.
+    /// A temporary failure: a later request may succeed.
     Away(String),
-    /// It never will.
+    /// A permanent failure.
     Unusable(EtcdError),
 }
 
@@ -357,7 +357,7 @@ struct Authenticated {
 
 #[derive(Debug, Deserialize)]
 struct Refusal {
-    /// Of gRPC.
+    /// Status code of gRPC.
     #[serde(default)]
     code: u32,
     message: String,
@@ -372,14 +372,14 @@ impl Refusal {
     }
 }
 
-/// etcd's words.
+/// Error message of etcd for an outdated authentication.
 const OLD_REVISION: &str = "revision of auth store is old";
 const INVALID_ARGUMENT: u32 = 3;
 const PERMISSION_DENIED: u32 = 7;
 const FAILED_PRECONDITION: u32 = 9;
 const UNAUTHENTICATED: u32 = 16;
 
-/// What a transaction has done. What is empty or false is left out by etcd.
+/// Response to a transaction. etcd leaves out fields that are empty or false.
 #[derive(Deserialize)]
 struct Done {
     #[serde(default)]

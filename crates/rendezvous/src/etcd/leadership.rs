@@ -39,7 +39,7 @@ impl Shared {
     }
 }
 
-/// What the thread has.
+/// State of the thread that keeps the lease.
 struct Hold {
     client: Client,
     keys: Keys,
@@ -154,5 +154,5 @@ impl Hold {
 
 const NOT_OVER: i16 = -1;
 const RETRY: Duration = Duration::from_millis(300);
-/// How long late comers are told that the job is over. After that its name may be used again.
+/// Time for which late hosts are informed that the job is over. After that its name may be used again.
 const MARK: Duration = Duration::from_secs(600);

@@ -28,7 +28,7 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// From when on hosts may restart the others.
+    /// Returns the time from which joining hosts may restart the others.
     fn earliest(&self) -> Duration {
         match self.last {
             Some((at, interval)) if !self.open => at.saturating_add(interval),
@@ -56,7 +56,7 @@ impl Member {
 }
 
 impl Formation {
-    /// How long hosts that are not in the present attempt have to wait until they may restart it.
+    /// Returns the time that hosts outside of the present attempt have to wait until they may restart it.
     pub(super) fn admission_wait(&self) -> Duration {
         self.admission.earliest().saturating_sub(self.now)
     }

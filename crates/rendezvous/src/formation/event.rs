@@ -3,87 +3,87 @@
 use super::job_event::Record;
 use crate::{FromAgent, JobResult, Join, ToAgent};
 
-/// An agent, numbered by the coordinator with its first connection; never used twice. It keeps its
-/// number when it joins again over another connection ([`Action::Adopt`]).
+/// Identifier of an agent, which the coordinator assigns with the agent's first connection and never reuses. The agent
+/// keeps it when it joins again over another connection ([`Action::Adopt`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AgentId(pub u64);
 
-/// Something that happened.
+/// Input of the coordinator's state machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A connection to this host is being made; it will join or be closed.
+    /// A connection to this host is being made. It will join or be closed.
     Expected {
-        /// Its connection.
+        /// Identifier of the connection.
         agent: AgentId,
-        /// Host name.
+        /// Name of the host.
         host: String,
     },
-    /// An agent's first message came.
+    /// The first message of an agent was received.
     Joined {
-        /// Its connection.
+        /// Identifier of the connection.
         agent: AgentId,
-        /// What it said.
+        /// Content of the message.
         join: Join,
-        /// The address it came from; `None` in one process or over ssh.
+        /// Address that the agent connected from. `None` in one process or over ssh.
         seen: Option<String>,
-        /// It can fall silent: there is a network in between.
+        /// `true` if a network connects the agent, so that it may become silent.
         remote: bool,
     },
-    /// An agent's later message.
+    /// A later message of an agent was received.
     Message {
-        /// Its connection.
+        /// Identifier of the connection.
         agent: AgentId,
-        /// The message.
+        /// Content of the message.
         message: FromAgent,
     },
-    /// A part of a message, or one that does not matter here: the agent is alive.
+    /// Part of a message, or one without further effect, was received: the agent is alive.
     Alive {
-        /// Its connection.
+        /// Identifier of the connection.
         agent: AgentId,
     },
-    /// The connection is no more, and the agent neither: its process has ended.
+    /// The connection is closed because the agent's process has ended.
     Closed {
-        /// Which one.
+        /// Identifier of the connection.
         agent: AgentId,
-        /// How that was seen.
+        /// Description of how that was detected.
         how: String,
     },
-    /// The connection is no more, but the agent may still be there, and join again.
+    /// The connection is lost, but the agent may still run and join again.
     Disconnected {
-        /// Its connection.
+        /// Identifier of the connection.
         agent: AgentId,
-        /// How that was seen.
+        /// Description of how that was detected.
         how: String,
-        /// It was reset: a living agent sees that, too, and comes back at once.
+        /// `true` if the connection was reset: a running agent detects that, too, and reconnects at once.
         reset: bool,
     },
-    /// The user wants the job to stop, where no agent has heard it.
+    /// The user stops the job with a signal that no agent has received.
     Interrupt {
-        /// The signal's number.
+        /// Number of the signal.
         signal: i32,
     },
-    /// Time has passed.
+    /// Time has passed, and nothing else happened.
     Tick,
 }
 
-/// Something to do.
+/// Output of the coordinator's state machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send this.
+    /// Sends a message to an agent.
     Send(AgentId, ToAgent),
-    /// The agent speaks over this connection from now on; the one that it had is to be closed.
+    /// Makes this connection the agent's current one. Its earlier connection is to be closed.
     Adopt {
-        /// Its number.
+        /// Identifier of the agent.
         agent: AgentId,
-        /// The number under which the connection was announced.
+        /// Identifier under which the connection was announced.
         connection: AgentId,
     },
-    /// Close the connection once everything has been sent. No [`Event::Closed`] need follow.
+    /// Closes the connection once everything has been sent. It need not be followed by an [`Event::Closed`].
     Close(AgentId),
-    /// Show this line to the user.
+    /// Shows this line to the user.
     Say(String),
-    /// Write this down. Only where [`Rules::recorded`](crate::Rules) asks for it.
+    /// Records an event. Only if [`Rules::recorded`](crate::Rules) is set.
     Record(Record),
-    /// The job is over; agents have been told by earlier actions.
+    /// Ends the job with this result. Earlier actions have informed the agents.
     Finish(JobResult),
 }

@@ -38,7 +38,7 @@ pub(super) struct HostLoss {
     pub(super) how: String,
 }
 
-/// When a lost host was last known to be there.
+/// Time at which a lost host was last known to be alive.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LastSeen {
     /// The connection broke now.
@@ -49,7 +49,7 @@ pub(super) enum LastSeen {
     Unresponsive(Duration),
 }
 
-/// What an interruption adds to the earlier ones.
+/// Effect of an interruption, in addition to the earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Interruption {
     /// The first, or another signal.
@@ -108,7 +108,7 @@ impl Failures {
         }
     }
 
-    /// What came first: the failure of a rank or the loss of a host.
+    /// Returns the first cause: the failure of a rank or the loss of a host.
     pub(super) fn first(&self) -> Option<Cause> {
         let change = self.membership_changed_at.map(|since| signed(since.as_millis()));
         let failure = self.first_failure(|_| true);
@@ -123,7 +123,7 @@ impl Failures {
         }
     }
 
-    /// How a job ends that this signal has stopped.
+    /// Returns the result of a job that this signal has stopped.
     pub(super) fn interrupted_by(&self, signal: i32) -> JobResult {
         let unexplained = |exit_status| {
             exit_status != ExitStatus::Signal(signal)
@@ -190,7 +190,7 @@ pub(super) fn checked(signal: i32) -> i32 {
     if (1..=64).contains(&signal) { signal } else { Signal::SIGTERM as i32 }
 }
 
-/// Its name, or its number.
+/// Returns the signal's name, or its number.
 pub(super) fn name(signal: i32) -> String {
     Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |known| known.to_string())
 }

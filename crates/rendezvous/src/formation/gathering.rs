@@ -19,9 +19,9 @@ pub(super) struct Gathering {
     since: Duration,
     /// Before the first attempt of this coordinator.
     first: bool,
-    /// When the wait for more than enough hosts ends; there are enough.
+    /// End of the wait for more hosts than needed.
     last_call: Option<Duration>,
-    /// Tells the waiting hosts how many are missing.
+    /// `true` once the waiting hosts have been informed how many are missing.
     told: bool,
     /// The attempt before was stopped without a failure, so that hosts which were not in it have to
     /// wait until they may be admitted.
@@ -75,7 +75,7 @@ impl Rules {
 }
 
 impl Formation {
-    /// Starts the next attempt once enough hosts are there.
+    /// Starts the next attempt once enough hosts have joined.
     pub(super) fn gather(&mut self) {
         let have = self.present();
         let Rules { min_nodes: need, max_nodes: most, .. } = self.rules;
@@ -251,7 +251,7 @@ impl Formation {
         order.into_iter().map(|(id, _)| *id).collect()
     }
 
-    /// Where the other hosts find this one.
+    /// Returns the address at which the other hosts reach this one.
     fn address(&self, agent: AgentId) -> String {
         let member = &self.members[&agent];
         let loopback = |seen: &str| seen.parse().is_ok_and(|it: IpAddr| it.is_loopback());

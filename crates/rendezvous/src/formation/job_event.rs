@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Cause, ExitStatus};
 
-/// Something that happened to a job. `docs/events.md` has the fields.
+/// Event of a job. The fields are described in `docs/events.md`.
 ///
 /// As JSON it is an object with the name of its kind in `event`; fields without a value are left out.
 ///
@@ -26,78 +26,78 @@ use crate::{Cause, ExitStatus};
 pub enum JobEvent {
     /// A host has joined the job.
     Join {
-        /// Host name.
+        /// Name of the host.
         host: String,
-        /// How many ranks it starts.
+        /// Number of ranks that the host starts.
         nproc: usize,
     },
-    /// An attempt begins: all its hosts are told to start their ranks.
+    /// An attempt begins: all its hosts start their ranks.
     Attempt {
-        /// Which one, from 0.
+        /// Number of the attempt, from 0.
         attempt: u32,
-        /// Restarts after failures so far.
+        /// Number of restarts after failures so far.
         restarts: u32,
-        /// Restarts that are allowed.
+        /// Maximum number of restarts.
         max_restarts: u32,
-        /// Number of ranks.
+        /// Number of ranks in the attempt.
         world_size: usize,
-        /// Its hosts, by node rank.
+        /// Hosts of the attempt, by node rank.
         hosts: Vec<HostPart>,
     },
     /// A rank has been started.
     Start {
-        /// In which attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// Its number in the job.
+        /// Rank in the job.
         rank: usize,
-        /// Its number on its host.
+        /// Local rank: the rank's number on its host.
         local_rank: usize,
-        /// Host name.
+        /// Name of the host.
         host: String,
         /// Process number on that host.
         pid: i32,
     },
     /// A rank has ended. Ranks of a lost host have no such event.
     Exit {
-        /// In which attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// Its number in the job.
+        /// Rank in the job.
         rank: usize,
-        /// Its number on its host.
+        /// Local rank: the rank's number on its host.
         local_rank: usize,
-        /// Host name.
+        /// Name of the host.
         host: String,
         /// Process number on that host.
         pid: i32,
-        /// Its exit code, unless a signal killed it.
+        /// Exit code, unless a signal killed the rank.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         code: Option<i32>,
-        /// The signal that killed it: `SIGKILL`, or its number where it has no name.
+        /// Signal that killed the rank: `SIGKILL`, or its number where it has no name.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         signal: Option<String>,
     },
-    /// A host takes no part any more.
+    /// A host no longer takes part in the job.
     Leave {
-        /// Host name.
+        /// Name of the host.
         host: String,
-        /// Why, in words.
+        /// Reason for the leave, as a text.
         reason: String,
     },
-    /// Why an attempt, or the job, did not simply finish. Written once its ranks have stopped, because
-    /// only then the first of several failures is known.
+    /// Cause of the end of an attempt or the job that did not end normally. Recorded once its ranks have stopped,
+    /// because only then the first of several failures is known.
     Cause(Box<JobCause>),
     /// An attempt has been stopped and another one follows.
     Restart {
-        /// The attempt that was stopped.
+        /// Number of the attempt that was stopped.
         attempt: u32,
-        /// Restarts after failures, this one included where a failure was the cause.
+        /// Number of restarts after failures, this one included if a failure was the cause.
         restarts: u32,
-        /// Restarts that are allowed.
+        /// Maximum number of restarts.
         max_restarts: u32,
     },
     /// The job is over.
     End {
-        /// The exit code of its launchers.
+        /// Exit code of the job's launchers.
         code: u8,
     },
     /// An event of a later version of the format.
@@ -108,85 +108,85 @@ pub enum JobEvent {
 /// A host's part in an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostPart {
-    /// Host name.
+    /// Name of the host.
     pub host: String,
     /// Number of the host, from 0.
     pub node_rank: usize,
     /// Number of its first rank in the job.
     pub first_rank: usize,
-    /// How many ranks it has.
+    /// Number of ranks on the host.
     pub nproc: usize,
 }
 
-/// Why an attempt or a job ended.
+/// Cause of the end of an attempt or a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobCause {
-    /// In which attempt; none before the first.
+    /// Number of the attempt. `None` before the first attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
-    /// What kind of cause.
+    /// Kind of the cause.
     pub cause: CauseKind,
-    /// The rank that failed first.
+    /// Rank that failed first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<usize>,
-    /// Its number on its host.
+    /// Local rank of the failed rank: its number on its host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local_rank: Option<usize>,
-    /// Its host, or the host that is lost.
+    /// Host of the failed rank, or the lost host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// The rank's process number on that host.
+    /// Process number of the failed rank on its host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
-    /// The rank's exit code.
+    /// Exit code of the failed rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<i32>,
-    /// The signal that killed the rank, or that was sent to stop the job.
+    /// Signal that killed the rank, or that was sent to stop the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<String>,
-    /// The cause in one line.
+    /// Description of the cause in one line.
     pub message: String,
-    /// What the rank wrote into its error file.
+    /// Content of the failed rank's error file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// What the launcher knows about the reason besides.
+    /// Further information of the launcher about the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
     /// Faults of the job's devices that drivers have reported.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_faults: Vec<DeviceFault>,
-    /// The rank's last lines of output, oldest first.
+    /// Last output lines of the failed rank, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub last_lines: Vec<String>,
 }
 
-/// What kind of cause.
+/// Kind of cause for the end of an attempt or a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CauseKind {
-    /// A rank ended with another code than 0, or by a signal that the user did not send.
+    /// A rank ended with a code other than 0, or by a signal that the user did not send.
     RankFailed,
-    /// A host is gone.
+    /// A host was lost.
     HostLost,
-    /// Not enough hosts came in time.
+    /// Too few hosts joined in time.
     TooFewHosts,
     /// A signal stopped the job.
     Interrupted,
-    /// Nothing failed: hosts joined or left.
+    /// The set of hosts changed: hosts joined or left, without a failure.
     HostsChanged,
-    /// One of a later version of the format.
+    /// A cause of a later version of the format.
     #[default]
     #[serde(other)]
     Unknown,
 }
 
-/// An event, and when it happened on the coordinator's clock.
+/// An event and its time on the coordinator's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// When.
+    /// Time of the event.
     pub at: Duration,
-    /// What.
+    /// The recorded event.
     pub event: JobEvent,
 }
 

@@ -11,7 +11,7 @@ pub(super) struct Member {
     pub(super) join: Join,
     pub(super) seen: Option<String>,
     pub(super) remote: bool,
-    /// Order of joining.
+    /// Position of the member in the order of joining.
     pub(super) order: u64,
     pub(super) joined: Duration,
     /// Took part in the last attempt, so that its place is not given away.
@@ -19,17 +19,17 @@ pub(super) struct Member {
     /// The member with the node rank that this one asks for. It may have ended.
     pub(super) duplicate_of: Option<AgentId>,
     pub(super) activity: Activity,
-    /// Its place in the last attempt that it was told to start.
+    /// Assignment of the member in the last attempt that it was asked to start.
     pub(super) assignment: Option<Assignment>,
     /// Process numbers of its ranks in that attempt, once they are told; none where a rank's end is.
     pub(super) ranks: Vec<Option<i32>>,
-    /// Its last request to stop the job, counted by itself.
+    /// Number of the member's last request to stop the job, as it counts them.
     pub(super) requests: u32,
-    /// Its last request for its seat, counted by itself.
+    /// Number of the member's last request for its seat, as it counts them.
     pub(super) resumes: u32,
     /// Why it can take part in no other attempt.
     pub(super) stuck: Option<String>,
-    /// It has no connection at present.
+    /// Details of the disconnection, while the member has no connection.
     pub(super) disconnection: Option<Disconnection>,
     /// It has been silent for so long that the user was told.
     pub(super) quiet: bool,
@@ -40,16 +40,16 @@ pub(super) struct Member {
 /// The connection to an agent is broken, and its seat is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Disconnection {
-    /// Until when.
+    /// Time until which the seat is kept.
     pub(super) until: Duration,
-    /// How the connection broke.
+    /// Description of how the connection was lost.
     pub(super) how: String,
 }
 
 /// What an agent is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Activity {
-    /// Has no processes.
+    /// The agent has no processes.
     Idle,
     /// Has been told to start.
     Running,

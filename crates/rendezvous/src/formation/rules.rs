@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::TimeLimits;
 
-/// What the coordinator holds the agents to.
+/// Settings of a job that the coordinator enforces.
 ///
 /// ```
 /// use brigade_rendezvous::Rules;
@@ -13,29 +13,27 @@ use crate::TimeLimits;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Name of the job; agents of another one are refused.
+    /// Name of the job. Agents of another job are refused.
     pub run_id: String,
-    /// The job runs with no fewer hosts.
+    /// Minimum number of hosts.
     pub min_nodes: usize,
-    /// The job runs with no more hosts; those that come on top wait.
+    /// Maximum number of hosts. Further hosts wait.
     pub max_nodes: usize,
-    /// How often the job may start again after a failed rank or a lost host.
+    /// Maximum number of restarts after a failed rank or a lost host.
     pub max_restarts: u32,
-    /// How long to wait for `min_nodes`.
+    /// Time limit for `min_nodes` hosts to join.
     pub join_timeout: Duration,
-    /// How long to wait for more hosts once `min_nodes` are there, before the first attempt.
+    /// Time to wait for more hosts after `min_nodes` have joined, before the first attempt.
     pub last_call: Duration,
-    /// How long the others run at least between two restarts for hosts that join; doubled with each
-    /// such restart that follows at once.
+    /// Minimum time between two restarts for hosts that join. Doubled with each such restart that follows at once.
     pub join_interval: Duration,
-    /// How long silence, stopping and whatever else may take.
+    /// Time limits for silent connections, stopping and other phases.
     pub limits: TimeLimits,
-    /// Hosts may still come after the start, so that it makes sense to wait for one.
+    /// `true` if hosts may still join after the start, so that waiting for one is useful.
     pub late_hosts: bool,
-    /// Name or address under which other hosts reach the coordinator's own, for agents there that
-    /// name none.
+    /// Name or address under which other hosts reach the coordinator's host, for agents on that host that give none.
     pub address: Option<String>,
-    /// What happens is to be written down: agents tell of each rank's start and end.
+    /// `true` if events are recorded: agents report each rank's start and end.
     pub recorded: bool,
 }
 
@@ -59,6 +57,5 @@ impl Default for Rules {
 
 /// No host starts more ranks: a larger number is a mistake, or a peer that is not ours.
 pub(super) const MAX_RANKS_PER_HOST: usize = 1 << 16;
-/// How long a new coordinator waits for the agents that the old one has left behind. Longer than
-/// the pauses with which they look for it.
+/// Time that a new coordinator waits for the agents of the old one. Longer than the pauses with which they look for it.
 pub(super) const REGROUP: Duration = Duration::from_millis(700);

@@ -77,7 +77,7 @@ impl Formation {
         }
     }
 
-    /// What the user is told about a failure: whether the job starts again.
+    /// Appends to the reason whether the job starts again.
     pub(super) fn with_restart(&self, reason: String) -> String {
         let (used, allowed) = (self.restarts, self.rules.max_restarts);
         if matches!(self.state, State::Running) && used < allowed {
@@ -87,7 +87,7 @@ impl Formation {
         }
     }
 
-    /// Stops the attempt everywhere, and says why.
+    /// Stops the attempt on all hosts, with a reason.
     pub(super) fn stop(&mut self, signal: i32, reason: String) {
         self.send_stop(signal, &reason);
         self.say(reason);
@@ -161,7 +161,7 @@ impl Formation {
         }
     }
 
-    /// It took part in the attempt that is being stopped, and is done.
+    /// Returns `true` if the agent took part in the attempt that is being stopped, and has stopped.
     fn has_stopped(&self, agent: AgentId) -> bool {
         matches!(self.state, State::Stopping(_))
             && self.members.get(&agent).is_some_and(|member| member.previous_member)
@@ -179,7 +179,7 @@ impl Formation {
         }
     }
 
-    /// Tells an agent that has come back what it may not have heard.
+    /// Repeats the stop to an agent that has reconnected and may have missed it.
     pub(super) fn repeat_stop(&mut self, agent: AgentId) {
         let Some((signal, reason)) = self.last_stop.clone() else { return };
         let attempt = self.attempt.unwrap_or_default();
@@ -240,7 +240,7 @@ impl Formation {
         self.state = State::Gathering(Gathering::again(self.now, membership_changed, loss));
     }
 
-    /// The attempt is being stopped, and there will be no other.
+    /// Returns `true` if the attempt is being stopped and no other will follow.
     pub(super) fn is_ending(&self) -> bool {
         matches!(self.state, State::Stopping(_))
             && (self.failures.interrupted.is_some()

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::Flag;
 
-/// Makes a channel without a limit.
+/// Creates a channel without a capacity limit.
 ///
 /// # Errors
 /// The process has no descriptor left.
@@ -20,7 +20,7 @@ pub fn channel<T>() -> io::Result<(Sender<T>, Receiver<T>)> {
     Ok((receiver.sender(), receiver))
 }
 
-/// The sending end; clones send to the same receiver.
+/// Sending end of a channel. Clones send to the same receiver.
 ///
 /// ```
 /// let (sender, receiver) = brigade_rendezvous::wake::channel()?;
@@ -34,8 +34,8 @@ pub struct Sender<T> {
     shared: Arc<Shared<T>>,
 }
 
-/// The receiving end. Its descriptor is readable exactly while there is a value; that all senders are
-/// gone does not make it readable, so a loop can poll it longer than its threads live.
+/// Receiving end of a channel. Its descriptor is readable exactly while there is a value. The end of all senders does
+/// not make it readable, so a loop can poll it longer than its threads live.
 ///
 /// ```
 /// let receiver = brigade_rendezvous::wake::Receiver::new()?;
@@ -68,7 +68,7 @@ impl<T> Sender<T> {
     /// Sends a value and wakes the receiver.
     ///
     /// # Errors
-    /// The receiver is gone; the error has the value.
+    /// The receiver was dropped. The error contains the value.
     pub fn send(&self, value: T) -> Result<(), SendError<T>> {
         let mut state = self.shared.state.lock();
         if state.is_closed {
@@ -89,7 +89,7 @@ impl<T> Clone for Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// Makes a channel of which only this end is there yet.
+    /// Creates the receiving end of a channel, without a sender so far.
     ///
     /// # Errors
     /// The process has no descriptor left.
@@ -98,13 +98,13 @@ impl<T> Receiver<T> {
         Ok(Self { shared: Arc::new(Shared { state: Mutex::new(state), ready: Flag::new()? }) })
     }
 
-    /// Makes a sender.
+    /// Creates a sender for this receiver.
     #[must_use]
     pub fn sender(&self) -> Sender<T> {
         Sender { shared: Arc::clone(&self.shared) }
     }
 
-    /// Takes the oldest value, if there is one.
+    /// Takes the oldest value, if there is one. Does not block.
     #[must_use]
     pub fn try_recv(&self) -> Option<T> {
         let mut state = self.shared.state.lock();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// A flag that one thread sets and others wait for. Its descriptor is readable from then on.
+/// Flag that one thread sets and others wait for. Its descriptor is readable while the flag is set.
 ///
 /// ```
 /// use std::time::Duration;
@@ -22,7 +22,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 pub struct Flag(EventFd);
 
 impl Flag {
-    /// Makes one that is not set.
+    /// Creates a flag that is not set.
     ///
     /// # Errors
     /// The process has no descriptor left.
@@ -30,26 +30,25 @@ impl Flag {
         Ok(Self(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?))
     }
 
-    /// Sets it.
+    /// Sets the flag and wakes its waiters.
     pub fn set(&self) {
         // Fails only when the counter is full, and then it is set.
         let _ = self.0.write(1);
     }
 
-    /// Unsets it, for a flag that says that there is something to look at.
+    /// Clears the flag, so that it can be set for a next event.
     pub fn clear(&self) {
         // Fails when it was not set.
         let _ = self.0.read();
     }
 
-    /// Waits until it is set, for at most so long, and says whether it is. A signal may end the wait
-    /// early.
+    /// Waits until the flag is set, at most for `limit`. Returns `true` if it is set. A signal may end the wait early.
     #[must_use]
     pub fn wait(&self, limit: Duration) -> bool {
         self.wait_or(None, limit)
     }
 
-    /// Waits until it is set, or until the descriptor is ready for one of these events. Says whether the
+    /// Waits until the flag is set, or until the descriptor is ready for one of these events. Returns `true` if the
     /// flag is set.
     #[must_use]
     pub fn wait_or(&self, other: Option<(BorrowedFd<'_>, PollFlags)>, limit: Duration) -> bool {
