@@ -106,7 +106,7 @@ pub struct ModelBuilder {
 }
 
 impl Model<()> {
-    /// Options for a model that is not in 32-bit floats on the CPU.
+    /// Returns a builder, for a model that is not in 32-bit floats on the CPU.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -136,7 +136,7 @@ impl ModelBuilder {
         self
     }
 
-    /// The kind of parameters and of floating-point buffers: Float, Double, Half or BFloat16.
+    /// Sets the kind of the parameters and of floating-point buffers: Float, Double, Half or BFloat16.
     pub fn kind(mut self, kind: Kind) -> Self {
         self.kind = kind;
         self
@@ -467,17 +467,18 @@ impl<M> Model<M> {
         self.device
     }
 
-    /// The kind of the parameters.
+    /// Returns the kind of the parameters.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Dropout drops, BatchNorm uses the statistics of the batch. New models are in this state.
+    /// Switches to training mode: dropout is active, batch norms use the statistics of the batch. New models are in
+    /// this mode.
     pub fn train(&mut self) {
         self.training.set(true);
     }
 
-    /// Dropout passes, BatchNorm uses its running statistics.
+    /// Switches to evaluation mode: dropout is inactive, batch norms use their running statistics.
     pub fn eval(&mut self) {
         self.training.set(false);
     }
@@ -513,17 +514,17 @@ impl<M> Model<M> {
         Ok(count)
     }
 
-    /// True between [`Model::train`] and [`Model::eval`].
+    /// Returns `true` if the model is in training mode: between [`Model::train`] and [`Model::eval`].
     pub fn is_training(&self) -> bool {
         self.training.is_on()
     }
 
-    /// Every parameter once, in order of registration, frozen ones included.
+    /// Returns every parameter once, in order of registration, including frozen ones.
     pub fn parameters(&self) -> Vec<NamedTensor> {
         self.named(|role| role == Role::Parameter)
     }
 
-    /// Every parameter that is not frozen, once, in order of registration.
+    /// Returns every parameter that is not frozen, once, in order of registration.
     pub fn trainable_parameters(&self) -> Vec<NamedTensor> {
         let mut parameters = self.parameters();
         parameters.retain(|parameter| parameter.tensor.requires_grad());
@@ -572,7 +573,7 @@ impl<M> Model<M> {
         Some(entry.tensor.shallow_clone())
     }
 
-    /// Every buffer, saved or not, in order of registration.
+    /// Returns every buffer, saved or not, in order of registration.
     pub fn buffers(&self) -> Vec<NamedTensor> {
         self.named(|role| matches!(role, Role::Buffer { .. }))
     }
@@ -607,7 +608,7 @@ impl<M> Model<M> {
         }
     }
 
-    /// The number of values in all parameters; shared ones count once.
+    /// Returns the number of values in all parameters. Shared parameters count once.
     pub fn num_parameters(&self) -> usize {
         self.distinct().filter(|e| e.role == Role::Parameter).map(|e| e.tensor.numel()).sum()
     }

@@ -116,7 +116,7 @@ impl<'a> ParamPath<'a> {
         Some((style, group.clone()))
     }
 
-    /// The dotted name of this place, empty at the root.
+    /// Returns the dotted name of this path, empty at the root.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.prefix
@@ -382,7 +382,7 @@ impl<'a> ParamPath<'a> {
         }
     }
 
-    /// The switch between training and evaluation, for layers that behave differently in each.
+    /// Returns the switch between training and evaluation, for layers that behave differently in each.
     #[must_use]
     pub fn training(&self) -> Training {
         let mut registry = self.registry.borrow_mut();

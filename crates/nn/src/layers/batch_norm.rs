@@ -64,7 +64,7 @@ macro_rules! batch_norm {
                 self.0.bias.as_ref()
             }
 
-            /// The mean over the batches so far, `[features]`; changed in place by training.
+            /// Returns the running mean over the batches so far, `[features]`. Training changes it in place.
             pub fn running_mean(&self) -> &Tensor {
                 &self.0.running_mean
             }

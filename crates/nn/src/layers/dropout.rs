@@ -37,7 +37,7 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// `probability` in `[0, 1]`; anything else makes the model fail to build.
+    /// Creates a dropout layer. A `probability` outside `[0, 1]` makes the model fail to build.
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, probability: f64) -> Self {
         let path = path.borrow();
         if !(0.0..=1.0).contains(&probability) {
