@@ -40,7 +40,7 @@ pub struct Head {
 /// Options of a [`Head`], with fastai's defaults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeadOptions {
-    /// Numbers that come out (`n_out`).
+    /// Number of outputs (`n_out`).
     pub classes: i64,
     /// Widths of the hidden linear layers (`lin_ftrs`). Defaults to one of 512.
     pub hidden: Vec<i64>,

@@ -77,7 +77,7 @@ impl Default for TextClassifierOptions {
 }
 
 impl TextClassifierOptions {
-    /// The same with the encoder's probabilities of dropout times `factor`.
+    /// Returns the options with the encoder's dropout probabilities multiplied by `factor`.
     #[must_use]
     pub fn drop_mult(self, factor: f64) -> Self {
         Self { encoder: self.encoder.drop_mult(factor), ..self }
