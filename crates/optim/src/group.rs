@@ -70,7 +70,7 @@ pub struct ParameterGroup {
 }
 
 impl ParameterGroup {
-    /// The names of its parameters, in the model's order.
+    /// Returns the names of the group's parameters, in the model's order.
     #[must_use]
     pub fn names(&self) -> &[String] {
         &self.names
@@ -82,7 +82,7 @@ impl ParameterGroup {
         self.lr
     }
 
-    /// The learning rate before any schedule.
+    /// Returns the learning rate before any schedule.
     #[must_use]
     pub fn initial_lr(&self) -> f64 {
         self.initial_lr
@@ -94,7 +94,7 @@ impl ParameterGroup {
         self.weight_decay
     }
 
-    /// The momentum; with Adam and its kin the first beta.
+    /// Returns the momentum, or the first beta of Adam and its variants.
     #[must_use]
     pub fn momentum(&self) -> f64 {
         self.momentum

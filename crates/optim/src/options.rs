@@ -53,7 +53,8 @@ macro_rules! common_options {
                 self
             }
 
-            /// Gives parameters chosen by name numbers of their own. May be called several times.
+            /// Adds a group of parameters, chosen by name, with hyperparameters of its own. May be called several
+            /// times.
             pub fn group(mut self, group: $crate::Group) -> Self {
                 self.options.groups.push(group);
                 self
@@ -79,7 +80,7 @@ macro_rules! common_options {
                 self
             }
 
-            /// Slow weights that follow the optimizer's.
+            /// Adds lookahead: slow weights that follow the optimizer's.
             pub fn lookahead(mut self, lookahead: $crate::Lookahead) -> Self {
                 self.options.lookahead = Some(lookahead);
                 self

@@ -100,7 +100,7 @@ pub trait Rule: fmt::Debug + Send {
         false
     }
 
-    /// Refuses parameters that it cannot step.
+    /// Returns an error for a parameter that the rule cannot step.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] with the name and the reason.
@@ -201,7 +201,7 @@ impl<'a> Alike<'a> {
     }
 }
 
-/// The slots of one parameter, while it is stepped.
+/// Slots of one parameter, while it is stepped.
 #[derive(Debug, Clone, Copy)]
 pub struct Slots<'a> {
     states: &'a ParamStates,
