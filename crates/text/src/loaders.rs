@@ -35,7 +35,7 @@ pub enum TextTarget {
         /// Separator between the classes of a label.
         separator: String,
     },
-    /// A number, `f32 [rows]`: fastai's `RegressionBlock`.
+    /// A regression target per text, `f32 [rows]`: fastai's `RegressionBlock`.
     Number,
 }
 
@@ -104,15 +104,15 @@ pub type TextBatches = Arc<dyn BatchedDataset<Batch = (Tensor, Tensor)>>;
 /// ```
 #[derive(Debug)]
 pub struct TextDataLoaders {
-    /// The batches to train with.
+    /// Training loader of the texts.
     pub train: DataLoader<TextBatches>,
     /// Validation loader, unless there are no validation texts. A classifier's texts are sorted by length.
     pub valid: Option<DataLoader<TextBatches>>,
-    /// The numbers of tokens.
+    /// Vocabulary of the texts.
     pub vocabulary: Arc<Vocabulary>,
     /// Tokenizer of the texts.
     pub tokenizer: Arc<dyn Tokenizer>,
-    /// The names of the classes, where there are classes.
+    /// Names of the classes, if there are classes.
     pub classes: Option<Categories>,
     /// Conversion of single texts to a model's input.
     pub codec: TextCodec,
@@ -121,13 +121,13 @@ pub struct TextDataLoaders {
 /// Loaders of texts for a Learner, and what they were made with.
 #[derive(Debug)]
 pub struct TextData {
-    /// The loaders, as a Learner takes them.
+    /// Loaders of the texts, for a Learner.
     pub loaders: Loaders<Tensor>,
-    /// The numbers of tokens.
+    /// Vocabulary of the texts.
     pub vocabulary: Arc<Vocabulary>,
     /// Tokenizer of the texts.
     pub tokenizer: Arc<dyn Tokenizer>,
-    /// The names of the classes, where there are classes.
+    /// Names of the classes, if there are classes.
     pub classes: Option<Categories>,
 }
 
@@ -436,7 +436,7 @@ impl TextLoaders {
     /// model's validation must be shared out without it, as the Learner does.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`loaders`](Self::loaders).
     pub fn data_loaders(
         self,
         accelerator: &Accelerator,
