@@ -58,7 +58,7 @@ pub trait ImageClassifier {
     }
 }
 
-/// Whether a parameter lies below a module.
+/// Returns `true` if a parameter lies below a module.
 pub(crate) fn is_below(module: &str, name: &str) -> bool {
     name.strip_prefix(module).is_some_and(|rest| rest.starts_with('.'))
 }

@@ -75,7 +75,7 @@ pub struct XResNetOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum BlockWidth {
-    /// The same number of channels as the stage: fastai's `ResBlock`.
+    /// Equal to the stage's number of channels: fastai's `ResBlock`.
     #[default]
     Stage,
     /// Twice those of the stage, and the stage's output at the 3 x 3 convolution: fastai's `SEBlock`.

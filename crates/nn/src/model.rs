@@ -73,21 +73,21 @@ pub struct Model<M> {
     experts: Option<ExpertParallel>,
     /// Names of parameters of which each rank has some experts.
     expert_parameters: HashSet<String>,
-    /// Whether a module takes its part of sequences.
+    /// `true` if a module takes its part of sequences.
     divides_sequences: bool,
     batch_norms: Vec<String>,
-    /// Where the model is cut into the stages of a pipeline.
+    /// Division of the model into the stages of a pipeline.
     stages: Option<PipelineStages>,
-    /// What other stages have. Its tensors have no memory; layers ask them for types.
+    /// Entries of other stages. Their tensors have no memory; layers read their types.
     elsewhere: Vec<Entry>,
     device: Device,
     kind: Kind,
     quantizable: Vec<Quantizable>,
-    /// Whether the parameters are spread over ranks.
+    /// `true` if the parameters are spread over ranks.
     is_sharded: bool,
-    /// Where a device map has the weights.
+    /// Placement of the weights by a device map.
     dispatched: Option<Dispatched>,
-    /// Where parameters have no memory yet: the values that they are to have.
+    /// Values of the parameters that have no memory yet.
     deferred: Option<DeferredValues>,
 }
 
@@ -177,8 +177,8 @@ impl ModelBuilder {
         self
     }
 
-    /// Has the ranks of a group divide the layers that the plan names: each rank gets its part of their weights, and computes
-    /// with it. Constructors, names, first values and files are those of the undivided model.
+    /// Divides the layers that the plan names over the ranks of a group: each rank gets its part of their weights, and
+    /// computes with it. Constructors, names, initial values and files are those of the undivided model.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -201,7 +201,8 @@ impl ModelBuilder {
         self
     }
 
-    /// Has each rank of a group compute a part of every sequence: modules get the group by [`ParamPath::context`].
+    /// Divides every sequence over the ranks of a group: each rank computes a part, and modules get the group by
+    /// [`ParamPath::context`].
     ///
     /// ```
     /// use brigade_nn::{ContextParallel, Model};
@@ -239,9 +240,9 @@ impl ModelBuilder {
         self
     }
 
-    /// Has the ranks of a group divide the experts of each [`Experts`](crate::Experts) between them, in ranges of as many:
-    /// tokens are sent to the ranks that have their experts. Constructors, names, first values and files are those of the model
-    /// with all experts.
+    /// Divides the experts of each [`Experts`](crate::Experts) over the ranks of a group, in ranges of equal size:
+    /// tokens are sent to the ranks that have their experts. Constructors, names, initial values and files are those of
+    /// the model with all experts.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -763,7 +764,7 @@ impl<M> Model<M> {
         &self.entries
     }
 
-    /// Every tensor once.
+    /// Returns every tensor once.
     pub(crate) fn distinct(&self) -> impl Iterator<Item = &Entry> {
         self.entries.iter().filter(|entry| !matches!(entry.role, Role::SameAs(_)))
     }
@@ -772,7 +773,7 @@ impl<M> Model<M> {
         self.entries.iter().filter(|entry| entry.role != (Role::Buffer { persistent: false }))
     }
 
-    /// What other stages of a pipeline save.
+    /// Returns the names that other stages of a pipeline save.
     fn elsewhere_names(&self) -> impl Iterator<Item = &String> {
         let saved = |entry: &&Entry| entry.role != (Role::Buffer { persistent: false });
         self.elsewhere.iter().filter(saved).map(|entry| &entry.name)
@@ -847,7 +848,7 @@ impl<M> fmt::Debug for Model<M> {
     }
 }
 
-/// Whether `name` is `prefix` or lies below it.
+/// Returns `true` if `name` is `prefix` or lies below it.
 fn is_below(prefix: &str, name: &str) -> bool {
     prefix.is_empty()
         || name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))

@@ -46,7 +46,7 @@ use crate::{
 pub struct ParamPath<'a> {
     registry: &'a RefCell<ParamRegistry>,
     prefix: String,
-    /// Whether all below is whole on every rank of a tensor group.
+    /// `true` if every rank of a tensor group has all parameters below whole.
     is_replicated: bool,
 }
 

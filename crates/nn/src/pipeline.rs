@@ -118,7 +118,7 @@ pub struct Stages {
     place: Arc<Mutex<Place>>,
 }
 
-/// What a row runs.
+/// Part of a row that runs.
 #[derive(Default)]
 enum Place {
     /// All blocks.

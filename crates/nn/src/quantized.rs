@@ -169,9 +169,9 @@ impl QuantizedSlot {
 /// A parameter that can be quantised.
 #[derive(Debug, Clone)]
 pub(crate) struct Quantizable {
-    /// The parameter's name.
+    /// Name of the parameter.
     pub(crate) name: String,
-    /// The layer's name.
+    /// Name of the layer.
     pub(crate) layer: String,
     pub(crate) slot: QuantizedSlot,
 }

@@ -24,7 +24,7 @@ use crate::error::ModelError;
 #[derive(Debug, Default)]
 pub struct StateDict {
     entries: IndexMap<String, Tensor>,
-    /// Where it lay in its file; empty for all of a file, and without one.
+    /// Key of the dictionary in its file. Empty for a whole file, and without a file.
     key: String,
 }
 

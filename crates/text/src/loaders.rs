@@ -83,7 +83,7 @@ pub struct TextLoaders {
 /// Batches of numbers of tokens and targets: `(i64 [rows, tokens], …)`.
 pub type TextBatches = Arc<dyn BatchedDataset<Batch = (Tensor, Tensor)>>;
 
-/// Loaders of texts for a loop of one's own, and what they were made with.
+/// Loaders of texts for a user-defined loop, with the vocabulary, tokenizer and classes that they were made with.
 ///
 /// ```
 /// use brigade_text::TextLoaders;
@@ -312,14 +312,14 @@ impl TextLoaders {
         self
     }
 
-    /// Sets what splits texts; fastai's rules and spaCy's English tokenizer unless set.
+    /// Sets the tokenizer. Defaults to fastai's rules and spaCy's English tokenizer.
     #[must_use]
     pub fn tokenizer(mut self, tokenizer: impl Tokenizer + 'static) -> Self {
         self.options.tokenizer = Arc::new(tokenizer);
         self
     }
 
-    /// Gives the vocabulary, such as that of a language model, in place of one that is counted.
+    /// Sets the vocabulary, such as that of a language model, in place of one that is counted.
     #[must_use]
     pub fn vocabulary(mut self, vocabulary: impl Into<Arc<Vocabulary>>) -> Self {
         self.options.vocabulary = Some(vocabulary.into());

@@ -188,7 +188,7 @@ struct Step {
     training: bool,
     /// The weight of this batch in the running statistics.
     newest: f64,
-    /// Whose batches count, where it is not this rank's alone.
+    /// Group whose batches count, unless it is only this rank's.
     group: Option<ProcessGroup>,
 }
 

@@ -148,5 +148,5 @@ impl Embedding {
     }
 }
 
-/// What libtorch takes for "no row".
+/// Value of libtorch's padding index for "no row".
 const NO_PADDING: i64 = -1;
