@@ -18,7 +18,7 @@ use crate::{Init, Module, ParamPath, Training};
 pub struct BatchNormOptions {
     /// Value added to the variance, for numerical stability. Defaults to 1e-5.
     pub eps: f64,
-    /// The weight of the newest batch in the running statistics; 0.1. `None` means the plain average of all
+    /// Weight of the newest batch in the running statistics. Defaults to 0.1. `None` means the plain average of all
     /// batches, which reads the counter and so waits for the device at every step.
     pub momentum: Option<f64>,
     /// `true` if the layer has `weight` and `bias`. Defaults to `true`.
