@@ -65,7 +65,7 @@ pub struct ParameterGroup {
     pub(crate) lr: f64,
     pub(crate) weight_decay: f64,
     pub(crate) momentum: f64,
-    /// Whether it is the half of a group that never decays: norms and biases.
+    /// `true` if this is the half of a group that never decays: norms and biases.
     pub(crate) exempt: bool,
 }
 

@@ -189,7 +189,7 @@ impl Options {
         grouping
     }
 
-    /// Whether `only` and `except` leave it in.
+    /// Returns `true` if `only` and `except` select this name.
     pub(crate) fn selects(&self, name: &str) -> bool {
         let any = |chooses: bool| {
             self.selection.iter().any(|(pattern, c)| *c == chooses && matches(pattern, name))
@@ -266,7 +266,7 @@ impl Group {
     }
 }
 
-/// Whether the whole name fits: `*` stands for any characters, `?` for one.
+/// Returns `true` if the pattern matches the whole name: `*` stands for any characters, `?` for one.
 fn matches(pattern: &str, name: &str) -> bool {
     wildmatch::WildMatch::new(pattern).matches(name)
 }

@@ -160,9 +160,9 @@ pub struct Step<'a> {
     pub(crate) lr: f64,
     pub(crate) momentum: f64,
     pub(crate) weight_decay: f64,
-    /// Whether numbers of the step are on a device.
+    /// `true` if numbers of the step are on a device.
     pub(crate) on_device: bool,
-    /// Whether the rule counts steps.
+    /// `true` if the rule counts steps.
     pub(crate) counts: bool,
     /// The count of steps among them is each parameter's own: `ParamStates` has it.
     pub(crate) device: DeviceNumbers<'a>,
@@ -480,7 +480,7 @@ pub struct ShardedStep<'a> {
     pub(crate) shards: &'a Shards,
     pub(crate) groups: &'a [GroupStep<'a>],
     pub(crate) states: &'a mut ParamStates,
-    /// Whether the rule counts steps.
+    /// `true` if the rule counts steps.
     pub(crate) counts: bool,
 }
 

@@ -376,7 +376,7 @@ impl TextLoaders {
         self
     }
 
-    /// Validates a language model on the tokens that do not divide by the rows as well; see
+    /// Validates a language model also on the tokens that remain when the stream is divided into rows. See
     /// [`LanguageModelData::every_token`](crate::LanguageModelData::every_token).
     #[must_use]
     pub fn every_token(mut self, every: bool) -> Self {
