@@ -72,7 +72,7 @@ impl MaskedTokens {
     }
 
     /// Masks whole words instead of single tokens, like `DataCollatorForWholeWordMask`: all tokens of a chosen word
-    /// become the mask token. Sequences must have their [`words`](Sequence::words); see
+    /// become the mask token. Sequences must have their [`words`](Sequence::words). See also
     /// [`words_of_offsets`](super::words_of_offsets).
     #[must_use]
     pub fn whole_words(mut self, whole: bool) -> Self {
