@@ -3,20 +3,20 @@
 use brigade_torch::Result;
 use tch::{TchError, Tensor};
 
-/// The function after a normalisation.
+/// Activation function after a normalisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Activation {
-    /// `max(x, 0)`; computed together with the normalisation before it.
+    /// ReLU: `max(x, 0)`, computed together with the normalisation before it.
     #[default]
     Relu,
-    /// `x · tanh(ln(1 + eˣ))` (Misra, 2019).
+    /// Mish: `x · tanh(ln(1 + eˣ))` (Misra, 2019).
     Mish,
-    /// `x / (1 + e⁻ˣ)`, also called Swish.
+    /// SiLU, also called Swish: `x / (1 + e⁻ˣ)`.
     Silu,
-    /// `x · Φ(x)`, with the exact distribution function.
+    /// GELU: `x · Φ(x)`, with the exact distribution function.
     Gelu,
-    /// `x · Φ(x)`, with the distribution function approximated by tanh: GPT-2's.
+    /// GELU of GPT-2: `x · Φ(x)`, with the distribution function approximated by tanh.
     GeluTanh,
 }
 

@@ -63,7 +63,7 @@ pub struct AwdLstm {
     state: RecurrentState,
 }
 
-/// Sizes and dropouts of an [`AwdLstm`] and what comes after it.
+/// Sizes and dropout probabilities of an [`AwdLstm`] and of the layers after it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AwdLstmOptions {
     /// Embedding size (`emb_sz`), also the width of the last layer's output. Defaults to 400.
@@ -76,11 +76,11 @@ pub struct AwdLstmOptions {
     pub padding: i64,
     /// Reads in both directions, each with half of the hidden size (`bidir`). Defaults to `false`.
     pub bidirectional: bool,
-    /// The probabilities of dropout.
+    /// Dropout probabilities of the encoder and the layers after it.
     pub dropout: AwdLstmDropout,
 }
 
-/// The probabilities of an AWD-LSTM's five dropouts, each in `[0, 1)`.
+/// Dropout probabilities of an AWD-LSTM's five dropouts, each in `[0, 1)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AwdLstmDropout {
     /// Dropout probability of a token's embedding, at all its positions in a batch (`embed_p`).
@@ -97,7 +97,7 @@ pub struct AwdLstmDropout {
 }
 
 impl AwdLstmDropout {
-    /// All probabilities times `factor` (fastai's `drop_mult`).
+    /// Returns all probabilities multiplied by `factor` (fastai's `drop_mult`).
     #[must_use]
     pub fn scaled(self, factor: f64) -> Self {
         Self {
@@ -142,7 +142,7 @@ impl AwdLstmOptions {
         Self { dropout, ..Self::SIZES }
     }
 
-    /// The same with all probabilities of dropout times `factor`.
+    /// Returns the options with all dropout probabilities multiplied by `factor`.
     #[must_use]
     pub fn drop_mult(self, factor: f64) -> Self {
         Self { dropout: self.dropout.scaled(factor), ..self }
@@ -204,19 +204,19 @@ impl AwdLstm {
         }
     }
 
-    /// The full name of the encoder's place in the model, empty at its root.
+    /// Returns the full name of the encoder in the model, empty at its root.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The hidden state, and what a step of training leaves behind.
+    /// Returns the hidden state, and the outputs that a step of training leaves.
     #[must_use]
     pub fn state(&self) -> &RecurrentState {
         &self.state
     }
 
-    /// The words' table, `[words, embedding]`.
+    /// Returns the table of embeddings, `[words, embedding]`.
     pub fn embedding(&self) -> &Tensor {
         self.words.weight()
     }

@@ -25,7 +25,7 @@ pub trait ImageClassifier {
     /// is below it.
     fn classifier(&self) -> String;
 
-    /// The name of the convolution that takes the images' channels.
+    /// Returns the name of the convolution that takes the images' channels.
     fn first_convolution(&self) -> String;
 
     /// Returns `true` if a parameter may keep its initial values where a file has no values of its shape for it.
@@ -58,7 +58,7 @@ pub trait ImageClassifier {
     }
 }
 
-/// Whether a parameter lies below a module.
+/// Returns `true` if a parameter lies below a module.
 pub(crate) fn is_below(module: &str, name: &str) -> bool {
     name.strip_prefix(module).is_some_and(|rest| rest.starts_with('.'))
 }

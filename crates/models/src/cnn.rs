@@ -72,7 +72,8 @@ impl Cnn {
         Self::with_options(path, CnnOptions::default())
     }
 
-    /// Registers all layers below the path, for images and classes of one's own. Names are the same.
+    /// Registers all layers below the path, for the images and classes of `options`. Names are the same as in
+    /// [`Cnn::new`].
     #[must_use]
     pub fn with_options(path: &ParamPath<'_>, options: CnnOptions) -> Self {
         let CnnOptions { channels, size: [height, width], classes } = options;

@@ -36,9 +36,9 @@ pub struct ConvNeXt {
 /// The size of a [`ConvNeXt`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ConvNeXtOptions {
-    /// Channels of the four stages.
+    /// Number of channels of each of the four stages.
     pub channels: [i64; 4],
-    /// Blocks of the four stages.
+    /// Number of blocks of each of the four stages.
     pub blocks: [usize; 4],
     /// Number of channels of the images. Defaults to 3.
     pub in_channels: i64,

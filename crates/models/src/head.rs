@@ -40,13 +40,13 @@ pub struct Head {
 /// Options of a [`Head`], with fastai's defaults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeadOptions {
-    /// Numbers that come out (`n_out`).
+    /// Number of outputs (`n_out`).
     pub classes: i64,
     /// Widths of the hidden linear layers (`lin_ftrs`). Defaults to one of 512.
     pub hidden: Vec<i64>,
-    /// The probabilities of dropout of the linear layers (`ps`): one for each, or a single one, which is the
-    /// last layer's and twice those before; 0.5. A layer whose probability is 0 has no dropout, and what
-    /// comes after it has lower numbers.
+    /// Dropout probabilities of the linear layers (`ps`): one for each, or a single one, which is the last layer's and
+    /// twice those before. Defaults to 0.5. A layer whose probability is 0 has no dropout, and the layers after it have
+    /// lower indices in their names.
     pub dropout: Vec<f64>,
     /// Takes feature maps and pools them (`pool`). Defaults to `true`. Without it the input is `[n, features]`.
     pub pool: bool,

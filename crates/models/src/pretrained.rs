@@ -49,14 +49,14 @@ pub struct Pretrained {
 /// Report of [`Pretrained::load`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PretrainedReport {
-    /// The number of tensors that have the file's values.
+    /// Number of tensors that have the file's values.
     pub loaded: usize,
     /// Parameters of the head that were left as they were, since the file has another number of classes or
     /// no head.
     pub head: Vec<String>,
     /// Tensors that were computed from the file's, for another number of channels or size of image.
     pub adapted: Vec<String>,
-    /// The number of names that were mapped.
+    /// Number of names that were mapped.
     pub renamed: usize,
     /// Names of the file that are a head's which the model lacks, and those without `prefix`.
     pub unused: Vec<String>,

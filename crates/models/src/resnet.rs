@@ -39,9 +39,9 @@ pub struct ResNet {
 /// The size and the parts of a [`ResNet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResNetOptions {
-    /// Blocks of each of the four stages.
+    /// Number of blocks of each of the four stages.
     pub blocks: [usize; 4],
-    /// Blocks of three convolutions (1 x 1, 3 x 3, 1 x 1 with four times the channels) instead of two.
+    /// Uses bottleneck blocks of three convolutions (1 x 1, 3 x 3, 1 x 1 with four times the channels) instead of two.
     pub bottleneck: bool,
     /// Number of groups of the 3 x 3 convolution in a bottleneck. Defaults to 1. ResNeXt has 32.
     pub groups: i64,
@@ -53,7 +53,7 @@ pub struct ResNetOptions {
     pub zero_init_residual: bool,
     /// Number of channels of the images. Defaults to 3.
     pub in_channels: i64,
-    /// The convolutions before the first stage.
+    /// Stem: the convolutions before the first stage.
     pub stem: Stem,
     /// Halves the size of a shortcut by 2 x 2 average pooling instead of a stride (timm's `avg_down`). Defaults to
     /// `false`.
@@ -234,7 +234,7 @@ impl ResNetBody {
         body
     }
 
-    /// Channels after the stem and after each stage.
+    /// Returns the number of channels after the stem and after each stage.
     #[must_use]
     pub fn channels(&self) -> [i64; 5] {
         self.channels

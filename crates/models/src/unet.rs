@@ -55,7 +55,7 @@ struct Names {
 /// Options of [`UNet`], by fastai's names and with its defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UNetOptions {
-    /// Classes of a pixel.
+    /// Number of classes of a pixel.
     pub classes: i64,
     /// Smooths each pixel shuffle but the last one by 2 x 2 average pooling (`blur`). Defaults to `false`.
     pub blur: bool,

@@ -55,7 +55,7 @@ pub struct VisionTransformerOptions {
     pub patch_size: i64,
     /// Number of channels of the images. Defaults to 3.
     pub in_channels: i64,
-    /// Numbers per patch (`embed_dim`).
+    /// Embedding size of each patch (`embed_dim`).
     pub width: i64,
     /// Number of transformer blocks. Defaults to 12.
     pub depth: usize,
@@ -69,7 +69,7 @@ pub struct VisionTransformerOptions {
 }
 
 impl VisionTransformerOptions {
-    /// 12 blocks on images of 224 x 224 in patches of 16 x 16.
+    /// Returns the options of 12 blocks on images of 224 x 224 in patches of 16 x 16.
     #[must_use]
     pub fn new(width: i64, heads: i64) -> Self {
         Self {

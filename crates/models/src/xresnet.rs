@@ -46,7 +46,7 @@ pub struct XResNet {
 pub struct XResNetOptions {
     /// Blocks of each stage: four stages, or more of 256 channels (times the expansion) after them.
     pub layers: Vec<usize>,
-    /// 1 for blocks of two convolutions, 4 for bottlenecks.
+    /// Expansion of the channels in a block: 1 for blocks of two convolutions, 4 for bottlenecks.
     pub expansion: i64,
     /// Number of channels of the images (`c_in`). Defaults to 3.
     pub in_channels: i64,
@@ -71,11 +71,11 @@ pub struct XResNetOptions {
     pub width: BlockWidth,
 }
 
-/// The channels inside of a block of an [`XResNet`].
+/// Number of channels inside a block of an [`XResNet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum BlockWidth {
-    /// The same number of channels as the stage: fastai's `ResBlock`.
+    /// Equal to the stage's number of channels: fastai's `ResBlock`.
     #[default]
     Stage,
     /// Twice those of the stage, and the stage's output at the 3 x 3 convolution: fastai's `SEBlock`.
@@ -88,7 +88,7 @@ pub enum BlockWidth {
 }
 
 impl XResNetOptions {
-    /// Blocks of two convolutions.
+    /// Returns options with basic blocks, of two convolutions each.
     #[must_use]
     pub fn basic(layers: impl Into<Vec<usize>>) -> Self {
         Self {
@@ -107,7 +107,7 @@ impl XResNetOptions {
         }
     }
 
-    /// Blocks of three convolutions.
+    /// Returns options with bottleneck blocks, of three convolutions each.
     #[must_use]
     pub fn bottleneck(layers: impl Into<Vec<usize>>) -> Self {
         Self { expansion: 4, ..Self::basic(layers) }

@@ -20,9 +20,9 @@ pub(crate) type FirstValues = Box<dyn FnOnce(&mut Tensor) -> Result<(), TchError
 /// First values that are still to be drawn.
 pub(crate) struct Draw {
     target: TensorId,
-    /// Of the whole parameter.
+    /// Shape of the whole parameter.
     shape: Vec<i64>,
-    /// What this rank of a tensor group has of it.
+    /// Part of the parameter that this rank of a tensor group has.
     part: Option<TensorPart>,
     first_values: FirstValues,
 }
@@ -42,7 +42,7 @@ pub struct DeferredValues {
 pub(crate) struct FileValues {
     pub(crate) weights: Arc<WeightsReader>,
     pub(crate) name: String,
-    /// What this rank of a tensor group has of it.
+    /// Part of the parameter that this rank of a tensor group has.
     pub(crate) part: Option<TensorPart>,
 }
 

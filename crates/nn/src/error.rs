@@ -20,23 +20,23 @@ use crate::LoadReport;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The constructor asked for things that cannot be; every one of them is listed.
+    /// The model's constructor requested impossible things, all of which are listed.
     #[error("the model cannot be built: {}", problems.join("; "))]
     Build {
         /// List of problems, one line each, with the full name of the parameter or layer.
         problems: Vec<String>,
     },
 
-    /// A name or prefix that no parameter has.
+    /// The model has no parameter of this name or prefix.
     #[error("no parameter is called `{name}` or lies under it; the model has {}", known.join(", "))]
     NoSuchParameter {
         /// Name or prefix that was requested.
         name: String,
-        /// The names at the top of the model.
+        /// Names of the model's top-level modules and parameters.
         known: Vec<String>,
     },
 
-    /// A name that no buffer has.
+    /// The model has no buffer of this name.
     #[error("no buffer is called `{name}`; the model has {}", known.join(", "))]
     NoSuchBuffer {
         /// Name of the buffer that was requested.
@@ -45,7 +45,7 @@ pub enum ModelError {
         known: Vec<String>,
     },
 
-    /// A name that no layer with hooks has.
+    /// The model has no layer with hooks of this name.
     #[error("no layer is called `{layer}`; those that take hooks are {}", known.join(", "))]
     NoSuchLayer {
         /// Name of the layer that was requested.
@@ -94,7 +94,8 @@ pub enum ModelError {
         action: &'static str,
     },
 
-    /// Something is asked of a model whose weights a device map has on several devices, in the host's memory or on the disk.
+    /// An operation does not work on a model whose weights a device map has placed on several devices, in the host's
+    /// memory or on the disk.
     #[error(
         "cannot {action}: a device map has the weights on several devices or on the disk, for inference alone; to train a model \
          that does not fit a device, leave the map out and use sharding with offload (`Sharding::zero3().offload(…)`)"
@@ -107,7 +108,7 @@ pub enum ModelError {
     /// A kind that parameters cannot have.
     #[error("parameters cannot be {kind:?}: only floating-point kinds have gradients")]
     NotFloatingPoint {
-        /// The kind that was asked for.
+        /// Kind that was requested.
         kind: tch::Kind,
     },
 
@@ -115,12 +116,12 @@ pub enum ModelError {
     #[error("the weights do not fit the model, and nothing was changed: {0}")]
     Mismatch(Box<LoadReport>),
 
-    /// libtorch refused a layer's operation.
+    /// A layer's operation failed in libtorch.
     #[error("{layer} cannot take an input of {input:?}: {reason}")]
     Layer {
         /// The layer's full name.
         layer: String,
-        /// The shape of its input.
+        /// Shape of the layer's input.
         input: Vec<i64>,
         /// Error message of libtorch.
         reason: String,
@@ -133,7 +134,7 @@ pub enum ModelError {
         layer: String,
         /// Description of the accepted inputs.
         expected: &'static str,
-        /// The shape of its input.
+        /// Shape of the layer's input.
         input: Vec<i64>,
     },
 
@@ -146,18 +147,18 @@ pub enum ModelError {
     OutsideTable {
         /// The layer's full name.
         layer: String,
-        /// The first id that has no row.
+        /// First id that has no row.
         id: i64,
         /// Position of the id in the input: one index per dimension.
         position: Vec<i64>,
-        /// The rows of the table.
+        /// Number of rows of the table.
         rows: i64,
     },
 
     /// A forward panicked, as tch's operators without `f_` do.
     #[error("the forward panicked: {message}")]
     Panicked {
-        /// The panic's text; of an operator, libtorch's reason.
+        /// Message of the panic. For an operator of libtorch it contains libtorch's reason.
         message: String,
     },
 
@@ -168,7 +169,7 @@ pub enum ModelError {
         name: String,
     },
 
-    /// A file was sound when it was looked at, and could not be read to its end afterwards.
+    /// A file that passed its checks could not be read to its end.
     #[error(
         "{} was sound and could not be read to its end, so the model is partly changed; load it or \
          another one again, or start anew: {source}",

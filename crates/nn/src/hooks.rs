@@ -15,7 +15,7 @@ pub(crate) struct Hooks(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    /// Whether there is one: what a forward without hooks looks at.
+    /// `true` if there is a hook: the only value that a forward without hooks reads.
     any: AtomicBool,
     next: AtomicU64,
     list: Mutex<Vec<Hook>>,
@@ -29,7 +29,7 @@ struct Hook {
 }
 
 impl Hooks {
-    /// What the layer's hooks make of its output.
+    /// Applies the layer's hooks to its output.
     pub(crate) fn apply(&self, layer: &str, mut output: Tensor) -> Tensor {
         // Relaxed: whatever adds a hook has the model to itself.
         if !self.0.any.load(Ordering::Relaxed) {

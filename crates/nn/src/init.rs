@@ -2,7 +2,7 @@
 
 use tch::{TchError, Tensor};
 
-/// The first values of a parameter.
+/// Initial values of a parameter.
 ///
 /// Values are drawn from libtorch's CPU generator as 32-bit floats and converted afterwards, so one
 /// seed (`tch::manual_seed`) gives one model on every device and in every kind; for layers built
@@ -19,9 +19,9 @@ use tch::{TchError, Tensor};
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Init {
-    /// All 0: the bias of a normalisation.
+    /// All zeros: the bias of a normalisation.
     Zeros,
-    /// All 1: the weight of a normalisation.
+    /// All ones: the weight of a normalisation.
     Ones,
     /// All the same value.
     Constant(f64),
@@ -32,7 +32,7 @@ pub enum Init {
         /// Upper bound of the values.
         high: f64,
     },
-    /// Normal with this mean and standard deviation: embeddings take mean 0, deviation 1.
+    /// Normal distribution with this mean and standard deviation. Embeddings take mean 0 and deviation 1.
     Normal {
         /// Mean of the distribution.
         mean: f64,
@@ -46,7 +46,8 @@ pub enum Init {
 }
 
 impl Init {
-    /// The bias beside a weight of this fan-in: uniform in `[-1/√fan_in, 1/√fan_in)`, 0 for fan-in 0.
+    /// Returns the initial values of the bias beside a weight of this fan-in: uniform in `[-1/√fan_in, 1/√fan_in)`, or
+    /// 0 for fan-in 0.
     ///
     /// ```
     /// use brigade_nn::Init;

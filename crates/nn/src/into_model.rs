@@ -27,10 +27,10 @@ use crate::{Model, ParamPath};
 /// The parameter of a closure needs its type: Rust infers it only where a function asks for a closure and
 /// nothing else.
 pub trait IntoModel {
-    /// The module of the model.
+    /// Type of the model's module.
     type Module;
 
-    /// Gives the model as it is, or builds it in 32-bit floats on the CPU.
+    /// Returns the model itself, or builds it in 32-bit floats on the CPU.
     ///
     /// # Errors
     /// Returns the errors of [`Model::new`], for a constructor.

@@ -49,7 +49,7 @@ impl LayerContext {
         self.check(result, input)
     }
 
-    /// What the layer's hooks make of its output.
+    /// Applies the layer's hooks to its output.
     pub(crate) fn output(&self, output: Tensor) -> Tensor {
         self.hooks.apply(&self.name, output)
     }

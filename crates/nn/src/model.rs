@@ -73,21 +73,21 @@ pub struct Model<M> {
     experts: Option<ExpertParallel>,
     /// Names of parameters of which each rank has some experts.
     expert_parameters: HashSet<String>,
-    /// Whether a module takes its part of sequences.
+    /// `true` if a module takes its part of sequences.
     divides_sequences: bool,
     batch_norms: Vec<String>,
-    /// Where the model is cut into the stages of a pipeline.
+    /// Division of the model into the stages of a pipeline.
     stages: Option<PipelineStages>,
-    /// What other stages have. Its tensors have no memory; layers ask them for types.
+    /// Entries of other stages. Their tensors have no memory; layers read their types.
     elsewhere: Vec<Entry>,
     device: Device,
     kind: Kind,
     quantizable: Vec<Quantizable>,
-    /// Whether the parameters are spread over ranks.
+    /// `true` if the parameters are spread over ranks.
     is_sharded: bool,
-    /// Where a device map has the weights.
+    /// Placement of the weights by a device map.
     dispatched: Option<Dispatched>,
-    /// Where parameters have no memory yet: the values that they are to have.
+    /// Values of the parameters that have no memory yet.
     deferred: Option<DeferredValues>,
 }
 
@@ -106,7 +106,7 @@ pub struct ModelBuilder {
 }
 
 impl Model<()> {
-    /// Options for a model that is not in 32-bit floats on the CPU.
+    /// Returns a builder, for a model that is not in 32-bit floats on the CPU.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -136,7 +136,7 @@ impl ModelBuilder {
         self
     }
 
-    /// The kind of parameters and of floating-point buffers: Float, Double, Half or BFloat16.
+    /// Sets the kind of the parameters and of floating-point buffers: Float, Double, Half or BFloat16.
     pub fn kind(mut self, kind: Kind) -> Self {
         self.kind = kind;
         self
@@ -177,8 +177,8 @@ impl ModelBuilder {
         self
     }
 
-    /// Has the ranks of a group divide the layers that the plan names: each rank gets its part of their weights, and computes
-    /// with it. Constructors, names, first values and files are those of the undivided model.
+    /// Divides the layers that the plan names over the ranks of a group: each rank gets its part of their weights, and
+    /// computes with it. Constructors, names, initial values and files are those of the undivided model.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -201,7 +201,8 @@ impl ModelBuilder {
         self
     }
 
-    /// Has each rank of a group compute a part of every sequence: modules get the group by [`ParamPath::context`].
+    /// Divides every sequence over the ranks of a group: each rank computes a part, and modules get the group by
+    /// [`ParamPath::context`].
     ///
     /// ```
     /// use brigade_nn::{ContextParallel, Model};
@@ -239,9 +240,9 @@ impl ModelBuilder {
         self
     }
 
-    /// Has the ranks of a group divide the experts of each [`Experts`](crate::Experts) between them, in ranges of as many:
-    /// tokens are sent to the ranks that have their experts. Constructors, names, first values and files are those of the model
-    /// with all experts.
+    /// Divides the experts of each [`Experts`](crate::Experts) over the ranks of a group, in ranges of equal size:
+    /// tokens are sent to the ranks that have their experts. Constructors, names, initial values and files are those of
+    /// the model with all experts.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -467,17 +468,18 @@ impl<M> Model<M> {
         self.device
     }
 
-    /// The kind of the parameters.
+    /// Returns the kind of the parameters.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Dropout drops, BatchNorm uses the statistics of the batch. New models are in this state.
+    /// Switches to training mode: dropout is active, batch norms use the statistics of the batch. New models are in
+    /// this mode.
     pub fn train(&mut self) {
         self.training.set(true);
     }
 
-    /// Dropout passes, BatchNorm uses its running statistics.
+    /// Switches to evaluation mode: dropout is inactive, batch norms use their running statistics.
     pub fn eval(&mut self) {
         self.training.set(false);
     }
@@ -513,17 +515,17 @@ impl<M> Model<M> {
         Ok(count)
     }
 
-    /// True between [`Model::train`] and [`Model::eval`].
+    /// Returns `true` if the model is in training mode: between [`Model::train`] and [`Model::eval`].
     pub fn is_training(&self) -> bool {
         self.training.is_on()
     }
 
-    /// Every parameter once, in order of registration, frozen ones included.
+    /// Returns every parameter once, in order of registration, including frozen ones.
     pub fn parameters(&self) -> Vec<NamedTensor> {
         self.named(|role| role == Role::Parameter)
     }
 
-    /// Every parameter that is not frozen, once, in order of registration.
+    /// Returns every parameter that is not frozen, once, in order of registration.
     pub fn trainable_parameters(&self) -> Vec<NamedTensor> {
         let mut parameters = self.parameters();
         parameters.retain(|parameter| parameter.tensor.requires_grad());
@@ -572,7 +574,7 @@ impl<M> Model<M> {
         Some(entry.tensor.shallow_clone())
     }
 
-    /// Every buffer, saved or not, in order of registration.
+    /// Returns every buffer, saved or not, in order of registration.
     pub fn buffers(&self) -> Vec<NamedTensor> {
         self.named(|role| matches!(role, Role::Buffer { .. }))
     }
@@ -607,7 +609,7 @@ impl<M> Model<M> {
         }
     }
 
-    /// The number of values in all parameters; shared ones count once.
+    /// Returns the number of values in all parameters. Shared parameters count once.
     pub fn num_parameters(&self) -> usize {
         self.distinct().filter(|e| e.role == Role::Parameter).map(|e| e.tensor.numel()).sum()
     }
@@ -762,7 +764,7 @@ impl<M> Model<M> {
         &self.entries
     }
 
-    /// Every tensor once.
+    /// Returns every tensor once.
     pub(crate) fn distinct(&self) -> impl Iterator<Item = &Entry> {
         self.entries.iter().filter(|entry| !matches!(entry.role, Role::SameAs(_)))
     }
@@ -771,7 +773,7 @@ impl<M> Model<M> {
         self.entries.iter().filter(|entry| entry.role != (Role::Buffer { persistent: false }))
     }
 
-    /// What other stages of a pipeline save.
+    /// Returns the names that other stages of a pipeline save.
     fn elsewhere_names(&self) -> impl Iterator<Item = &String> {
         let saved = |entry: &&Entry| entry.role != (Role::Buffer { persistent: false });
         self.elsewhere.iter().filter(saved).map(|entry| &entry.name)
@@ -846,7 +848,7 @@ impl<M> fmt::Debug for Model<M> {
     }
 }
 
-/// Whether `name` is `prefix` or lies below it.
+/// Returns `true` if `name` is `prefix` or lies below it.
 fn is_below(prefix: &str, name: &str) -> bool {
     prefix.is_empty()
         || name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))

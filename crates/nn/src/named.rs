@@ -6,7 +6,7 @@ use tch::Tensor;
 use crate::layer_context::LayerContext;
 use crate::{Module, ParamPath};
 
-/// A module whose output has hooks under the path's name: for modules of one's own, such as a block.
+/// A module whose output has hooks under the path's name: for user-defined modules, such as a block.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model, Named, ParamPath};

@@ -46,7 +46,7 @@ use crate::{
 pub struct ParamPath<'a> {
     registry: &'a RefCell<ParamRegistry>,
     prefix: String,
-    /// Whether all below is whole on every rank of a tensor group.
+    /// `true` if every rank of a tensor group has all parameters below whole.
     is_replicated: bool,
 }
 
@@ -116,7 +116,7 @@ impl<'a> ParamPath<'a> {
         Some((style, group.clone()))
     }
 
-    /// The dotted name of this place, empty at the root.
+    /// Returns the dotted name of this path, empty at the root.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.prefix
@@ -382,7 +382,7 @@ impl<'a> ParamPath<'a> {
         }
     }
 
-    /// The switch between training and evaluation, for layers that behave differently in each.
+    /// Returns the switch between training and evaluation, for layers that behave differently in each.
     #[must_use]
     pub fn training(&self) -> Training {
         let mut registry = self.registry.borrow_mut();

@@ -32,7 +32,7 @@ pub(crate) struct ParamRegistry {
     pub(crate) held: Vec<(String, Training)>,
     pub(crate) statistics: SharedStatistics,
     pub(crate) hooks: Hooks,
-    /// Of the layers that call hooks.
+    /// Names of the layers that call hooks.
     pub(crate) layers: Vec<String>,
     /// Parts of the model that are gathered together where it is sharded, by their paths.
     pub(crate) units: Vec<(String, Unit)>,
@@ -63,13 +63,13 @@ pub(crate) struct ParamRegistry {
     names: HashSet<String>,
 }
 
-/// One name of the model. `tensor` is the layer's own: a clone that shares its implementation.
+/// A named tensor of the model. `tensor` is the layer's own: a clone that shares its implementation.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) tensor: Tensor,
     pub(crate) role: Role,
-    /// Where the tensor lies in the whole parameter, of which each rank of a tensor group has a part.
+    /// Position of the tensor in the whole parameter, of which each rank of a tensor group has a part.
     pub(crate) part: Option<TensorPart>,
 }
 
@@ -83,7 +83,7 @@ impl Entry {
     }
 }
 
-/// What a name stands for.
+/// Role of a named tensor in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     Parameter,

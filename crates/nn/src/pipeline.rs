@@ -21,12 +21,12 @@ use tch::Tensor;
 #[derive(Debug, Clone, Default, PartialEq)]
 #[non_exhaustive]
 pub enum StageCut {
-    /// Numbers of blocks that differ by one at most; the first stages have more.
+    /// Even division: the numbers of blocks differ by at most one, and the first stages have more.
     #[default]
     Even,
-    /// The slowest stage is as fast as can be, for these times of the blocks, in any unit.
+    /// Division by cost: minimises the time of the slowest stage, for these times of the blocks, in any unit.
     Costs(Vec<f64>),
-    /// Before the blocks of these full names, the first ones of all stages but the first: `transformer.h.6`.
+    /// Division before the blocks of these full names, the first block of each stage but the first: `transformer.h.6`.
     At(Vec<String>),
 }
 
@@ -72,7 +72,7 @@ pub struct PipelineParallel {
     /// The rank of each stage within the pipeline:
     /// [`PipelineTable::stage_ranks`](brigade_sharding::pipeline::PipelineTable::stage_ranks).
     pub stage_ranks: Vec<usize>,
-    /// This rank within the pipeline.
+    /// Rank of this process within the pipeline.
     pub rank: usize,
     /// Rule by which the blocks are cut into stages.
     pub cut: StageCut,
@@ -126,7 +126,7 @@ pub struct Stages {
     place: Arc<Mutex<Place>>,
 }
 
-/// What a row runs.
+/// Part of a row that runs.
 #[derive(Default)]
 enum Place {
     /// All blocks.
@@ -225,13 +225,13 @@ impl Stages {
         !matches!(*self.place.lock(), Place::Whole)
     }
 
-    /// The number of blocks.
+    /// Returns the number of blocks.
     #[must_use]
     pub fn len(&self) -> usize {
         self.blocks
     }
 
-    /// True without any block.
+    /// Returns `true` if the row has no blocks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks == 0
@@ -265,15 +265,15 @@ struct StageEnded;
 /// Result of the forward of one pipeline stage.
 #[derive(Debug)]
 pub enum StageOutput<T> {
-    /// The output of its last block, which the next stage takes.
+    /// Output of the stage's last block, which is the input of the next stage.
     Hidden(Tensor),
     /// Value that the last stage's closure returned.
     Value(T),
-    /// The same, whose graph ends at the row ([`PipelineStages::run_split`]).
+    /// Value that the last stage's closure returned, in a graph that ends at the row ([`PipelineStages::run_split`]).
     Split {
         /// Value that the closure returned.
         value: T,
-        /// The output of the row.
+        /// Output of the row.
         output: Tensor,
         /// Input of the closure: a leaf, whose gradient is that of the output.
         leaf: Tensor,
@@ -283,9 +283,9 @@ pub enum StageOutput<T> {
 /// A parameter that several stages have, such as an embedding whose weight the head has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedParameter {
-    /// The first of its names.
+    /// First of the parameter's names.
     pub name: String,
-    /// The ranks of the pipeline that have it, in the order of their stages.
+    /// Pipeline ranks that have the parameter, in the order of their stages.
     pub ranks: Vec<usize>,
 }
 

@@ -35,7 +35,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Weights of a floating-point kind. The default is the kind that the model was built with.
+    /// Returns the format of floating-point weights. By default they keep the kind that the model was built with.
     pub fn float(kind: Kind) -> Self {
         Self { kind: Some(kind), ..Self::default() }
     }
@@ -51,12 +51,12 @@ impl Weights {
         Self::quantized(QuantizedFormat::Int4 { group })
     }
 
-    /// 8-bit floats (`float8_e4m3fn`) with a scale for each output feature.
+    /// Returns the format of 8-bit floats (`float8_e4m3fn`) with a scale for each output feature.
     pub fn fp8() -> Self {
         Self::quantized(QuantizedFormat::Fp8)
     }
 
-    /// Weights of a format.
+    /// Returns the settings for a quantised format.
     pub fn quantized(format: QuantizedFormat) -> Self {
         Self { format: Some(format), ..Self::default() }
     }
@@ -172,9 +172,9 @@ impl QuantizedSlot {
 /// A parameter that can be quantised.
 #[derive(Debug, Clone)]
 pub(crate) struct Quantizable {
-    /// The parameter's name.
+    /// Name of the parameter.
     pub(crate) name: String,
-    /// The layer's name.
+    /// Name of the layer.
     pub(crate) layer: String,
     pub(crate) slot: QuantizedSlot,
 }

@@ -112,7 +112,7 @@ impl<O> fmt::Debug for TorchScript<O> {
 /// Inputs of a TorchScript forward: a tensor, a tuple or a slice of tensors by position, or an array of names and
 /// tensors.
 pub trait TorchScriptInputs {
-    /// The tensors, and the names of the last of them.
+    /// Returns the tensors, and the names of the last of them.
     fn into_inputs<'a>(self) -> (Vec<&'a Tensor>, Vec<String>)
     where
         Self: 'a;

@@ -27,7 +27,7 @@ pub struct Sequential {
 }
 
 impl Sequential {
-    /// No layer: the output is the input.
+    /// Returns an empty sequence of layers, whose output is its input.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -60,13 +60,13 @@ impl Sequential {
         Self { stages: Some(stages), ..self }
     }
 
-    /// The number of layers, functions included.
+    /// Returns the number of layers, functions included.
     #[must_use]
     pub fn len(&self) -> usize {
         self.layers.len()
     }
 
-    /// True without any layer.
+    /// Returns `true` if there are no layers.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()

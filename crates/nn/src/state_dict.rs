@@ -24,7 +24,7 @@ use crate::error::ModelError;
 #[derive(Debug, Default)]
 pub struct StateDict {
     entries: IndexMap<String, Tensor>,
-    /// Where it lay in its file; empty for all of a file, and without one.
+    /// Key of the dictionary in its file. Empty for a whole file, and without a file.
     key: String,
 }
 
@@ -60,19 +60,19 @@ impl StateDict {
         Ok(())
     }
 
-    /// The tensor of this name.
+    /// Returns the tensor of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.entries.get(name)
     }
 
-    /// The number of names.
+    /// Returns the number of names.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// True without any name.
+    /// Returns `true` if the dictionary is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
@@ -83,12 +83,12 @@ impl StateDict {
         self.entries.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
-    /// The names in order.
+    /// Returns the names in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The same names with copies of the tensors: a snapshot that training does not change.
+    /// Returns a state dictionary with copies of the tensors: a snapshot that training does not change.
     ///
     /// # Errors
     /// [`crate::ModelError::Torch`] when there is no memory for the copies.
@@ -158,7 +158,7 @@ pub struct LoadReport {
 /// A tensor whose shape in the model and in the weights differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShapeMismatch {
-    /// The name in the model.
+    /// Name of the tensor in the model.
     pub name: String,
     /// Shape of the parameter or buffer in the model.
     pub in_model: Vec<i64>,
@@ -167,7 +167,7 @@ pub struct ShapeMismatch {
 }
 
 impl LoadReport {
-    /// True when model and dictionary agree in every name and shape.
+    /// Returns `true` if model and dictionary agree in every name and shape.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.unexpected.is_empty() && self.mismatched.is_empty()

@@ -26,7 +26,7 @@ pub struct TensorParallel {
     /// The ranks that have a part of each divided layer.
     /// `None` where there is one: nothing is divided then, and the plan is checked all the same.
     pub group: Option<ProcessGroup>,
-    /// Patterns of the weights that they divide.
+    /// Patterns of the weights that the ranks divide.
     pub plan: TensorPlan,
 }
 

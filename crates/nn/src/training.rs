@@ -22,7 +22,8 @@ impl Training {
         Self { model: Arc::clone(&self.model), held: Arc::default() }
     }
 
-    /// True between `train()` (and at the start) and `eval()`, where the layer is not held in evaluation.
+    /// Returns `true` if the layer is in training mode: between `train()` (and at the start) and `eval()`, unless the
+    /// layer is held in evaluation.
     #[must_use]
     pub fn is_on(&self) -> bool {
         // Relaxed: the flags order nothing else, and they are set by the model's owner.

@@ -65,12 +65,12 @@ pub struct ParameterGroup {
     pub(crate) lr: f64,
     pub(crate) weight_decay: f64,
     pub(crate) momentum: f64,
-    /// Whether it is the half of a group that never decays: norms and biases.
+    /// `true` if this is the half of a group that never decays: norms and biases.
     pub(crate) exempt: bool,
 }
 
 impl ParameterGroup {
-    /// The names of its parameters, in the model's order.
+    /// Returns the names of the group's parameters, in the model's order.
     #[must_use]
     pub fn names(&self) -> &[String] {
         &self.names
@@ -82,7 +82,7 @@ impl ParameterGroup {
         self.lr
     }
 
-    /// The learning rate before any schedule.
+    /// Returns the learning rate before any schedule.
     #[must_use]
     pub fn initial_lr(&self) -> f64 {
         self.initial_lr
@@ -94,7 +94,7 @@ impl ParameterGroup {
         self.weight_decay
     }
 
-    /// The momentum; with Adam and its kin the first beta.
+    /// Returns the momentum, or the first beta of Adam and its variants.
     #[must_use]
     pub fn momentum(&self) -> f64 {
         self.momentum

@@ -45,8 +45,7 @@ impl Optimizer {
         Ok(Self { inner: Arc::new(Mutex::new(inner)) })
     }
 
-    /// Settings of an optimizer with a rule of one's own and this learning rate. See [`Rule`] for an
-    /// example.
+    /// Creates settings of an optimizer with a user-defined rule and this learning rate. See [`Rule`] for an example.
     pub fn with_rule<R: Rule + 'static>(rule: R, lr: f64) -> OptimizerBuilder<R> {
         OptimizerBuilder::new(rule, lr)
     }

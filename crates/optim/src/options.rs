@@ -53,7 +53,8 @@ macro_rules! common_options {
                 self
             }
 
-            /// Gives parameters chosen by name numbers of their own. May be called several times.
+            /// Adds a group of parameters, chosen by name, with hyperparameters of its own. May be called several
+            /// times.
             pub fn group(mut self, group: $crate::Group) -> Self {
                 self.options.groups.push(group);
                 self
@@ -79,7 +80,7 @@ macro_rules! common_options {
                 self
             }
 
-            /// Slow weights that follow the optimizer's.
+            /// Adds lookahead: slow weights that follow the optimizer's.
             pub fn lookahead(mut self, lookahead: $crate::Lookahead) -> Self {
                 self.options.lookahead = Some(lookahead);
                 self
@@ -188,7 +189,7 @@ impl Options {
         grouping
     }
 
-    /// Whether `only` and `except` leave it in.
+    /// Returns `true` if `only` and `except` select this name.
     pub(crate) fn selects(&self, name: &str) -> bool {
         let any = |chooses: bool| {
             self.selection.iter().any(|(pattern, c)| *c == chooses && matches(pattern, name))
@@ -265,7 +266,7 @@ impl Group {
     }
 }
 
-/// Whether the whole name fits: `*` stands for any characters, `?` for one.
+/// Returns `true` if the pattern matches the whole name: `*` stands for any characters, `?` for one.
 fn matches(pattern: &str, name: &str) -> bool {
     wildmatch::WildMatch::new(pattern).matches(name)
 }

@@ -100,7 +100,7 @@ pub trait Rule: fmt::Debug + Send {
         false
     }
 
-    /// Refuses parameters that it cannot step.
+    /// Returns an error for a parameter that the rule cannot step.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] with the name and the reason.
@@ -160,9 +160,9 @@ pub struct Step<'a> {
     pub(crate) lr: f64,
     pub(crate) momentum: f64,
     pub(crate) weight_decay: f64,
-    /// Whether numbers of the step are on a device.
+    /// `true` if numbers of the step are on a device.
     pub(crate) on_device: bool,
-    /// Whether the rule counts steps.
+    /// `true` if the rule counts steps.
     pub(crate) counts: bool,
     /// The count of steps among them is each parameter's own: `ParamStates` has it.
     pub(crate) device: DeviceNumbers<'a>,
@@ -201,7 +201,7 @@ impl<'a> Alike<'a> {
     }
 }
 
-/// The slots of one parameter, while it is stepped.
+/// Slots of one parameter, while it is stepped.
 #[derive(Debug, Clone, Copy)]
 pub struct Slots<'a> {
     states: &'a ParamStates,
@@ -480,7 +480,7 @@ pub struct ShardedStep<'a> {
     pub(crate) shards: &'a Shards,
     pub(crate) groups: &'a [GroupStep<'a>],
     pub(crate) states: &'a mut ParamStates,
-    /// Whether the rule counts steps.
+    /// `true` if the rule counts steps.
     pub(crate) counts: bool,
 }
 

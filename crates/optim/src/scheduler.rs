@@ -135,7 +135,7 @@ impl Scheduler {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Goes to the next value: call it after the optimizer's step.
+    /// Advances by one step. Call it after the optimizer's step.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule on a metric, and when the next value is negative
@@ -144,7 +144,7 @@ impl Scheduler {
         self.advance(1)
     }
 
-    /// Goes as many values further.
+    /// Advances by `steps` steps.
     ///
     /// # Errors
     /// Returns the same errors as [`Scheduler::step`].
@@ -160,7 +160,7 @@ impl Scheduler {
         self.inner.move_to(&mut state, SchedulerState { position, plateau: None })
     }
 
-    /// Goes on after an evaluation that gave this metric.
+    /// Advances after an evaluation with this metric.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a schedule that watches no metric.

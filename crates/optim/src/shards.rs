@@ -106,7 +106,7 @@ impl RankSums<'_> {
     }
 }
 
-/// The sums of [`RankSums::reduce`].
+/// Sums that [`RankSums::reduce`] has reduced over the ranks.
 #[derive(Debug)]
 pub struct ReducedSums(std::vec::IntoIter<Tensor>);
 

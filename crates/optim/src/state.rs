@@ -20,13 +20,13 @@ pub struct OptimizerState<T = Tensor> {
     pub kind: String,
     /// Number of steps taken.
     pub steps: u64,
-    /// The learning rate that the optimizer was built with.
+    /// Learning rate that the optimizer was built with.
     pub initial_lr: f64,
-    /// The learning rate now.
+    /// Current learning rate.
     pub lr: f64,
-    /// The parameter groups, in order.
+    /// Parameter groups, in order.
     pub groups: Vec<GroupState>,
-    /// Every parameter, in the model's order, with what is kept of it.
+    /// States of all parameters, in the model's order.
     pub parameters: Vec<ParameterState<T>>,
 }
 
@@ -36,7 +36,7 @@ pub struct GroupState {
     /// `lr`, `initial_lr`, `weight_decay`, `momentum` and the others, under PyTorch's names; `betas` are
     /// `beta1` and `beta2`, flags are 0 or 1.
     pub numbers: BTreeMap<String, f64>,
-    /// The names of its parameters.
+    /// Names of the group's parameters.
     pub parameters: Vec<String>,
 }
 
@@ -53,7 +53,7 @@ pub struct ParameterState<T = Tensor> {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateMismatch {
-    /// Another kind of optimizer.
+    /// The state is of another kind of optimizer.
     #[error("the optimizer's state is of {found}, but this optimizer is {expected}")]
     Kind {
         /// Name of this optimizer's kind.
@@ -61,7 +61,7 @@ pub enum StateMismatch {
         /// Name of the kind in the state.
         found: String,
     },
-    /// Another number of parameter groups.
+    /// The state has another number of parameter groups.
     #[error(
         "the optimizer's state has {found} parameter groups, this optimizer {expected}: build it with \
          the same groups"
@@ -72,22 +72,22 @@ pub enum StateMismatch {
         /// Number of groups in the state.
         found: usize,
     },
-    /// Another number of parameters, or other names, in the model or in a group.
+    /// The state has another number of parameters, or other names, in the model or in a group.
     #[error(
         "the optimizer's state is of another model: as parameter {index} of {of} it has {found}, this \
          optimizer has {expected}"
     )]
     Parameter {
-        /// `the model` or `group 0`.
+        /// Part that differs: `the model` or `group 0`.
         of: String,
-        /// The index of the first difference.
+        /// Index of the first difference.
         index: usize,
-        /// The name here, or `none`.
+        /// Name in this optimizer, or `none`.
         expected: String,
-        /// The name in the state, or `none`.
+        /// Name in the state, or `none`.
         found: String,
     },
-    /// A number that the program sets differs.
+    /// A hyperparameter that the program sets differs.
     #[error(
         "the optimizer's state was made with {name} = {found} in group {group}, this optimizer has \
          {expected}: build it with the same"
@@ -97,9 +97,9 @@ pub enum StateMismatch {
         name: String,
         /// Index of the group.
         group: usize,
-        /// The value here, or `nothing`.
+        /// Value in this optimizer, or `nothing`.
         expected: String,
-        /// The value in the state, or `nothing`.
+        /// Value in the state, or `nothing`.
         found: String,
     },
     /// A parameter's state has a tensor that this optimizer does not keep, or lacks one.
@@ -111,10 +111,10 @@ pub enum StateMismatch {
         what: &'static str,
         /// Name of the tensor.
         name: String,
-        /// `does not keep` or `needs`.
+        /// The verb phrase of the message: `does not keep` or `needs`.
         does: &'static str,
     },
-    /// A tensor of another shape.
+    /// A tensor of the state has another shape.
     #[error(
         "`{name}` of {parameter} has shape {found:?} in the optimizer's state, expected {expected:?}"
     )]
@@ -128,7 +128,7 @@ pub enum StateMismatch {
         /// Shape of the tensor in the state.
         found: Vec<i64>,
     },
-    /// A group of another number of parameters.
+    /// A group of the state has another number of parameters.
     #[error(
         "group {group} of the optimizer's state has {found} parameters, this optimizer's {expected}: \
          choose the same parameters, in the same groups"
@@ -141,7 +141,7 @@ pub enum StateMismatch {
         /// Number of parameters in the state's group.
         found: usize,
     },
-    /// A file that is not an optimizer's state.
+    /// The file is not an optimizer's state.
     #[error("the file is not an optimizer's state: expected {expected}, found {found}")]
     Layout {
         /// Description of the expected contents.
@@ -159,7 +159,7 @@ pub enum StateMismatch {
         /// PyTorch's name of the hyperparameter.
         name: String,
     },
-    /// A count of steps that is none.
+    /// The `step` of a parameter is not a count of steps.
     #[error("`step` of {parameter} is {found} in the optimizer's state, expected a count of steps")]
     Step {
         /// Name of the parameter.
@@ -176,7 +176,7 @@ impl From<StateMismatch> for Error {
 }
 
 impl OptimizerState {
-    /// A copy with memory of its own: training may go on while it is written.
+    /// Returns a copy with memory of its own, so that training may continue while it is written.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Tensor`] when there is no memory.

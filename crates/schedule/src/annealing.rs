@@ -24,7 +24,7 @@ use crate::ScheduleError;
 /// ```
 #[derive(Clone)]
 pub enum Annealing {
-    /// The same number all along (fastai's `SchedNo`).
+    /// Constant value at every progress (fastai's `SchedNo`).
     Constant(f64),
     /// A straight line (`SchedLin`).
     Linear {

@@ -23,7 +23,7 @@ pub enum Curve {
         start: f64,
         /// Final learning rate.
         end: f64,
-        /// Optimizer steps from one to the other.
+        /// Number of optimizer steps from `start` to `end`.
         steps: u64,
     },
     /// Cosine annealing: [`Schedule::cosine`].
@@ -52,9 +52,9 @@ pub enum Curve {
         lr: f64,
         /// Final learning rate.
         end: f64,
-        /// Optimizer steps in all.
+        /// Total number of optimizer steps.
         steps: u64,
-        /// The part of the steps in which the rate stays.
+        /// Share of the steps in which the rate is constant.
         pct_start: f64,
     },
     /// Polynomial decay: [`Schedule::polynomial`].
@@ -63,7 +63,7 @@ pub enum Curve {
         start: f64,
         /// Final learning rate.
         end: f64,
-        /// Optimizer steps from one to the other.
+        /// Number of optimizer steps from `start` to `end`.
         steps: u64,
         /// Exponent of the polynomial.
         power: f64,
@@ -79,7 +79,7 @@ pub enum Curve {
     Step {
         /// Initial learning rate.
         lr: f64,
-        /// Optimizer steps between two changes.
+        /// Number of optimizer steps between two changes.
         every: u64,
         /// Factor of the learning rate at each change.
         gamma: f64,
@@ -88,7 +88,7 @@ pub enum Curve {
     MultiStep {
         /// Initial learning rate.
         lr: f64,
-        /// The steps at which the rate changes.
+        /// Steps at which the rate changes.
         milestones: Vec<u64>,
         /// Factor of the learning rate at each milestone.
         gamma: f64,
@@ -104,16 +104,16 @@ pub enum Curve {
     OneCycle(OneCycle),
     /// One-cycle policy of fastai: [`Schedule::fit_one_cycle`].
     FitOneCycle(FitOneCycle),
-    /// [`Schedule::warmup`]: a rise from `factor` times the schedule's first rate, then the schedule.
+    /// Linear warm-up from `factor` times the schedule's initial rate, then the schedule: [`Schedule::warmup`].
     Warmup {
-        /// Optimizer steps of the rise.
+        /// Number of optimizer steps of the warm-up.
         steps: u64,
-        /// The part of the schedule's first rate at which it begins.
+        /// Share of the schedule's initial rate at which the warm-up begins.
         factor: f64,
-        /// The schedule after it.
+        /// Schedule after the warm-up.
         then: Box<Schedule>,
     },
-    /// [`Schedule::sequence`]: each with the step at which it begins, the first at 0, in rising order.
+    /// Schedules with the steps at which they begin, the first at 0, in ascending order: [`Schedule::sequence`].
     Sequence(Vec<(u64, Schedule)>),
     /// Schedule of the learning rate with another one for the momentum: [`Schedule::with_momentum`].
     Momentum {

@@ -19,7 +19,7 @@ pub enum Definition {
     Plateau(Plateau),
 }
 
-/// A schedule, as far as a file can hold it.
+/// Description of a schedule that a file can contain.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

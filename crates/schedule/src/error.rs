@@ -5,14 +5,14 @@
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScheduleError {
-    /// A count that must be at least one.
+    /// A count is 0.
     #[error("the {what} is 0: it must be at least 1")]
     Zero {
         /// Name of the count.
         what: &'static str,
     },
 
-    /// A number out of range.
+    /// A number is out of range.
     #[error("the schedule's {what} is {value}: it must be {must}")]
     OutOfRange {
         /// Name of the number.
@@ -23,18 +23,18 @@ pub enum ScheduleError {
         must: &'static str,
     },
 
-    /// Steps that must each come after the one before.
+    /// Steps are not in ascending order.
     #[error("the schedule's {what} must rise: {after} does not come after {before}")]
     NotRising {
         /// Name of the list of steps.
         what: &'static str,
         /// The preceding step in the list.
         before: u64,
-        /// The one that does not come after it.
+        /// The step that does not follow `before`.
         after: u64,
     },
 
-    /// A sequence whose schedules and milestones do not match.
+    /// The numbers of a sequence's schedules and milestones do not match.
     #[error(
         "a sequence of {schedules} schedules needs {} milestones, the step at which each but the first begins, and has {milestones}",
         .schedules.saturating_sub(1)

@@ -40,7 +40,7 @@ pub use named::{Arguments, NamedSchedule, Parameter, ParameterKind};
 pub use one_cycle::{Anneal, FitOneCycle, OneCycle};
 pub use plateau::{Mode, Plateau, PlateauState, Threshold};
 
-/// The rate of each optimizer step.
+/// Schedule of the learning rate: the rate of each optimizer step.
 ///
 /// ```
 /// use brigade_schedule::Schedule;
@@ -58,7 +58,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The same rate in every step.
+    /// Creates a schedule with the same rate in every step.
     ///
     /// # Errors
     /// A rate that is negative or not finite.
@@ -114,8 +114,8 @@ impl Schedule {
         Ok(Curve::Restarts { start, end, first, factor }.into())
     }
 
-    /// `lr` for `pct_start` of the steps, then down to `end` by half a cosine, which is reached at step
-    /// `steps`. fastai's `fit_flat_cos`, which has 0.75 and `lr / 100 000`.
+    /// Creates a schedule that stays at `lr` for `pct_start` of the steps and then falls to `end` by cosine annealing,
+    /// which it reaches at step `steps`. Like fastai's `fit_flat_cos`, whose defaults are 0.75 and `lr / 100 000`.
     ///
     /// # Errors
     /// A rate that is negative or not finite, no steps, a part outside 0 to 1.
@@ -141,7 +141,7 @@ impl Schedule {
         Ok(Curve::Polynomial { start, end, steps, power }.into())
     }
 
-    /// `lr * gamma^step`. torch's `ExponentialLR`.
+    /// Creates an exponential decay: `lr * gamma^step`. Like torch's `ExponentialLR`.
     ///
     /// # Errors
     /// A rate or factor that is negative or not finite.
@@ -151,7 +151,7 @@ impl Schedule {
         Ok(Curve::Exponential { lr, gamma }.into())
     }
 
-    /// `lr`, multiplied by `gamma` after every `every` steps. torch's `StepLR`.
+    /// Creates a step decay: `lr`, multiplied by `gamma` after every `every` steps. Like torch's `StepLR`.
     ///
     /// # Errors
     /// A rate or factor that is negative or not finite, `every` of 0.
@@ -162,7 +162,8 @@ impl Schedule {
         Ok(Curve::Step { lr, every, gamma }.into())
     }
 
-    /// `lr`, multiplied by `gamma` at each of the steps in `milestones`. torch's `MultiStepLR`.
+    /// Creates a step decay at milestones: `lr`, multiplied by `gamma` at each of the steps in `milestones`. Like
+    /// torch's `MultiStepLR`.
     ///
     /// # Errors
     /// A rate or factor that is negative or not finite, milestones that do not rise.
@@ -173,9 +174,9 @@ impl Schedule {
         Ok(Curve::MultiStep { lr, milestones: milestones.to_vec(), gamma }.into())
     }
 
-    /// `lr * sqrt(timescale / (step + timescale))`: `lr` at step 0, half of it after three timescales.
-    /// With [`Schedule::warmup`] of `timescale` steps it is the schedule of "Attention is all you
-    /// need", and Hugging Face's `get_inverse_sqrt_schedule`.
+    /// Creates an inverse square-root decay: `lr * sqrt(timescale / (step + timescale))`, which is `lr` at step 0 and
+    /// half of it after three timescales. With [`Schedule::warmup`] of `timescale` steps it is the schedule of
+    /// "Attention is all you need", and Hugging Face's `get_inverse_sqrt_schedule`.
     ///
     /// # Errors
     /// A rate that is negative or not finite, a timescale of 0.
@@ -185,8 +186,8 @@ impl Schedule {
         Ok(Curve::InverseSqrt { lr, timescale }.into())
     }
 
-    /// Up to a highest rate and down to nearly nothing, the momentum the other way round: see
-    /// [`OneCycle`].
+    /// Creates a one-cycle schedule: the rate rises to a maximum and falls to nearly 0, and the momentum moves the
+    /// other way. See [`OneCycle`].
     ///
     /// # Errors
     /// A rate, momentum or divisor that is out of range, `pct_start` outside 0 to 1, or too few steps
@@ -196,7 +197,7 @@ impl Schedule {
         Ok(Curve::OneCycle(one_cycle).into())
     }
 
-    /// The same in fastai's shape: see [`FitOneCycle`].
+    /// Creates a one-cycle schedule in fastai's shape, see [`FitOneCycle`].
     ///
     /// # Errors
     /// A rate, momentum or divisor that is out of range, `pct_start` outside 0 to 1, no steps.
@@ -282,7 +283,7 @@ impl Schedule {
         &self.curve
     }
 
-    /// The learning rate of optimizer step `step`, counted from 0.
+    /// Returns the learning rate of optimizer step `step`, counted from 0.
     #[must_use]
     pub fn lr(&self, step: u64) -> f64 {
         self.curve.lr(step)

@@ -16,7 +16,7 @@ use crate::{Schedule, ScheduleError};
 pub struct NamedSchedule {
     /// Name of the schedule in text.
     pub name: &'static str,
-    /// Other names of it, such as that of torch's class.
+    /// Aliases of the name, such as that of torch's class.
     pub aliases: &'static [&'static str],
     /// Short description of the course of the learning rate.
     pub about: &'static str,
@@ -44,7 +44,7 @@ pub struct Parameter {
     pub is_required: bool,
 }
 
-/// The values that a [`Parameter`] takes.
+/// Types of the values of a [`Parameter`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParameterKind {
     /// A floating-point number.
@@ -57,7 +57,7 @@ pub enum ParameterKind {
     StepList,
 }
 
-/// The values of a schedule's parameters, by their names. A parameter with a default has a value.
+/// Values of a schedule's parameters, by their names. A parameter with a default has a value.
 pub trait Arguments {
     /// Returns the number of optimizer steps.
     fn total_steps(&self) -> u64;

@@ -6,7 +6,7 @@ use super::bounds::{bad, count, rate};
 use super::interpolation::{half_cosine, line, two_cosines};
 use crate::ScheduleError;
 
-/// torch's `OneCycleLR` (Smith and Topin 2018).
+/// Settings of a one-cycle schedule as in torch's `OneCycleLR` (Smith and Topin 2018).
 ///
 /// The rate goes from `max_lr / div_factor` to `max_lr` in the first `pct_start` of the steps, then
 /// down to `max_lr / div_factor / final_div_factor`; the momentum goes from `max_momentum` to
@@ -26,24 +26,24 @@ pub struct OneCycle {
     pub max_lr: f64,
     /// Number of optimizer steps in the cycle.
     pub total_steps: u64,
-    /// The part of the steps in which the rate rises.
+    /// Share of the steps in which the rate rises.
     pub pct_start: f64,
-    /// `max_lr` divided by this is the first rate.
+    /// Divisor of `max_lr` that gives the initial rate.
     pub div_factor: f64,
-    /// The first rate divided by this is the last rate.
+    /// Divisor of the initial rate that gives the final rate.
     pub final_div_factor: f64,
-    /// The momentum at the highest rate.
+    /// Momentum at the maximum rate.
     pub base_momentum: f64,
-    /// The momentum at the first and the last rate.
+    /// Momentum at the initial and the final rate.
     pub max_momentum: f64,
-    /// The shape of the ways up and down.
+    /// Shape of the rise and the fall.
     pub anneal: Anneal,
     /// Goes down to the initial rate in as many steps as up, and then on to the final rate, instead of down in one
     /// piece.
     pub three_phase: bool,
 }
 
-/// The shape of the way from one value to another.
+/// Shape of the change from one value to another.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Anneal {
@@ -177,13 +177,13 @@ pub struct FitOneCycle {
     pub max_lr: f64,
     /// Number of optimizer steps in the cycle.
     pub total_steps: u64,
-    /// The part of the steps in which the rate rises.
+    /// Share of the steps in which the rate rises.
     pub pct_start: f64,
-    /// `max_lr` divided by this is the first rate.
+    /// Divisor of `max_lr` that gives the initial rate.
     pub div: f64,
-    /// `max_lr` divided by this is the last rate.
+    /// Divisor of `max_lr` that gives the final rate.
     pub div_final: f64,
-    /// The momentum at the first, the highest and the last rate.
+    /// Momentum at the initial, the maximum and the final rate.
     pub moms: [f64; 3],
 }
 

@@ -31,15 +31,15 @@ pub struct Plateau {
     pub mode: Mode,
     /// Factor of the learning rate at each reduction.
     pub factor: f64,
-    /// Metrics in a row that may be no better before the rate goes down.
+    /// Number of consecutive metrics without improvement that are tolerated before the rate is reduced.
     pub patience: u64,
     /// Minimum improvement over the best metric.
     pub threshold: Threshold,
-    /// Metrics after a reduction that are not counted as no better.
+    /// Number of metrics after a reduction that do not count as without improvement.
     pub cooldown: u64,
     /// Minimum learning rate.
     pub min_lr: f64,
-    /// A reduction by no more than this is left out.
+    /// Minimum reduction of the rate: smaller ones are left out.
     pub eps: f64,
 }
 
@@ -47,10 +47,10 @@ pub struct Plateau {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// The lower one: a loss.
+    /// Lower is better: a loss.
     #[default]
     Min,
-    /// The higher one: an accuracy.
+    /// Higher is better: an accuracy.
     Max,
 }
 
@@ -71,9 +71,9 @@ pub struct PlateauState {
     pub lr: f64,
     /// Best metric so far, or `None` before the first one.
     pub best: Option<f64>,
-    /// Metrics in a row that were no better.
+    /// Number of consecutive metrics without improvement.
     pub bad: u64,
-    /// Metrics that still do not count after a reduction.
+    /// Number of metrics that still do not count after a reduction.
     pub cooling: u64,
     /// Number of metrics so far.
     pub seen: u64,
@@ -112,13 +112,13 @@ impl Plateau {
         Err(bad("factor", self.factor, "at least 0 and below 1"))
     }
 
-    /// Before the first metric.
+    /// Returns the state before the first metric.
     #[must_use]
     pub fn start(&self) -> PlateauState {
         PlateauState { lr: self.lr, best: None, bad: 0, cooling: 0, seen: 0 }
     }
 
-    /// After one more metric. NaN is never better.
+    /// Returns the state after one more metric. NaN is never better.
     #[must_use]
     pub fn after(&self, state: &PlateauState, metric: f64) -> PlateauState {
         let mut next = PlateauState { seen: state.seen.saturating_add(1), ..*state };

@@ -14,7 +14,7 @@ mod words;
 pub use masked::MaskedTokens;
 pub use words::{align_labels, words_of_offsets};
 
-/// The tokens of a text, or of a pair of texts, as a transformer takes them.
+/// Tokens of a text, or of a pair of texts, in the form that a transformer takes.
 ///
 /// ```
 /// use brigade_text::{Sequence, SequenceLabel};
@@ -28,7 +28,7 @@ pub use words::{align_labels, words_of_offsets};
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Sequence {
-    /// The numbers of the tokens.
+    /// Ids of the tokens.
     pub ids: Vec<i64>,
     /// Token type ids: for each token the number of its text in a pair.
     pub type_ids: Option<Vec<i64>>,
@@ -43,11 +43,11 @@ pub struct Sequence {
 /// Label of a sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SequenceLabel {
-    /// The number of its class: `i64 [rows]` in a batch.
+    /// Class index of the sequence: `i64 [rows]` in a batch.
     Class(i64),
-    /// A number: `f32 [rows]` in a batch.
+    /// A regression target: `f32 [rows]` in a batch.
     Number(f32),
-    /// Several numbers, or 0 and 1 for several classes: `f32 [rows, n]` in a batch.
+    /// Several regression targets, or 0 and 1 for several classes: `f32 [rows, n]` in a batch.
     Numbers(Vec<f32>),
     /// A class for each token: `i64 [rows, tokens]` in a batch, -100 where there is padding. See [`align_labels`].
     Tokens(Vec<i64>),
@@ -134,9 +134,9 @@ impl From<&Encoding> for Sequence {
 #[derive(Batch, Debug)]
 #[batch(crate = "brigade_data")]
 pub struct SequenceBatch {
-    /// The numbers of the tokens: `i64 [rows, tokens]`.
+    /// Token ids `i64 [rows, tokens]`.
     pub input_ids: Tensor,
-    /// 1 for a token and 0 for padding: `i64 [rows, tokens]`.
+    /// Attention mask `i64 [rows, tokens]`: 1 for a token and 0 for padding.
     pub attention_mask: Tensor,
     /// Token type ids, `i64 [rows, tokens]`: for each token the number of its text in a pair.
     pub token_type_ids: Option<Tensor>,
@@ -145,7 +145,7 @@ pub struct SequenceBatch {
 }
 
 impl SequenceBatch {
-    /// Gives up `((input_ids, attention_mask), labels)`.
+    /// Returns `((input_ids, attention_mask), labels)`.
     pub fn masked(self) -> ((Tensor, Tensor), Option<Tensor>) {
         ((self.input_ids, self.attention_mask), self.labels)
     }

@@ -28,9 +28,9 @@ use self::loss::HeadLoss;
 /// A pretrained language model of fastai's: its weights, and the words of its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PretrainedText {
-    /// The weights: a `.pth` file of fastai or Brigade, or safetensors.
+    /// Weights file: a `.pth` file of fastai or Brigade, or safetensors.
     pub weights: PathBuf,
-    /// The vocabulary: fastai's `.pkl` file, of which nothing is executed, or JSON.
+    /// Vocabulary file: fastai's `.pkl` file, of which nothing is executed, or JSON.
     pub vocabulary: PathBuf,
 }
 
@@ -44,7 +44,7 @@ impl PretrainedText {
 /// Options of [`language_model_learner`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LanguageLearnerOptions {
-    /// The model; fastai's AWD-LSTM unless set.
+    /// Options of the model. Defaults to fastai's AWD-LSTM.
     pub model: LanguageModelOptions,
     /// Factor of the model's dropout probabilities. Defaults to 1.
     pub drop_mult: f64,
@@ -56,7 +56,7 @@ pub struct LanguageLearnerOptions {
     pub label_smoothing: f64,
     /// Kind (dtype) of the parameters. Defaults to float32.
     pub kind: Kind,
-    /// Weights to begin with; everything but the words is frozen then.
+    /// Pre-trained weights. With them everything but the embeddings is frozen.
     pub pretrained: Option<PretrainedText>,
 }
 
@@ -77,7 +77,7 @@ impl Default for LanguageLearnerOptions {
 /// Options of [`text_classifier_learner`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextLearnerOptions {
-    /// The model; fastai's AWD-LSTM unless set.
+    /// Options of the model. Defaults to fastai's AWD-LSTM.
     pub model: TextClassifierOptions,
     /// Factor of the encoder's dropout probabilities. Defaults to 0.5.
     pub drop_mult: f64,
@@ -89,7 +89,7 @@ pub struct TextLearnerOptions {
     pub outputs: Option<i64>,
     /// Kind (dtype) of the parameters. Defaults to float32.
     pub kind: Kind,
-    /// A language model whose encoder is begun with; everything but the head is frozen then.
+    /// Pre-trained language model whose encoder is used. With it everything but the head is frozen.
     pub pretrained: Option<PretrainedText>,
 }
 

@@ -35,7 +35,7 @@ pub enum TextTarget {
         /// Separator between the classes of a label.
         separator: String,
     },
-    /// A number, `f32 [rows]`: fastai's `RegressionBlock`.
+    /// A regression target per text, `f32 [rows]`: fastai's `RegressionBlock`.
     Number,
 }
 
@@ -83,7 +83,7 @@ pub struct TextLoaders {
 /// Batches of numbers of tokens and targets: `(i64 [rows, tokens], …)`.
 pub type TextBatches = Arc<dyn BatchedDataset<Batch = (Tensor, Tensor)>>;
 
-/// Loaders of texts for a loop of one's own, and what they were made with.
+/// Loaders of texts for a user-defined loop, with the vocabulary, tokenizer and classes that they were made with.
 ///
 /// ```
 /// use brigade_text::TextLoaders;
@@ -104,15 +104,15 @@ pub type TextBatches = Arc<dyn BatchedDataset<Batch = (Tensor, Tensor)>>;
 /// ```
 #[derive(Debug)]
 pub struct TextDataLoaders {
-    /// The batches to train with.
+    /// Training loader of the texts.
     pub train: DataLoader<TextBatches>,
     /// Validation loader, unless there are no validation texts. A classifier's texts are sorted by length.
     pub valid: Option<DataLoader<TextBatches>>,
-    /// The numbers of tokens.
+    /// Vocabulary of the texts.
     pub vocabulary: Arc<Vocabulary>,
     /// Tokenizer of the texts.
     pub tokenizer: Arc<dyn Tokenizer>,
-    /// The names of the classes, where there are classes.
+    /// Names of the classes, if there are classes.
     pub classes: Option<Categories>,
     /// Conversion of single texts to a model's input.
     pub codec: TextCodec,
@@ -121,13 +121,13 @@ pub struct TextDataLoaders {
 /// Loaders of texts for a Learner, and what they were made with.
 #[derive(Debug)]
 pub struct TextData {
-    /// The loaders, as a Learner takes them.
+    /// Loaders of the texts, for a Learner.
     pub loaders: Loaders<Tensor>,
-    /// The numbers of tokens.
+    /// Vocabulary of the texts.
     pub vocabulary: Arc<Vocabulary>,
     /// Tokenizer of the texts.
     pub tokenizer: Arc<dyn Tokenizer>,
-    /// The names of the classes, where there are classes.
+    /// Names of the classes, if there are classes.
     pub classes: Option<Categories>,
 }
 
@@ -312,14 +312,14 @@ impl TextLoaders {
         self
     }
 
-    /// Sets what splits texts; fastai's rules and spaCy's English tokenizer unless set.
+    /// Sets the tokenizer. Defaults to fastai's rules and spaCy's English tokenizer.
     #[must_use]
     pub fn tokenizer(mut self, tokenizer: impl Tokenizer + 'static) -> Self {
         self.options.tokenizer = Arc::new(tokenizer);
         self
     }
 
-    /// Gives the vocabulary, such as that of a language model, in place of one that is counted.
+    /// Sets the vocabulary, such as that of a language model, in place of one that is counted.
     #[must_use]
     pub fn vocabulary(mut self, vocabulary: impl Into<Arc<Vocabulary>>) -> Self {
         self.options.vocabulary = Some(vocabulary.into());
@@ -376,7 +376,7 @@ impl TextLoaders {
         self
     }
 
-    /// Validates a language model on the tokens that do not divide by the rows as well; see
+    /// Validates a language model also on the tokens that remain when the stream is divided into rows. See
     /// [`LanguageModelData::every_token`](crate::LanguageModelData::every_token).
     #[must_use]
     pub fn every_token(mut self, every: bool) -> Self {
@@ -436,7 +436,7 @@ impl TextLoaders {
     /// model's validation must be shared out without it, as the Learner does.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`loaders`](Self::loaders).
     pub fn data_loaders(
         self,
         accelerator: &Accelerator,

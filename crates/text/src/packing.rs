@@ -112,11 +112,11 @@ struct Piece {
 #[derive(Batch, Debug)]
 #[batch(crate = "brigade_data")]
 pub struct PackedBatch {
-    /// The numbers of the tokens: `i64 [rows, tokens]`.
+    /// Token ids `i64 [rows, tokens]`.
     pub input_ids: Tensor,
-    /// The place of each token in its text: `i64 [rows, tokens]`.
+    /// Position ids `i64 [rows, tokens]`: the position of each token in its text.
     pub position_ids: Tensor,
-    /// The number of the text in its row, from 1, and 0 for padding: `i64 [rows, tokens]`.
+    /// Sequence ids `i64 [rows, tokens]`: the number of the text in its row, from 1, and 0 for padding.
     pub sequence_ids: Tensor,
     /// The tokens as targets, not shifted: `i64 [rows, tokens]`, -100 for padding and for the first token of each text,
     /// which is not to be told from the text before it: `DataCollatorWithFlattening`.

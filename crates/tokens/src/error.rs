@@ -54,7 +54,7 @@ pub enum Error {
     Row {
         /// Path of the file.
         path: PathBuf,
-        /// The line, from 1.
+        /// Line number, from 1.
         line: u64,
         /// Name of the column, and the problem.
         detail: String,
@@ -81,7 +81,7 @@ pub enum Error {
     /// The tokenizer panicked, with this message.
     #[error("the tokenizer panicked: {}; leave the text out and report the tokenizer's fault", escaped(.0))]
     Panicked(String),
-    /// A token that a vocabulary neither has nor has a number for.
+    /// The vocabulary has neither the token nor an unknown token.
     #[error(
         "the vocabulary has no token {token:?} and no unknown token that would stand for it; name one with \
          `with_unknown`"
@@ -90,7 +90,7 @@ pub enum Error {
         /// Token that the vocabulary lacks.
         token: String,
     },
-    /// A call that its documentation excludes.
+    /// A call violates its documented requirements.
     #[error("{}", escaped(.0))]
     InvalidArgument(String),
 }

@@ -145,7 +145,7 @@ impl HuggingFaceTokenizer {
         self
     }
 
-    /// Cuts texts that are too long.
+    /// Enables truncation of texts that are too long.
     ///
     /// # Errors
     /// When the special tokens around a text alone are as many as the longest text may have.

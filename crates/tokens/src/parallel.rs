@@ -60,11 +60,11 @@ impl Default for ParallelOptions<'_> {
 /// Progress of the tokenization of a corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenProgress {
-    /// Texts that are done.
+    /// Number of texts that are done.
     pub texts: usize,
     /// Total number of texts.
     pub of: usize,
-    /// Bytes of the texts that are done.
+    /// Number of bytes of the texts that are done.
     pub bytes: u64,
 }
 

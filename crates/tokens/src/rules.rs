@@ -51,9 +51,9 @@ pub enum Rule {
         /// `true` if the text ends with `xxeos`.
         add_eos: bool,
     },
-    /// [`replace_space`], which is applied to tokens.
+    /// Replacement of spaces in tokens: [`replace_space`], which is applied to tokens.
     ReplaceSpace,
-    /// A function of one's own.
+    /// A user-defined function.
     Custom(CustomRule),
 }
 

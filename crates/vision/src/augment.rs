@@ -136,7 +136,7 @@ impl Augment {
         self
     }
 
-    /// The same for validation, where nothing is random: size and normalisation alone.
+    /// Returns the augmentation for validation, where nothing is random: only size and normalisation.
     #[must_use]
     pub fn validation(&self) -> Self {
         Self {
@@ -171,7 +171,7 @@ impl Augment {
         self.mix.is_some()
     }
 
-    /// The same up to where images are normalised, for statistics to normalise by.
+    /// Returns the transforms before the normalisation, for computing the statistics of a normalisation.
     #[must_use]
     pub fn before_normalization(&self) -> Self {
         Self { normalize: None, erasing: None, mix: None, ..self.clone() }

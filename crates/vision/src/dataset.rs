@@ -45,7 +45,7 @@ macro_rules! sample_methods {
             self
         }
 
-        /// Keeps decoded images in a file from the first epoch on. Masks are decoded each time.
+        /// Caches decoded images in a file from the first epoch on. Masks are decoded each time.
         #[must_use]
         pub fn cache(mut self, options: CacheOptions) -> Self {
             self.samples = self.samples.cache(options);

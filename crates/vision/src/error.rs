@@ -26,7 +26,7 @@ pub enum VisionError {
         ranks_see(ranks)
     )]
     RanksDiffer {
-        /// The ranks that differ from rank 0.
+        /// Ranks that differ from rank 0.
         ranks: Vec<usize>,
     },
 }

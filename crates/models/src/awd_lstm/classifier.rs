@@ -51,8 +51,8 @@ pub struct TextClassifierOptions {
     pub max_len: Option<i64>,
     /// Widths of the hidden linear layers (`lin_ftrs`). Defaults to one of 50.
     pub hidden: Vec<i64>,
-    /// The probabilities of dropout of the linear layers but the first one (`ps`), which
-    /// [`TextClassifierOptions::drop_mult`] leaves as they are; none for 0.1 each.
+    /// Dropout probabilities of the linear layers but the first one (`ps`), which [`TextClassifierOptions::drop_mult`]
+    /// leaves unchanged. `None` stands for 0.1 each.
     pub dropout: Option<Vec<f64>>,
     /// Pools the position that fastai takes for the last token of a text, which is padding in short texts, for weights
     /// of a classifier that fastai has trained ([`masked_concat_pool`](crate::masked_concat_pool)). Defaults to
@@ -77,7 +77,7 @@ impl Default for TextClassifierOptions {
 }
 
 impl TextClassifierOptions {
-    /// The same with the encoder's probabilities of dropout times `factor`.
+    /// Returns the options with the encoder's dropout probabilities multiplied by `factor`.
     #[must_use]
     pub fn drop_mult(self, factor: f64) -> Self {
         Self { encoder: self.encoder.drop_mult(factor), ..self }

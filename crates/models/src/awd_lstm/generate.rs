@@ -94,7 +94,7 @@ pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
     Ok(chosen.f_int64_value(&[0; 0]).or_else(|_| chosen.f_int64_value(&[0]))?)
 }
 
-/// Goes on with a text: returns the `count` words that come after `prompt`.
+/// Continues a text: returns the `count` tokens that come after `prompt`.
 ///
 /// The model computes in evaluation, each word once, since its state holds what came before. Its mode, and its
 /// hidden state, are afterwards what they were. Words are drawn from libtorch's generator.

@@ -59,7 +59,7 @@ impl Default for LanguageModelOptions {
 }
 
 impl LanguageModelOptions {
-    /// The same with all probabilities of dropout times `factor`.
+    /// Returns the options with all dropout probabilities multiplied by `factor`.
     #[must_use]
     pub fn drop_mult(self, factor: f64) -> Self {
         Self { encoder: self.encoder.drop_mult(factor), ..self }
@@ -103,13 +103,13 @@ impl LanguageModel {
         }
     }
 
-    /// The hidden state, and what a step of training leaves behind.
+    /// Returns the hidden state, and the outputs that a step of training leaves.
     #[must_use]
     pub fn state(&self) -> &RecurrentState {
         self.encoder.state()
     }
 
-    /// The decoder, for a loss that is computed with it.
+    /// Returns the decoder, for a loss that is computed with it.
     #[must_use]
     pub fn head(&self) -> &LanguageModelHead {
         &self.head

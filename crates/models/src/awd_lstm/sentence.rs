@@ -47,13 +47,13 @@ impl SentenceEncoder {
         Self { encoder: AwdLstm::new(path / "module", words, options), seq_len, max_len }
     }
 
-    /// The encoder of the parts.
+    /// Returns the encoder of the parts.
     #[must_use]
     pub fn encoder(&self) -> &AwdLstm {
         &self.encoder
     }
 
-    /// The lengths of the parts.
+    /// Returns the length of the parts in tokens.
     #[must_use]
     pub fn seq_len(&self) -> i64 {
         self.seq_len

@@ -52,9 +52,9 @@ struct Held {
 /// Outputs of a recurrent network in a step of training, for [`RnnOutputs::regularization`].
 #[derive(Debug)]
 pub struct RnnOutputs {
-    /// The last layer's output, `[n, time, width]`.
+    /// Output of the last layer, `[n, time, width]`.
     pub raw: Tensor,
-    /// The same after the output's dropout, which went into the decoder; of classifiers it is `raw`.
+    /// Output of the last layer after its dropout, which is the decoder's input. In classifiers it is `raw`.
     pub dropped: Tensor,
 }
 
@@ -64,7 +64,7 @@ impl RecurrentState {
         Self(Arc::new(Mutex::new(held)))
     }
 
-    /// Begins with zeros again, and forgets kept outputs.
+    /// Resets the hidden state to zeros, and drops kept outputs.
     pub fn reset(&self) {
         let mut held = self.0.lock();
         held.layers = Vec::new();

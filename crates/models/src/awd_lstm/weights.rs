@@ -162,11 +162,11 @@ pub struct PretrainedLanguageModel {
 /// Report of [`PretrainedLanguageModel::load_into`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EmbeddingReport {
-    /// The number of names that have the file's values.
+    /// Number of names that have the file's values.
     pub loaded: usize,
-    /// Words of the new vocabulary that the old one has.
+    /// Number of tokens of the new vocabulary that the old one has.
     pub known: usize,
-    /// The others, which have the mean of all rows.
+    /// Tokens that the old vocabulary lacks, whose embedding is the mean of all rows.
     pub unknown: Vec<String>,
     /// Names of the file that the model lacks, as a classifier does the decoder.
     pub unused: Vec<String>,

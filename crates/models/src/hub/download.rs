@@ -47,7 +47,7 @@ pub struct Hub {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// The hub has no such model, or hides it from this user.
+    /// The hub has no such model, or it is hidden from this user.
     #[error(
         "the hub has no model {repository} that this user may see; check the name, and for a private \
          model set HF_TOKEN"
@@ -65,7 +65,7 @@ pub enum HubError {
         /// Name of the model's repository.
         repository: String,
     },
-    /// The model has no such file, or no such revision.
+    /// The model has no such file or revision.
     #[error("the model {repository} has no file {file} at the revision {revision}")]
     NoFile {
         /// Name of the model's repository.
@@ -75,7 +75,7 @@ pub enum HubError {
         /// The branch, tag or commit.
         revision: String,
     },
-    /// The hub cannot be reached, or what it sent is not the file.
+    /// The hub cannot be reached, or its response is not the file.
     #[error("cannot download {url}: {reason}")]
     Download {
         /// URL of the request.

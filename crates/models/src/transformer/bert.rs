@@ -56,7 +56,7 @@ pub struct BertOptions {
     pub layer_norm_eps: f64,
     /// Id of the padding token, whose embedding is not trained. Defaults to 0.
     pub pad_token_id: Option<i64>,
-    /// Dropout before a classifier; `hidden_dropout_prob` by default.
+    /// Dropout probability before a classifier. Defaults to `hidden_dropout_prob`.
     pub classifier_dropout: Option<f64>,
     /// Problem type of a text classifier. By default it follows from the labels.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -74,7 +74,7 @@ impl KeyValueCache {
         self
     }
 
-    /// The number of tokens in it, padding included.
+    /// Returns the number of tokens in the cache, padding included.
     #[must_use]
     pub fn len(&self) -> i64 {
         self.layers.first().map_or(0, |layer| layer.length)

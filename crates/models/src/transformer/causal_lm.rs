@@ -17,7 +17,7 @@ use super::{CacheKind, CausalModel, KeyValueCache, Tokens, Transformer, Vocabula
 /// A transformer whose last hidden numbers a language head takes: [`Gpt2`](crate::Gpt2), [`Llama`](crate::Llama), or
 /// one's own.
 pub trait CausalBody: Transformer + LayerGroups {
-    /// transformers' name of the model with its head.
+    /// Name of the model with its head in transformers.
     const LANGUAGE_MODEL: &'static str;
 
     /// Computes the normalised output of the last layer for the tokens that follow those in the cache; `seen` gets

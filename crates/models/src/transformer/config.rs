@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::Activation;
 
-/// The sizes of a transformer under the names of Hugging Face's `config.json`.
+/// Sizes of a transformer under the names of Hugging Face's `config.json`.
 pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
     /// The `model_type` in `config.json`.
     const MODEL_TYPE: &'static str;
@@ -70,17 +70,17 @@ pub enum ConfigError {
         expected: &'static str,
     },
 
-    /// An activation function that is not known.
+    /// The activation function is unknown.
     #[error(
         "the activation function `{name}` is not known; those that are: {}",
         activation_names()
     )]
     Activation {
-        /// The name in the file.
+        /// Name of the function in the file.
         name: String,
     },
 
-    /// Another kind of positions.
+    /// The position embedding type is not supported.
     #[error("positions of the type `{found}` are not built here, only {known}")]
     Positions {
         /// Position embedding type in the file.
@@ -89,7 +89,7 @@ pub enum ConfigError {
         known: &'static str,
     },
 
-    /// A part of the architecture that is not built here.
+    /// The architecture has a part that is not supported.
     #[error("`{key}: {value}` is not built here")]
     Unsupported {
         /// Key of the entry.

@@ -162,7 +162,7 @@ impl<M: CausalModel> CausalModel for Model<M> {
 /// ```
 pub struct UncachedModel<F>(F);
 
-/// The tokens that an [`UncachedModel`] has seen.
+/// Tokens that an [`UncachedModel`] has processed.
 #[derive(Debug, Default)]
 pub struct SeenTokens {
     ids: Option<Tensor>,
@@ -287,7 +287,7 @@ pub struct GenerationOptions {
     /// Power of the number of written tokens by which the sum of log probabilities is divided: above 0 long texts are
     /// preferred, below 0 short ones. Defaults to 1.
     pub length_penalty: f64,
-    /// When a beam search of a text ends. Defaults to [`EarlyStopping::Heuristic`].
+    /// Stop condition of a text's beam search. Defaults to [`EarlyStopping::Heuristic`].
     pub early_stopping: EarlyStopping,
     /// Number of groups of beams, which are searched one after the other and keep apart by `diversity_penalty`. Defaults
     /// to 1.

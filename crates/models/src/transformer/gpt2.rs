@@ -68,7 +68,7 @@ pub struct Gpt2Options {
     /// Ids of the tokens that end a text. Defaults to 50256.
     #[serde(with = "config::token_ids")]
     pub eos_token_id: Vec<i64>,
-    /// The token that pads, if there is one.
+    /// Id of the padding token, if there is one.
     pub pad_token_id: Option<i64>,
     /// Computes each block again in the backward instead of keeping what it needs: gradient checkpointing. Not
     /// in `config.json`.

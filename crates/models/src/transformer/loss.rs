@@ -85,11 +85,11 @@ pub fn causal_lm_loss(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Resul
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ProblemType {
-    /// Numbers: the mean of squares.
+    /// Regression of numbers: the mean squared error.
     Regression,
     /// Exactly one class of several per text: cross-entropy.
     SingleLabelClassification,
-    /// Any number of classes: binary cross-entropy of each.
+    /// Any number of classes per text: binary cross-entropy of each.
     MultiLabelClassification,
 }
 

@@ -6,7 +6,7 @@ use tch::Tensor;
 use crate::Module;
 use crate::error::ModelError;
 
-/// `max(x, 0)`, any shape.
+/// Rectified linear unit: `max(x, 0)`, for any shape.
 ///
 /// ```
 /// use brigade_nn::{Module, Relu};

@@ -18,7 +18,7 @@ use crate::{Init, Module, ParamPath, Training};
 pub struct BatchNormOptions {
     /// Value added to the variance, for numerical stability. Defaults to 1e-5.
     pub eps: f64,
-    /// The weight of the newest batch in the running statistics; 0.1. `None` means the plain average of all
+    /// Weight of the newest batch in the running statistics. Defaults to 0.1. `None` means the plain average of all
     /// batches, which reads the counter and so waits for the device at every step.
     pub momentum: Option<f64>,
     /// `true` if the layer has `weight` and `bias`. Defaults to `true`.
@@ -64,7 +64,7 @@ macro_rules! batch_norm {
                 self.0.bias.as_ref()
             }
 
-            /// The mean over the batches so far, `[features]`; changed in place by training.
+            /// Returns the running mean over the batches so far, `[features]`. Training changes it in place.
             pub fn running_mean(&self) -> &Tensor {
                 &self.0.running_mean
             }
@@ -188,7 +188,7 @@ struct Step {
     training: bool,
     /// The weight of this batch in the running statistics.
     newest: f64,
-    /// Whose batches count, where it is not this rank's alone.
+    /// Group whose batches count, unless it is only this rank's.
     group: Option<ProcessGroup>,
 }
 

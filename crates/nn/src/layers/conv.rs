@@ -90,7 +90,7 @@ impl Conv2d {
         }
     }
 
-    /// `[out, in / groups, kernel…]`.
+    /// Returns the weight `[out, in / groups, kernel…]`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }

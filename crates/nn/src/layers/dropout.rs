@@ -37,7 +37,7 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// `probability` in `[0, 1]`; anything else makes the model fail to build.
+    /// Creates a dropout layer. A `probability` outside `[0, 1]` makes the model fail to build.
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, probability: f64) -> Self {
         let path = path.borrow();
         if !(0.0..=1.0).contains(&probability) {
@@ -46,8 +46,8 @@ impl Dropout {
         Self { probability, maskless: false, training: path.training(), context: path.layer() }
     }
 
-    /// The same, drawn by [`brigade_torch::dropout`]: it takes half the time on a CPU and keeps no mask for the
-    /// backward, and drops others than PyTorch does for the same seed.
+    /// Creates a dropout layer that draws with [`brigade_torch::dropout`]: it takes half the time on a CPU and keeps no
+    /// mask for the backward, and drops other values than PyTorch does for the same seed.
     pub fn maskless<'a>(path: impl Borrow<ParamPath<'a>>, probability: f64) -> Self {
         Self { maskless: true, ..Self::new(path, probability) }
     }

@@ -10,7 +10,7 @@ use crate::error::ModelError;
 use crate::layer_context::LayerContext;
 use crate::{Divided, Init, Module, ParamPath};
 
-/// Row `i` of a table for every index `i`: from integers `[…]` to `[…, width]`.
+/// Table of embeddings, which returns row `i` for every index `i`: from integers `[…]` to `[…, width]`.
 ///
 /// An index that has no row is [`crate::ModelError::OutsideTable`] on the CPU, where libtorch looks at each one
 /// anyway. On a GPU its kernel stops the device ("device-side assert triggered"): a check here would have the host
@@ -42,7 +42,7 @@ pub struct Embedding {
 /// Options of [`Embedding`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EmbeddingOptions {
-    /// The row that stands for padding: it starts as 0 and gets no gradient. None by default.
+    /// Index of the padding row, which starts as 0 and gets no gradient. Defaults to none.
     pub padding: Option<i64>,
 }
 
@@ -148,5 +148,5 @@ impl Embedding {
     }
 }
 
-/// What libtorch takes for "no row".
+/// Value of libtorch's padding index for "no row".
 const NO_PADDING: i64 = -1;

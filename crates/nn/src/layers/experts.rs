@@ -78,7 +78,7 @@ pub struct Experts {
     training: Training,
     context: LayerContext,
     region: TensorRegion,
-    /// Of the last forward.
+    /// Load of the last forward.
     load: Mutex<Option<ExpertLoad>>,
 }
 

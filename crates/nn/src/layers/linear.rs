@@ -9,7 +9,7 @@ use tch::Tensor;
 use crate::layer_context::LayerContext;
 use crate::{Divided, Init, Module, ParamPath, QuantizedSlot, TensorRegion};
 
-/// `y = x Wᵀ + b`, from `[…, in]` to `[…, out]`.
+/// Linear layer: `y = x Wᵀ + b`, from `[…, in]` to `[…, out]`.
 ///
 /// Parameters: `weight` `[out, in]` and `bias` `[out]`, both uniform in `±1/√in`
 /// ([torch.nn.Linear](https://docs.pytorch.org/docs/stable/generated/torch.nn.Linear.html)).

@@ -64,7 +64,7 @@ impl Default for LstmOptions {
 }
 
 impl LstmOptions {
-    /// 1, or 2 where it is bidirectional.
+    /// Returns the number of directions: 1, or 2 for a bidirectional LSTM.
     #[must_use]
     pub fn directions(&self) -> usize {
         if self.bidirectional { 2 } else { 1 }
@@ -74,9 +74,9 @@ impl LstmOptions {
 /// State of an LSTM between two steps, of every layer and direction.
 #[derive(Debug)]
 pub struct LstmState {
-    /// The last outputs (`h_n`), `[layers · directions, n, hidden]`.
+    /// Last outputs (`h_n`), `[layers · directions, n, hidden]`.
     pub hidden: Tensor,
-    /// The last cells (`c_n`), of the same shape.
+    /// Last cell states (`c_n`), `[layers · directions, n, hidden]`.
     pub cell: Tensor,
 }
 
@@ -145,7 +145,7 @@ impl Lstm {
         Self { weights, hidden, options, training: path.training(), context: path.layer() }
     }
 
-    /// The parameters in PyTorch's order (`all_weights`, flat).
+    /// Returns the parameters in PyTorch's order (`all_weights`, flat).
     pub fn weights(&self) -> &[Tensor] {
         &self.weights
     }

@@ -20,16 +20,16 @@ use crate::error::ModelError;
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct MaxPool2d {
-    /// The window's `[height, width]`.
+    /// Size `[height, width]` of the window.
     pub kernel: [i64; 2],
     /// Stride `[height, width]` from one window to the next.
     pub stride: [i64; 2],
-    /// Put on each side, never the largest; at most half the kernel.
+    /// Padding `[height, width]` on each side, whose values are never the largest. At most half the kernel.
     pub padding: [i64; 2],
 }
 
 impl MaxPool2d {
-    /// Square windows that touch: the stride is the kernel.
+    /// Creates a pooling with adjacent square windows: the stride is the kernel size.
     #[must_use]
     pub fn new(kernel: i64) -> Self {
         Self { kernel: [kernel; 2], stride: [kernel; 2], padding: [0, 0] }

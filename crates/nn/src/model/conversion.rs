@@ -8,13 +8,13 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::deferred::no_memory;
 use crate::param_path::is_floating_point;
 
-/// What the tensors of a model are converted to.
+/// Target of a conversion of a model's tensors.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Conversion {
     Device(Device),
-    /// Of floating-point tensors.
+    /// Kind of floating-point tensors.
     Kind(Kind),
-    /// Of tensors with four dimensions.
+    /// Memory order of tensors with four dimensions.
     ChannelsLast,
 }
 

@@ -37,19 +37,19 @@ use crate::placed::Placed;
 use crate::quantized::Weights;
 use memory::{Homes, Sources};
 
-/// Where the weights of a model with a device map are.
+/// Placement of the weights of a model with a device map.
 pub(crate) struct Dispatched {
     placement: Placement,
     /// Weights that are in no unit and in no layer: in memory for the whole forward.
     root: Arc<Placed>,
-    /// One for each device on which weights come and go.
+    /// Rings, one for each device on which weights come and go.
     rings: Vec<Arc<WeightRing>>,
 }
 
 /// Parts of a ring that are filled while the one before is used.
 const PLACES: usize = 2;
 
-/// What computes with a tensor: a unit, a layer outside of units, or the model itself, by their paths.
+/// Owner of a tensor, which computes with it: a unit, a layer outside of units, or the model itself, by their paths.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Owner {
     Root,
@@ -415,7 +415,7 @@ fn places(placement: &Placement, device: Device, parts: &[RingPart]) -> usize {
     }
 }
 
-/// Where tensors of a place lie when they are in memory.
+/// Returns the device of a place's tensors when they are in memory.
 fn device_of(place: Place) -> Device {
     match place {
         Place::Cuda(index) => Device::Cuda(index),

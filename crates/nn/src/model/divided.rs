@@ -12,7 +12,7 @@ use crate::{ContextParallel, ExpertParallel, StateDict, TensorParallel, TensorRe
 /// A parameter of which each rank of a tensor group, or of the group that has experts between them, has a part.
 #[derive(Debug)]
 pub struct DividedParameter {
-    /// The first of its names.
+    /// First of the parameter's names.
     pub name: String,
     /// This rank's part: the model's own tensor.
     pub tensor: Tensor,

@@ -150,7 +150,7 @@ impl<M> Model<M> {
 
 /// A tensor of weights with the model's tensor that it goes into.
 pub(crate) struct Match {
-    /// Its name in the weights.
+    /// Name of the tensor in the weights.
     pub(crate) name: String,
     pub(crate) into: Tensor,
     /// What the model's tensor is of it.

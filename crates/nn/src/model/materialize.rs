@@ -18,8 +18,8 @@ impl<M> Model<M> {
         self.deferred.is_some()
     }
 
-    /// Gives the parameters of a [deferred](Model::deferred) model their memory and values, all of them on this rank; does
-    /// nothing for other models. Beside the model one parameter is in memory at a time.
+    /// Allocates the parameters of a [deferred](Model::deferred) model and sets their values, all of them on this rank.
+    /// Does nothing for other models. Beside the model one parameter is in memory at a time.
     ///
     /// # Errors
     /// [`ModelError::Torch`] when memory runs out; those of [`Model::load_weights`] for values that are read from a file.

@@ -7,7 +7,7 @@ use super::Model;
 use crate::error::ModelError;
 use crate::hooks::ForwardHook;
 
-/// A part of a model: parameters under a name of one's own, as an optimizer's group or a stage of freezing.
+/// A part of a model: parameters under a chosen name, as an optimizer's group or a stage of freezing.
 #[derive(Debug)]
 pub struct NamedGroup {
     /// Name of the group.
@@ -17,8 +17,8 @@ pub struct NamedGroup {
 }
 
 impl<M> Model<M> {
-    /// Has `hook` called with each output of the layer of this name, until the handle is dropped
-    /// (`register_forward_hook` of PyTorch). `None` leaves the output, a tensor takes its place.
+    /// Registers a hook that is called with each output of the layer of this name, until the handle is dropped
+    /// (`register_forward_hook` of PyTorch). If it returns `None` the output is unchanged, a tensor replaces it.
     ///
     /// The layers are those of [`Model::layers`]: what registers itself at a path of this crate, so all
     /// layers of this crate, and modules in [`crate::Named`]. Modules of `tch::nn` and TorchScript
@@ -153,7 +153,7 @@ impl<M> Model<M> {
     }
 }
 
-/// Whether a name is a module's, or below it.
+/// Returns `true` if a name is a module's, or below it.
 pub(crate) fn is_under(name: &str, module: &str) -> bool {
     module.is_empty()
         || name.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))

@@ -171,7 +171,7 @@ impl<M> Model<M> {
         chosen.filter_map(|it| Some((it, self.entries.iter().find(|entry| entry.name == it.name)?)))
     }
 
-    /// Whether another layer has the parameter, too.
+    /// Returns `true` if another layer has the parameter, too.
     pub(super) fn is_tied(&self, entry: &Entry) -> bool {
         let place = self.entries.iter().position(|other| other.name == entry.name);
         matches!(entry.role, Role::SameAs(_))

@@ -8,12 +8,12 @@ use crate::param_registry::{Entry, Role};
 use crate::pipeline::Row;
 use crate::{PipelineParallel, PipelineStages};
 
-/// What a rank has of a model's entries.
+/// Division of a model's entries between this rank and others.
 #[derive(Default)]
 pub(super) struct Cut {
     pub(super) entries: Vec<Entry>,
     pub(super) stages: Option<PipelineStages>,
-    /// Those of other ranks, whose tensors have no memory.
+    /// Entries of other ranks, whose tensors have no memory.
     pub(super) elsewhere: Vec<Entry>,
 }
 

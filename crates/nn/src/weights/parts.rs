@@ -49,7 +49,7 @@ pub struct PartsWriter {
 }
 
 impl PartsWriter {
-    /// Begins files of these tensors, and makes the folder where it does not exist. A tensor of more than `max_bytes` has a
+    /// Creates files for these tensors, and the folder if it does not exist. A tensor of more than `max_bytes` has a
     /// file of its own.
     ///
     /// # Errors

@@ -37,7 +37,7 @@ fn check_kind(path: &Path, name: &str, spec: &StoredTensor) -> Result<(), Error>
     kind.map(drop).map_err(|fact| super::unsupported(path, fact))
 }
 
-/// One tensor of a state dictionary, as it is written.
+/// A tensor of a state dictionary, as it is written.
 struct Stored<'t> {
     dtype: Dtype,
     tensor: &'t Tensor,

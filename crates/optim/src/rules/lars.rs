@@ -39,7 +39,7 @@ builder! {
 }
 
 impl Lars {
-    /// LARC: the ratio makes the rate smaller, never larger.
+    /// Returns the settings of LARC, where the trust ratio may only reduce the learning rate.
     #[doc(alias = "LARC")]
     pub fn larc(lr: f64) -> Self {
         Self { clip: true, ..Self::new(lr) }

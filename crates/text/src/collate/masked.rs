@@ -71,8 +71,9 @@ impl MaskedTokens {
         Ok(self)
     }
 
-    /// Chooses words and not tokens, all of whose tokens become the mask's: `DataCollatorForWholeWordMask`. Sequences
-    /// must know their [`words`](Sequence::words); see [`words_of_offsets`](super::words_of_offsets).
+    /// Masks whole words instead of single tokens, like `DataCollatorForWholeWordMask`: all tokens of a chosen word
+    /// become the mask token. Sequences must have their [`words`](Sequence::words). See also
+    /// [`words_of_offsets`](super::words_of_offsets).
     #[must_use]
     pub fn whole_words(mut self, whole: bool) -> Self {
         self.whole_words = whole;

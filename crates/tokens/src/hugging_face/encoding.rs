@@ -12,15 +12,15 @@ pub struct Encoding {
     /// Token type ids: 0 for the first text and its special tokens, 1 for the second, if the tokenizer distinguishes
     /// them.
     pub type_ids: Vec<u32>,
-    /// 1 for each token: what padding adds is 0.
+    /// Attention mask: 1 for each token, 0 for padding.
     pub attention_mask: Vec<u32>,
-    /// 1 for tokens that were added around the text.
+    /// Special-token mask: 1 for tokens that the tokenizer has added.
     pub special_tokens_mask: Vec<u32>,
-    /// The bytes of its text that each token stands for; 0 to 0 for special ones. Python's are characters.
+    /// Offsets of each token in bytes of its text, or 0 to 0 for special tokens. In Python they are in characters.
     pub offsets: Vec<Range<usize>>,
-    /// The word of its text that each token is a part of, as the tokenizer splits words before tokens.
+    /// Index of the word that each token belongs to, as the tokenizer splits words before tokens.
     pub word_ids: Vec<Option<u32>>,
-    /// The text that each token is of: 0 or 1.
+    /// Index of the text that each token belongs to: 0 or 1.
     pub sequence_ids: Vec<Option<usize>>,
     /// Tokens as strings.
     pub tokens: Vec<String>,
@@ -121,9 +121,9 @@ impl Truncation {
 pub enum TruncationStrategy {
     /// The longer text, until both are equally long, and then both.
     LongestFirst,
-    /// The first; an error where that is not enough.
+    /// Only the first text, or an error if that is not enough.
     OnlyFirst,
-    /// The second; an error where that is not enough, or there is none.
+    /// Only the second text, or an error if that is not enough or there is none.
     OnlySecond,
 }
 

@@ -10,19 +10,19 @@ use super::Side;
 /// A token with a meaning for models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SpecialToken {
-    /// Begins a text (`bos_token`).
+    /// Beginning of a text (`bos_token`).
     Begin,
-    /// Ends a text (`eos_token`).
+    /// End of a text (`eos_token`).
     End,
-    /// Stands for what the tokenizer does not have (`unk_token`).
+    /// Unknown token: stands for text that the vocabulary lacks (`unk_token`).
     Unknown,
     /// Separator between texts (`sep_token`).
     Separator,
-    /// Fills short texts up (`pad_token`).
+    /// Padding of short texts (`pad_token`).
     Padding,
-    /// Stands for the whole text in classifiers (`cls_token`).
+    /// Classifier token: stands for the whole text (`cls_token`).
     Class,
-    /// Stands for a hidden token in masked language models (`mask_token`).
+    /// Mask token: stands for a hidden token in masked language models (`mask_token`).
     Mask,
 }
 

@@ -24,7 +24,7 @@ pub struct AugmentedDataset<D> {
 }
 
 impl<D> AugmentedDataset<D> {
-    /// The data set without the numbers.
+    /// Returns the wrapped data set.
     pub fn inner(&self) -> &D {
         &self.dataset
     }

@@ -66,13 +66,13 @@ pub enum Geometric {
     },
     /// torchvision's `RandomAffine`, and with degrees alone its `RandomRotation`, about the centre.
     Affine {
-        /// Lowest and highest angle, in degrees, against the clock.
+        /// Minimum and maximum angle in degrees, counter-clockwise.
         degrees: [f64; 2],
-        /// Largest shift to either side, as shares of width and height.
+        /// Maximum shift to either side, as shares of width and height.
         translate: [f64; 2],
-        /// Lowest and highest factor.
+        /// Minimum and maximum scale factor.
         scale: [f64; 2],
-        /// Lowest and highest shear along x and along y, in degrees.
+        /// Minimum and maximum shear along x and along y, in degrees.
         shear: [[f64; 2]; 2],
     },
     /// torchvision's `RandomPerspective`: each corner moves inwards by a uniform number of pixels.
@@ -96,7 +96,7 @@ impl Geometric {
         }
     }
 
-    /// torchvision's `RandomResizedCrop` with its defaults.
+    /// Returns torchvision's `RandomResizedCrop` with its defaults.
     #[must_use]
     pub fn resized_crop() -> Self {
         Self::ResizedCrop { scale: [0.08, 1.0], ratio: [3.0 / 4.0, 4.0 / 3.0] }

@@ -12,18 +12,18 @@ pub enum Mix {
     /// fastai's `MixUp` (Zhang et al., 2017): `share · own + (1 − share) · partner`, with a share for each
     /// sample, `max(λ, 1 − λ)` for λ of Beta(α, α), and a random partner.
     MixUp {
-        /// α; fastai's default is 0.4.
+        /// Parameter α of the beta distribution. fastai's default is 0.4.
         alpha: f64,
     },
     /// torchvision's `v2.MixUp`: one share for the batch, and the sample before as partner.
     MixUpBatch {
-        /// α; torchvision's default is 1.
+        /// Parameter α of the beta distribution. torchvision's default is 1.
         alpha: f64,
     },
     /// torchvision's `v2.CutMix` (Yun et al., 2019): one rectangle of all images is the partner's, the
     /// sample before; the share is that of the area.
     CutMix {
-        /// α; torchvision's default is 1.
+        /// Parameter α of the beta distribution. torchvision's default is 1.
         alpha: f64,
     },
 }
@@ -71,7 +71,7 @@ impl Mix {
     }
 }
 
-/// The labels of a mixed batch.
+/// Labels of a mixed batch.
 ///
 /// ```
 /// use brigade_vision::augment::MixedLabels;

@@ -13,7 +13,7 @@ pub enum Padding {
     /// The image mirrored at its outer pixels: fastai's default, `PadMode.Reflection`.
     #[default]
     Reflection,
-    /// The nearest pixel: `PadMode.Border`.
+    /// The nearest pixel of the image: `PadMode.Border`.
     Border,
     /// Zeros: `PadMode.Zeros`, and torchvision's default.
     Zeros,

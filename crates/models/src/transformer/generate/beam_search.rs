@@ -10,15 +10,15 @@ use super::sampling;
 use super::text::{Decode, StopStrings};
 use super::{CausalModel, GenerationOptions, refused};
 
-/// When the beam search of a text ends; transformers' `early_stopping`.
+/// Stop condition of the beam search of a text (transformers' `early_stopping`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EarlyStopping {
-    /// Stop condition of the beam search of a text (transformers' `early_stopping`).
+    /// Stops when no running beam has a better score at its present length than the worst finished one (`False`).
     #[default]
     Heuristic,
     /// Stops as soon as a text has as many finished continuations as beams (`True`).
     Full,
-    /// When no running beam can reach a better score at any length (`"never"`).
+    /// Stops when no running beam can reach a better score at any length (`"never"`).
     Never,
 }
 

@@ -62,7 +62,7 @@ pub struct MixtralOptions {
     /// Random numbers in training, by which inputs of experts are multiplied, differ from 1 by this much at most. Defaults to
     /// 0.
     pub router_jitter_noise: f64,
-    /// Gives the head the weight of the embedding. Defaults to false.
+    /// Ties the head's weight to the embedding. Defaults to `false`.
     pub tie_word_embeddings: bool,
     /// Token that pads, whose embedding is not trained. Defaults to none.
     pub pad_token_id: Option<i64>,

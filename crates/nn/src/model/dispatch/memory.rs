@@ -19,12 +19,12 @@ use crate::param_registry::Entry;
 use crate::quantized::{QuantizedSlot, Weights};
 use crate::tensor_parallel::part_reads;
 
-/// Where the tensors of a model are to be, by their indices among its entries.
+/// Destinations of a model's tensors, by their indices among its entries.
 pub(super) struct Homes<'p> {
     pub(super) placement: &'p Placement,
-    /// Those that stay on the device that computes with them.
+    /// Tensors that stay on the device that computes with them.
     pub(super) resident: Vec<usize>,
-    /// Those that come and go.
+    /// Tensors that come and go.
     pub(super) moving: Vec<usize>,
     pub(super) weights: &'p Weights,
 }
