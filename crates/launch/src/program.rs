@@ -65,7 +65,7 @@ pub struct Invocation {
     pub args: Vec<OsString>,
 }
 
-/// What the search for a program depends on.
+/// Inputs of the search for a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Search<'a> {
     /// The value of `PATH`.

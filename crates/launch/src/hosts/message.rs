@@ -13,7 +13,7 @@ use crate::LaunchOptions;
 /// Version of this protocol; both sides must have the same.
 pub(crate) const PROTOCOL: u32 = 2;
 
-/// From the launcher to an agent.
+/// Message from the launcher to an agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ToHost {
     /// Which of these files are there?
@@ -36,7 +36,7 @@ pub(crate) enum ToHost {
         /// Where libraries are looked for before all other places.
         library_folders: Vec<OsString>,
     },
-    /// What to start.
+    /// Starts the job on this host.
     Job(Box<HostJob>),
     /// Nothing yet, but the launcher is alive.
     Wait,
@@ -44,7 +44,7 @@ pub(crate) enum ToHost {
     Go,
 }
 
-/// From an agent to the launcher.
+/// Message from an agent to the launcher.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum FromHost {
     /// First: its version and address.
@@ -57,7 +57,7 @@ pub(crate) enum FromHost {
     Entered,
     /// It could start its ranks at once.
     Ready,
-    /// It cannot take part.
+    /// The host cannot take part.
     Refused { reason: String, code: u8 },
 }
 

@@ -101,12 +101,12 @@ pub enum LogFolder {
     Discard,
 }
 
-/// Where one stream of one rank goes.
+/// Destinations of one stream of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(crate) console: bool,
     pub(crate) file: bool,
-    /// Its lines may be collected.
+    /// `true` if lines may be copied to the duplicate-output files.
     pub(crate) duplicate: bool,
 }
 

@@ -9,7 +9,7 @@ use super::event::{Action, Event};
 use super::{AgentState, Kind};
 use crate::{LaunchError, Outcome};
 
-/// How far this host has come to the end of its part in the job.
+/// Stage of the end of this host's part in the job.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "an agent has one of these")]
 pub(super) enum Ending {
@@ -23,7 +23,7 @@ pub(super) enum Ending {
         /// Why this host cannot take part.
         error: Option<LaunchError>,
     },
-    /// It has said how the job ended.
+    /// The result of the job has been shown.
     Leaving(Leaving),
     Over,
 }
@@ -31,7 +31,7 @@ pub(super) enum Ending {
 /// Output may still have to be written, and other hosts may have to be told by a coordinator in this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaving {
-    /// They have been told.
+    /// `true` once the others have been informed.
     told: bool,
     /// Until when that is waited for; `None`: as long as it takes.
     end_notice: Option<Duration>,
@@ -265,7 +265,7 @@ impl AgentState {
     }
 }
 
-/// How long the coordinator's word may take once the user has lost patience.
+/// Time limit for the coordinator's answer after the user has interrupted the wait.
 const WORD_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the last lines of stopped ranks may take to be written once the user has lost patience.
+/// Time limit for writing the last lines of stopped ranks after the user has interrupted the wait.
 const LAST_LINES: Duration = Duration::from_millis(500);

@@ -154,7 +154,7 @@ fn several(first: &FileMark, count: usize) -> String {
     }
 }
 
-/// Where things are on a host.
+/// Paths of the copied files on a host.
 #[derive(Debug, Default)]
 pub(super) struct Copied {
     /// Another than the user named, where it was copied.
