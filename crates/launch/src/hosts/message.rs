@@ -38,7 +38,7 @@ pub(crate) enum ToHost {
     },
     /// Starts the job on this host.
     Job(Box<HostJob>),
-    /// Nothing yet, but the launcher is alive.
+    /// Sign of life: the launcher waits for other hosts.
     Wait,
     /// All hosts are ready: the next bytes are the coordinator's.
     Go,
@@ -53,9 +53,9 @@ pub(crate) enum FromHost {
     Found { places: Vec<Option<OsString>> },
     /// The file is there, whole, at this place.
     Stored { place: OsString },
-    /// It works in that folder now.
+    /// The agent has changed to that working folder.
     Entered,
-    /// It could start its ranks at once.
+    /// The agent is ready to start its ranks.
     Ready,
     /// The host cannot take part.
     Refused { reason: String, code: u8 },
@@ -65,9 +65,9 @@ pub(crate) enum FromHost {
 pub(crate) struct Hello {
     /// [`PROTOCOL`] of the agent.
     pub(crate) protocol: u32,
-    /// Its version, for the message when the protocols differ.
+    /// Brigade version of the agent, for the message when the protocols differ.
     pub(crate) version: String,
-    /// Its executable.
+    /// Path of the agent's executable.
     pub(crate) executable: String,
     /// sshd's `SSH_CONNECTION`: address and port of the client, address and port of the server.
     pub(crate) ssh_connection: Option<String>,
@@ -76,7 +76,7 @@ pub(crate) struct Hello {
 /// A file of the launcher's host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileMark {
-    /// Where it is at the launcher's host: absolute.
+    /// Absolute path of the file on the launcher's host.
     pub(crate) path: OsString,
     /// What it must be called: without a folder, or below the one of its bundle_digest.
     pub(crate) name: OsString,
@@ -90,7 +90,7 @@ pub(crate) struct FileMark {
 /// One host's part in a job.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct HostJob {
-    /// Its name in the list of hosts.
+    /// Name of the host in the list of hosts.
     pub(crate) host: String,
     pub(crate) options: LaunchOptions,
     /// The job's secret, which is not a part of `options` on its way: this session is encrypted, and a

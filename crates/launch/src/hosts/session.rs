@@ -30,7 +30,7 @@ pub(crate) struct LaunchRequest {
     /// This executable, where it is to be copied.
     pub(crate) brigade_mark: Option<FileMark>,
     pub(crate) bundle: Option<Bundle>,
-    /// Where else the program's libraries may be.
+    /// Further folders in which the program's libraries may be.
     pub(crate) library_folders: Vec<PathBuf>,
     /// Each session takes a few descriptors of this process.
     pub(crate) open_files: OpenFiles,
@@ -39,19 +39,19 @@ pub(crate) struct LaunchRequest {
 /// A host that is ready, or on the way.
 pub(crate) struct Session {
     pub(crate) host: HostSpec,
-    /// Its place in the list of hosts.
+    /// Position of the host in the list of hosts.
     pub(crate) number: usize,
     /// `true` if the host is this machine.
     is_here: bool,
     pub(crate) child: Child,
     to: File,
     from: File,
-    /// From the agent's greeting.
+    /// Content of the agent's greeting.
     hello: Option<Hello>,
 }
 
 impl Session {
-    /// Starts the agent's process there.
+    /// Starts the agent's process on the host.
     pub(crate) fn start(
         request: &LaunchRequest,
         number: usize,
@@ -168,7 +168,7 @@ impl Session {
         self.hello.is_none() && ssh::is_turned_away(&self.child.stderr())
     }
 
-    /// One line about the end of the session of a host that takes part.
+    /// Returns one line about the end of the session of a host that takes part.
     pub(crate) fn why_it_ended(&mut self) -> String {
         self.explain(&WireError::Closed).reason
     }

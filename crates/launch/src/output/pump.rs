@@ -159,7 +159,7 @@ enum State {
     Closed,
 }
 
-/// Handling of a failure to show output.
+/// Response to a failure to show output.
 enum WriteFailure {
     Nothing,
     Said(String),

@@ -148,7 +148,7 @@ pub(super) fn bind(
     (0..ranks).map(set).collect::<Result<_, _>>().map(Some)
 }
 
-/// NUMA node that a rank belongs to.
+/// NUMA node and socket that a rank belongs to.
 #[derive(Clone, Copy)]
 struct Home {
     local_rank: usize,

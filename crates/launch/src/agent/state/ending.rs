@@ -13,12 +13,12 @@ use crate::{LaunchError, Outcome};
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "an agent has one of these")]
 pub(super) enum Ending {
-    /// It takes part, or may yet.
+    /// The host takes part in the job, or still may.
     No,
     /// Nothing more will start here, and the agent leaves as soon as nothing of the job runs here. At least one of both
     /// is there.
     Decided {
-        /// How the job has ended.
+        /// Outcome of the job.
         outcome: Option<Outcome>,
         /// Why this host cannot take part.
         error: Option<LaunchError>,
@@ -94,7 +94,7 @@ impl Ending {
 /// The user's wish that this host stops.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Interruption {
-    /// The last signal.
+    /// Signal that was received last.
     pub(super) signal: Signal,
     /// A signal came while the ranks were stopping.
     pub(super) is_impatient: bool,

@@ -15,7 +15,7 @@ use crate::{LaunchError, Outcome};
 /// Input of the agent's state machine.
 #[derive(Debug)]
 pub(in crate::agent) enum Event {
-    /// There is a folder for the job's files, if it has any.
+    /// The folder for the job's files has been created, if it has any.
     FolderMade,
     /// A coordinator was found, or started in this process: the agent may join.
     Connected {
@@ -34,12 +34,12 @@ pub(in crate::agent) enum Event {
     ConnectionLost {
         /// Description of how that was detected.
         how: String,
-        /// The coordinator may still be there: it is worth while to connect again.
+        /// `true` if the coordinator may still run, so that reconnecting is useful.
         may_resume: bool,
         /// The other side has closed it, which is how a coordinator answers a host that leaves.
         closed: bool,
     },
-    /// Where the coordinator was, it is no more.
+    /// The coordinator does not run any more at its earlier address.
     CoordinatorGone {
         /// Description of how that was detected.
         how: String,
@@ -51,7 +51,7 @@ pub(in crate::agent) enum Event {
     /// A coordinator in this process has told all other agents that the job is over; sent at once
     /// where there is none.
     OthersTold,
-    /// Folder and files of an attempt are there.
+    /// The folder and files of an attempt have been created.
     Prepared {
         /// Number of the attempt.
         attempt: u32,
@@ -124,9 +124,9 @@ pub(in crate::agent) enum Action {
     MakeFolder,
     /// Look for the coordinator.
     Connect,
-    /// Look for the coordinator that was there, until [`Action::StopReconnecting`].
+    /// Searches for the coordinator of the earlier connection, until [`Action::StopReconnecting`].
     Reconnect {
-        /// It may be there although nothing seems to listen.
+        /// `true` if the coordinator may run although nothing seems to listen.
         patient: bool,
     },
     /// The coordinator is heard again, or is lost.
@@ -135,7 +135,7 @@ pub(in crate::agent) enum Action {
     Join(JoinRequest),
     /// Sends a message to the coordinator.
     Send(FromAgent),
-    /// Tell the coordinator that the attempt is stopped, and which port the next one may have.
+    /// Reports to the coordinator that the attempt is stopped, with the port for the next one.
     SendStopped {
         /// Number of the attempt.
         attempt: u32,
@@ -170,7 +170,7 @@ pub(in crate::agent) enum Action {
     CollectFailure {
         /// Local rank of the rank.
         local_rank: usize,
-        /// It was killed: the system may know why.
+        /// `true` if the rank was killed, so that the system may have recorded why.
         killed: bool,
     },
     /// See in which state these ranks are, which SIGKILL did not end.
@@ -185,9 +185,9 @@ pub(in crate::agent) enum Action {
     Drain,
     /// Output is not taken any more.
     DropOutput,
-    /// A line for the user, unless he wants it quiet.
+    /// Shows a line to the user, unless the launch is quiet.
     Say(String),
-    /// Say how the job ended, and begin to leave.
+    /// Shows the result of the job and begins the exit.
     Report(Result<Outcome, LaunchError>),
     /// Exits the agent.
     Exit {
