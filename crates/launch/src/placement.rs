@@ -1,4 +1,4 @@
-//! Which processors and accelerators each rank of this host gets.
+//! Placement: the processors and accelerators of each rank of this host.
 
 mod affinity;
 mod cpus;

@@ -1,4 +1,4 @@
-//! What the ranks run, found before anything starts.
+//! Program that the ranks run, found before anything starts.
 
 mod cargo;
 mod macros;

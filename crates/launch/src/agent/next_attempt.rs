@@ -1,4 +1,4 @@
-//! What is made ready for the next attempt before its ranks start.
+//! Preparation of the next attempt before its ranks start.
 
 use crate::output::AttemptFiles;
 use crate::store_port::Interfaces;

@@ -1,4 +1,4 @@
-//! Whether the kernel's memory killer was at work in our control group.
+//! Detection of kills by the kernel's out-of-memory killer in this process's control group.
 
 use std::fs;
 use std::path::PathBuf;

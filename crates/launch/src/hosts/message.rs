@@ -1,4 +1,4 @@
-//! What the launcher and an agent on another host say before the job starts.
+//! Messages between the launcher and an agent on another host before the job starts.
 //!
 //! From the start of the job on, the same streams carry the messages of `brigade-rendezvous`. All
 //! hosts come to [`FromHost::Ready`] before any of them is told [`ToHost::Go`].

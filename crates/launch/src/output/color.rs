@@ -1,4 +1,4 @@
-//! Whether lines are coloured, and how.
+//! Colours of the output.
 
 use std::env;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a user can ask for the ranks' output, and what is decided from it.
+//! Options of the ranks' output, and the plan that is made from them.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What the user reads last.
+//! Final report of a job for the user.
 
 use std::fmt::Write as _;
 

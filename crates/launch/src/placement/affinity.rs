@@ -1,4 +1,4 @@
-//! Which processors each rank is bound to.
+//! Binding of each rank to processors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What `--sync` does on one host: asks what is missing, and sends that.
+//! Upload of `--sync` to one host: queries which files are missing, and sends them.
 
 use std::ffi::OsString;
 use std::fs::File;
