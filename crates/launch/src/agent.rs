@@ -94,16 +94,16 @@ pub fn run_over(plan: &LaunchPlan, link: Link) -> Result<Outcome, LaunchError> {
 struct Agent<'p> {
     plan: &'p LaunchPlan,
     state: AgentState,
-    /// What has happened and was not told yet.
+    /// Events that have not been handled yet.
     events: VecDeque<Event>,
-    /// Of the agent's clock.
+    /// Start of the agent's clock.
     start: Instant,
     client: CoordinatorClient<'p>,
     /// A connection to use in place of a search.
     given: Option<Link>,
     signals: SignalFd,
     output: Output,
-    /// Where the output goes to the coordinator.
+    /// Forwarder of output to the coordinator.
     forwarder: Option<OutputForwarder>,
     files: Files,
     cleanup: Cleanup,
@@ -113,7 +113,7 @@ struct Agent<'p> {
     /// The terminal that a rank is given, where one is.
     job_control: Option<JobControl>,
     result: Option<Result<Outcome, LaunchError>>,
-    /// It is time to leave; all output is written.
+    /// Set once the agent is to exit: `true` after all output has been written.
     exit: Option<bool>,
 }
 
@@ -177,7 +177,7 @@ impl<'p> Agent<'p> {
         self.start.elapsed()
     }
 
-    /// Tells the decision what has happened, and does what it says, until nothing is left to do.
+    /// Passes the events to the state machine and performs its actions, until no event is left.
     fn handle_events(&mut self) {
         loop {
             self.forward_output();
@@ -202,7 +202,7 @@ impl<'p> Agent<'p> {
         }
     }
 
-    /// Does what the decision says. What comes of it at once is an event.
+    /// Performs an action of the state machine. An immediate result becomes an event.
     fn perform(&mut self, action: Action) {
         match action {
             Action::MakeFolder => self.files.make(),
@@ -381,7 +381,7 @@ impl<'p> Agent<'p> {
         self.cleanup.forget(first, &pids);
     }
 
-    /// What the terminal, which this process does not hear, has done to the rank that has it.
+    /// Handles terminal signals of the rank that has the terminal: this process does not receive them.
     fn look_at_raw_rank(&mut self, ended: &[(usize, ExitStatus)]) {
         for (local_rank, exit_status) in ended {
             self.take_terminal(matches!(exit_status, ExitStatus::Signal(_)));

@@ -46,9 +46,9 @@ pub use rank::note_step;
 /// socket for the store.
 #[derive(Debug)]
 pub struct ChildRanks {
-    /// By which a process knows that it is one of these ranks.
+    /// Name by which a process recognises that it is one of these ranks.
     name: String,
-    /// With which this program comes to the call again.
+    /// Arguments with which this program reaches the call again.
     arguments: Vec<OsString>,
     world_size: usize,
     time_limit: Duration,
@@ -170,7 +170,7 @@ pub fn command(rank: usize, world_size: usize, port: &StorePort) -> io::Result<C
     Ok(command)
 }
 
-/// What a test harness is given to run one test alone.
+/// Returns the arguments with which a test harness runs one test alone.
 fn arguments_of_test(name: &str) -> Vec<OsString> {
     [name, "--exact", "--nocapture", "--include-ignored"].map(OsString::from).to_vec()
 }
@@ -322,7 +322,7 @@ impl Running {
         Ok(Self { child, steps, stdout, stderr, ending: None })
     }
 
-    /// What is wrong with a rank that has ended.
+    /// Returns the failure of a rank that has ended, if it failed.
     fn problem(&mut self) -> Option<String> {
         let last_step = self.last_step();
         match self.reap() {

@@ -167,11 +167,11 @@ pub(crate) struct EventLog {
     orders: Sender<Order>,
     unwritten: Arc<AtomicUsize>,
     job: String,
-    /// What went wrong, for the user.
+    /// Error messages for the user.
     troubles: wake::Receiver<String>,
 }
 
-/// What others write events with.
+/// Handle with which other threads write events.
 #[derive(Clone, Debug)]
 pub(crate) struct EventSender {
     orders: Sender<Order>,
@@ -228,7 +228,7 @@ impl EventLog {
         Ok((Self { orders, unwritten, job: job.to_owned(), troubles }, sender))
     }
 
-    /// What went wrong, if something did that was not told yet.
+    /// Returns an error message that was not reported yet, if there is one.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.troubles.try_recv()
     }
@@ -313,7 +313,7 @@ fn write_events(
 
 /// Enough for the start and the end of 16,000 ranks while a reader sleeps.
 const MAX_UNWRITTEN: usize = 1 << 15;
-/// How long the end of the job waits for the last events.
+/// Time limit at the end of the job for writing the last events.
 const LAST_EVENTS: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

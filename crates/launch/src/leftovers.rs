@@ -25,7 +25,7 @@ use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 #[derive(Debug, Default)]
 struct Processes(BTreeMap<i32, Stat>);
 
-/// What the kernel says of a process.
+/// Fields of `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
     /// The letter of its state: R runs, S sleeps, D sleeps in the kernel, Z has ended.
@@ -38,7 +38,7 @@ pub(crate) struct Stat {
     memory: Memory,
 }
 
-/// What a process's memory holds, as far as its environment is concerned.
+/// State of a process's memory, as far as its environment is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
     /// A program with an environment.
@@ -89,7 +89,7 @@ impl Processes {
         Self(numbers.filter_map(|pid: i32| Some((pid, Stat::of(pid)?))).collect())
     }
 
-    /// The processes whose parents, up to `root`, are all there.
+    /// Returns the processes whose chain of parents up to `root` is complete.
     fn descendants(&self, root: i32, except: &BTreeSet<i32>) -> BTreeSet<i32> {
         let mut found = BTreeSet::new();
         let mut parents = BTreeSet::from([root]);
@@ -204,7 +204,7 @@ impl Descendants {
 pub(crate) struct Orphans {
     /// The agent's name, inherited through the environment.
     pub(crate) agent: String,
-    /// Its process number.
+    /// Process number of the agent.
     pub(crate) agent_pid: i32,
     /// One session for each rank.
     pub(crate) sessions: Vec<Session>,
@@ -220,18 +220,18 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// That of a rank that leads one, or is about to.
+    /// Returns the session of a rank that leads one, or is about to.
     pub(crate) fn of(rank: i32) -> Self {
         Self { number: rank, start: Stat::of(rank).map_or(0, |stat| stat.start) }
     }
 }
 
-/// What one look for orphans has found.
+/// Result of one search for orphans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Look {
-    /// How many were killed.
+    /// Number of killed processes.
     pub(crate) killed: usize,
-    /// There may be others, which this look could not tell from strangers.
+    /// `true` if there may be others, which this search could not distinguish from unrelated processes.
     pub(crate) incomplete: bool,
 }
 
@@ -319,8 +319,7 @@ impl Orphans {
     }
 }
 
-/// Whether a process exists, even where `/proc` does not show it. Parent 0 is one outside of this
-/// namespace.
+/// Returns `true` if a process exists, even where `/proc` does not show it. Parent 0 is one outside of this namespace.
 fn is_there(pid: i32) -> bool {
     pid == 0 || kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH)
 }
@@ -357,7 +356,7 @@ fn send_kill(pid: i32, stat: &Stat) -> bool {
     }
 }
 
-/// Whether a process was started with this variable; `None` while its program is being loaded.
+/// Returns `true` if a process was started with this variable, or `None` while its program is being loaded.
 fn environment_has(pid: i32, variable: &[u8]) -> Option<bool> {
     // Another user's process is none of this job's.
     let Ok(environ) = fs::read(format!("/proc/{pid}/environ")) else { return Some(false) };

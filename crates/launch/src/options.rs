@@ -1,4 +1,4 @@
-//! What a user can ask of a launch.
+//! Options of a launch.
 
 use std::ffi::OsString;
 use std::time::Duration;

@@ -47,14 +47,14 @@ pub(crate) struct Output {
     folder_is_known: bool,
 }
 
-/// One rank's streams, and how they are shown.
+/// Output streams of one rank, and how they are shown.
 #[derive(Debug)]
 pub(crate) struct Streams {
     /// Number in the job: decides the colour.
     pub(crate) rank: usize,
     /// Number on this host: decides where its output goes.
     pub(crate) local_rank: usize,
-    /// What stands before its lines.
+    /// Prefix of the rank's lines.
     pub(crate) prefix: String,
     /// Pipes, of which this process has the reading ends; `None`: the rank has this process's own.
     pub(crate) stdout: Option<OwnedFd>,
@@ -70,7 +70,7 @@ pub(crate) struct Tail {
     pub(crate) stderr: Vec<String>,
 }
 
-/// What the thread has to say when [`Output::control`] is readable.
+/// Notice of the output thread, when [`Output::control`] is readable.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
     /// The reader of our output has gone.
@@ -129,7 +129,7 @@ impl Output {
         self.order(Order::Say(format!("brigade: {text}\n")));
     }
 
-    /// Says how the job ended, even if it is to be quiet.
+    /// Shows the result of the job, even with `--quiet`.
     pub(crate) fn report(&self, report: Report) {
         self.order(Order::Report(report));
     }

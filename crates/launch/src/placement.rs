@@ -1,4 +1,4 @@
-//! Which processors and accelerators each rank of this host gets.
+//! Placement: the processors and accelerators of each rank of this host.
 
 mod affinity;
 mod cpus;
@@ -99,8 +99,8 @@ pub(crate) fn place(
     Ok((0..nproc).map(setup).collect())
 }
 
-/// How many threads each rank should have: the cores of its processors, shared with those ranks
-/// that have the same. `None` where ranks are not bound.
+/// Returns the number of threads for each rank: the cores of its processors, divided among the ranks that share them.
+/// `None` where ranks are not bound.
 pub(crate) fn threads(setups: &[RankSetup], topology: &Topology) -> Option<Vec<usize>> {
     let sets: Vec<_> = setups.iter().map(|setup| setup.cpus.as_ref()).collect::<Option<_>>()?;
     let share = |set: &&CpuSet| {

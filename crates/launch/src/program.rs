@@ -1,4 +1,4 @@
-//! What the ranks run, found before anything starts.
+//! Program that the ranks run, found before anything starts.
 
 mod cargo;
 mod macros;
@@ -65,7 +65,7 @@ pub struct Invocation {
     pub args: Vec<OsString>,
 }
 
-/// What the search for a program depends on.
+/// Inputs of the search for a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Search<'a> {
     /// The value of `PATH`.

@@ -34,12 +34,12 @@ impl Reaper {
         Ok(Self { child, orders })
     }
 
-    /// Its process number.
+    /// Returns the reaper's process number.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// From now on these are the sessions of living ranks, and no others.
+    /// Sets the sessions of living ranks, in place of all earlier ones.
     pub(crate) fn guard(&mut self, sessions: &[Session]) {
         let words = sessions.iter().map(|session| format!("{}:{}", session.number, session.start));
         self.order(&words.collect::<Vec<_>>().join(" "));

@@ -49,12 +49,12 @@ impl Gate {
     }
 }
 
-/// The rank's side.
+/// The rank's side of the gate.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
     /// Start the program, which inherits descriptors with these numbers.
     Start {
-        /// The store's socket.
+        /// Descriptor of the store's socket.
         socket: Option<RawFd>,
         /// A pipe into which it may write how far it is.
         progress: Option<RawFd>,

@@ -1,4 +1,4 @@
-//! The error file: how a failing rank tells its launcher why, in torchelastic's JSON.
+//! The error file, with which a failing rank reports its error to its launcher, in torchelastic's JSON.
 //!
 //! The launcher gives every rank a path in [`env::TORCHELASTIC_ERROR_FILE`]. Python programs write
 //! it with `torch.distributed.elastic`'s `@record`, Rust programs with [`record`]; the launcher

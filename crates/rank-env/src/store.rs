@@ -1,4 +1,4 @@
-//! Where the ranks meet: the key-value store that every process group starts from.
+//! Endpoint of the key-value store through which the ranks meet, and from which every process group starts.
 
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs, UdpSocket};
 use std::os::fd::RawFd;

@@ -1,4 +1,4 @@
-//! How the agent of a host finds the coordinator, or becomes the host of one.
+//! Discovery: the agent of a host finds the coordinator, or becomes the host of one.
 
 mod backoff;
 mod election;

@@ -1,4 +1,4 @@
-//! What agents and the coordinator say to each other.
+//! Messages between agents and the coordinator.
 //!
 //! An agent joins and waits. The coordinator starts an attempt on all agents; when a rank fails, a
 //! host is lost or one comes, it stops the attempt everywhere and starts the next one, or ends the
@@ -122,9 +122,9 @@ pub struct Join {
     pub pid: u32,
     /// Unique name of the agent.
     pub agent: String,
-    /// Number of times that the agent has requested its seat again after losing its connection. It is 0 for a new agent. If
-    /// such an agent has not seen an attempt yet, its earlier request may be lost, too: then it is treated as new and
-    /// is answered with [`ToAgent::Resumed`] all the same.
+    /// Number of times that the agent has requested its seat again after losing its connection. It is 0 for a new
+    /// agent. If such an agent has not seen an attempt yet, its earlier request may be lost, too: then it is treated as
+    /// new and is answered with [`ToAgent::Resumed`] all the same.
     pub resume: u32,
     /// Number of ranks that the agent will start.
     pub nproc: usize,

@@ -1,4 +1,4 @@
-//! How the hosts of a list are reached from this machine, and started in a role.
+//! Commands that reach the hosts of a list from this machine and start a role on them.
 
 use std::path::PathBuf;
 use std::process::Command;

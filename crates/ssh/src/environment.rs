@@ -1,4 +1,4 @@
-//! Which variables of this environment the other hosts get.
+//! Environment variables that are passed to the other hosts.
 //!
 //! By a list and not all of them: `PATH`, `HOME` and their kin are each host's own.
 

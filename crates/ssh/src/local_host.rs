@@ -1,4 +1,4 @@
-//! Which of the hosts is this machine.
+//! Names and addresses of this machine, to recognise it in a list of hosts.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! Which hosts and slots of a list are used: DeepSpeed's `--include` and `--exclude`.
+//! Selection of hosts and slots from a list: DeepSpeed's `--include` and `--exclude`.
 //!
 //! ```text
 //! worker-0@worker-1:0,2     # all slots of worker-0, two of worker-1's

@@ -1,4 +1,4 @@
-//! What ranks leave behind on this host: killed after each attempt, and by the reaper after this process.
+//! Cleanup of processes that ranks leave behind on this host: after each attempt, and by the reaper after this process.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -19,20 +19,20 @@ use crate::{Endpoint, LaunchError, LaunchPlan, RendezvousMode};
 /// The agent's side of all that has to do with the coordinator.
 pub(super) struct CoordinatorClient<'p> {
     plan: &'p LaunchPlan,
-    /// Of the agent's clock.
+    /// Start of the agent's clock.
     start: Instant,
     /// Looks for a coordinator.
     search: Option<Search>,
-    /// Where the coordinator is in this process.
+    /// The coordinator, if it runs in this process.
     coordinator: Option<Coordinator>,
     others_told: bool,
     link: Option<Link>,
     /// The link has been told to be quiet.
     quiet: bool,
-    /// Where the coordinator was met.
+    /// Address at which the coordinator was met.
     address: Option<SocketAddr>,
     resuming: Option<Resuming>,
-    /// How often the coordinator was asked for the seat.
+    /// Number of requests for the seat.
     asked: u32,
     /// It was asked, and has not answered: what comes over the old link does not count any more,
     /// because what follows it would come over the new one.
@@ -42,14 +42,14 @@ pub(super) struct CoordinatorClient<'p> {
     stale: Vec<Link>,
     /// Lines for the user from a coordinator in this process.
     lines: wake::Receiver<String>,
-    /// What a coordinator in this process has written down.
+    /// Event log of a coordinator in this process.
     recording: Option<(EventLog, EventSender)>,
     events: VecDeque<Event>,
 }
 
 /// An attempt to make the connection to the same coordinator again.
 struct Resuming {
-    /// It may be there although nothing listens.
+    /// `true` if the coordinator may run although nothing listens.
     patient: bool,
     search: Option<Search>,
     /// A connection that stands.
@@ -83,7 +83,7 @@ impl<'p> CoordinatorClient<'p> {
         })
     }
 
-    /// What there is to know of the plan's rendezvous.
+    /// Returns the facts about the plan's rendezvous.
     pub(super) fn facts(plan: &LaunchPlan, forwards_output: bool) -> Facts {
         let (kind, near, coordinator) = match &plan.options.rendezvous {
             RendezvousMode::OneHost if !forwards_output => {
@@ -129,7 +129,7 @@ impl<'p> CoordinatorClient<'p> {
         begun.unwrap_or_else(|error| self.events.push_back(Event::Failed(error)));
     }
 
-    /// Uses a connection that is there.
+    /// Uses an existing connection.
     pub(super) fn use_link(&mut self, link: Link) {
         self.met(link);
     }
@@ -205,7 +205,7 @@ impl<'p> CoordinatorClient<'p> {
         self.resuming.take_if(|resuming| !resuming.asked);
     }
 
-    /// What to poll.
+    /// Returns the descriptors to poll.
     pub(super) fn fds(&self) -> Vec<PollFd<'_>> {
         let mut fds = vec![PollFd::new(self.lines.as_fd(), PollFlags::POLLIN)];
         let recording = self.recording.as_ref().map(|(log, _)| log.as_fd());
@@ -439,13 +439,13 @@ impl OutputSink for Sink {
     }
 }
 
-/// It has told all agents that the job is over.
+/// Returns `true` if the coordinator has informed all agents that the job is over.
 fn is_over(coordinator: &Coordinator) -> bool {
     let mut fds = [PollFd::new(coordinator.over_fd(), PollFlags::POLLIN)];
     poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
-/// How this host finds the others; `None` when there are none.
+/// Returns the method by which this host finds the others, or `None` for a job on one host.
 fn discovery_method(plan: &LaunchPlan) -> Option<DiscoveryMethod> {
     match &plan.options.rendezvous {
         RendezvousMode::OneHost | RendezvousMode::Launcher { .. } => None,
@@ -480,7 +480,7 @@ fn unguarded(port: u16) -> String {
     )
 }
 
-/// What the coordinator holds the agents to.
+/// Returns the settings that the coordinator enforces.
 ///
 /// `address` is where other hosts reach this one.
 fn rules(plan: &LaunchPlan, address: String) -> Rules {
@@ -499,5 +499,5 @@ fn rules(plan: &LaunchPlan, address: String) -> Rules {
     }
 }
 
-/// Where the store of a job on one host is.
+/// Address of the store of a job on one host.
 const LOOPBACK: &str = "127.0.0.1";

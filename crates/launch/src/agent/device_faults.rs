@@ -19,13 +19,13 @@ use crate::{Device, Devices, LaunchPlan};
 pub(super) struct DeviceFaults {
     host: String,
     log: Log,
-    /// What this host has, from a thread that looks at it: a driver that hangs must not hold up a job.
+    /// Inventory of this host, from a thread of its own: a driver that hangs must not block a job.
     looking: Option<Receiver<Inventory>>,
     inventory: Inventory,
     found: Vec<ReportedFault>,
 }
 
-/// Where messages come from.
+/// Source of the kernel's messages.
 #[derive(Debug)]
 enum Log {
     /// The kernel's own log, at the next message.
@@ -42,7 +42,7 @@ enum Log {
 #[derive(Debug, Default)]
 struct Inventory {
     present: Vec<Device>,
-    /// By local rank.
+    /// Devices of the ranks, by local rank.
     of_ranks: Vec<Device>,
 }
 
@@ -52,7 +52,7 @@ struct ReportedFault {
     fault: Fault,
     message: String,
     count: usize,
-    /// It was reported before the attempt began.
+    /// `true` if the fault was reported before the attempt began.
     is_earlier: bool,
 }
 
@@ -91,8 +91,7 @@ impl DeviceFaults {
         self.found.iter_mut().for_each(|it| it.is_earlier = true);
     }
 
-    /// What has been reported of the devices of these ranks, the worst first. Takes at most
-    /// [`JOURNAL_TIMEOUT`].
+    /// Returns the reported faults of the devices of these ranks, the worst first. Takes at most [`JOURNAL_TIMEOUT`].
     pub(super) fn look(&mut self, first_rank: usize, nproc: usize) -> Vec<DeviceFault> {
         if let Some(found) = self.looking.as_ref().and_then(|it| it.recv_timeout(LOOK_TIMEOUT).ok())
         {
@@ -140,7 +139,7 @@ fn add(found: &mut Vec<ReportedFault>, message: &str) {
     }
 }
 
-/// Those that concern these ranks, the worst first, a few at most. Pure.
+/// Returns the faults that concern these ranks, the worst first, a few at most. A pure function.
 fn choose(
     found: &[ReportedFault],
     inventory: &Inventory,
@@ -225,11 +224,11 @@ fn kernel_part(line: &str) -> Option<&str> {
     line.split_once(" kernel: ").map(|it| it.1)
 }
 
-/// How long the thread that looks at the devices is waited for, which has had all the job's time.
+/// Time limit for the thread that examines the devices, which has had the job's whole duration.
 const LOOK_TIMEOUT: Duration = Duration::from_millis(200);
 /// Less than the time that the details of a failure are waited for.
 const JOURNAL_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long after one question the next one is worth while.
+/// Minimum pause between two queries of the journal.
 const JOURNAL_PAUSE: Duration = Duration::from_secs(2);
 const MAX_JOURNAL: usize = 8 << 20;
 /// A device that has fallen off the bus repeats itself; these are kinds of faults.

@@ -12,12 +12,12 @@ use brigade_rendezvous::RankFailure;
 pub(super) struct ErrorFile {
     /// The error, and below it the last lines of what led to it.
     pub(super) text: String,
-    /// How long ago it was written, which is before the process ended.
+    /// Age of the file: it was written before the process ended.
     pub(super) age: Duration,
 }
 
 impl ErrorFile {
-    /// What is in the file, if anything can be made of it.
+    /// Reads the file. Returns `None` if its content is not an error report.
     pub(super) fn read(path: &Path) -> Option<Self> {
         let error = ErrorRecord::read(path)?;
         let written = fs::metadata(path).and_then(|file| file.modified()).ok()?;
@@ -87,7 +87,7 @@ pub(super) fn pass_on(failure: &RankFailure, file: Option<&Path>) {
     let _ = record.write(&ours);
 }
 
-/// As many as of a rank's output.
+/// Number of shown lines, the same as of a rank's output.
 const SHOWN_LINES: usize = 20;
 const MAX_LINE_LEN: usize = 2000;
 

@@ -16,7 +16,7 @@ use super::oom::OomKiller;
 use crate::output::{AttemptFiles, OutputPlan, RunFolder};
 use crate::{LaunchError, LaunchPlan};
 
-/// The agent's side.
+/// The agent's side of the thread that handles files.
 #[derive(Debug)]
 pub(super) struct Files {
     requests: Sender<Request>,
@@ -25,7 +25,7 @@ pub(super) struct Files {
     ended: Receiver<()>,
 }
 
-/// What the thread is asked.
+/// Request to the thread.
 #[derive(Debug)]
 enum Request {
     Make,
@@ -48,7 +48,7 @@ enum Request {
     },
 }
 
-/// What it says.
+/// Answer of the thread.
 #[derive(Debug)]
 pub(super) enum Answer {
     /// The folder of the job is there, if it has one.
@@ -146,7 +146,7 @@ impl Files {
     }
 }
 
-/// The thread's side.
+/// The thread's side: handles the requests.
 struct Worker {
     output: OutputPlan,
     run_id: String,
@@ -203,5 +203,5 @@ fn with_errors(files: &[Option<PathBuf>]) -> Vec<usize> {
     files.filter(|(_, file)| has_error(file)).map(|(local_rank, _)| local_rank).collect()
 }
 
-/// How long the end of the agent waits for the thread's.
+/// Time that the end of the agent waits for the thread's end.
 const END_TIMEOUT: Duration = Duration::from_secs(2);

@@ -15,14 +15,14 @@ use nix::unistd::{Pid, getpgid, getpgrp, getpid, setpgid, tcgetpgrp, tcsetpgrp};
 #[derive(Debug)]
 pub(super) struct JobControl {
     terminal: File,
-    /// How it was set when the job began.
+    /// Terminal settings at the start of the job.
     modes: Option<Termios>,
     /// A rank has it.
     given: bool,
 }
 
 impl JobControl {
-    /// `None` where there is no terminal.
+    /// Opens the terminal. Returns `None` without one.
     pub(super) fn open() -> Option<Self> {
         let terminal = open_terminal()?;
         let modes = tcgetattr(&terminal).ok();

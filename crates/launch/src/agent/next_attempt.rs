@@ -1,4 +1,4 @@
-//! What is made ready for the next attempt before its ranks start.
+//! Preparation of the next attempt before its ranks start.
 
 use crate::output::AttemptFiles;
 use crate::store_port::Interfaces;
@@ -8,7 +8,7 @@ use crate::{LaunchError, LaunchPlan, RendezvousMode, StorePort};
 pub(super) struct NextAttempt<'p> {
     plan: &'p LaunchPlan,
     interfaces: Interfaces,
-    /// In case that this is the first host.
+    /// Reserved port, in case this is the first host.
     port: Option<StorePort>,
     /// Once the attempt is prepared.
     pub(super) files: Option<AttemptFiles>,

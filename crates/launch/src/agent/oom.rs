@@ -1,9 +1,9 @@
-//! Whether the kernel's memory killer was at work in our control group.
+//! Detection of kills by the kernel's out-of-memory killer in this process's control group.
 
 use std::fs;
 use std::path::PathBuf;
 
-/// How often it has killed before the ranks started.
+/// State of the kernel's out-of-memory killer: its kills before the ranks started.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OomKiller {
     counter: Option<(PathBuf, u64)>,
@@ -17,7 +17,7 @@ impl OomKiller {
         Self { counter: counter.map(|(kills, path)| (path, kills)) }
     }
 
-    /// What a user should know about a rank that was killed.
+    /// Returns a hint for the user about a rank that was killed for lack of memory.
     pub(super) fn hint(&self) -> Option<String> {
         let (path, before) = self.counter.as_ref()?;
         let kills = read(path)?.checked_sub(*before).filter(|kills| *kills > 0)?;

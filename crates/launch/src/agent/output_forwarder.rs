@@ -14,7 +14,7 @@ use brigade_rendezvous::{FromAgent, OUTPUT_CREDIT, Stream};
 
 use crate::output::{Reports, Show};
 
-/// The agent's end.
+/// The agent's end of the forwarder.
 #[derive(Debug)]
 pub(super) struct OutputForwarder {
     pieces: Receiver<Piece>,
@@ -25,24 +25,24 @@ pub(super) struct OutputForwarder {
     drained: Drained,
 }
 
-/// What the output thread gives.
+/// Item from the output thread.
 #[derive(Debug)]
 enum Piece {
     Lines(Stream, Vec<u8>),
-    /// How far ranks are.
+    /// Progress reports of the ranks.
     Progress(Vec<(usize, String)>),
-    /// There is no more of an attempt.
+    /// The output of an attempt has ended.
     Drained,
 }
 
-/// How often the output of an attempt has come to its end.
+/// Number of attempts whose output has ended.
 #[derive(Debug, Default)]
 struct Drained {
     /// Here: all of it has been given to be sent.
     sent: usize,
-    /// In the output thread.
+    /// Number as counted in the output thread.
     written: usize,
-    /// What of it the agent knows.
+    /// Number that the agent has received.
     told: usize,
     /// What is written is not sent any more.
     dropped: bool,
@@ -57,7 +57,7 @@ struct Pieces {
 }
 
 impl OutputForwarder {
-    /// Both ends.
+    /// Creates both ends of the forwarder.
     pub(super) fn new() -> io::Result<(Self, Box<dyn Show>)> {
         let wake = Arc::new(Flag::new()?);
         let (sender, pieces) = mpsc::sync_channel(PIECES);
@@ -170,7 +170,7 @@ impl Show for Pieces {
 
 /// A piece is what one read from a rank has given: some 64 KiB at most.
 const PIECES: usize = 4;
-/// How often a host says how far its ranks are.
+/// Minimum interval between progress reports of a host.
 const BETWEEN_REPORTS: Duration = Duration::from_millis(500);
 const MAX_MESSAGE_LEN: usize = 64 * 1024;
 

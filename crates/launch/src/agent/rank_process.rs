@@ -96,7 +96,7 @@ impl RankProcess {
         Pid::from_raw(self.child.id().cast_signed())
     }
 
-    /// How the rank ended, the first time that is known. Does not reap it.
+    /// Returns the rank's exit status, the first time that it is known. Does not reap the process.
     pub(super) fn look(&mut self) -> Option<ExitStatus> {
         if self.exit_status.is_some() {
             return None;

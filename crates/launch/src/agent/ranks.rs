@@ -23,7 +23,7 @@ pub(super) struct Ranks {
     pub(super) oom_killer: OomKiller,
 }
 
-/// What ranks are started with.
+/// Inputs of the start of ranks.
 pub(super) struct Starting<'a> {
     pub(super) plan: &'a LaunchPlan,
     pub(super) output: &'a mut Output,
@@ -111,7 +111,7 @@ impl Ranks {
         self.processes.iter().for_each(|process| process.send(signal));
     }
 
-    /// In which state these ranks are.
+    /// Returns the process states of these ranks.
     pub(super) fn states(&self, local_ranks: &[usize]) -> Vec<(usize, char)> {
         let pids = self.pids();
         let state = |local_rank: usize| {

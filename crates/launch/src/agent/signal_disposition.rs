@@ -4,12 +4,12 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 
-/// Whether this process was started with the signal ignored, as `nohup` does with SIGHUP.
+/// Returns `true` if this process was started with the signal ignored, as `nohup` does with SIGHUP.
 pub(super) fn ignored_by_us(signal: Signal) -> bool {
     by("self", signal)
 }
 
-/// Whether that process ignores the signal; what cannot be asked does not.
+/// Returns `true` if that process ignores the signal, and `false` if its state cannot be read.
 pub(super) fn ignored_by(pid: i32, signal: Signal) -> bool {
     by(&pid.to_string(), signal)
 }

@@ -25,29 +25,29 @@ use attempt::{Ended, FailureDetails, Group};
 use connection::Connection;
 use ending::{Ending, Interruption, StopRequest};
 
-/// What an agent must know of its job and of its host.
+/// Facts about the job and the host that the agent's decisions depend on.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
-    /// This host's name.
+    /// Name of this host.
     pub(super) host: String,
     /// Ranks of this host.
     pub(super) nproc: usize,
     /// Restarts that the job may have.
     pub(super) max_restarts: u32,
     pub(super) limits: TimeLimits,
-    /// How the hosts have met.
+    /// Kind of the rendezvous.
     pub(super) kind: Kind,
     /// The job may go on without this host.
     pub(super) may_leave: bool,
     /// The other hosts met this one on this host itself.
     pub(super) near: bool,
-    /// Where the coordinator is, for messages.
+    /// Address of the coordinator, for messages.
     pub(super) coordinator: String,
     /// The output is shown where the coordinator is.
     pub(super) forwards_output: bool,
 }
 
-/// How the hosts of a job have met, as far as it decides something.
+/// Kind of a job's rendezvous, as far as decisions depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// One host, with the coordinator in this process.
@@ -60,8 +60,8 @@ pub(super) enum Kind {
     Elected,
 }
 
-/// The decision. Tell it what happens and when, do what it says in that order, and call it again
-/// with [`Event::Tick`] when [`AgentState::deadline`] has come.
+/// State machine of an agent. Pass each event with its time to [`AgentState::handle`], perform the returned actions in
+/// order, and pass [`Event::Tick`] when [`AgentState::deadline`] is reached.
 #[derive(Debug)]
 pub(super) struct AgentState {
     facts: Facts,
@@ -79,7 +79,7 @@ pub(super) struct AgentState {
     attempt_to_stop: Option<u32>,
     /// The earliest failure of the present attempt, as the coordinator knows it.
     failure: Option<RankFailure>,
-    /// What the coordinator was told of the last attempt to be written down.
+    /// Messages about the last attempt that were sent to the coordinator for its record.
     recorded: Vec<FromAgent>,
     /// Ranks that SIGKILL did not end.
     stuck: Option<String>,
@@ -104,7 +104,7 @@ pub(super) struct AgentState {
 struct Restarts {
     /// Before the last attempt.
     used: u32,
-    /// How many there may be.
+    /// Maximum number of restarts.
     allowed: u32,
 }
 
@@ -143,8 +143,8 @@ impl AgentState {
         (this, vec![Action::MakeFolder])
     }
 
-    /// Takes in what happened at `now`, a moment of any clock that does not go back, and says what
-    /// is to be done, in order.
+    /// Handles an event at `now`, a moment of any clock that does not go back, and returns the actions that follow, in
+    /// order.
     #[must_use]
     pub(super) fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         self.now = self.now.max(now);
@@ -300,7 +300,7 @@ impl AgentState {
         }
     }
 
-    /// Tells the user why the ranks are stopped, where the report at the end does not do so at once.
+    /// Shows why the ranks are stopped, where the report at the end does not do so at once.
     fn explain(&mut self, reason: String, running: usize) {
         // A launcher of several hosts says it once for all.
         if self.facts.kind == Kind::Launcher || self.interruption.is_some() || self.output_closed {

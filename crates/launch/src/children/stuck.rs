@@ -1,4 +1,4 @@
-//! Where a process hangs, as far as the kernel says without a debugger.
+//! Description of where a process hangs, as far as the kernel reports it without a debugger.
 
 use std::fmt::Write;
 use std::fs;

@@ -1,4 +1,4 @@
-//! What `--sync` copies of a built program: its file and the libraries that it is linked to.
+//! Files of a built program that `--sync` copies: its executable and the libraries that it is linked to.
 //!
 //! The system's own libraries are left out: every host has its own, to go with its own loader.
 

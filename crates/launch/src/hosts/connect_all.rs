@@ -22,7 +22,7 @@ use crate::agent::next_signal;
 /// A host that has been told to go, and the streams of its session.
 pub(crate) type Joined = (Session, OwnedFd, OwnedFd);
 
-/// What came of connecting all hosts.
+/// Result of connecting all hosts.
 pub(crate) enum Answer {
     /// All hosts are ready and wait. In the order of the list.
     All(Vec<Waiting>),

@@ -81,7 +81,7 @@ impl HostsError {
         }
     }
 
-    /// For `map_err`: the action that the system refused.
+    /// Returns a closure for `map_err` that adds the action that the system refused.
     pub(crate) fn system<E: Into<io::Error>>(action: impl Into<String>) -> impl FnOnce(E) -> Self {
         let action = action.into();
         move |source| Self::System { action, source: source.into() }

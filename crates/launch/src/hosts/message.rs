@@ -1,4 +1,4 @@
-//! What the launcher and an agent on another host say before the job starts.
+//! Messages between the launcher and an agent on another host before the job starts.
 //!
 //! From the start of the job on, the same streams carry the messages of `brigade-rendezvous`. All
 //! hosts come to [`FromHost::Ready`] before any of them is told [`ToHost::Go`].
@@ -13,7 +13,7 @@ use crate::LaunchOptions;
 /// Version of this protocol; both sides must have the same.
 pub(crate) const PROTOCOL: u32 = 2;
 
-/// From the launcher to an agent.
+/// Message from the launcher to an agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ToHost {
     /// Which of these files are there?
@@ -36,15 +36,15 @@ pub(crate) enum ToHost {
         /// Where libraries are looked for before all other places.
         library_folders: Vec<OsString>,
     },
-    /// What to start.
+    /// Starts the job on this host.
     Job(Box<HostJob>),
-    /// Nothing yet, but the launcher is alive.
+    /// Sign of life: the launcher waits for other hosts.
     Wait,
     /// All hosts are ready: the next bytes are the coordinator's.
     Go,
 }
 
-/// From an agent to the launcher.
+/// Message from an agent to the launcher.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum FromHost {
     /// First: its version and address.
@@ -53,11 +53,11 @@ pub(crate) enum FromHost {
     Found { places: Vec<Option<OsString>> },
     /// The file is there, whole, at this place.
     Stored { place: OsString },
-    /// It works in that folder now.
+    /// The agent has changed to that working folder.
     Entered,
-    /// It could start its ranks at once.
+    /// The agent is ready to start its ranks.
     Ready,
-    /// It cannot take part.
+    /// The host cannot take part.
     Refused { reason: String, code: u8 },
 }
 
@@ -65,9 +65,9 @@ pub(crate) enum FromHost {
 pub(crate) struct Hello {
     /// [`PROTOCOL`] of the agent.
     pub(crate) protocol: u32,
-    /// Its version, for the message when the protocols differ.
+    /// Brigade version of the agent, for the message when the protocols differ.
     pub(crate) version: String,
-    /// Its executable.
+    /// Path of the agent's executable.
     pub(crate) executable: String,
     /// sshd's `SSH_CONNECTION`: address and port of the client, address and port of the server.
     pub(crate) ssh_connection: Option<String>,
@@ -76,7 +76,7 @@ pub(crate) struct Hello {
 /// A file of the launcher's host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileMark {
-    /// Where it is at the launcher's host: absolute.
+    /// Absolute path of the file on the launcher's host.
     pub(crate) path: OsString,
     /// What it must be called: without a folder, or below the one of its bundle_digest.
     pub(crate) name: OsString,
@@ -90,7 +90,7 @@ pub(crate) struct FileMark {
 /// One host's part in a job.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct HostJob {
-    /// Its name in the list of hosts.
+    /// Name of the host in the list of hosts.
     pub(crate) host: String,
     pub(crate) options: LaunchOptions,
     /// The job's secret, which is not a part of `options` on its way: this session is encrypted, and a

@@ -36,9 +36,9 @@ pub(crate) struct Output {
 
 enum Order {
     Piece(Piece),
-    /// How far a host's ranks are.
+    /// Progress reports of a host's ranks.
     Progress(Arc<str>, Vec<(usize, String)>),
-    /// Not shown with `--quiet`.
+    /// Message line, which is not shown with `--quiet`.
     Line(String),
     Report(Report),
 }
@@ -63,7 +63,7 @@ impl Output {
         Ok(Self { sender, closed, ended, thread })
     }
 
-    /// For the coordinator.
+    /// Returns the coordinator's sink for output.
     pub(crate) fn sink(&self, events: Option<EventSender>) -> Box<dyn OutputSink> {
         Box::new(Sink { orders: self.sender.clone(), events })
     }
@@ -73,7 +73,7 @@ impl Output {
         let _ = self.sender.send(Order::Line(line.to_owned()));
     }
 
-    /// Says how the job ended, without what has been shown a moment ago.
+    /// Shows the result of the job, without text that has been shown just before.
     pub(crate) fn report(&self, report: Report) {
         let _ = self.sender.send(Order::Report(report));
     }
@@ -155,7 +155,7 @@ struct Writer {
     lossy: [bool; 2],
     closed: [bool; 2],
     begun: Begun,
-    /// How far the ranks of each host are.
+    /// Last progress reports of the ranks, by host.
     reports: HashMap<Arc<str>, Reports>,
     /// When that was shown last.
     drawn: Option<Instant>,
@@ -291,7 +291,7 @@ impl Writer {
 
 /// More than the agents let through without an end.
 const MAX_LINE_LEN: usize = 2 << 20;
-/// How long the last lines of a stopped job may take to be written once the user has lost patience.
+/// Time limit for writing the last lines of a stopped job after the user has interrupted the wait.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which hosts a job is started on, and how: everything that is decided before any of them is asked.
+//! Launch plan of a job on several hosts: everything that is decided before any of them is connected to.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What `--sync` copies of a Python program: what it could import from the folder it starts in.
+//! Files of a Python program that `--sync` copies: those that it could import from the folder it starts in.
 //!
 //! For `script.py` these are the script, the modules beside it and the packages beside it; for
 //! `-m pkg.part` the package or module of that name below the working folder. Python finds

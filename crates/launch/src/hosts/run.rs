@@ -55,7 +55,7 @@ pub fn run(options: &LaunchOptions, plan: &HostsPlan) -> Result<Outcome, LaunchE
     })
 }
 
-/// What is decided here, once, and not by each host for itself.
+/// Returns the options with the decisions that are made once on this host, and not by each host for itself.
 fn for_all_hosts(options: &LaunchOptions, plan: &HostsPlan) -> LaunchOptions {
     let mut options = options.clone();
     options.nodes = NodeRange::default();
@@ -90,7 +90,7 @@ fn build(program: &mut Program) -> Result<Vec<PathBuf>, LaunchError> {
     Ok(built.libraries)
 }
 
-/// What is sent to every host.
+/// Returns the request that is sent to every host.
 fn request(
     options: LaunchOptions,
     plan: HostsPlan,
@@ -170,7 +170,7 @@ struct Job {
     output: Output,
     /// The log of events (`--events`).
     events: Option<EventLog>,
-    /// What the sessions say on their stderr; `None` at the end.
+    /// Lines of the sessions' stderr, and `None` at its end.
     stderr: wake::Receiver<(SessionId, Option<String>)>,
     /// Lines of sessions that may be ssh's last words, which come again with the host's loss.
     held: Vec<(Instant, SessionId, String)>,
@@ -336,5 +336,5 @@ impl Job {
 const LOOPBACK: &str = "127.0.0.1";
 /// Milliseconds from a line of a session to its end.
 const HELD: u16 = 300;
-/// From the end of the job to that of the sessions.
+/// Time limit from the end of the job to that of the sessions.
 const GO_HOME: Duration = Duration::from_secs(2);

@@ -23,14 +23,14 @@ use crate::open_files::OpenFiles;
 use crate::{DeviceList, LaunchOptions, RendezvousMode};
 use upload::Copied;
 
-/// What is the same for all hosts.
+/// Part of the request that is the same for all hosts.
 pub(crate) struct LaunchRequest {
     pub(crate) options: LaunchOptions,
     pub(crate) plan: HostsPlan,
     /// This executable, where it is to be copied.
     pub(crate) brigade_mark: Option<FileMark>,
     pub(crate) bundle: Option<Bundle>,
-    /// Where else the program's libraries may be.
+    /// Further folders in which the program's libraries may be.
     pub(crate) library_folders: Vec<PathBuf>,
     /// Each session takes a few descriptors of this process.
     pub(crate) open_files: OpenFiles,
@@ -39,19 +39,19 @@ pub(crate) struct LaunchRequest {
 /// A host that is ready, or on the way.
 pub(crate) struct Session {
     pub(crate) host: HostSpec,
-    /// Its place in the list of hosts.
+    /// Position of the host in the list of hosts.
     pub(crate) number: usize,
-    /// It is this machine.
+    /// `true` if the host is this machine.
     is_here: bool,
     pub(crate) child: Child,
     to: File,
     from: File,
-    /// From the agent's greeting.
+    /// Content of the agent's greeting.
     hello: Option<Hello>,
 }
 
 impl Session {
-    /// Starts the agent's process there.
+    /// Starts the agent's process on the host.
     pub(crate) fn start(
         request: &LaunchRequest,
         number: usize,
@@ -168,7 +168,7 @@ impl Session {
         self.hello.is_none() && ssh::is_turned_away(&self.child.stderr())
     }
 
-    /// One line about the end of the session of a host that takes part.
+    /// Returns one line about the end of the session of a host that takes part.
     pub(crate) fn why_it_ended(&mut self) -> String {
         self.explain(&WireError::Closed).reason
     }
@@ -231,7 +231,7 @@ impl Session {
         }
     }
 
-    /// In the agent's words.
+    /// Creates a failure with the agent's reason.
     fn refused(&self, reason: &str, code: u8) -> HostFailure {
         self.failure(printable_within(reason, MAX_REASON_LEN), code)
     }
@@ -291,9 +291,9 @@ const MAX_REASON_LEN: usize = 1000;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// What an agent may say first, or the shell in its place.
 const GREETINGS: [&str; 4] = [GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED];
-/// ssh's exit code for its own errors; else it is that of the program there.
+/// Exit code of ssh for its own errors. Otherwise it is that of the remote program.
 const SSH_FAILED: i32 = 255;
-/// From the start of ssh to the agent's first word: names, connection, login, login shell.
+/// Time limit from the start of ssh to the agent's first message: name resolution, connection, login, login shell.
 const GREETING_LIMIT: Duration = Duration::from_secs(60);
 /// For an answer that takes a few system calls there, on a busy host with a slow shared folder.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Whether lines are coloured, and how.
+//! Colours of the output.
 
 use std::env;
 use std::fmt;
@@ -49,8 +49,8 @@ impl ColorFacts {
     }
 }
 
-/// Whether a stream of this process is a terminal that a user looks at. Open MPI gives its processes a
-/// pseudo-terminal as stdout and passes on what they write, to a file as well as to a terminal.
+/// Returns `true` if a stream of this process is a terminal that a user looks at. Open MPI gives its processes a
+/// pseudo-terminal as stdout and copies their output to a file as well as to a terminal.
 pub(crate) fn is_users_terminal(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !is_open_mpis(&|name| env::var(name).ok())
 }

@@ -90,7 +90,7 @@ impl Drop for RunFolder {
 }
 
 impl AttemptFolder {
-    /// Where a local rank may leave its error, if anywhere.
+    /// Returns the path of a local rank's error file, if it has one.
     pub(crate) fn error_file(&self, local_rank: usize) -> Option<PathBuf> {
         Some(self.path.as_ref()?.join(local_rank.to_string()).join("error.json"))
     }
@@ -133,14 +133,14 @@ impl AttemptFolder {
 #[derive(Debug, Default)]
 pub(crate) struct AttemptFiles {
     pub(crate) folder: AttemptFolder,
-    /// By local rank and stream.
+    /// Log files, by local rank and stream.
     pub(super) logs: Vec<[Option<LogFile>; 2]>,
-    /// By stream: the lines that are collected from all ranks.
+    /// Files of the lines that are collected from all ranks, by stream.
     pub(super) filtered: [Option<LogFile>; 2],
 }
 
 impl AttemptFiles {
-    /// Makes them.
+    /// Creates the log folder and its files.
     ///
     /// Errors where the user has asked for files, and they cannot be made.
     pub(crate) fn make(

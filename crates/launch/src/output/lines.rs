@@ -105,7 +105,7 @@ fn line_end(bytes: &[u8]) -> Option<usize> {
 
 /// Past this, a line is cut in two.
 const MAX_LINE_LEN: usize = 1 << 20;
-/// How much a report shows of a rank's output.
+/// Number of output lines of a rank that a report shows.
 const TAIL_LINES: usize = 20;
 const MAX_TAIL_LINE_LEN: usize = 2000;
 

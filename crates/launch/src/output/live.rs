@@ -11,13 +11,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::color::is_users_terminal;
 
-/// What the ranks have reported last, by rank.
+/// Last progress report of each rank.
 pub(crate) type Reports = BTreeMap<usize, ProgressReport>;
 
 /// The line, on this process's stderr.
 #[derive(Debug)]
 pub(crate) struct LiveLine {
-    /// It can be drawn over.
+    /// `true` if the stream is a terminal, so that the line can be redrawn.
     is_terminal: bool,
     /// While there is something to show.
     bar: Option<ProgressBar>,
@@ -104,7 +104,7 @@ fn slowest<'a>(reports: &'a Reports, label: &str) -> Option<(usize, &'a Progress
     least.map(|(rank, report)| (*rank, report))
 }
 
-/// How often the line changes at most.
+/// Minimum interval between two redraws of the line.
 pub(crate) const BETWEEN_DRAWS: Duration = Duration::from_millis(250);
 
 #[cfg(test)]

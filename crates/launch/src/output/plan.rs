@@ -1,4 +1,4 @@
-//! What a user can ask for the ranks' output, and what is decided from it.
+//! Options of the ranks' output, and the plan that is made from them.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -101,12 +101,12 @@ pub enum LogFolder {
     Discard,
 }
 
-/// Where one stream of one rank goes.
+/// Destinations of one stream of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(crate) console: bool,
     pub(crate) file: bool,
-    /// Its lines may be collected.
+    /// `true` if lines may be copied to the duplicate-output files.
     pub(crate) duplicate: bool,
 }
 

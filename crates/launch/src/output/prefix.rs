@@ -1,4 +1,4 @@
-//! What stands before a rank's lines on the console.
+//! Prefix of a rank's lines on the console.
 
 use std::convert::Infallible;
 use std::fmt;

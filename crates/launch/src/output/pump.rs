@@ -22,17 +22,17 @@ use super::streams::LineFilter;
 use super::{Notice, Streams, Tail};
 use crate::LaunchError;
 
-/// What the agent asks the thread to do.
+/// Order of the agent to the output thread.
 #[derive(Debug)]
 pub(super) enum Order {
     Attach(Attempt),
     /// A whole line for stderr.
     Say(String),
-    /// How the job ended, for stderr.
+    /// Shows the result of the job on stderr.
     Report(Report),
     Tail(usize),
     Drain,
-    /// Write what is there, and end.
+    /// Writes the remaining output and ends the thread.
     End,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Attempt {
     /// Two for each rank: stdout, stderr.
     streams: Vec<Carried>,
     progress_pipes: Vec<RankProgress>,
-    /// By stream: the lines that are collected from all ranks.
+    /// Files of the lines that are collected from all ranks, by stream.
     filtered: [Option<LogFile>; 2],
 }
 
@@ -123,7 +123,7 @@ pub(super) struct Pump {
     filters: [Option<LineFilter>; 2],
     console: Console,
     recent: Recent,
-    /// How far the ranks are.
+    /// Last progress reports of the ranks.
     reports: Reports,
     /// Bars of Python's tqdm become reports.
     reads_bars: bool,
@@ -138,7 +138,7 @@ pub(super) struct Pump {
     room: Buffers,
 }
 
-/// What one piece of output becomes.
+/// Buffers for one piece of output.
 #[derive(Default)]
 struct Buffers {
     shown: Vec<u8>,
@@ -159,7 +159,7 @@ enum State {
     Closed,
 }
 
-/// What is to be done about a failure to show something.
+/// Response to a failure to show output.
 enum WriteFailure {
     Nothing,
     Said(String),
@@ -249,7 +249,7 @@ impl Pump {
         true
     }
 
-    /// Takes in what a rank tells of how far it is.
+    /// Reads the progress reports of a rank.
     fn hear_report(&mut self, index: usize) {
         let progress = &mut self.attempt.progress_pipes[index];
         let Some(pipe) = &mut progress.pipe else { return };
@@ -525,5 +525,5 @@ fn is_not_yet(error: &io::Error) -> bool {
 
 const UNSEEN_TAIL: &str = "(it wrote to the terminal itself)";
 const READ_SIZE: usize = 1 << 16;
-/// What a pipe can be made to hold without privileges.
+/// Maximum capacity of a pipe without privileges, in bytes.
 const LARGEST_PIPE: usize = 1 << 20;

@@ -40,7 +40,7 @@ impl Recent {
         }
     }
 
-    /// Whether the launcher has said this sentence, alone or as the first one of a line.
+    /// Returns `true` if the launcher has shown this sentence, alone or as the first one of a line.
     pub(crate) fn has_sentence(&self, sentence: &str) -> bool {
         let rests = self.lines.iter().filter_map(|line| line.strip_prefix("brigade: "));
         rests.filter_map(|line| line.strip_prefix(sentence)).any(|rest| {
@@ -49,7 +49,7 @@ impl Recent {
         })
     }
 
-    /// Whether these lines of a rank have been shown, in this order. Those of other ranks may stand between
+    /// Returns `true` if these lines of a rank have been shown, in this order. Those of other ranks may stand between
     /// them, and each has the rank's prefix.
     pub(crate) fn has_lines<'a>(&self, lines: impl IntoIterator<Item = &'a str>) -> bool {
         let mut shown = self.lines.iter();
@@ -57,7 +57,7 @@ impl Recent {
         lines.all(|line| shown.any(|shown| shown.ends_with(line)))
     }
 
-    /// Whether a program has printed this error: in one line, or each of its causes in a line of its own.
+    /// Returns `true` if a program has printed this error: in one line, or each of its causes in a line of its own.
     pub(crate) fn has_error(&self, message: &str) -> bool {
         if self.lines.iter().any(|line| ends_with_words(line, message)) {
             return true;
@@ -67,7 +67,7 @@ impl Recent {
     }
 }
 
-/// Whether a line ends with these words, of which the first is not a part of a longer one.
+/// Returns `true` if a line ends with these words, of which the first is not a part of a longer one.
 fn ends_with_words(line: &str, words: &str) -> bool {
     let is_of_a_word = |character: char| character.is_alphanumeric() || character == '_';
     !words.is_empty()
@@ -76,7 +76,7 @@ fn ends_with_words(line: &str, words: &str) -> bool {
         })
 }
 
-/// What tells an open file or terminal from others.
+/// Returns the device and inode numbers that identify an open file or terminal.
 fn identity(fd: &impl AsFd) -> Option<(u64, u64)> {
     fstat(fd).ok().map(|file| (file.st_dev, file.st_ino))
 }

@@ -1,4 +1,4 @@
-//! What the user reads last.
+//! Final report of a job for the user.
 
 use std::fmt::Write as _;
 
@@ -16,11 +16,11 @@ pub(crate) struct Report {
     sentence: String,
     /// What else the launcher has to say: lines, of which some belong to the one before and are indented.
     notes: Vec<String>,
-    /// What the rank that failed has said.
+    /// Error or last output of the rank that failed.
     quote: Option<Quote>,
 }
 
-/// What a failed rank has said.
+/// Quote of a failed rank's error or output.
 #[derive(Debug)]
 struct Quote {
     rank: usize,
@@ -37,7 +37,7 @@ enum Said {
 }
 
 impl Report {
-    /// Says how the job ended. `None` when there is nothing to say.
+    /// Creates the report of a job's outcome. Returns `None` if there is nothing to report.
     pub(crate) fn of(outcome: &Outcome) -> Option<Self> {
         let plain = |sentence: String| Self { sentence, notes: Vec::new(), quote: None };
         let mut report = match outcome {
@@ -189,7 +189,7 @@ fn meaning(exit_status: ExitStatus) -> Option<&'static str> {
     }
 }
 
-/// Its name, or its number.
+/// Returns the signal's name, or its number.
 fn name(signal: i32) -> String {
     Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |known| known.to_string())
 }

@@ -1,4 +1,4 @@
-//! Where lines for the console go.
+//! Destinations of lines for the console.
 
 use std::fs::File;
 use std::io::{self, Write};

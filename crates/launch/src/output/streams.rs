@@ -1,4 +1,4 @@
-//! Which streams of which ranks: the values of `--redirects`, `--tee` and the filters.
+//! Selections of ranks' output streams: the values of `--redirects`, `--tee` and the filters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

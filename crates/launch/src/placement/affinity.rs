@@ -1,4 +1,4 @@
-//! Which processors each rank is bound to.
+//! Binding of each rank to processors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -148,7 +148,7 @@ pub(super) fn bind(
     (0..ranks).map(set).collect::<Result<_, _>>().map(Some)
 }
 
-/// Where a rank belongs.
+/// NUMA node and socket that a rank belongs to.
 #[derive(Clone, Copy)]
 struct Home {
     local_rank: usize,

@@ -1,4 +1,4 @@
-//! Which accelerators the ranks of this host see.
+//! Accelerators that the ranks of this host see.
 
 use std::fmt;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! How many ranks a host has.
+//! Number of ranks on a host.
 
 use std::fmt;
 use std::str::FromStr;

@@ -55,7 +55,7 @@ impl Topology {
         Self { cpus: cpus.collect() }
     }
 
-    /// How many cores these processors are on.
+    /// Returns the number of cores that these processors are on.
     pub(crate) fn cores_of(&self, set: &CpuSet) -> usize {
         let on = self.cpus.iter().filter(|cpu| set.0.contains(&cpu.number));
         on.map(|cpu| cpu.core).collect::<BTreeSet<_>>().len()

@@ -1,4 +1,4 @@
-//! What the decision asks for.
+//! Performs the actions of the coordinator's state machine.
 
 use std::io;
 use std::time::{Duration, Instant, SystemTime};

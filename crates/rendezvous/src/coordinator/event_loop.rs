@@ -1,4 +1,4 @@
-//! The coordinator's loop: waits for something to happen, tells the decision, does what it says.
+//! The coordinator's event loop: waits for events, passes them to the state machine, performs its actions.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;

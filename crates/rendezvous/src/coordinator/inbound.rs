@@ -1,4 +1,4 @@
-//! What comes over the connections.
+//! Data that is received over the connections.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

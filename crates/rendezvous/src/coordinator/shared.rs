@@ -1,4 +1,4 @@
-//! What other threads tell the coordinator's.
+//! Messages from other threads to the coordinator's thread.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

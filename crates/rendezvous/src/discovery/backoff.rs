@@ -1,4 +1,4 @@
-//! How long one tries, how often, and what the user hears of it.
+//! Retries of the rendezvous: time limit, pauses, and notices for the user.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What the rendezvous's thread tells the agent, and the agent's wish to give up.
+//! Notices from the rendezvous's thread to the agent, and the agent's request to give up.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! How an etcd is spoken to: over TLS, with which certificates, and as which user.
+//! Settings of the access to etcd: TLS, certificates and user.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};

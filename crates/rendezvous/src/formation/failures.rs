@@ -1,4 +1,4 @@
-//! What went wrong in an attempt, and which of it was first.
+//! Failures of an attempt, and which of them was first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

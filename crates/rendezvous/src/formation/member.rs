@@ -1,4 +1,4 @@
-//! An agent as the decision knows it.
+//! State of an agent in the coordinator's state machine.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Which events of a job are recorded, and when.
+//! Recording of a job's events.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! How an attempt is stopped, and what follows: another attempt, or the end of the job.
+//! Stopping of an attempt, and what follows: another attempt, or the end of the job.
 
 use std::mem;
 use std::time::Duration;

@@ -25,7 +25,7 @@ pub(super) struct Group {
     failures: Vec<Failure>,
     /// The coordinator, or the user, has been told of faults of devices.
     told_faults: bool,
-    /// What the ranks have been asked to stop with.
+    /// Signals that the ranks have been sent to stop them.
     asked: Vec<Signal>,
     /// Ranks that are not asked yet.
     spared: Option<Spared>,
@@ -47,17 +47,17 @@ enum Phase {
 struct Rank {
     pid: i32,
     exit_status: Option<ExitStatus>,
-    /// What it has been asked to stop with.
+    /// Signals that the rank has been sent to stop it.
     asked: Vec<Signal>,
 }
 
-/// How long ranks may still take to stop.
+/// Stage of stopping the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stopping {
-    /// They have not been asked to.
+    /// The ranks have not been asked to stop.
     No,
     Until(Duration),
-    /// They have been killed at that time.
+    /// The ranks were killed at that time.
     Killed(Duration),
 }
 
@@ -70,12 +70,12 @@ enum Spared {
     Exiting(Vec<usize>, Duration),
 }
 
-/// What is known of a failed rank besides its output.
+/// Details of a failed rank besides its output.
 #[derive(Debug, Default)]
 pub(super) struct FailureDetails {
     /// The error that it wrote, and how long before it ended.
     pub(super) error: Option<(String, Duration)>,
-    /// What the system knows of the reason.
+    /// Hint of the system about the reason.
     pub(super) hint: Option<String>,
     /// Faults of this host's devices.
     pub(super) device_faults: Vec<DeviceFault>,
@@ -351,7 +351,7 @@ impl AgentState {
         self.send(FromAgent::Failed(failure));
     }
 
-    /// The coordinator wants an attempt stopped.
+    /// Stops an attempt, as the coordinator requests.
     pub(super) fn stop(&mut self, attempt: u32, signal: i32, reason: String) {
         let is = |part: &Assignment| part.attempt == attempt;
         if self.group.as_ref().is_some_and(|group| is(&group.part)) {
@@ -594,7 +594,7 @@ impl AgentState {
         self.draining += 1;
     }
 
-    /// Tells the coordinator that the attempt has ended here, once what was printed is on its way.
+    /// Reports to the coordinator that the attempt has ended on this host, once its output has been passed on.
     pub(super) fn tell_ended(&mut self) {
         let shown = self.draining == 0 || !self.facts.forwards_output;
         let stuck = self.stuck.clone();
@@ -644,10 +644,10 @@ const UNKNOWN_TAIL: &str = "(unknown: the launcher's output was not being read)"
 /// connections before it tells the parent, and ranks on other hosts fail because of that at once. As
 /// long as the coordinator allows for a host that is lost.
 const NEWS_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the last lines of a failed rank are waited for. All of it is used only where nothing
-/// answers: a reader of the output has paused, or the host is very busy.
+/// Time limit for the last lines of a failed rank. It is used up only where nothing answers: a reader of the output has
+/// paused, or the host is very busy.
 const TAIL_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long what it has written into its error file is waited for: the file may lie on another host.
+/// Time limit for reading a rank's error file, which may be on another host.
 const ERROR_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long it may take to see which ranks have written an error, as long as that leaves half of the
 /// shutdown timeout to SIGTERM.

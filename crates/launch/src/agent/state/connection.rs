@@ -11,10 +11,10 @@ use super::event::{Action, JoinRequest, LastPart};
 use super::{AgentState, Kind};
 use crate::{LaunchError, Outcome};
 
-/// Whether a coordinator has this host.
+/// State of the connection to the coordinator.
 #[derive(Debug)]
 pub(super) enum Connection {
-    /// Being looked for.
+    /// The coordinator is being searched for.
     Searching,
     Up {
         /// The coordinator is in this process.

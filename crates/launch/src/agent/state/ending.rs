@@ -9,21 +9,21 @@ use super::event::{Action, Event};
 use super::{AgentState, Kind};
 use crate::{LaunchError, Outcome};
 
-/// How far this host has come to the end of its part in the job.
+/// Stage of the end of this host's part in the job.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "an agent has one of these")]
 pub(super) enum Ending {
-    /// It takes part, or may yet.
+    /// The host takes part in the job, or still may.
     No,
     /// Nothing more will start here, and the agent leaves as soon as nothing of the job runs here. At least one of both
     /// is there.
     Decided {
-        /// How the job has ended.
+        /// Outcome of the job.
         outcome: Option<Outcome>,
         /// Why this host cannot take part.
         error: Option<LaunchError>,
     },
-    /// It has said how the job ended.
+    /// The result of the job has been shown.
     Leaving(Leaving),
     Over,
 }
@@ -31,7 +31,7 @@ pub(super) enum Ending {
 /// Output may still have to be written, and other hosts may have to be told by a coordinator in this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaving {
-    /// They have been told.
+    /// `true` once the others have been informed.
     told: bool,
     /// Until when that is waited for; `None`: as long as it takes.
     end_notice: Option<Duration>,
@@ -94,7 +94,7 @@ impl Ending {
 /// The user's wish that this host stops.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Interruption {
-    /// The last signal.
+    /// Signal that was received last.
     pub(super) signal: Signal,
     /// A signal came while the ranks were stopping.
     pub(super) is_impatient: bool,
@@ -265,7 +265,7 @@ impl AgentState {
     }
 }
 
-/// How long the coordinator's word may take once the user has lost patience.
+/// Time limit for the coordinator's answer after the user has interrupted the wait.
 const WORD_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the last lines of stopped ranks may take to be written once the user has lost patience.
+/// Time limit for writing the last lines of stopped ranks after the user has interrupted the wait.
 const LAST_LINES: Duration = Duration::from_millis(500);

@@ -12,10 +12,10 @@ use nix::sys::signal::Signal;
 use crate::output::Tail;
 use crate::{LaunchError, Outcome};
 
-/// Something that happened.
+/// Input of the agent's state machine.
 #[derive(Debug)]
 pub(in crate::agent) enum Event {
-    /// There is a folder for the job's files, if it has any.
+    /// The folder for the job's files has been created, if it has any.
     FolderMade,
     /// A coordinator was found, or started in this process: the agent may join.
     Connected {
@@ -32,51 +32,51 @@ pub(in crate::agent) enum Event {
     Quiet(bool),
     /// The connection is gone.
     ConnectionLost {
-        /// How that was seen.
+        /// Description of how that was detected.
         how: String,
-        /// The coordinator may still be there: it is worth while to connect again.
+        /// `true` if the coordinator may still run, so that reconnecting is useful.
         may_resume: bool,
         /// The other side has closed it, which is how a coordinator answers a host that leaves.
         closed: bool,
     },
-    /// Where the coordinator was, it is no more.
+    /// The coordinator does not run any more at its earlier address.
     CoordinatorGone {
-        /// How that was seen.
+        /// Description of how that was detected.
         how: String,
     },
-    /// The coordinator's word.
+    /// A message from the coordinator was received.
     Received(ToAgent),
     /// A line for the user from the search for the coordinator, or from a coordinator here.
     Line(String),
     /// A coordinator in this process has told all other agents that the job is over; sent at once
     /// where there is none.
     OthersTold,
-    /// Folder and files of an attempt are there.
+    /// The folder and files of an attempt have been created.
     Prepared {
-        /// Which attempt.
+        /// Number of the attempt.
         attempt: u32,
     },
     /// All ranks of the attempt have been started; their process numbers.
     Started(Vec<i32>),
     /// Its files could not be made, or its ranks not be started: none has run the program.
     StartFailed {
-        /// Which attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// Why.
+        /// Reason for the failure.
         error: LaunchError,
     },
     /// A rank has ended.
     Exited {
-        /// Which one.
+        /// Local rank of the rank.
         local_rank: usize,
-        /// How.
+        /// Exit status of the rank.
         exit_status: ExitStatus,
     },
     /// The terminal has ended a rank that has it for itself: Ctrl-C. Comes before its [`Event::Exited`].
     Typed {
-        /// Which rank.
+        /// Local rank of the rank.
         local_rank: usize,
-        /// What it was sent.
+        /// Signal that the rank was sent.
         signal: Signal,
     },
     /// The ranks that have written an error and not ended: the answer to [`Action::FindErrors`].
@@ -86,18 +86,18 @@ pub(in crate::agent) enum Event {
     DeviceFaults(Vec<DeviceFault>),
     /// The last lines of a rank: an answer to [`Action::CollectFailure`].
     Tail {
-        /// Which rank.
+        /// Local rank of the rank.
         local_rank: usize,
-        /// Its last lines.
+        /// Last output lines of the rank.
         tail: Tail,
     },
     /// What is known of a failed rank besides: the other answer to [`Action::CollectFailure`].
     FailureDetails {
-        /// Which rank.
+        /// Local rank of the rank.
         local_rank: usize,
         /// The error that it wrote, and how long before it ended.
         error: Option<(String, Duration)>,
-        /// What the system knows of the reason.
+        /// Hint of the system about the reason.
         hint: Option<String>,
         /// Faults of the ranks' devices.
         device_faults: Vec<DeviceFault>,
@@ -113,31 +113,31 @@ pub(in crate::agent) enum Event {
     OutputClosed,
     /// A signal for this process.
     Signal(Signal),
-    /// Time has passed.
+    /// Time has passed, and nothing else happened.
     Tick,
 }
 
-/// Something to do.
+/// Output of the agent's state machine.
 #[derive(Debug)]
 pub(in crate::agent) enum Action {
     /// Make the folder for the job's files.
     MakeFolder,
     /// Look for the coordinator.
     Connect,
-    /// Look for the coordinator that was there, until [`Action::StopReconnecting`].
+    /// Searches for the coordinator of the earlier connection, until [`Action::StopReconnecting`].
     Reconnect {
-        /// It may be there although nothing seems to listen.
+        /// `true` if the coordinator may run although nothing seems to listen.
         patient: bool,
     },
     /// The coordinator is heard again, or is lost.
     StopReconnecting,
     /// Ask the coordinator to take part.
     Join(JoinRequest),
-    /// Tell the coordinator.
+    /// Sends a message to the coordinator.
     Send(FromAgent),
-    /// Tell the coordinator that the attempt is stopped, and which port the next one may have.
+    /// Reports to the coordinator that the attempt is stopped, with the port for the next one.
     SendStopped {
-        /// Which attempt.
+        /// Number of the attempt.
         attempt: u32,
         /// Ranks had to be killed.
         killed: bool,
@@ -148,7 +148,7 @@ pub(in crate::agent) enum Action {
     Disconnect,
     /// Make folder and files of an attempt.
     Prepare {
-        /// Which attempt.
+        /// Number of the attempt.
         attempt: u32,
     },
     /// Start the ranks of the attempt that was prepared.
@@ -157,9 +157,9 @@ pub(in crate::agent) enum Action {
     FindErrors,
     /// Ask ranks to stop.
     Ask {
-        /// Which ones.
+        /// Local ranks of the ranks.
         local_ranks: Vec<usize>,
-        /// With which signal.
+        /// Signal to send.
         signal: Signal,
     },
     /// Pass a signal on to all ranks and their children, for them to make something of it.
@@ -168,9 +168,9 @@ pub(in crate::agent) enum Action {
     Suspend,
     /// Collect what is known about a rank that has failed.
     CollectFailure {
-        /// Which rank.
+        /// Local rank of the rank.
         local_rank: usize,
-        /// It was killed: the system may know why.
+        /// `true` if the rank was killed, so that the system may have recorded why.
         killed: bool,
     },
     /// See in which state these ranks are, which SIGKILL did not end.
@@ -185,11 +185,11 @@ pub(in crate::agent) enum Action {
     Drain,
     /// Output is not taken any more.
     DropOutput,
-    /// A line for the user, unless he wants it quiet.
+    /// Shows a line to the user, unless the launch is quiet.
     Say(String),
-    /// Say how the job ended, and begin to leave.
+    /// Shows the result of the job and begins the exit.
     Report(Result<Outcome, LaunchError>),
-    /// Leave.
+    /// Exits the agent.
     Exit {
         /// All output is written.
         written: bool,

@@ -1,4 +1,4 @@
-//! What `--sync` does on one host: asks what is missing, and sends that.
+//! Upload of `--sync` to one host: queries which files are missing, and sends them.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -154,7 +154,7 @@ fn several(first: &FileMark, count: usize) -> String {
     }
 }
 
-/// Where things are on a host.
+/// Paths of the copied files on a host.
 #[derive(Debug, Default)]
 pub(super) struct Copied {
     /// Another than the user named, where it was copied.
