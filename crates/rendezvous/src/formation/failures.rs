@@ -43,9 +43,9 @@ pub(super) struct HostLoss {
 pub(super) enum LastSeen {
     /// The connection broke now.
     Disconnected(Duration),
-    /// The host has been silent for this long.
+    /// The host has been silent since this time.
     Silent(Duration),
-    /// The host was alive, but did not do what it was asked to for this long.
+    /// The host was alive at this time, but did not do what it was asked to.
     Unresponsive(Duration),
 }
 
