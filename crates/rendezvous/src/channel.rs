@@ -54,7 +54,7 @@ impl Records {
     }
 }
 
-/// One record with this body, which fits.
+/// Encodes one record with this body, which must fit.
 pub(crate) fn record(body: &[u8]) -> Vec<u8> {
     let length = u16::try_from(body.len()).unwrap_or(u16::MAX);
     let mut record = length.to_be_bytes().to_vec();

@@ -101,7 +101,7 @@ pub use message::{
 };
 pub use secret::{Secret, SecretError, private_text, random_name};
 
-/// "connection refused": what the system says of an error, without its number.
+/// Returns the system's text of an error, without its number, as in "connection refused".
 fn plain_text(error: &std::io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_lowercase()

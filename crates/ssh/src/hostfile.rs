@@ -210,7 +210,7 @@ fn add(hosts: &mut Vec<HostSpec>, host: HostSpec) {
     }
 }
 
-/// `[USER@]NAME[:N]`; an address of IPv6 in brackets. The error says what was expected.
+/// Parses `[USER@]NAME[:N]`, with an IPv6 address in brackets. The error is the expected syntax.
 fn parse_host(text: &str) -> Result<HostSpec, String> {
     let (user, rest) = match text.rsplit_once('@') {
         Some((user, rest)) => (Some(user), rest),

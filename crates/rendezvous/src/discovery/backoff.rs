@@ -25,7 +25,7 @@ impl RetryPolicy {
         Self { endpoint, start, limit, pause: FIRST_PAUSE, longest, said: Vec::new() }
     }
 
-    /// Waits before the next try, or says that there is none.
+    /// Waits before the next attempt, or returns an error if there is none.
     pub(super) fn pause(&mut self, last: String, notices: &Notices) -> Result<(), RendezvousError> {
         let tried = self.start.elapsed();
         let seconds = self.limit.as_secs();

@@ -15,7 +15,7 @@ use crate::handshake::{ClientHandshake, Denial, MAX_GREETING};
 use crate::listener::{BindAddress, Listener, is_own, prepared};
 use crate::{Link, MAX_FRAME_LEN, TimeLimits};
 
-/// Serves at this port, or says why not.
+/// Listens at this port, or returns the error.
 pub(super) fn serve(
     plan: &RendezvousPlan,
     address: &str,

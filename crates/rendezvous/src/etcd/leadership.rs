@@ -81,7 +81,7 @@ impl LeaderLease {
         self.shared.lost.as_fd()
     }
 
-    /// Tells late hosts that the job is over. Does not wait for it.
+    /// Publishes for late hosts that the job is over. Does not block.
     pub(crate) fn finish(&self, code: u8) {
         self.shared.code.store(code.into(), Ordering::Release);
         self.shared.leave.set();

@@ -43,9 +43,9 @@ pub(super) struct HostLoss {
 pub(super) enum LastSeen {
     /// The connection broke now.
     Disconnected(Duration),
-    /// Nothing has come since then.
+    /// The host has been silent since this time.
     Silent(Duration),
-    /// It was there until now, but did not do what it was asked to.
+    /// The host was alive at this time, but did not do what it was asked to.
     Unresponsive(Duration),
 }
 

@@ -227,7 +227,7 @@ impl Formation {
         }
     }
 
-    /// As under the coordinator before; new hosts come last.
+    /// Restores the order of hosts of the earlier coordinator. New hosts come last.
     fn restore_order(&mut self) {
         let mut members: Vec<&mut Member> = self.members.values_mut().collect();
         members.sort_by_key(|member| {

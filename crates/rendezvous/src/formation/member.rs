@@ -31,7 +31,7 @@ pub(super) struct Member {
     pub(super) stuck: Option<String>,
     /// Details of the disconnection, while the member has no connection.
     pub(super) disconnection: Option<Disconnection>,
-    /// It has been silent for so long that the user was told.
+    /// `true` if the agent has been silent for so long that the user was informed.
     pub(super) quiet: bool,
     pub(super) heard: Duration,
     pub(super) clock: Clock,
@@ -46,14 +46,14 @@ pub(super) struct Disconnection {
     pub(super) how: String,
 }
 
-/// What an agent is doing.
+/// Activity of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Activity {
     /// The agent has no processes.
     Idle,
     /// Has been told to start.
     Running,
-    /// Its ranks have all ended with 0.
+    /// All ranks of the agent have ended with exit code 0.
     Finished,
     /// Has been told to stop and has not answered.
     Stopping { finished: bool },

@@ -236,7 +236,7 @@ impl Formation {
         self.actions.push(Action::Close(agent));
     }
 
-    /// A host is there on which the job can count.
+    /// Handles a host that has joined and on which the job can count.
     fn arrived(&mut self, agent: AgentId) {
         let Join { host, nproc, .. } = self.members[&agent].join.clone();
         self.record(JobEvent::Join { host: host.clone(), nproc });
@@ -289,7 +289,7 @@ impl Formation {
         self.arrived(successor);
     }
 
-    /// It is alive.
+    /// Records a sign of life of an agent.
     pub(super) fn note_sign_of_life(&mut self, agent: AgentId) {
         let Some(member) = self.members.get_mut(&agent) else { return };
         member.heard = self.now;
@@ -349,7 +349,7 @@ impl Formation {
         self.next_look = self.next_look.min(until);
     }
 
-    /// Tells the user of members that are silent, and takes out those that are for too long.
+    /// Reports silent members to the user, and removes those that are silent for too long.
     pub(super) fn check_heartbeats(&mut self) {
         if self.now < self.next_look {
             return;
@@ -399,7 +399,7 @@ impl Formation {
         self.next_look = next.min().unwrap_or(Duration::MAX);
     }
 
-    /// Takes a member out: it is no longer there, or no longer to be trusted.
+    /// Removes a member that is lost or cannot be relied on.
     pub(super) fn lose(&mut self, agent: AgentId, how: String, last_seen: LastSeen) {
         let Some(member) = self.members.remove(&agent) else { return };
         if member.duplicate_of.is_some() {

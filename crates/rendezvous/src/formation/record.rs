@@ -34,7 +34,7 @@ impl Formation {
         })));
     }
 
-    /// The ranks of a host run. An agent that comes back says so again.
+    /// Records the start of a host's ranks. An agent that reconnects reports it again.
     pub(super) fn ranks_started(&mut self, agent: AgentId, pids: Vec<i32>, at: Millis) {
         let Some(member) = self.members.get_mut(&agent) else { return };
         let Some(part) = member.assignment.clone() else { return };
@@ -50,7 +50,7 @@ impl Formation {
         }
     }
 
-    /// A rank has ended; reported once.
+    /// Records the end of a rank, once.
     pub(super) fn rank_exited(
         &mut self,
         agent: AgentId,

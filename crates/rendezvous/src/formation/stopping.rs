@@ -67,7 +67,7 @@ impl Formation {
         }
     }
 
-    /// Stops the attempt for another with other hosts; nothing has failed.
+    /// Stops the attempt, without a failure, for another one with other hosts.
     pub(super) fn stop_for_membership_change(&mut self, reason: String) {
         if matches!(self.state, State::Running) {
             self.failures.membership_changed_at = Some(self.now);
@@ -110,8 +110,8 @@ impl Formation {
         }
     }
 
-    /// The job was asked to stop: by the user of this agent, or of the coordinator, who has then
-    /// been told so there.
+    /// Handles a request to stop the job, by the user of this agent or of the coordinator, who has then been informed
+    /// there.
     pub(super) fn interrupt(&mut self, signal: i32, by: Option<AgentId>) {
         let member = by.and_then(|id| self.members.get(&id));
         let named = match member {
