@@ -10,10 +10,11 @@ use tch::{Device, Kind, Tensor};
 /// Elements of a tensor of 2 MB.
 const LENGTH: i64 = 1 << 19;
 
-type Read = dyn Fn(i64, &Tensor) -> Result<(), brigade_torch::Error> + Send + Sync;
-
 /// A ring with one part of six tensors, whose values `read` sets by their number.
-fn ring(read: Arc<Read>) -> (Vec<Tensor>, WeightRing) {
+fn ring(
+    read: impl Fn(i64, &Tensor) -> Result<(), brigade_torch::Error> + Send + Sync + 'static,
+) -> (Vec<Tensor>, WeightRing) {
+    let read = Arc::new(read);
     let tensors = (0..6).map(|number| {
         let read = Arc::clone(&read);
         let source = WeightSource::Read(Arc::new(move |into: &Tensor| read(number, into)));
@@ -36,10 +37,10 @@ fn large_parts_are_read_by_several_threads_each_tensor_once() {
     let readers: Arc<Mutex<Vec<(i64, ThreadId)>>> = Arc::default();
     let (tensors, ring) = ring({
         let readers = Arc::clone(&readers);
-        Arc::new(move |number, into| {
+        move |number, into: &Tensor| {
             readers.lock().unwrap().push((number, thread::current().id()));
             fill(number, into)
-        })
+        }
     });
     let _held = ring.hold(&[0]).unwrap();
     for (number, tensor) in (0..).zip(&tensors) {
@@ -62,14 +63,14 @@ fn a_read_that_fails_or_panics_in_any_thread_is_the_parts_error_and_the_next_use
         let failures = Arc::new(Mutex::new(vec!["failed", "panicked"]));
         let (tensors, ring) = ring({
             let failures = Arc::clone(&failures);
-            Arc::new(move |number, into| {
+            move |number, into: &Tensor| {
                 let failure = if number == bad { failures.lock().unwrap().pop() } else { None };
                 match failure {
                     Some("panicked") => panic!("a read panicked on purpose"),
                     Some(_) => Err(brigade_torch::Error::custom("no such weight")),
                     None => fill(number, into),
                 }
-            })
+            }
         });
         for expected in ["the read of a weight panicked", "no such weight"] {
             let error = ring.hold(&[0]).unwrap_err().to_string();
