@@ -10,7 +10,8 @@ fn main() {
     let commit = variable(COMMIT);
     let commit = if commit.is_empty() { published().or_else(checked_out) } else { Some(commit) };
     let commit = commit.map(|it| format!("commit {it:.12}, ")).unwrap_or_default();
-    println!("cargo::rustc-env=BRIGADE_BUILD={commit}{}", variable("TARGET"));
+    // Cargo passes it to what it runs, where the launcher takes variables that begin with BRIGADE_ for settings.
+    println!("cargo::rustc-env=LAUNCHER_BUILD={commit}{}", variable("TARGET"));
 }
 
 /// The commit that `cargo publish` notes in the package.

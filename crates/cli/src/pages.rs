@@ -116,7 +116,7 @@ const NAME: &str = "brigade";
 
 /// The version, the commit where it is known, and the target that this program was built for.
 pub(crate) const VERSION: &str =
-    concat!(env!("CARGO_PKG_VERSION"), " (", env!("BRIGADE_BUILD"), ")");
+    concat!(env!("CARGO_PKG_VERSION"), " (", env!("LAUNCHER_BUILD"), ")");
 
 const COMPLETIONS: &str = "\
 Examples:
