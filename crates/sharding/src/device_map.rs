@@ -169,7 +169,7 @@ impl DeviceMap {
         Self { dtype: Some(dtype), ..self }
     }
 
-    /// Sets the type of one tensor, whatever [`dtype`](Self::dtype) says.
+    /// Sets the type of one tensor, which takes precedence over [`dtype`](Self::dtype).
     #[must_use]
     pub fn special_dtype(mut self, name: impl Into<String>, dtype: Dtype) -> Self {
         self.special_dtypes.push((name.into(), dtype));
@@ -189,8 +189,8 @@ impl DeviceMap {
         Self { fallback: is_on, ..self }
     }
 
-    /// Sets whether buffers of offloaded layers are offloaded, too. Otherwise they stay on a GPU, and a note says where no
-    /// GPU has room for them. Defaults to false.
+    /// Sets whether buffers of offloaded layers are offloaded, too. Otherwise they stay on a GPU, and a note is added if
+    /// no GPU has room for them. Defaults to `false`.
     #[must_use]
     pub fn offload_buffers(self, is_on: bool) -> Self {
         Self { offload_buffers: is_on, ..self }

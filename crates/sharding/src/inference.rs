@@ -15,15 +15,15 @@ use brigade_checkpoint::Dtype;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inference {
-    /// Number of blocks.
+    /// Number of transformer blocks.
     pub layers: u64,
     /// Width of the keys of all heads: the hidden size, less with grouped queries.
     pub key_width: u64,
-    /// Vocabulary size.
+    /// Vocabulary size: the number of logits per token.
     pub vocabulary: u64,
-    /// Texts of a batch.
+    /// Batch size: the number of sequences.
     pub samples: u64,
-    /// Tokens of a text, the prompt's among them.
+    /// Sequence length in tokens, including the prompt.
     pub tokens: u64,
     /// Type of the key-value cache.
     pub dtype: Dtype,
@@ -69,17 +69,17 @@ impl Inference {
 pub struct WeightTransfer {
     /// Bytes that a GPU takes from the host's memory.
     pub host: u64,
-    /// Bytes that are read from files; with a GPU they go over the link, too.
+    /// Bytes that are read from files. With a GPU they are also copied over the link.
     pub disk: u64,
-    /// Bytes a second from the host's memory to a GPU; 0 without one.
+    /// Bandwidth from the host's memory to a GPU, in bytes per second. 0 if there is no GPU.
     pub link: u64,
-    /// Bytes a second from files.
+    /// Bandwidth of reading files, in bytes per second.
     pub read: u64,
 }
 
 impl WeightTransfer {
-    /// Returns the most forwards in a second, where reads and copies go on at the same time and computation takes no time.
-    /// `None` where no weights are moved, so that these rates are no bound.
+    /// Returns the upper bound on forward passes per second, if reads and copies overlap and computation takes no time.
+    /// `None` if no weights are moved or the rates are 0, so that transfers do not limit the speed.
     #[must_use]
     pub fn forwards_per_second(&self) -> Option<f64> {
         let seconds =

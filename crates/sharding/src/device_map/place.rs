@@ -20,14 +20,14 @@ use super::DeviceMapError;
 pub enum Place {
     /// The memory of a GPU, by its number.
     Cuda(usize),
-    /// The host's memory.
+    /// The memory of the host.
     Cpu,
     /// The files of the weights, from which they are read when they are needed.
     Disk,
 }
 
 impl Place {
-    /// Returns whether it is the memory of a GPU.
+    /// Returns `true` if the place is the memory of a GPU.
     #[must_use]
     pub fn is_gpu(self) -> bool {
         matches!(self, Self::Cuda(_))

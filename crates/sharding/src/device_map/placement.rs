@@ -12,8 +12,8 @@ use super::tree::{Item, ModuleTree};
 use super::{DeviceMapError, Place};
 use crate::byte_size::in_bytes;
 
-/// Where each weight of a model is. As JSON it is Accelerate's map, which [`DeviceMap::from_json`](super::DeviceMap::from_json)
-/// reads; as text a table of layers, places and bytes.
+/// Placement of each weight of a model. Its JSON form is Accelerate's device map, which
+/// [`DeviceMap::from_json`](super::DeviceMap::from_json) reads; its text form is a table of layers, places and bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     entries: Vec<(String, Place)>,
@@ -26,26 +26,26 @@ pub struct Placement {
 /// A layer, or a tensor of a layer that has several places.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PlacedLayer {
-    /// Its name in the model.
+    /// Name of the layer or tensor in the model.
     pub name: String,
-    /// Where its weights are.
+    /// Place of the layer's weights.
     pub place: Place,
-    /// Bytes of its weights. Those of a tied weight are where its first name is.
+    /// Size of the weights in bytes. A tied weight is counted where its first name is.
     pub bytes: u64,
-    /// Whether it is a unit, which is computed as a whole.
+    /// `true` if the layer is a unit, which is computed as a whole.
     pub is_unit: bool,
 }
 
 /// Layers with consecutive numbers and as many bytes in one place, or a single one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LayerRun {
-    /// Their name: `model.layers.0-11`.
+    /// Name of the range of layers: `model.layers.0-11`.
     pub name: String,
-    /// Where their weights are.
+    /// Place of the weights of these layers.
     pub place: Place,
-    /// Number of layers.
+    /// Number of layers in the run.
     pub count: u64,
-    /// Bytes of the weights of each.
+    /// Size of the weights of each layer, in bytes.
     pub bytes: u64,
 }
 
@@ -140,7 +140,7 @@ impl Placement {
         self.devices.iter().map(|device| (device.place, self.bytes_in(device.place))).collect()
     }
 
-    /// Returns the limit of a device; `None` without one.
+    /// Returns the memory limit of a device in bytes, or `None` if the device has no limit.
     #[must_use]
     pub fn limit(&self, place: Place) -> Option<u64> {
         self.devices.iter().find(|device| device.place == place)?.limit
