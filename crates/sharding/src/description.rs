@@ -17,7 +17,7 @@ pub struct PlanDifference {
 
 impl ShardingPlan {
     /// Returns the plan as text: settings, mesh, a line for each parameter in the order of registration, and one for
-    /// each unit. All that decides which messages are sent is in it.
+    /// each unit. It contains everything that determines the messages of the ranks.
     #[must_use]
     pub fn description(&self) -> String {
         let mut parameters: Vec<(&Unit, &UnitParameter)> = Vec::new();

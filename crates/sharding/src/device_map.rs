@@ -31,7 +31,7 @@ use infer::Inferred;
 use limits::Limits;
 use sizes::Sizes;
 
-/// A rule by which the weights of a model get places, with its limits.
+/// Device map: a rule that assigns the weights of a model to devices, with memory limits.
 ///
 /// ```
 /// use brigade_checkpoint::Dtype;
@@ -74,12 +74,12 @@ enum Rule {
     ByHand(Vec<(String, String)>),
 }
 
-/// Bytes beside the weights for which devices keep room.
+/// Memory that is reserved beside the weights, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Reserve {
-    /// Bytes on each device that computes, for activations: on GPUs, without GPUs in the host's memory.
+    /// Bytes reserved for activations on each device that computes: on each GPU, or in the host's memory without GPUs.
     pub device: u64,
-    /// Bytes of each unit, where the unit is: its key-value cache.
+    /// Bytes reserved with each unit, in the place of the unit, for its key-value cache.
     pub unit: u64,
 }
 
@@ -100,7 +100,7 @@ impl DeviceMap {
         Self::of(Rule::Balanced { low_zero: false })
     }
 
-    /// Places layers as [`balanced`](Self::balanced), with as little as possible on the first of several GPUs, which is
+    /// Places layers as [`balanced`](Self::balanced) does, with as little as possible on the first of several GPUs, which is
     /// left for other work, such as generation.
     #[must_use]
     pub fn balanced_low_0() -> Self {
@@ -121,7 +121,7 @@ impl DeviceMap {
         Self::of(Rule::Fill)
     }
 
-    /// Places modules and tensors by name. The longest name decides, and the empty name has all that is left; `*` and `?`
+    /// Places modules and tensors by name. The longest matching name decides, and the empty name matches the rest; `*` and `?`
     /// stand for any characters of one component of a name (`model.layers.*`). Places are written as for [`Place`].
     #[must_use]
     pub fn by_hand<N: Into<String>, P: Into<String>>(
@@ -153,7 +153,7 @@ impl DeviceMap {
 
     /// Sets the devices to use, and the bytes of weights on each: `20G`, `20GiB` (of 1024), `20GB` (of 1000). An empty
     /// limit is what is free, and on disk none. Order does not matter: GPUs are first, by number, then the CPU and the disk,
-    /// which is always there. Defaults to all that is free on each GPU and in the host's memory.
+    /// which is always available. Defaults to all that is free on each GPU and in the host's memory.
     #[must_use]
     pub fn max_memory<D: Into<String>, B: Into<String>>(
         self,
@@ -176,21 +176,21 @@ impl DeviceMap {
         self
     }
 
-    /// Sets the format of the weights, in the place of [`dtype`](Self::dtype): quantised formats hold the matrices of units.
+    /// Sets the format of the weights, instead of [`dtype`](Self::dtype). Quantised formats apply to the matrices of units.
     #[must_use]
     pub fn format(self, format: WeightFormat) -> Self {
         Self { format: Some(format), ..self }
     }
 
     /// Sets whether a device on which the next layer does not fit gets the first module that does, where it would be left
-    /// empty (Accelerate's `fallback_allocation`). Defaults to false.
+    /// empty (Accelerate's `fallback_allocation`). Defaults to `false`.
     #[must_use]
     pub fn fallback(self, is_on: bool) -> Self {
         Self { fallback: is_on, ..self }
     }
 
-    /// Sets whether buffers of offloaded layers are offloaded, too. Otherwise they stay on a GPU, and a note is added if
-    /// no GPU has room for them. Defaults to `false`.
+    /// Sets whether buffers of offloaded layers are offloaded, too. Otherwise they stay on a GPU, and a note is added
+    /// if no GPU has room for them. Defaults to `false`.
     #[must_use]
     pub fn offload_buffers(self, is_on: bool) -> Self {
         Self { offload_buffers: is_on, ..self }
@@ -202,7 +202,7 @@ impl DeviceMap {
         Self { reserve, ..self }
     }
 
-    /// Returns where each weight of a model is. The same arguments give the same answer: nothing is measured.
+    /// Returns the placement of each weight of a model. The result depends only on the arguments: nothing is measured.
     ///
     /// # Errors
     /// - [`DeviceMapError::UnknownPlace`], [`NoSuchDevice`](DeviceMapError::NoSuchDevice) and

@@ -197,7 +197,7 @@ pub enum ShardingError {
     NoMatch {
         /// Pattern that matches nothing.
         pattern: String,
-        /// Names of the model's components at the same depth.
+        /// Prefixes of the parameters' names with as many components as the pattern.
         known: Vec<String>,
     },
 

@@ -2,7 +2,7 @@
 
 use brigade_checkpoint::Dtype;
 
-/// A transformer that generates text, and its batch.
+/// Shape of a transformer that generates text, and of its batch.
 ///
 /// ```
 /// use brigade_checkpoint::Dtype;
@@ -17,7 +17,7 @@ use brigade_checkpoint::Dtype;
 pub struct Inference {
     /// Number of transformer blocks.
     pub layers: u64,
-    /// Width of the keys of all heads: the hidden size, less with grouped queries.
+    /// Width of the keys of all heads: the hidden size, or less with grouped-query attention.
     pub key_width: u64,
     /// Vocabulary size: the number of logits per token.
     pub vocabulary: u64,
@@ -48,14 +48,14 @@ impl Inference {
         product(&[self.cache_of_layer(), self.layers])
     }
 
-    /// Returns the bytes of the logits of the last tokens, in 32 bits.
+    /// Returns the bytes of the logits of the last token of each sequence, in 32 bits.
     #[must_use]
     pub fn logits(&self) -> u64 {
         product(&[self.samples, self.vocabulary, 4])
     }
 }
 
-/// Weights that are brought in for each forward, and the rates at which they come.
+/// Weights that are copied for each forward pass, and the bandwidths of these transfers.
 ///
 /// ```
 /// use brigade_sharding::WeightTransfer;
@@ -67,7 +67,7 @@ impl Inference {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightTransfer {
-    /// Bytes that a GPU takes from the host's memory.
+    /// Bytes that are copied from the host's memory to a GPU.
     pub host: u64,
     /// Bytes that are read from files. With a GPU they are also copied over the link.
     pub disk: u64,

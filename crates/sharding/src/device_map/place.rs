@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use super::DeviceMapError;
 
-/// A place of weights. Written as `cuda:0`, `cpu` and `disk`; `cuda`, `gpu:0` and `0` are read, too.
+/// Place of weights: a GPU, the host's memory or the disk. Written as `cuda:0`, `cpu` and `disk`; `cuda`, `gpu:0` and `0` are read, too.
 ///
 /// ```
 /// use brigade_sharding::device_map::Place;
@@ -22,7 +22,7 @@ pub enum Place {
     Cuda(usize),
     /// The memory of the host.
     Cpu,
-    /// The files of the weights, from which they are read when they are needed.
+    /// The files of the weights, which are read when the weights are needed.
     Disk,
 }
 

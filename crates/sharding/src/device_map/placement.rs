@@ -36,7 +36,7 @@ pub struct PlacedLayer {
     pub is_unit: bool,
 }
 
-/// Layers with consecutive numbers and as many bytes in one place, or a single one.
+/// Run of layers with consecutive numbers, equal sizes and the same place, or a single layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LayerRun {
     /// Name of the range of layers: `model.layers.0-11`.
@@ -111,7 +111,7 @@ impl Placement {
         &self.entries
     }
 
-    /// Returns where a tensor or a module is, which is in the module with the longest name around it. `None` for a module that
+    /// Returns the place of a tensor or a module, which is that of the module with the longest name around it. `None` for a module that
     /// is in several places, and for names outside of the map.
     #[must_use]
     pub fn place_of(&self, name: &str) -> Option<Place> {
@@ -146,27 +146,27 @@ impl Placement {
         self.devices.iter().find(|device| device.place == place)?.limit
     }
 
-    /// Returns where layers are computed whose weights are not on a GPU: on the first GPU of the map, without one on the CPU.
+    /// Returns the device that computes layers whose weights are not on a GPU: the first GPU of the map, otherwise the CPU.
     #[must_use]
     pub fn compute_place(&self) -> Place {
         let mut places = self.devices.iter().map(|device| device.place);
         places.find(|place| place.is_gpu()).unwrap_or(Place::Cpu)
     }
 
-    /// Returns the bytes that have to be brought in from a place for each forward: of layers that are computed elsewhere.
+    /// Returns the bytes that each forward pass copies from a place: the weights of layers that are computed elsewhere.
     #[must_use]
     pub fn bytes_moved_from(&self, place: Place) -> u64 {
         if self.is_offloaded(place) { self.bytes_in(place) } else { 0 }
     }
 
-    /// Returns what a user should know: limits that were taken from what is free, devices that are left empty, and buffers
+    /// Returns notes for the user: limits that were taken from what is free, devices that are left empty, and buffers
     /// that are with the first layer of their module.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Returns the layers with runs of equal layers as one.
+    /// Returns the layers, with each run of equal layers joined into one entry.
     #[must_use]
     pub fn runs(&self) -> Vec<LayerRun> {
         let mut runs: Vec<LayerRun> = Vec::new();

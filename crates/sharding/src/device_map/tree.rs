@@ -13,7 +13,7 @@ pub struct MappedTensor {
     pub name: String,
     /// Shape of the tensor.
     pub shape: Vec<u64>,
-    /// The type of its elements.
+    /// Data type of the elements.
     pub dtype: Dtype,
     /// Kind of the tensor: parameter or buffer.
     pub kind: TensorKind,
