@@ -92,16 +92,16 @@ impl DeviceMap {
 
     /// Places layers in their order, on GPUs with about the same number of bytes, then on the CPU, then on disk.
     ///
-    /// Each GPU but the last is limited to the bytes of the model divided by the number of GPUs, and 1.25 times the larger
-    /// of the largest unit and the mean of the innermost modules. Without limits a single GPU is limited to 90 % of what
-    /// is free.
+    /// Each GPU but the last is limited to the bytes of the model divided by the number of GPUs, plus 1.25 times the
+    /// larger of the largest unit and the mean of the innermost modules. Without limits a single GPU is limited to 90 %
+    /// of what is free.
     #[must_use]
     pub fn balanced() -> Self {
         Self::of(Rule::Balanced { low_zero: false })
     }
 
-    /// Places layers as [`balanced`](Self::balanced) does, with as little as possible on the first of several GPUs, which is
-    /// left for other work, such as generation.
+    /// Places layers as [`balanced`](Self::balanced) does, with as little as possible on the first of several GPUs,
+    /// which is left for other work, such as generation.
     #[must_use]
     pub fn balanced_low_0() -> Self {
         Self::of(Rule::Balanced { low_zero: true })
@@ -114,15 +114,16 @@ impl DeviceMap {
     }
 
     /// Places layers so that each device in turn has as many bytes as its limit allows, whatever their order: a layer
-    /// that does not fit is left for a later device and the ones behind it are tried. Accelerate's rules go on to the next
-    /// device at the first layer that does not fit, and may leave a device empty.
+    /// that does not fit is left for a later device and the ones behind it are tried. Accelerate's rules go on to the
+    /// next device at the first layer that does not fit, and may leave a device empty.
     #[must_use]
     pub fn fill() -> Self {
         Self::of(Rule::Fill)
     }
 
-    /// Places modules and tensors by name. The longest matching name decides, and the empty name matches the rest; `*` and `?`
-    /// stand for any characters of one component of a name (`model.layers.*`). Places are written as for [`Place`].
+    /// Places modules and tensors by name. The longest matching name decides, and the empty name matches the rest; `*`
+    /// and `?` stand for any characters of one component of a name (`model.layers.*`). Places are written as for
+    /// [`Place`].
     #[must_use]
     pub fn by_hand<N: Into<String>, P: Into<String>>(
         places: impl IntoIterator<Item = (N, P)>,
@@ -152,8 +153,8 @@ impl DeviceMap {
     }
 
     /// Sets the devices to use, and the bytes of weights on each: `20G`, `20GiB` (of 1024), `20GB` (of 1000). An empty
-    /// limit is what is free, and on disk none. Order does not matter: GPUs are first, by number, then the CPU and the disk,
-    /// which is always available. Defaults to all that is free on each GPU and in the host's memory.
+    /// limit is what is free, and on disk none. Order does not matter: GPUs are first, by number, then the CPU and the
+    /// disk, which is always available. Defaults to all that is free on each GPU and in the host's memory.
     #[must_use]
     pub fn max_memory<D: Into<String>, B: Into<String>>(
         self,
@@ -162,8 +163,8 @@ impl DeviceMap {
         Self { max_memory: owned(limits), ..self }
     }
 
-    /// Sets the type in which weights are held. A type makes floats smaller and never larger, and integers stay. Defaults
-    /// to the type of each tensor.
+    /// Sets the type in which weights are held. Floats with more bits than this type are converted to it; other floats
+    /// and integers keep their type. Defaults to the type of each tensor.
     #[must_use]
     pub fn dtype(self, dtype: Dtype) -> Self {
         Self { dtype: Some(dtype), ..self }
@@ -176,14 +177,15 @@ impl DeviceMap {
         self
     }
 
-    /// Sets the format of the weights, instead of [`dtype`](Self::dtype). Quantised formats apply to the matrices of units.
+    /// Sets the format of the weights, instead of [`dtype`](Self::dtype). Quantised formats apply to the matrices of
+    /// units.
     #[must_use]
     pub fn format(self, format: WeightFormat) -> Self {
         Self { format: Some(format), ..self }
     }
 
-    /// Sets whether a device on which the next layer does not fit gets the first module that does, where it would be left
-    /// empty (Accelerate's `fallback_allocation`). Defaults to `false`.
+    /// Sets whether a device on which the next layer does not fit gets the first module that does, where it would be
+    /// left empty (Accelerate's `fallback_allocation`). Defaults to `false`.
     #[must_use]
     pub fn fallback(self, is_on: bool) -> Self {
         Self { fallback: is_on, ..self }

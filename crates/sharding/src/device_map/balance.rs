@@ -32,7 +32,7 @@ pub(super) fn balance(tree: &ModuleTree, sizes: &Sizes, devices: &mut [Device], 
     }
 }
 
-/// Lowers the bytes for weights; the reserve stays.
+/// Lowers the bytes for weights and leaves the reserve unchanged.
 fn lower(gpu: &mut Device, share: u64) {
     let limit = share.saturating_add(gpu.reserve);
     gpu.limit = Some(gpu.limit.map_or(limit, |own| own.min(limit)));

@@ -8,13 +8,13 @@ use crate::byte_size::in_bytes;
 /// Free memory of the devices of a machine, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FreeMemory {
-    /// `None` where the machine is not known.
+    /// Free bytes per device, or `None` if the machine is not known.
     devices: Option<Vec<(Place, u64)>>,
 }
 
 impl FreeMemory {
-    /// Creates it from the free bytes of each GPU and of the host's memory. A device that is not among them does not exist, except for
-    /// the disk.
+    /// Creates it from the free bytes of each GPU and of the host's memory. A device that is not among them does not
+    /// exist, except for the disk.
     #[must_use]
     pub fn new(devices: impl IntoIterator<Item = (Place, u64)>) -> Self {
         Self { devices: Some(devices.into_iter().collect()) }

@@ -7,7 +7,8 @@ use serde::{Serialize, Serializer};
 
 use super::DeviceMapError;
 
-/// Place of weights: a GPU, the host's memory or the disk. Written as `cuda:0`, `cpu` and `disk`; `cuda`, `gpu:0` and `0` are read, too.
+/// Place of weights: a GPU, the host's memory or the disk. Written as `cuda:0`, `cpu` and `disk`; `cuda`, `gpu:0` and
+/// `0` are read, too.
 ///
 /// ```
 /// use brigade_sharding::device_map::Place;
@@ -61,7 +62,7 @@ impl FromStr for Place {
     }
 }
 
-/// As in Accelerate's maps: a GPU is a number.
+/// Serializes a place as in Accelerate's maps: a GPU is a number.
 impl Serialize for Place {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {

@@ -111,8 +111,8 @@ impl Placement {
         &self.entries
     }
 
-    /// Returns the place of a tensor or a module, which is that of the module with the longest name around it. `None` for a module that
-    /// is in several places, and for names outside of the map.
+    /// Returns the place of a tensor or a module, which is that of the module with the longest name around it. `None`
+    /// for a module that is in several places, and for names outside of the map.
     #[must_use]
     pub fn place_of(&self, name: &str) -> Option<Place> {
         let mut prefix = name;
@@ -133,8 +133,8 @@ impl Placement {
         &self.layers
     }
 
-    /// Returns the bytes of the weights in each place, in the order in which places are filled. Devices that are left empty
-    /// have 0.
+    /// Returns the bytes of the weights in each place, in the order in which places are filled. Devices that are left
+    /// empty have 0.
     #[must_use]
     pub fn bytes(&self) -> Vec<(Place, u64)> {
         self.devices.iter().map(|device| (device.place, self.bytes_in(device.place))).collect()
@@ -146,7 +146,8 @@ impl Placement {
         self.devices.iter().find(|device| device.place == place)?.limit
     }
 
-    /// Returns the device that computes layers whose weights are not on a GPU: the first GPU of the map, otherwise the CPU.
+    /// Returns the device that computes layers whose weights are not on a GPU: the first GPU of the map, otherwise the
+    /// CPU.
     #[must_use]
     pub fn compute_place(&self) -> Place {
         let mut places = self.devices.iter().map(|device| device.place);

@@ -74,13 +74,13 @@ pub struct ModuleTree {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Module {
-    /// Its name; the root's is empty.
+    /// Name of the module. The root's name is empty.
     pub(super) name: String,
     pub(super) parent: usize,
     pub(super) children: Vec<usize>,
     /// Own parameters, and behind them own buffers.
     pub(super) tensors: Vec<usize>,
-    /// Whether it is never split.
+    /// `true` if the module is never split.
     pub(super) is_unit: bool,
 }
 
@@ -95,12 +95,12 @@ pub(super) enum Item {
 pub(super) const ROOT: usize = 0;
 
 impl ModuleTree {
-    /// Makes modules of the tensors of a model, in order of registration, with the names of modules that are never split: the
-    /// blocks of a transformer.
+    /// Creates the tree from the tensors of a model, in order of registration, and the names of units: modules that are
+    /// never split, such as the blocks of a transformer.
     ///
     /// # Errors
-    /// For names that are empty, there twice, or tensor and module at once, ties to tensors and units that do not exist, and
-    /// for no tensors.
+    /// Fails for names that are empty, occur twice, or name both a tensor and a module, for ties to tensors that do not
+    /// exist, for units that do not exist, and if there are no tensors.
     pub fn new<U: Into<String>>(
         tensors: impl IntoIterator<Item = MappedTensor>,
         units: impl IntoIterator<Item = U>,
