@@ -208,12 +208,16 @@ impl DeviceMap {
     ///
     /// # Errors
     /// - [`DeviceMapError::UnknownPlace`], [`NoSuchDevice`](DeviceMapError::NoSuchDevice) and
-    ///   [`Limit`](DeviceMapError::Limit) for devices and limits that do not exist or are not known.
+    ///   [`Limit`](DeviceMapError::Limit) for devices that do not exist, and for limits that are not a number of bytes.
+    /// - [`NoLimits`](DeviceMapError::NoLimits) if no limits are given and free memory is not known, and
+    ///   [`TwoLimits`](DeviceMapError::TwoLimits) for a device with two limits.
+    /// - [`NoSuchTensor`](DeviceMapError::NoSuchTensor) for the type of a tensor that does not exist, and
+    ///   [`TooLarge`](DeviceMapError::TooLarge) for a model whose bytes cannot be counted.
     /// - [`UnknownName`](DeviceMapError::UnknownName), [`Uncovered`](DeviceMapError::Uncovered),
-    ///   [`Overlap`](DeviceMapError::Overlap) and [`TiedApart`](DeviceMapError::TiedApart) for maps by hand that do not suit
-    ///   the model.
-    /// - [`UnitTooLarge`](DeviceMapError::UnitTooLarge) where the device that computes has no room for the largest offloaded
-    ///   layer, and [`OverLimit`](DeviceMapError::OverLimit) where a map by hand exceeds a limit.
+    ///   [`Overlap`](DeviceMapError::Overlap) and [`TiedApart`](DeviceMapError::TiedApart) for maps by hand that do not
+    ///   suit the model.
+    /// - [`UnitTooLarge`](DeviceMapError::UnitTooLarge) if the device that computes has no room for the largest
+    ///   offloaded layer, and [`OverLimit`](DeviceMapError::OverLimit) if a map by hand exceeds a limit.
     pub fn resolve(
         &self,
         tree: &ModuleTree,
