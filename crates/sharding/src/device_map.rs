@@ -208,7 +208,8 @@ impl DeviceMap {
     ///
     /// # Errors
     /// - [`DeviceMapError::UnknownPlace`], [`NoSuchDevice`](DeviceMapError::NoSuchDevice) and
-    ///   [`Limit`](DeviceMapError::Limit) for devices that do not exist, and for limits that are not a number of bytes.
+    ///   [`Limit`](DeviceMapError::Limit) for devices that do not exist, and for limits that are not a number of
+    ///   bytes, or are empty where free memory is not known.
     /// - [`NoLimits`](DeviceMapError::NoLimits) if no limits are given and free memory is not known, and
     ///   [`TwoLimits`](DeviceMapError::TwoLimits) for a device with two limits.
     /// - [`NoSuchTensor`](DeviceMapError::NoSuchTensor) for the type of a tensor that does not exist, and

@@ -38,8 +38,8 @@ fn lower(gpu: &mut Device, share: u64) {
     gpu.limit = Some(gpu.limit.map_or(limit, |own| own.min(limit)));
 }
 
-/// Returns 1.25 times the larger of the largest unit and the mean of the innermost modules. Without this surplus the last
-/// layers would not fit on any GPU.
+/// Returns 1.25 times the larger of the largest unit and the mean of the innermost modules. Without this surplus the
+/// last layers would not fit on any GPU.
 fn surplus(tree: &ModuleTree, sizes: &Sizes) -> u64 {
     // A module that has nothing but later names of tied weights does not count.
     let mut counts = vec![false; tree.modules.len()];
