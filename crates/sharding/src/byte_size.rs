@@ -11,7 +11,7 @@
 /// ```
 ///
 /// # Errors
-/// Says which forms there are, for any other text, and for numbers below 1 and from 1e19.
+/// Returns a message with the valid forms for any other text, for numbers below 1, and for numbers of 1e19 or more.
 pub fn parse(text: &str) -> Result<u64, String> {
     let number_ends = text.find(|it: char| !it.is_ascii_digit() && it != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(number_ends);
@@ -35,7 +35,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Returns a number of bytes with a unit of 1024: `475 MiB`, `1.5 GiB`.
+/// Formats a number of bytes with a binary unit (a power of 1024): `475 MiB`, `1.5 GiB`.
 ///
 /// ```
 /// use brigade_sharding::byte_size::in_bytes;

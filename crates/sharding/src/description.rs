@@ -6,18 +6,18 @@ use brigade_rank_env::text::escaped;
 
 use crate::{ShardingPlan, Unit, UnitParameter};
 
-/// The first thing in which two plans differ.
+/// First difference between the descriptions of two plans.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanDifference {
-    /// What the plan has that was asked; `None` where it ends before.
+    /// Differing line of the description of this plan. `None` if this description ends first.
     pub here: Option<String>,
-    /// What the other has; `None` where it ends before.
+    /// Differing line of the description of the other plan. `None` if that description ends first.
     pub there: Option<String>,
 }
 
 impl ShardingPlan {
     /// Returns the plan as text: settings, mesh, a line for each parameter in the order of registration, and one for
-    /// each unit. All that decides which messages are sent is in it.
+    /// each unit. It contains everything that determines the messages of the ranks.
     #[must_use]
     pub fn description(&self) -> String {
         let mut parameters: Vec<(&Unit, &UnitParameter)> = Vec::new();
@@ -41,8 +41,8 @@ impl ShardingPlan {
         fnv(&self.description())
     }
 
-    /// Returns the first thing in which another rank's [`description`](Self::description) differs from this plan's.
-    /// For models that differ it is the first parameter that does.
+    /// Returns the first line in which another rank's [`description`](Self::description) differs from this plan's, or
+    /// `None` if they are equal. If the models differ, it is the first parameter that differs.
     ///
     /// ```
     /// use brigade_checkpoint::Dtype;

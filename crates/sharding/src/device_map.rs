@@ -31,7 +31,7 @@ use infer::Inferred;
 use limits::Limits;
 use sizes::Sizes;
 
-/// A rule by which the weights of a model get places, with its limits.
+/// Device map: a rule that assigns the weights of a model to devices, with memory limits.
 ///
 /// ```
 /// use brigade_checkpoint::Dtype;
@@ -74,12 +74,12 @@ enum Rule {
     ByHand(Vec<(String, String)>),
 }
 
-/// Bytes beside the weights for which devices keep room.
+/// Memory that is reserved beside the weights, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Reserve {
-    /// Bytes on each device that computes, for activations: on GPUs, without GPUs in the host's memory.
+    /// Bytes reserved for activations on each device that computes: on each GPU, or in the host's memory without GPUs.
     pub device: u64,
-    /// Bytes of each unit, where the unit is: its key-value cache.
+    /// Bytes reserved with each unit, in the place of the unit, for its key-value cache.
     pub unit: u64,
 }
 
@@ -92,16 +92,16 @@ impl DeviceMap {
 
     /// Places layers in their order, on GPUs with about the same number of bytes, then on the CPU, then on disk.
     ///
-    /// Each GPU but the last is limited to the bytes of the model divided by the number of GPUs, and 1.25 times the larger
-    /// of the largest unit and the mean of the innermost modules. Without limits a single GPU is limited to 90 % of what
-    /// is free.
+    /// Each GPU but the last is limited to the bytes of the model divided by the number of GPUs, plus 1.25 times the
+    /// larger of the largest unit and the mean of the innermost modules. Without limits a single GPU is limited to 90 %
+    /// of what is free.
     #[must_use]
     pub fn balanced() -> Self {
         Self::of(Rule::Balanced { low_zero: false })
     }
 
-    /// Places layers as [`balanced`](Self::balanced), with as little as possible on the first of several GPUs, which is
-    /// left for other work, such as generation.
+    /// Places layers as [`balanced`](Self::balanced) does, with as little as possible on the first of several GPUs,
+    /// which is left for other work, such as generation.
     #[must_use]
     pub fn balanced_low_0() -> Self {
         Self::of(Rule::Balanced { low_zero: true })
@@ -114,15 +114,16 @@ impl DeviceMap {
     }
 
     /// Places layers so that each device in turn has as many bytes as its limit allows, whatever their order: a layer
-    /// that does not fit is left for a later device and the ones behind it are tried. Accelerate's rules go on to the next
-    /// device at the first layer that does not fit, and may leave a device empty.
+    /// that does not fit is left for a later device and the ones behind it are tried. Accelerate's rules go on to the
+    /// next device at the first layer that does not fit, and may leave a device empty.
     #[must_use]
     pub fn fill() -> Self {
         Self::of(Rule::Fill)
     }
 
-    /// Places modules and tensors by name. The longest name decides, and the empty name has all that is left; `*` and `?`
-    /// stand for any characters of one component of a name (`model.layers.*`). Places are written as for [`Place`].
+    /// Places modules and tensors by name. The longest matching name decides, and the empty name matches the rest; `*`
+    /// and `?` stand for any characters of one component of a name (`model.layers.*`). Places are written as for
+    /// [`Place`].
     #[must_use]
     pub fn by_hand<N: Into<String>, P: Into<String>>(
         places: impl IntoIterator<Item = (N, P)>,
@@ -152,8 +153,8 @@ impl DeviceMap {
     }
 
     /// Sets the devices to use, and the bytes of weights on each: `20G`, `20GiB` (of 1024), `20GB` (of 1000). An empty
-    /// limit is what is free, and on disk none. Order does not matter: GPUs are first, by number, then the CPU and the disk,
-    /// which is always there. Defaults to all that is free on each GPU and in the host's memory.
+    /// limit is what is free, and on disk none. Order does not matter: GPUs are first, by number, then the CPU and the
+    /// disk, which is always available. Defaults to all that is free on each GPU and in the host's memory.
     #[must_use]
     pub fn max_memory<D: Into<String>, B: Into<String>>(
         self,
@@ -162,35 +163,36 @@ impl DeviceMap {
         Self { max_memory: owned(limits), ..self }
     }
 
-    /// Sets the type in which weights are held. A type makes floats smaller and never larger, and integers stay. Defaults
-    /// to the type of each tensor.
+    /// Sets the type in which weights are held. Floats with more bits than this type are converted to it; other floats
+    /// and integers keep their type. Defaults to the type of each tensor.
     #[must_use]
     pub fn dtype(self, dtype: Dtype) -> Self {
         Self { dtype: Some(dtype), ..self }
     }
 
-    /// Sets the type of one tensor, whatever [`dtype`](Self::dtype) says.
+    /// Sets the type of one tensor, which takes precedence over [`dtype`](Self::dtype).
     #[must_use]
     pub fn special_dtype(mut self, name: impl Into<String>, dtype: Dtype) -> Self {
         self.special_dtypes.push((name.into(), dtype));
         self
     }
 
-    /// Sets the format of the weights, in the place of [`dtype`](Self::dtype): quantised formats hold the matrices of units.
+    /// Sets the format of the weights, instead of [`dtype`](Self::dtype). Quantised formats apply to the matrices of
+    /// units.
     #[must_use]
     pub fn format(self, format: WeightFormat) -> Self {
         Self { format: Some(format), ..self }
     }
 
-    /// Sets whether a device on which the next layer does not fit gets the first module that does, where it would be left
-    /// empty (Accelerate's `fallback_allocation`). Defaults to false.
+    /// Sets whether a device on which the next layer does not fit gets the first module that does, where it would be
+    /// left empty (Accelerate's `fallback_allocation`). Defaults to `false`.
     #[must_use]
     pub fn fallback(self, is_on: bool) -> Self {
         Self { fallback: is_on, ..self }
     }
 
-    /// Sets whether buffers of offloaded layers are offloaded, too. Otherwise they stay on a GPU, and a note says where no
-    /// GPU has room for them. Defaults to false.
+    /// Sets whether buffers of offloaded layers are offloaded, too. Otherwise they stay on a GPU, and a note is added
+    /// if no GPU has room for them. Defaults to `false`.
     #[must_use]
     pub fn offload_buffers(self, is_on: bool) -> Self {
         Self { offload_buffers: is_on, ..self }
@@ -202,16 +204,21 @@ impl DeviceMap {
         Self { reserve, ..self }
     }
 
-    /// Returns where each weight of a model is. The same arguments give the same answer: nothing is measured.
+    /// Returns the placement of each weight of a model. The result depends only on the arguments: nothing is measured.
     ///
     /// # Errors
     /// - [`DeviceMapError::UnknownPlace`], [`NoSuchDevice`](DeviceMapError::NoSuchDevice) and
-    ///   [`Limit`](DeviceMapError::Limit) for devices and limits that do not exist or are not known.
+    ///   [`Limit`](DeviceMapError::Limit) for devices that do not exist, and for limits that are not a number of
+    ///   bytes, or are empty where free memory is not known.
+    /// - [`NoLimits`](DeviceMapError::NoLimits) if no limits are given and free memory is not known, and
+    ///   [`TwoLimits`](DeviceMapError::TwoLimits) for a device with two limits.
+    /// - [`NoSuchTensor`](DeviceMapError::NoSuchTensor) for the type of a tensor that does not exist, and
+    ///   [`TooLarge`](DeviceMapError::TooLarge) for a model whose bytes cannot be counted.
     /// - [`UnknownName`](DeviceMapError::UnknownName), [`Uncovered`](DeviceMapError::Uncovered),
-    ///   [`Overlap`](DeviceMapError::Overlap) and [`TiedApart`](DeviceMapError::TiedApart) for maps by hand that do not suit
-    ///   the model.
-    /// - [`UnitTooLarge`](DeviceMapError::UnitTooLarge) where the device that computes has no room for the largest offloaded
-    ///   layer, and [`OverLimit`](DeviceMapError::OverLimit) where a map by hand exceeds a limit.
+    ///   [`Overlap`](DeviceMapError::Overlap) and [`TiedApart`](DeviceMapError::TiedApart) for maps by hand that do not
+    ///   suit the model.
+    /// - [`UnitTooLarge`](DeviceMapError::UnitTooLarge) if the device that computes has no room for the largest
+    ///   offloaded layer, and [`OverLimit`](DeviceMapError::OverLimit) if a map by hand exceeds a limit.
     pub fn resolve(
         &self,
         tree: &ModuleTree,

@@ -4,8 +4,8 @@ use brigade_checkpoint::Dtype;
 use brigade_checkpoint::layout::MeshAxis;
 use brigade_rank_env::text::escaped;
 
-/// A mesh, a strategy or a plan that cannot be made. All of these are the caller's input; the text says what
-/// to change.
+/// Error of an invalid mesh, strategy or plan. Each is caused by the caller's input, and its message gives the
+/// change to make.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardingError {
@@ -15,25 +15,25 @@ pub enum ShardingError {
         escaped(.text), if *.or_none { "none, " } else { "" }
     )]
     UnknownStrategy {
-        /// The text.
+        /// Text that could not be parsed as a strategy.
         text: String,
-        /// Whether `none` could have been written, too.
+        /// `true` if `none` is also a valid value.
         or_none: bool,
     },
 
     /// A text in JSON that is not a strategy with its options.
     #[error("not the options of a sharding strategy in JSON: {}", escaped(.message))]
     Json {
-        /// What the parser found.
+        /// Error message of the JSON parser.
         message: String,
     },
 
     /// A variable of the environment with a wrong value.
     #[error("{name}: {source}")]
     Variable {
-        /// Its name.
+        /// Name of the environment variable.
         name: &'static str,
-        /// What is wrong with its value.
+        /// Error in the variable's value.
         source: Box<Self>,
     },
 
@@ -66,13 +66,13 @@ pub enum ShardingError {
         escaped(.name), nearest.iter().map(u64::to_string).collect::<Vec<_>>().join(" or ")
     )]
     Indivisible {
-        /// The parameter's name.
+        /// Name of the parameter.
         name: String,
-        /// Its whole shape.
+        /// Full shape of the parameter, before sharding.
         shape: Vec<u64>,
         /// The dimension that is divided.
         dim: usize,
-        /// Its size.
+        /// Size of the dimension that is divided.
         size: u64,
         /// Ranks of the tensor group.
         ranks: usize,
@@ -80,10 +80,10 @@ pub enum ShardingError {
         nearest: Vec<u64>,
     },
 
-    /// A vocabulary of which a rank of a tensor group would have nothing.
+    /// A vocabulary that leaves some ranks of a tensor group without entries.
     #[error("`{}`: a vocabulary of {size} entries leaves some of {ranks} tensor ranks without one", escaped(.name))]
     EmptyPart {
-        /// The parameter's name.
+        /// Name of the parameter.
         name: String,
         /// Entries of the vocabulary.
         size: u64,
@@ -91,7 +91,7 @@ pub enum ShardingError {
         ranks: usize,
     },
 
-    /// Axes whose product has no place in a number.
+    /// Axes whose product overflows the integer type.
     #[error("the mesh {axes} has more ranks than can be counted")]
     TooManyRanks {
         /// The axes and their sizes.
@@ -110,7 +110,7 @@ pub enum ShardingError {
     /// A rank outside of the mesh.
     #[error("rank {rank} is not in a mesh of {world_size} ranks")]
     NoSuchRank {
-        /// The rank.
+        /// Rank that is not in the mesh.
         rank: usize,
         /// Ranks of the mesh.
         world_size: usize,
@@ -142,16 +142,16 @@ pub enum ShardingError {
     MeshShard {
         /// Ranks that share one copy.
         shard_size: usize,
-        /// The mesh.
+        /// Axes of the mesh and their sizes.
         mesh: String,
     },
 
     /// A type of mixed precision that is not a float.
     #[error("the type of {what} is {dtype}: it must be F64, F32, F16 or BF16")]
     NotAFloat {
-        /// What has the type.
+        /// Name of the thing that has the type.
         what: &'static str,
-        /// The type.
+        /// Type that is not a floating-point type.
         dtype: Dtype,
     },
 
@@ -162,23 +162,23 @@ pub enum ShardingError {
     /// A parameter without a name.
     #[error("a parameter of shape {shape:?} has no name")]
     Nameless {
-        /// Its shape.
+        /// Shape of the parameter without a name.
         shape: Vec<u64>,
     },
 
-    /// A name that is there twice.
+    /// A name that two parameters share.
     #[error("two parameters have the name {}", escaped(.name))]
     DuplicateName {
-        /// The name.
+        /// Name that occurs twice.
         name: String,
     },
 
     /// A trained parameter that cannot have a gradient.
     #[error("parameter {} is trained and of type {dtype}: freeze it, or make it a float", escaped(.name))]
     NotTrainable {
-        /// Its name.
+        /// Name of the parameter.
         name: String,
-        /// Its type.
+        /// Data type of the parameter.
         dtype: Dtype,
     },
 
@@ -195,9 +195,9 @@ pub enum ShardingError {
         escaped(.pattern), first_of(.known)
     )]
     NoMatch {
-        /// The pattern.
+        /// Pattern that matches nothing.
         pattern: String,
-        /// Names of as many components.
+        /// Prefixes of the parameters' names with as many components as the pattern.
         known: Vec<String>,
     },
 
@@ -207,11 +207,11 @@ pub enum ShardingError {
         escaped(.first), escaped(.second), escaped(.name)
     )]
     Overlap {
-        /// A pattern.
+        /// First of the two patterns.
         first: String,
-        /// Another one.
+        /// Second of the two patterns.
         second: String,
-        /// The parameter.
+        /// Name of a parameter that both patterns match.
         name: String,
     },
 }

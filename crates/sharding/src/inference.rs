@@ -2,7 +2,7 @@
 
 use brigade_checkpoint::Dtype;
 
-/// A transformer that generates text, and its batch.
+/// Shape of a transformer that generates text, and of its batch.
 ///
 /// ```
 /// use brigade_checkpoint::Dtype;
@@ -15,15 +15,15 @@ use brigade_checkpoint::Dtype;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inference {
-    /// Number of blocks.
+    /// Number of transformer blocks.
     pub layers: u64,
-    /// Width of the keys of all heads: the hidden size, less with grouped queries.
+    /// Width of the keys of all heads: the hidden size, or less with grouped-query attention.
     pub key_width: u64,
-    /// Vocabulary size.
+    /// Vocabulary size: the number of logits per token.
     pub vocabulary: u64,
-    /// Texts of a batch.
+    /// Batch size: the number of sequences.
     pub samples: u64,
-    /// Tokens of a text, the prompt's among them.
+    /// Sequence length in tokens, including the prompt.
     pub tokens: u64,
     /// Type of the key-value cache.
     pub dtype: Dtype,
@@ -48,14 +48,14 @@ impl Inference {
         product(&[self.cache_of_layer(), self.layers])
     }
 
-    /// Returns the bytes of the logits of the last tokens, in 32 bits.
+    /// Returns the bytes of the logits of the last token of each sequence, in 32 bits.
     #[must_use]
     pub fn logits(&self) -> u64 {
         product(&[self.samples, self.vocabulary, 4])
     }
 }
 
-/// Weights that are brought in for each forward, and the rates at which they come.
+/// Weights that are copied for each forward pass, and the bandwidths of these transfers.
 ///
 /// ```
 /// use brigade_sharding::WeightTransfer;
@@ -67,19 +67,19 @@ impl Inference {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightTransfer {
-    /// Bytes that a GPU takes from the host's memory.
+    /// Bytes that are copied from the host's memory to a GPU.
     pub host: u64,
-    /// Bytes that are read from files; with a GPU they go over the link, too.
+    /// Bytes that are read from files. With a GPU they are also copied over the link.
     pub disk: u64,
-    /// Bytes a second from the host's memory to a GPU; 0 without one.
+    /// Bandwidth from the host's memory to a GPU, in bytes per second. 0 if there is no GPU.
     pub link: u64,
-    /// Bytes a second from files.
+    /// Bandwidth of reading files, in bytes per second.
     pub read: u64,
 }
 
 impl WeightTransfer {
-    /// Returns the most forwards in a second, where reads and copies go on at the same time and computation takes no time.
-    /// `None` where no weights are moved, so that these rates are no bound.
+    /// Returns the upper bound on forward passes per second, if reads and copies overlap and computation takes no time.
+    /// `None` if no weights are moved or the rates are 0, so that transfers do not limit the speed.
     #[must_use]
     pub fn forwards_per_second(&self) -> Option<f64> {
         let seconds =

@@ -12,7 +12,7 @@ pub(super) fn keep_tenth(devices: &mut [Device]) {
     }
 }
 
-/// Lowers the limits of GPUs, the last one's excepted, to their share of the model and a bit more.
+/// Lowers the limits of all GPUs but the last to their share of the model plus [`surplus`].
 pub(super) fn balance(tree: &ModuleTree, sizes: &Sizes, devices: &mut [Device], low_zero: bool) {
     let mut gpus: Vec<&mut Device> =
         devices.iter_mut().filter(|device| device.place.is_gpu()).collect();
@@ -32,14 +32,14 @@ pub(super) fn balance(tree: &ModuleTree, sizes: &Sizes, devices: &mut [Device], 
     }
 }
 
-/// Lowers the bytes for weights; the reserve stays.
+/// Lowers the bytes for weights and leaves the reserve unchanged.
 fn lower(gpu: &mut Device, share: u64) {
     let limit = share.saturating_add(gpu.reserve);
     gpu.limit = Some(gpu.limit.map_or(limit, |own| own.min(limit)));
 }
 
-/// Returns 1.25 times the larger of the largest unit and the mean of the innermost modules, without which the last layers
-/// would fit on no GPU.
+/// Returns 1.25 times the larger of the largest unit and the mean of the innermost modules. Without this surplus the
+/// last layers would not fit on any GPU.
 fn surplus(tree: &ModuleTree, sizes: &Sizes) -> u64 {
     // A module that has nothing but later names of tied weights does not count.
     let mut counts = vec![false; tree.modules.len()];

@@ -13,14 +13,14 @@ pub enum DeviceMapError {
     /// A text that is not a place.
     #[error("`{}` is not a place for weights: write cuda:N, cpu or disk", escaped(.text))]
     UnknownPlace {
-        /// The text.
+        /// Text that could not be parsed as a place.
         text: String,
     },
 
     /// A device that this machine does not have.
     #[error("the device map uses {place}, which does not exist: there are {}", list(.known))]
     NoSuchDevice {
-        /// The device.
+        /// Device that does not exist.
         place: Place,
         /// The devices that exist.
         known: Vec<Place>,
@@ -29,15 +29,15 @@ pub enum DeviceMapError {
     /// A limit that is not a number of bytes.
     #[error("the limit `{}` of {place} is {reason}", escaped(.text))]
     Limit {
-        /// The device.
+        /// Device that the limit is for.
         place: Place,
-        /// The limit.
+        /// Text of the limit.
         text: String,
-        /// What is wrong with it.
+        /// Reason why the limit is invalid.
         reason: String,
     },
 
-    /// A map without limits for a machine of which free memory is not known.
+    /// A map without limits on a machine whose free memory is not known.
     #[error(
         "the device map has no limits, and free memory is not known here: give a limit for each device"
     )]
@@ -46,7 +46,7 @@ pub enum DeviceMapError {
     /// Two limits of one device.
     #[error("{place} has two limits: leave one of them out")]
     TwoLimits {
-        /// The device.
+        /// Device that has two limits.
         place: Place,
     },
 
@@ -56,7 +56,7 @@ pub enum DeviceMapError {
         escaped(.message)
     )]
     Json {
-        /// What the parser found.
+        /// Error message of the JSON parser.
         message: String,
     },
 
@@ -68,7 +68,7 @@ pub enum DeviceMapError {
     UnknownName {
         /// The name or pattern.
         name: String,
-        /// Names of the model that are like it.
+        /// Similar names in the model.
         near: Vec<String>,
     },
 
@@ -88,11 +88,11 @@ pub enum DeviceMapError {
         escaped(.first), escaped(.second), escaped(.name)
     )]
     Overlap {
-        /// A pattern.
+        /// First of the two patterns.
         first: String,
-        /// Another one.
+        /// Second of the two patterns.
         second: String,
-        /// The module or tensor.
+        /// Name of the module or tensor that both patterns match.
         name: String,
     },
 
@@ -105,11 +105,11 @@ pub enum DeviceMapError {
     TiedApart {
         /// The first name of the weight.
         first: String,
-        /// Its place.
+        /// Place of the first name.
         first_place: Place,
         /// Another name of the weight.
         second: String,
-        /// Its place.
+        /// Place of the second name.
         second_place: Place,
     },
 
@@ -122,27 +122,27 @@ pub enum DeviceMapError {
     UnitTooLarge {
         /// The device that computes.
         place: Place,
-        /// Its limit in bytes.
+        /// Limit of the device in bytes.
         limit: u64,
-        /// The largest layer.
+        /// Name of the largest layer.
         unit: String,
-        /// Its bytes.
+        /// Size of the largest layer in bytes.
         bytes: u64,
-        /// The smallest limit that would do, in bytes.
+        /// Smallest sufficient limit, in bytes.
         needed: u64,
     },
 
-    /// A map by hand that puts more on a device than its limit.
+    /// A device map written by hand that puts more on a device than its limit.
     #[error(
         "the device map puts {} on {place}, whose limit is {}: move a layer to another place, or raise the limit",
         in_bytes(*.bytes), in_bytes(*.limit)
     )]
     OverLimit {
-        /// The device.
+        /// Device whose limit is exceeded.
         place: Place,
-        /// Bytes that the map puts there.
+        /// Bytes that the map puts on the device.
         bytes: u64,
-        /// The limit in bytes.
+        /// Limit of the device in bytes.
         limit: u64,
     },
 
@@ -153,21 +153,21 @@ pub enum DeviceMapError {
     /// A tensor without a name.
     #[error("a tensor of shape {shape:?} has no name")]
     Nameless {
-        /// Its shape.
+        /// Shape of the tensor without a name.
         shape: Vec<u64>,
     },
 
-    /// A name that is there twice.
+    /// A name that two tensors share.
     #[error("two tensors have the name {}", escaped(.name))]
     DuplicateName {
-        /// The name.
+        /// Name that occurs twice.
         name: String,
     },
 
     /// A name that is a tensor and a module.
     #[error("{} is a tensor, and a module with tensors of its own", escaped(.name))]
     TensorIsModule {
-        /// The name.
+        /// Name shared by a tensor and a module.
         name: String,
     },
 
@@ -177,23 +177,23 @@ pub enum DeviceMapError {
         escaped(.name), escaped(.tied_to)
     )]
     Tie {
-        /// The tensor.
+        /// Name of the tied tensor.
         name: String,
-        /// The name to which it is tied.
+        /// Name of the tensor to which it is tied.
         tied_to: String,
     },
 
     /// A unit that is not a module.
     #[error("the model has no module {}, which is named as a unit", escaped(.name))]
     NoSuchUnit {
-        /// The name.
+        /// Name that is not a module of the model.
         name: String,
     },
 
     /// A type for a tensor that does not exist.
     #[error("the device map gives {} a type, which is not a tensor of the model", escaped(.name))]
     NoSuchTensor {
-        /// The name.
+        /// Name that is not a tensor of the model.
         name: String,
     },
 

@@ -15,8 +15,8 @@ struct Group {
     largest: u64,
 }
 
-/// Places the layers of a model. Where the GPUs do not hold all of them, the first one keeps room for the largest layer that
-/// is elsewhere, and so does the host's memory where layers are on disk.
+/// Places the layers of a model. If the GPUs do not hold all of them, the first one keeps room for the largest layer
+/// that is elsewhere, and so does the host's memory where layers are on disk.
 pub(super) fn fill(tree: &ModuleTree, sizes: &Sizes, limits: &Limits) -> Vec<(Item, Place)> {
     let layers = tree.layer_items();
     let devices = &limits.devices;

@@ -8,7 +8,7 @@ use super::sizes::Sizes;
 use super::tree::{Item, ModuleTree, ROOT};
 use crate::byte_size::in_bytes;
 
-/// What the rules answer.
+/// Result of Accelerate's rules.
 pub(super) struct Inferred {
     pub(super) entries: Vec<(Item, Place)>,
     /// Devices that are left empty, and the bytes with which they would not have been.

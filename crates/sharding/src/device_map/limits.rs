@@ -5,22 +5,22 @@ use super::{DeviceMapError, Place};
 use crate::byte_size;
 use crate::byte_size::in_bytes;
 
-/// Bytes that are free on the devices of a machine.
+/// Free memory of the devices of a machine, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FreeMemory {
-    /// `None` where the machine is not known.
+    /// Free bytes per device, or `None` if the machine is not known.
     devices: Option<Vec<(Place, u64)>>,
 }
 
 impl FreeMemory {
-    /// Takes the free bytes of each GPU, and of the host's memory. A device that is not among them does not exist, except for
-    /// the disk.
+    /// Creates it from the free bytes of each GPU and of the host's memory. A device that is not among them does not
+    /// exist, except for the disk.
     #[must_use]
     pub fn new(devices: impl IntoIterator<Item = (Place, u64)>) -> Self {
         Self { devices: Some(devices.into_iter().collect()) }
     }
 
-    /// Returns what is known of a machine that is not this one: each device exists, and its limit has to be given.
+    /// Returns the free memory of an unknown machine: each device is taken to exist, and its limit has to be given.
     #[must_use]
     pub fn unknown() -> Self {
         Self { devices: None }

@@ -7,7 +7,8 @@ use serde::{Serialize, Serializer};
 
 use super::DeviceMapError;
 
-/// A place of weights. Written as `cuda:0`, `cpu` and `disk`; `cuda`, `gpu:0` and `0` are read, too.
+/// Place of weights: a GPU, the host's memory or the disk. Written as `cuda:0`, `cpu` and `disk`; `cuda`, `gpu:0` and
+/// `0` are read, too.
 ///
 /// ```
 /// use brigade_sharding::device_map::Place;
@@ -20,14 +21,14 @@ use super::DeviceMapError;
 pub enum Place {
     /// The memory of a GPU, by its number.
     Cuda(usize),
-    /// The host's memory.
+    /// The memory of the host.
     Cpu,
-    /// The files of the weights, from which they are read when they are needed.
+    /// The files of the weights, which are read when the weights are needed.
     Disk,
 }
 
 impl Place {
-    /// Returns whether it is the memory of a GPU.
+    /// Returns `true` if the place is the memory of a GPU.
     #[must_use]
     pub fn is_gpu(self) -> bool {
         matches!(self, Self::Cuda(_))
@@ -61,7 +62,7 @@ impl FromStr for Place {
     }
 }
 
-/// As in Accelerate's maps: a GPU is a number.
+/// Serializes a place as in Accelerate's maps: a GPU is a number.
 impl Serialize for Place {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {

@@ -12,8 +12,8 @@ use super::tree::{Item, ModuleTree};
 use super::{DeviceMapError, Place};
 use crate::byte_size::in_bytes;
 
-/// Where each weight of a model is. As JSON it is Accelerate's map, which [`DeviceMap::from_json`](super::DeviceMap::from_json)
-/// reads; as text a table of layers, places and bytes.
+/// Placement of each weight of a model. Its JSON form is Accelerate's device map, which
+/// [`DeviceMap::from_json`](super::DeviceMap::from_json) reads; its text form is a table of layers, places and bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     entries: Vec<(String, Place)>,
@@ -26,26 +26,26 @@ pub struct Placement {
 /// A layer, or a tensor of a layer that has several places.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PlacedLayer {
-    /// Its name in the model.
+    /// Name of the layer or tensor in the model.
     pub name: String,
-    /// Where its weights are.
+    /// Place of the layer's weights.
     pub place: Place,
-    /// Bytes of its weights. Those of a tied weight are where its first name is.
+    /// Size of the weights in bytes. A tied weight is counted where its first name is.
     pub bytes: u64,
-    /// Whether it is a unit, which is computed as a whole.
+    /// `true` if the layer is a unit, which is computed as a whole.
     pub is_unit: bool,
 }
 
-/// Layers with consecutive numbers and as many bytes in one place, or a single one.
+/// Run of layers with consecutive numbers, equal sizes and the same place, or a single layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LayerRun {
-    /// Their name: `model.layers.0-11`.
+    /// Name of the range of layers: `model.layers.0-11`.
     pub name: String,
-    /// Where their weights are.
+    /// Place of the weights of these layers.
     pub place: Place,
-    /// Number of layers.
+    /// Number of layers in the run.
     pub count: u64,
-    /// Bytes of the weights of each.
+    /// Size of the weights of each layer, in bytes.
     pub bytes: u64,
 }
 
@@ -111,8 +111,8 @@ impl Placement {
         &self.entries
     }
 
-    /// Returns where a tensor or a module is, which is in the module with the longest name around it. `None` for a module that
-    /// is in several places, and for names outside of the map.
+    /// Returns the place of a tensor or a module, which is that of the module with the longest name around it. `None`
+    /// for a module that is in several places, and for names outside of the map.
     #[must_use]
     pub fn place_of(&self, name: &str) -> Option<Place> {
         let mut prefix = name;
@@ -133,40 +133,41 @@ impl Placement {
         &self.layers
     }
 
-    /// Returns the bytes of the weights in each place, in the order in which places are filled. Devices that are left empty
-    /// have 0.
+    /// Returns the bytes of the weights in each place, in the order in which places are filled. Devices that are left
+    /// empty have 0.
     #[must_use]
     pub fn bytes(&self) -> Vec<(Place, u64)> {
         self.devices.iter().map(|device| (device.place, self.bytes_in(device.place))).collect()
     }
 
-    /// Returns the limit of a device; `None` without one.
+    /// Returns the memory limit of a device in bytes, or `None` if the device has no limit.
     #[must_use]
     pub fn limit(&self, place: Place) -> Option<u64> {
         self.devices.iter().find(|device| device.place == place)?.limit
     }
 
-    /// Returns where layers are computed whose weights are not on a GPU: on the first GPU of the map, without one on the CPU.
+    /// Returns the device that computes layers whose weights are not on a GPU: the first GPU of the map, otherwise the
+    /// CPU.
     #[must_use]
     pub fn compute_place(&self) -> Place {
         let mut places = self.devices.iter().map(|device| device.place);
         places.find(|place| place.is_gpu()).unwrap_or(Place::Cpu)
     }
 
-    /// Returns the bytes that have to be brought in from a place for each forward: of layers that are computed elsewhere.
+    /// Returns the bytes that each forward pass copies from a place: the weights of layers that are computed elsewhere.
     #[must_use]
     pub fn bytes_moved_from(&self, place: Place) -> u64 {
         if self.is_offloaded(place) { self.bytes_in(place) } else { 0 }
     }
 
-    /// Returns what a user should know: limits that were taken from what is free, devices that are left empty, and buffers
+    /// Returns notes for the user: limits that were taken from what is free, devices that are left empty, and buffers
     /// that are with the first layer of their module.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Returns the layers with runs of equal layers as one.
+    /// Returns the layers, with each run of equal layers joined into one entry.
     #[must_use]
     pub fn runs(&self) -> Vec<LayerRun> {
         let mut runs: Vec<LayerRun> = Vec::new();

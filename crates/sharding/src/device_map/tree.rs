@@ -9,26 +9,26 @@ use super::DeviceMapError;
 /// A parameter or a buffer of a model, without its values.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MappedTensor {
-    /// Its name.
+    /// Name of the tensor in the model.
     pub name: String,
-    /// Its shape.
+    /// Shape of the tensor.
     pub shape: Vec<u64>,
-    /// The type of its elements.
+    /// Data type of the elements.
     pub dtype: Dtype,
-    /// Parameter or buffer.
+    /// Kind of the tensor: parameter or buffer.
     pub kind: TensorKind,
-    /// For a second name of a tied weight the first one, under which its bytes are counted.
+    /// First name of the tied weight, if this is another name of it. The bytes are counted under the first name.
     pub tied_to: Option<String>,
 }
 
 /// Kind of a tensor of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TensorKind {
-    /// A parameter.
+    /// Parameter of the model.
     Parameter,
-    /// A buffer.
+    /// Buffer of the model.
     Buffer {
-        /// Whether files of the model have it.
+        /// `true` if the buffer is stored in the model's files.
         persistent: bool,
     },
 }
@@ -41,14 +41,14 @@ impl MappedTensor {
         Self { name: name.into(), shape: shape.to_vec(), dtype, kind, tied_to: None }
     }
 
-    /// Returns a buffer that files of the model have.
+    /// Returns a persistent buffer, which is stored in the model's files.
     #[must_use]
     pub fn buffer(name: impl Into<String>, shape: &[u64], dtype: Dtype) -> Self {
         let kind = TensorKind::Buffer { persistent: true };
         Self { kind, ..Self::parameter(name, shape, dtype) }
     }
 
-    /// Makes it another name of a weight.
+    /// Marks the tensor as another name of the weight `first`.
     #[must_use]
     pub fn tied_to(self, first: impl Into<String>) -> Self {
         Self { tied_to: Some(first.into()), ..self }
@@ -59,8 +59,8 @@ impl MappedTensor {
     }
 }
 
-/// A model as modules. Names tell which module a tensor belongs to, and children of a module are in the order of their first
-/// tensors.
+/// Tree of a model's modules. The name of a tensor gives its module, and the children of a module are in the order of
+/// their first tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleTree {
     pub(super) tensors: Vec<MappedTensor>,
@@ -74,13 +74,13 @@ pub struct ModuleTree {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Module {
-    /// Its name; the root's is empty.
+    /// Name of the module. The root's name is empty.
     pub(super) name: String,
     pub(super) parent: usize,
     pub(super) children: Vec<usize>,
     /// Own parameters, and behind them own buffers.
     pub(super) tensors: Vec<usize>,
-    /// Whether it is never split.
+    /// `true` if the module is never split.
     pub(super) is_unit: bool,
 }
 
@@ -95,12 +95,12 @@ pub(super) enum Item {
 pub(super) const ROOT: usize = 0;
 
 impl ModuleTree {
-    /// Makes modules of the tensors of a model, in order of registration, with the names of modules that are never split: the
-    /// blocks of a transformer.
+    /// Creates the tree from the tensors of a model, in order of registration, and the names of units: modules that are
+    /// never split, such as the blocks of a transformer.
     ///
     /// # Errors
-    /// For names that are empty, there twice, or tensor and module at once, ties to tensors and units that do not exist, and
-    /// for no tensors.
+    /// Fails for names that are empty, occur twice, or name both a tensor and a module, for ties to tensors that do not
+    /// exist, for units that do not exist, and if there are no tensors.
     pub fn new<U: Into<String>>(
         tensors: impl IntoIterator<Item = MappedTensor>,
         units: impl IntoIterator<Item = U>,
