@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What one message reports.
+/// A device fault that one kernel message reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// What the driver calls such reports: `Xid`, `SXid`, or the driver's own name.
@@ -19,9 +19,9 @@ pub struct Fault {
     pub is_consequence: bool,
     /// The device stays useless until it is reset, or the host restarted.
     pub needs_reset: bool,
-    /// What it means.
+    /// Meaning of the fault.
     pub means: String,
-    /// What to do.
+    /// Remedy for the fault.
     pub remedy: String,
 }
 
@@ -40,7 +40,7 @@ impl Fault {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DeviceFault {
-    /// Host name.
+    /// Name of the host.
     pub host: String,
     /// PCI address of the device, or of its card; empty where the message has none.
     pub device: String,
@@ -49,13 +49,13 @@ pub struct DeviceFault {
     pub rank: Option<usize>,
     /// What the driver calls it, such as `Xid 79`.
     pub fault: String,
-    /// How often it was reported.
+    /// Number of reports.
     pub count: usize,
     /// It was reported before the attempt began, and the device stays useless until it is reset.
     pub is_earlier: bool,
-    /// What it means.
+    /// Meaning of the fault.
     pub means: String,
-    /// What to do.
+    /// Remedy for the fault.
     pub remedy: String,
     /// The driver's own words, of the first report.
     pub message: String,
