@@ -11,7 +11,7 @@ use crate::pth::shown;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system refused.
+    /// An operating system call failed.
     #[error("cannot {doing} {}: {source}", escaped(path.display()))]
     Io {
         /// `read`, `write`, …
@@ -40,7 +40,7 @@ pub enum Error {
     Damaged {
         /// Path of the file.
         path: PathBuf,
-        /// What does not hold.
+        /// Description of the damage or contradiction.
         fact: String,
     },
 

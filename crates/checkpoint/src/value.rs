@@ -238,7 +238,7 @@ impl<T> Value<T> {
 /// with one key that begins with `$`: `{"$tensor": "state.0.exp_avg"}`, `{"$tuple": […]}`,
 /// `{"$bytes": "base64"}`, `{"$float": "inf"}`, `{"$dict": [[key, value], …]}`.
 impl Value<String> {
-    /// As JSON.
+    /// Converts the value to JSON.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         let items = |items: &[Self]| items.iter().map(Self::to_json).collect::<Vec<_>>();
@@ -272,7 +272,7 @@ impl Value<String> {
         }
     }
 
-    /// From JSON.
+    /// Reads a value from JSON.
     ///
     /// # Errors
     /// A sentence, where an object's key begins with `$` and is none of the known.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// A device fault that one kernel message reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What the driver calls such reports: `Xid`, `SXid`, or the driver's own name.
+    /// Driver's name for such reports: `Xid`, `SXid`, or the name of the driver.
     pub source: &'static str,
     /// The driver's number for the kind of fault, where it has one.
     pub code: Option<u32>,
@@ -15,7 +15,7 @@ pub struct Fault {
     pub pci: Option<String>,
     /// The device or a link may be broken: it is not the program's own fault.
     pub is_serious: bool,
-    /// It only follows from another fault, or from the end of the program.
+    /// `true` if the fault only follows from another fault, or from the end of the program.
     pub is_consequence: bool,
     /// The device stays useless until it is reset, or the host restarted.
     pub needs_reset: bool,
@@ -26,7 +26,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Tells whether it is one of the device with this PCI address.
+    /// Returns `true` if the fault is of the device with this PCI address.
     #[must_use]
     pub fn is_of(&self, address: &str) -> bool {
         let rest = self.pci.as_deref().and_then(|card| address.strip_prefix(card));
@@ -47,11 +47,11 @@ pub struct DeviceFault {
     /// The rank in the job whose device it is, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<usize>,
-    /// What the driver calls it, such as `Xid 79`.
+    /// Driver's name for the fault, such as `Xid 79`.
     pub fault: String,
     /// Number of reports.
     pub count: usize,
-    /// It was reported before the attempt began, and the device stays useless until it is reset.
+    /// `true` if the fault was reported before the attempt began and the device is unusable until it is reset.
     pub is_earlier: bool,
     /// Meaning of the fault.
     pub means: String,

@@ -158,7 +158,7 @@ pub struct DriverWords {
 /// not for launches.
 #[derive(Debug)]
 pub struct MemoryQuery {
-    /// Where it may be.
+    /// Possible paths of the program.
     pub programs: &'static [&'static str],
     /// Arguments of the program.
     pub arguments: &'static [&'static str],

@@ -27,7 +27,7 @@ pub struct NearNic {
     pub rdma: Option<String>,
     /// Network interfaces of the adapter.
     pub interfaces: Vec<String>,
-    /// It can carry data.
+    /// `true` if the adapter can carry data.
     pub is_up: bool,
     /// What lies between.
     pub distance: Distance,
