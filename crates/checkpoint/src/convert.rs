@@ -34,7 +34,7 @@ use crate::layout::{Checkpoint, MANIFEST, Object};
 use crate::value::Value;
 use crate::weights_files::is_weights;
 
-/// What to make.
+/// Target of a conversion.
 #[derive(Debug, Clone, Copy)]
 pub enum Target {
     /// One file of this format with a model's weights.

@@ -9,27 +9,27 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Dtype {
-    /// 64-bit float.
+    /// 64-bit float, PyTorch's `float64`.
     F64,
-    /// 32-bit float.
+    /// 32-bit float, PyTorch's `float32`.
     F32,
-    /// 16-bit float.
+    /// 16-bit float, PyTorch's `float16`.
     F16,
     /// 16-bit float with the exponent of a 32-bit one.
     BF16,
-    /// 64-bit integer.
+    /// 64-bit signed integer.
     I64,
-    /// 32-bit integer.
+    /// 32-bit signed integer.
     I32,
-    /// 16-bit integer.
+    /// 16-bit signed integer.
     I16,
-    /// 8-bit integer.
+    /// 8-bit signed integer.
     I8,
-    /// Byte.
+    /// 8-bit unsigned integer.
     U8,
-    /// One byte, 0 or 1.
+    /// Boolean in one byte, 0 or 1.
     Bool,
-    /// Two 32-bit floats.
+    /// Complex number of two 32-bit floats.
     C64,
     /// Two 64-bit floats; safetensors lacks it.
     C128,
@@ -67,7 +67,7 @@ pub enum Dtype {
     /// Quantized 8-bit integer; safetensors lacks it, and the types that follow.
     #[serde(rename = "qint8")]
     QInt8,
-    /// Quantized byte.
+    /// Quantized 8-bit unsigned integer.
     #[serde(rename = "quint8")]
     QUInt8,
     /// Quantized 32-bit integer.
@@ -234,12 +234,12 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// What is known of a tensor without its values.
+/// Element type and shape of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorInfo {
     /// The type of its elements.
     pub dtype: Dtype,
-    /// Its shape.
+    /// Shape of the tensor.
     pub shape: Vec<u64>,
 }
 

@@ -11,14 +11,14 @@ use crate::pth::shown;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The system refused.
+    /// An operating system call failed.
     #[error("cannot {doing} {}: {source}", escaped(path.display()))]
     Io {
         /// `read`, `write`, …
         doing: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The system's reason.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 
@@ -29,7 +29,7 @@ pub enum Error {
         fact = escaped(fact)
     )]
     UnknownFormat {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// What its first bytes are.
         fact: String,
@@ -38,9 +38,9 @@ pub enum Error {
     /// The file contradicts itself: truncated, damaged, or made to deceive.
     #[error("{} is damaged: {fact}", escaped(path.display()), fact = escaped(fact))]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What does not hold.
+        /// Description of the damage or contradiction.
         fact: String,
     },
 
@@ -60,7 +60,7 @@ pub enum Error {
         found = escaped(found)
     )]
     NoStateDict {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// What it holds.
         found: String,
@@ -75,7 +75,7 @@ pub enum Error {
         listed(keys)
     )]
     SeveralStateDicts {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Their keys.
         keys: Vec<String>,
@@ -89,7 +89,7 @@ pub enum Error {
         other_keys(keys)
     )]
     NoSuchKey {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The key that was asked for.
         key: String,
@@ -100,9 +100,9 @@ pub enum Error {
     /// A part of a tensor was asked for that the tensor does not have, or in memory of another size.
     #[error("cannot read `{}` of {}: {fact}", shown(name), escaped(path.display()))]
     NoSuchRegion {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
         /// What it is, and what was asked for.
         fact: String,
@@ -111,7 +111,7 @@ pub enum Error {
     /// A folder that is not a checkpoint of Brigade's.
     #[error("{} is not a checkpoint: {fact}", escaped(path.display()), fact = escaped(fact))]
     NotACheckpoint {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
         /// What it is or lacks.
         fact: String,
@@ -125,7 +125,7 @@ pub enum Error {
         escaped(path.display())
     )]
     Version {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
         /// Its version.
         found: u32,
@@ -156,7 +156,7 @@ pub enum Error {
     Unlike {
         /// The state.
         path: PathBuf,
-        /// The checkpoint.
+        /// Path of the checkpoint.
         like: PathBuf,
         /// The first difference.
         fact: String,
@@ -171,9 +171,9 @@ pub enum Error {
         states = escaped(states)
     )]
     MissingStates {
-        /// The source.
+        /// Path of the source.
         path: PathBuf,
-        /// The checkpoint.
+        /// Path of the checkpoint.
         like: PathBuf,
         /// The objects, each with the reason.
         states: String,

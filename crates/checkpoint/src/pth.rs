@@ -161,7 +161,7 @@ pub struct StoredTensor {
     pub storage: StorageKey,
     /// Its first element in the storage.
     pub offset: i64,
-    /// Its shape.
+    /// Shape of the tensor.
     pub size: Vec<i64>,
     /// Its strides, as many as sizes.
     pub stride: Vec<i64>,

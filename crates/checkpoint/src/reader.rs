@@ -347,7 +347,7 @@ impl WeightsReader {
 }
 
 impl<'r> TensorReader<'r> {
-    /// Returns its name.
+    /// Returns the tensor's name.
     #[must_use]
     pub fn name(&self) -> &'r str {
         self.name

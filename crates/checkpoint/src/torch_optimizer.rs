@@ -40,9 +40,9 @@ pub enum TorchStateError {
     /// Another number of parameter groups.
     #[error("it has {found} parameter groups, the program's optimizer {expected}")]
     Groups {
-        /// The program's optimizer's.
+        /// Value in the program's optimizer.
         expected: usize,
-        /// The file's.
+        /// Value in the file.
         found: usize,
     },
     /// A group of another number of parameters.
@@ -51,11 +51,11 @@ pub enum TorchStateError {
         counted(found, "parameter")
     )]
     Sizes {
-        /// The group.
+        /// Index of the parameter group.
         group: usize,
-        /// The program's optimizer's.
+        /// Value in the program's optimizer.
         expected: usize,
-        /// The file's.
+        /// Value in the file.
         found: usize,
     },
     /// A group of other parameters.
@@ -63,27 +63,27 @@ pub enum TorchStateError {
         "as parameter {index} of group {group} it has `{found}`, the program's optimizer `{expected}`"
     )]
     Parameter {
-        /// The group.
+        /// Index of the parameter group.
         group: usize,
         /// The place of the first difference.
         index: usize,
-        /// The program's optimizer's.
+        /// Value in the program's optimizer.
         expected: String,
-        /// The file's.
+        /// Value in the file.
         found: String,
     },
     /// A parameter of the program's optimizer is missing.
     #[error("it has no parameter `{name}`, which is in group {group} of the program's optimizer")]
     Absent {
-        /// The group.
+        /// Index of the parameter group.
         group: usize,
-        /// The parameter.
+        /// Name of the parameter.
         name: String,
     },
     /// A parameter that the program's optimizer does not have.
     #[error("it has a parameter `{name}`, which the program's optimizer does not have")]
     Unknown {
-        /// The parameter.
+        /// Name of the parameter.
         name: String,
     },
     /// Parameters of one group have different hyperparameters.
@@ -92,17 +92,17 @@ pub enum TorchStateError {
          the groups as they were"
     )]
     Differs {
-        /// The group.
+        /// Index of the parameter group.
         group: usize,
-        /// The parameter.
+        /// Name of the parameter.
         name: String,
-        /// The hyperparameter.
+        /// Name of the hyperparameter.
         key: String,
     },
     /// A hyperparameter that every optimizer of this kind has is missing.
     #[error("group {group} has no `{name}`, so it is of another kind of optimizer")]
     Missing {
-        /// The group.
+        /// Index of the parameter group.
         group: usize,
         /// PyTorch's name.
         name: String,

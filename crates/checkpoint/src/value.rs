@@ -19,25 +19,25 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value<T> {
-    /// Python's `None`.
+    /// The Python value `None`.
     None,
-    /// A truth value.
+    /// A Boolean value.
     Bool(bool),
-    /// An integer.
+    /// An integer value.
     Int(i64),
-    /// A float.
+    /// A floating-point value.
     Float(f64),
-    /// A string.
+    /// A string value.
     Str(String),
-    /// Bytes.
+    /// A byte string.
     Bytes(Vec<u8>),
-    /// A list.
+    /// A Python list.
     List(Vec<Self>),
-    /// A tuple.
+    /// A Python tuple.
     Tuple(Vec<Self>),
     /// A dictionary in order; keys may be of any kind, and of equal keys the last counts.
     Dict(Vec<(Self, Self)>),
-    /// A tensor.
+    /// A tensor value.
     Tensor(T),
     /// An object of Python that was passed over: its class or function, `module.name`.
     Foreign(String),
@@ -74,7 +74,7 @@ impl<T> Value<T> {
         }
     }
 
-    /// A string.
+    /// Returns the string, or `None` for another type of value.
     #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         match self {
@@ -83,7 +83,7 @@ impl<T> Value<T> {
         }
     }
 
-    /// An integer.
+    /// Returns the integer, or `None` for another type of value.
     #[must_use]
     pub fn as_int(&self) -> Option<i64> {
         match self {
@@ -102,7 +102,7 @@ impl<T> Value<T> {
         }
     }
 
-    /// A truth value.
+    /// Returns the Boolean, or `None` for another type of value.
     #[must_use]
     pub fn as_bool(&self) -> Option<bool> {
         match self {
@@ -111,7 +111,7 @@ impl<T> Value<T> {
         }
     }
 
-    /// A tensor.
+    /// Returns the tensor, or `None` for another type of value.
     #[must_use]
     pub fn as_tensor(&self) -> Option<&T> {
         match self {
@@ -238,7 +238,7 @@ impl<T> Value<T> {
 /// with one key that begins with `$`: `{"$tensor": "state.0.exp_avg"}`, `{"$tuple": […]}`,
 /// `{"$bytes": "base64"}`, `{"$float": "inf"}`, `{"$dict": [[key, value], …]}`.
 impl Value<String> {
-    /// As JSON.
+    /// Converts the value to JSON.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         let items = |items: &[Self]| items.iter().map(Self::to_json).collect::<Vec<_>>();
@@ -272,7 +272,7 @@ impl Value<String> {
         }
     }
 
-    /// From JSON.
+    /// Reads a value from JSON.
     ///
     /// # Errors
     /// A sentence, where an object's key begins with `$` and is none of the known.

@@ -4,10 +4,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What one message reports.
+/// A device fault that one kernel message reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What the driver calls such reports: `Xid`, `SXid`, or the driver's own name.
+    /// Driver's name for such reports: `Xid`, `SXid`, or the name of the driver.
     pub source: &'static str,
     /// The driver's number for the kind of fault, where it has one.
     pub code: Option<u32>,
@@ -15,18 +15,18 @@ pub struct Fault {
     pub pci: Option<String>,
     /// The device or a link may be broken: it is not the program's own fault.
     pub is_serious: bool,
-    /// It only follows from another fault, or from the end of the program.
+    /// `true` if the fault only follows from another fault, or from the end of the program.
     pub is_consequence: bool,
     /// The device stays useless until it is reset, or the host restarted.
     pub needs_reset: bool,
-    /// What it means.
+    /// Meaning of the fault.
     pub means: String,
-    /// What to do.
+    /// Remedy for the fault.
     pub remedy: String,
 }
 
 impl Fault {
-    /// Tells whether it is one of the device with this PCI address.
+    /// Returns `true` if the fault is of the device with this PCI address.
     #[must_use]
     pub fn is_of(&self, address: &str) -> bool {
         let rest = self.pci.as_deref().and_then(|card| address.strip_prefix(card));
@@ -40,22 +40,22 @@ impl Fault {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DeviceFault {
-    /// Host name.
+    /// Name of the host.
     pub host: String,
     /// PCI address of the device, or of its card; empty where the message has none.
     pub device: String,
     /// The rank in the job whose device it is, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<usize>,
-    /// What the driver calls it, such as `Xid 79`.
+    /// Driver's name for the fault, such as `Xid 79`.
     pub fault: String,
-    /// How often it was reported.
+    /// Number of reports.
     pub count: usize,
-    /// It was reported before the attempt began, and the device stays useless until it is reset.
+    /// `true` if the fault was reported before the attempt began and the device is unusable until it is reset.
     pub is_earlier: bool,
-    /// What it means.
+    /// Meaning of the fault.
     pub means: String,
-    /// What to do.
+    /// Remedy for the fault.
     pub remedy: String,
     /// The driver's own words, of the first report.
     pub message: String,

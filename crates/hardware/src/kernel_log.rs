@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::fs::OFlags;
 
-/// Where the kernel's log is.
+/// Path of the kernel log.
 pub const KMSG: &str = "/dev/kmsg";
 
 /// A reader of the kernel's log. It reads what was there when it was opened, or what comes after that.
@@ -19,7 +19,7 @@ pub struct KernelLog {
     pending: Vec<u8>,
 }
 
-/// One message.
+/// A message of the kernel log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelMessage<'a> {
     /// How long after the start of the system, by the kernel's clock for its log.

@@ -103,7 +103,7 @@ impl Default for &'static dyn Vendor {
     }
 }
 
-/// One device.
+/// A device of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Device {
@@ -140,7 +140,7 @@ pub struct Driver {
 /// What to say of a driver that is not as it should be.
 #[derive(Debug)]
 pub struct DriverWords {
-    /// Its name.
+    /// Name of the driver.
     pub driver: &'static str,
     /// A command that loads it.
     pub load: &'static str,
@@ -158,9 +158,9 @@ pub struct DriverWords {
 /// not for launches.
 #[derive(Debug)]
 pub struct MemoryQuery {
-    /// Where it may be.
+    /// Possible paths of the program.
     pub programs: &'static [&'static str],
-    /// Its arguments.
+    /// Arguments of the program.
     pub arguments: &'static [&'static str],
     /// Reads PCI address and bytes from a line of what it prints.
     pub read: fn(&str) -> Option<(String, u64)>,

@@ -9,7 +9,7 @@ use crate::Sources;
 pub struct Mount {
     /// The folder of the file system that is mounted.
     pub root: PathBuf,
-    /// Where it is mounted.
+    /// Path of the mount point.
     pub point: PathBuf,
     /// Such as `ext4` or `nfs4`.
     pub kind: String,

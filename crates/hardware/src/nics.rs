@@ -12,7 +12,7 @@ use super::{Device, entries, numbered, read};
 pub struct Nic {
     /// Its name for RDMA, such as `mlx5_0`, where it has one.
     pub rdma: Option<String>,
-    /// Its interfaces.
+    /// Network interfaces of the adapter.
     pub interfaces: Vec<String>,
     /// A port is active, or an interface is up.
     pub is_up: bool,
@@ -25,9 +25,9 @@ pub struct Nic {
 pub struct NearNic {
     /// Its name for RDMA, where it has one.
     pub rdma: Option<String>,
-    /// Its interfaces.
+    /// Network interfaces of the adapter.
     pub interfaces: Vec<String>,
-    /// It can carry data.
+    /// `true` if the adapter can carry data.
     pub is_up: bool,
     /// What lies between.
     pub distance: Distance,

@@ -34,7 +34,7 @@ impl Distance {
     }
 }
 
-/// Where a device is attached.
+/// PCI and NUMA location of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// The root of its bus, the bridges on the way, and its own address.

@@ -41,7 +41,7 @@ impl Sources {
         self
     }
 
-    /// Where the host's file system begins.
+    /// Returns the root of the host's file system.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root

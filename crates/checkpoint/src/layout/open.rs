@@ -76,13 +76,13 @@ impl Checkpoint {
         Ok(Self { folder, manifest })
     }
 
-    /// Its folder.
+    /// Returns the checkpoint's folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// What it holds.
+    /// Returns the checkpoint's manifest.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest

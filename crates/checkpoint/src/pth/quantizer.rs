@@ -5,7 +5,7 @@
 pub enum Quantizer<T> {
     /// One for the whole tensor.
     PerTensor {
-        /// The scale.
+        /// Scale of the tensor.
         scale: f64,
         /// The integer of 0.
         zero_point: i64,
