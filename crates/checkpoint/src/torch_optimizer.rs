@@ -40,9 +40,9 @@ pub enum TorchStateError {
     /// Another number of parameter groups.
     #[error("it has {found} parameter groups, the program's optimizer {expected}")]
     Groups {
-        /// Value in the program's optimizer.
+        /// Number of groups of the program's optimizer.
         expected: usize,
-        /// Value in the file.
+        /// Number of groups in the file.
         found: usize,
     },
     /// A group of another number of parameters.
@@ -53,9 +53,9 @@ pub enum TorchStateError {
     Sizes {
         /// Index of the parameter group.
         group: usize,
-        /// Value in the program's optimizer.
+        /// Number of parameters of this group of the program's optimizer.
         expected: usize,
-        /// Value in the file.
+        /// Number of parameters of this group in the file.
         found: usize,
     },
     /// A group of other parameters.
@@ -67,9 +67,9 @@ pub enum TorchStateError {
         group: usize,
         /// The place of the first difference.
         index: usize,
-        /// Value in the program's optimizer.
+        /// Name of the parameter in the program's optimizer.
         expected: String,
-        /// Value in the file.
+        /// Name of the parameter in the file.
         found: String,
     },
     /// A parameter of the program's optimizer is missing.
