@@ -81,9 +81,10 @@ impl Cross<'_> {
             &["--help"],
             &["explain", "shards", "--samples", "50", "--batch-size", "12", "--nproc", "4"],
             &["explain", "schedule", "one-cycle", "--max-lr", "0.3", "--steps", "41"],
-            &["estimate", "--params", "1000000000", "--nproc", "8", "--sharding", "zero3"],
+            &["estimate", "7B", "--nproc", "8"],
             &["checkpoint", "inspect", weights],
-            &["launch", "--nproc", "2", "--explain", "true"],
+            // Else each job has a name of its own.
+            &["launch", "--nproc", "2", "--rdzv-id", "cross", "--explain", "true"],
         ];
         for arguments in commands {
             let emulated = output(self.emulator(checkout).arg(&emulated).args(arguments))?;

@@ -354,6 +354,7 @@ impl Shared {
     /// Brings parts into places until the ring ends: the thread of its own.
     fn bring(&self) {
         let stream = SideStream::enter(self.device, None);
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(READERS);
         loop {
             let mut state = self.state.lock();
             let slot = loop {
@@ -372,7 +373,7 @@ impl Shared {
                 if let Err(error) = &stream {
                     return Err(Error::custom(error.to_string()));
                 }
-                job?.run(self.device)
+                job?.run(self.device, threads)
             };
             let done = catch_unwind(AssertUnwindSafe(run))
                 .unwrap_or_else(|_| Err(Error::custom("the read of a weight panicked")));
@@ -410,7 +411,7 @@ struct Job {
 
 impl Job {
     /// Returns the event behind the copies, on a GPU.
-    fn run(self, device: Device) -> Result<Option<StreamEvent>, Error> {
+    fn run(self, device: Device, threads: usize) -> Result<Option<StreamEvent>, Error> {
         if let Some(used) = &self.used {
             used.follow()?;
         }
@@ -428,7 +429,7 @@ impl Job {
                 }
             }
         }
-        read_all(reads)?;
+        read_all(reads, threads)?;
         tch::no_grad(|| {
             copies.iter().try_for_each(|(from, into)| begin_copy(from, into))?;
             StreamEvent::record(device)
@@ -436,10 +437,9 @@ impl Job {
     }
 }
 
-/// Reads tensors in as many threads as there are processors, at most [`READERS`]: one thread copies out of the system's
+/// Reads tensors in at most `threads` threads, this one among them: one thread copies out of the system's
 /// cache at a fraction of the memory's bandwidth, and a fast disk answers several reads at once sooner.
-fn read_all(reads: Vec<(Arc<ReadWeight>, Tensor)>) -> Result<(), Error> {
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(READERS);
+fn read_all(reads: Vec<(Arc<ReadWeight>, Tensor)>, threads: usize) -> Result<(), Error> {
     let mut shares = shares(reads, threads, |(_, tensor)| bytes_of(tensor)).into_iter();
     let Some(own) = shares.next() else { return Ok(()) };
     let read = |share: Vec<(Arc<ReadWeight>, Tensor)>| {

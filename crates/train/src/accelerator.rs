@@ -102,8 +102,7 @@ struct Options {
 }
 
 impl Accelerator {
-    /// Joins the other ranks with default settings, and returns when all are connected. Joins the other ranks; returns
-    /// when all are connected.
+    /// Joins the other ranks with default settings, and returns when all are connected.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Environment`] for contradicting variables;

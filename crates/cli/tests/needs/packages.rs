@@ -32,6 +32,12 @@ fn text_of(command: &mut Command) -> String {
     text.into_owned()
 }
 
+fn unpacked(archive: &Path) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    text_of(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(folder.path()));
+    folder
+}
+
 /// A virtual environment in which nothing but pip is installed.
 struct Environment {
     folder: TempDir,
@@ -218,10 +224,9 @@ fn the_pytorch_of_an_environment_is_set_up_for_a_rust_project() {
 #[needs(Packages)]
 fn the_archive_has_program_licences_completions_and_manual() {
     let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
-    let archive = package(&format!("brigade-{VERSION}-{target}"), ".tar.gz");
-    let folder = tempfile::tempdir().unwrap();
-    text_of(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(folder.path()));
-    let root = folder.path().join(format!("brigade-{VERSION}-{target}"));
+    let stem = format!("brigade-{VERSION}-{target}");
+    let folder = unpacked(&package(&stem, ".tar.gz"));
+    let root = folder.path().join(stem);
     for name in [
         "LICENSE-APACHE",
         "LICENSE-MIT",
@@ -241,9 +246,7 @@ fn the_archive_has_program_licences_completions_and_manual() {
 /// What pip compiles it from; a build of it takes minutes, and is what `cargo xtask package` does in the checkout.
 #[needs(Packages)]
 fn the_source_distribution_is_a_whole_workspace() {
-    let archive = package(&format!("brigade-{VERSION}"), &format!("{VERSION}.tar.gz"));
-    let folder = tempfile::tempdir().unwrap();
-    text_of(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(folder.path()));
+    let folder = unpacked(&package(&format!("brigade-{VERSION}"), &format!("{VERSION}.tar.gz")));
     let root = folder.path().join(format!("brigade-{VERSION}"));
     for name in [
         "LICENSE-APACHE",

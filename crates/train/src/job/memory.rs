@@ -1,4 +1,4 @@
-//! Errors about memory of a GPU: where, how much, and what helps.
+//! Adds how memory stands to errors about a GPU's memory.
 
 use brigade_torch::{DeviceExt, DeviceMemory, Result};
 
