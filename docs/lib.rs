@@ -10,6 +10,10 @@ macro_rules! pages {
 
 pages! {
     Checkpoints "checkpoints.md"
+    ConceptOfExperts "concepts/experts.md"
+    ConceptOfPipelines "concepts/pipelines.md"
+    ConceptOfSharding "concepts/sharding.md"
+    ConceptOfTensorRanks "concepts/tensor-and-context.md"
     Events "events.md"
     Extending "extending.md"
     FromAccelerate "from-accelerate.md"
@@ -17,6 +21,7 @@ pages! {
     FromTorchrun "from-torchrun.md"
     Gpus "gpus.md"
     Images "images.md"
+    Inference "inference.md"
     LargeModels "large-models.md"
     Learner "learner.md"
     Metrics "metrics.md"

@@ -191,7 +191,8 @@ fn broken_links(book: &Path, with_api: bool) -> Result<Vec<String>> {
     for (page, text) in &pages {
         for link in attributes(text, "href") {
             let is_elsewhere = link.contains("://") || link.starts_with("mailto:");
-            if is_elsewhere || (!with_api && link.starts_with(API)) {
+            let is_of_the_api = link.trim_start_matches("../").starts_with(API);
+            if is_elsewhere || (!with_api && is_of_the_api) {
                 continue;
             }
             let (file, place) = link.split_once('#').unwrap_or((link, ""));
@@ -254,7 +255,7 @@ const VERSION: &str = "0.5.4";
 /// Folder of the pages, and folder of the API reference in the book.
 const PAGES: &str = "pages";
 /// The folders of docs/ with pages.
-const FOLDERS: [&str; 3] = ["", "contributing", "decisions"];
+pub(crate) const FOLDERS: [&str; 5] = ["", "concepts", "contributing", "decisions", "reference"];
 const API: &str = "api";
 
 #[cfg(test)]

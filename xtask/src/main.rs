@@ -260,8 +260,10 @@ mod tests {
     #[test]
     fn the_commands_of_the_pages_are_understood() {
         let root = Checkout::find().unwrap();
-        let docs = fs::read_dir(root.root().join("docs")).unwrap().map(|it| it.unwrap().path());
-        let pages = docs.filter(|path| path.extension().is_some_and(|it| it == "md"));
+        let folders = docs::FOLDERS.map(|folder| root.root().join("docs").join(folder));
+        let files = folders.into_iter().flat_map(|folder| fs::read_dir(folder).unwrap());
+        let files = files.map(|it| it.unwrap().path());
+        let pages = files.filter(|path| path.extension().is_some_and(|it| it == "md"));
         let mut commands = 0;
         for page in pages.chain([root.root().join("README.md")]) {
             let text = fs::read_to_string(&page).unwrap();

@@ -20,7 +20,7 @@ fn root() -> &'static Path {
 /// The text of each page, by its file's name.
 fn pages() -> BTreeMap<String, String> {
     let mut pages = BTreeMap::new();
-    for folder in ["", "contributing", "decisions"] {
+    for folder in ["", "concepts", "contributing", "decisions", "reference"] {
         for entry in fs::read_dir(docs().join(folder)).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_some_and(|it| it == "md") {
@@ -122,7 +122,7 @@ fn links_lead_somewhere() {
         for link in page.links.iter().filter(|link| !link.contains("://")) {
             let from = path.file_name().unwrap().display();
             let (file, place) = link.split_once('#').unwrap_or((link, ""));
-            if let Some(item) = file.strip_prefix("api/") {
+            if let Some(item) = file.trim_start_matches("../").strip_prefix("api/") {
                 assert!(is_documented(item), "{from}: {link}: there is no such item");
                 continue;
             }
@@ -276,6 +276,82 @@ fn other_commands_are_known() {
             }
         }
     }
+}
+
+/// Variable that parts of Brigade set for each other.
+const INTERNAL: &str = "BRIGADE_NOTEBOOK_CALL";
+
+#[test]
+fn every_variable_of_brigade_is_in_the_reference() {
+    let page = &pages()["reference/environment.md"];
+    let (mut looked_at, mut missing) = (BTreeSet::new(), BTreeSet::new());
+    for (path, text) in sources(&root().join("crates")) {
+        let parts: Vec<_> = path.iter().filter_map(|part| part.to_str()).collect();
+        let is_of_tests = parts.iter().any(|part| ["tests", "tests.rs"].contains(part));
+        if is_of_tests || !parts.contains(&"src") {
+            continue;
+        }
+        let code = text.split("#[cfg(test)]").next().unwrap();
+        for literal in code.split('"').filter(|it| it.starts_with("BRIGADE_")) {
+            let is_a_name = literal.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+            let is_a_prefix = literal.ends_with('_') || literal == "BRIGADE_REQUIRE";
+            let is_of_tests = literal.starts_with("BRIGADE_TEST_");
+            if !is_a_name || is_a_prefix || is_of_tests || literal == INTERNAL {
+                continue;
+            }
+            looked_at.insert(literal.to_owned());
+            if !page.contains(&format!("`{literal}`")) {
+                missing.insert(literal.to_owned());
+            }
+        }
+    }
+    assert!(looked_at.len() > 10, "{looked_at:?}");
+    assert!(missing.is_empty(), "crates/cli/tests/it/reference.rs has no row for {missing:?}");
+}
+
+#[test]
+fn the_page_of_events_has_all_events_causes_and_fields() {
+    let source = root().join("crates/rendezvous/src/formation/job_event.rs");
+    let source = fs::read_to_string(source).unwrap();
+    let page = &pages()["events.md"];
+    let declarations = source.split("/// An event and its time").next().unwrap();
+    let (mut found, mut missing) = (0, Vec::new());
+    for line in declarations.lines().filter(|line| line.starts_with("    ")) {
+        // A field `rank: usize`, or a variant `Join {`, `Cause(...)`, `HostLost,`.
+        let text = line.trim().trim_start_matches("pub ");
+        let end = text.find(|letter: char| !letter.is_ascii_alphabetic() && letter != '_');
+        let (name, rest) = text.split_at(end.unwrap_or(text.len()));
+        let is_variant = name.starts_with(|letter: char| letter.is_ascii_uppercase());
+        if name.is_empty() || name == "Unknown" || !(is_variant || rest.starts_with(": ")) {
+            continue;
+        }
+        let name = snake_case(name);
+        found += 1;
+        if !page.contains(&format!("`{name}`")) && !is_listed(page, &name) {
+            missing.push(name);
+        }
+    }
+    assert!(missing.is_empty(), "docs/events.md does not have {missing:?}");
+    assert!(found > 40, "{found} names");
+}
+
+fn snake_case(name: &str) -> String {
+    let mut snake = String::new();
+    for letter in name.chars() {
+        if letter.is_ascii_uppercase() && !snake.is_empty() {
+            snake.push('_');
+        }
+        snake.push(letter.to_ascii_lowercase());
+    }
+    snake
+}
+
+/// Returns `true` if the page has the name in a list of fields of an object: `{host, node_rank}`.
+fn is_listed(page: &str, name: &str) -> bool {
+    page.split('{')
+        .skip(1)
+        .filter_map(|rest| rest.split('}').next())
+        .any(|fields| fields.split(", ").any(|field| field == name))
 }
 
 #[test]

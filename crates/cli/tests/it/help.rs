@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Collects the `-h` of a command and of all its subcommands.
-fn short_pages(command: &[String], pages: &mut Vec<(Vec<String>, String)>) {
+pub(crate) fn short_pages(command: &[String], pages: &mut Vec<(Vec<String>, String)>) {
     let mut brigade = Command::new(env!("CARGO_BIN_EXE_brigade"));
     let output = brigade.args(command).arg("-h").output().unwrap();
     let page = String::from_utf8(output.stdout).unwrap();

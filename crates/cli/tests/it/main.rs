@@ -30,6 +30,7 @@ mod person;
 mod plans;
 mod plugins;
 mod programs;
+mod reference;
 mod report;
 mod restart;
 mod selftest_build;

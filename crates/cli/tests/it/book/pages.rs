@@ -13,12 +13,15 @@ pub(crate) struct Page {
 /// Returns README.md and the pages of docs/.
 pub(crate) fn pages() -> Vec<Page> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let docs = fs::read_dir(root.join("docs")).into_iter().flatten();
-    let files = docs.map(|entry| entry.unwrap().path()).chain([root.join("README.md")]);
+    let folders = ["", "concepts", "contributing", "reference"];
+    let folders =
+        folders.into_iter().filter_map(|it| fs::read_dir(root.join("docs").join(it)).ok());
+    let docs = folders.flatten().map(|entry| entry.unwrap().path());
+    let files = docs.chain([root.join("README.md")]);
     let files =
         files.filter(|path| path.is_file() && path.extension().is_some_and(|it| it == "md"));
     let page = |path: std::path::PathBuf| Page {
-        name: path.file_name().unwrap().to_string_lossy().into_owned(),
+        name: path.strip_prefix(&root).unwrap().display().to_string(),
         text: fs::read_to_string(&path).unwrap(),
     };
     files.map(page).collect()
