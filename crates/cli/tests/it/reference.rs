@@ -194,12 +194,13 @@ fn variables_are_those_of_the_tables() {
         "\n## Settings\n\n\
          Each [setting](settings.md) has a variable of Brigade's. Of the names in a line, the first that is set \
          counts.\n\n\
-         | Variable | Also | Setting |\n|---|---|---|\n",
+         | Variable | Setting |\n|---|---|\n",
     );
     for setting in TABLE {
-        let also = codes(setting.variables.iter().map(|&name| name.to_owned()));
+        let names = codes(setting.variables.iter().map(|&name| name.to_owned()));
+        let also = if names.is_empty() { names } else { format!(". Also {names}") };
         let summary = cell(setting.summary());
-        writeln!(page, "| {} | {also} | {summary} |", code(&setting.variable())).unwrap();
+        writeln!(page, "| {} | {summary}{also} |", code(&setting.variable())).unwrap();
     }
     for (heading, rows) in [("Read by the launcher", LAUNCHERS), ("Read by programs", PROGRAMS)] {
         write!(page, "\n## {heading}\n\n| Variable | Meaning |\n|---|---|\n").unwrap();
