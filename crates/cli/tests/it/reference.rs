@@ -175,8 +175,7 @@ const PROGRAMS: &[(&str, &str)] = &[
 fn variables_are_those_of_the_tables() {
     let mut page = format!(
         "# Environment variables\n\n{NOTE}\n\n\
-         Variables that `brigade` and programs with Brigade read or set. A variable that is empty counts as one that \
-         is not set.\n\n\
+         Variables that `brigade` and programs with Brigade read or set.\n\n\
          ## Set for each rank\n\n\
          `brigade launch` sets these for each rank. A program reads them from any launcher that sets them.\n\n\
          | Variable | Set by | Meaning |\n|---|---|---|\n"
@@ -193,7 +192,7 @@ fn variables_are_those_of_the_tables() {
     page.push_str(
         "\n## Settings\n\n\
          Each [setting](settings.md) has a variable of Brigade's. Of the names in a line, the first that is set \
-         counts.\n\n\
+         and not empty counts.\n\n\
          | Variable | Setting |\n|---|---|\n",
     );
     for setting in TABLE {
@@ -241,7 +240,8 @@ fn the_command_line_is_that_of_the_program() {
         let output = brigade.args(&command).arg(flag).env("COLUMNS", "90").output().unwrap();
         let help = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "{command:?}: {help}");
-        let name = [&["brigade".to_owned()], &command[..]].concat().join(" ");
+        let name = format!("brigade {}", command.join(" "));
+        let name = name.trim_end();
         let level = "#".repeat((command.len() + 1).clamp(2, 3));
         let lines: Vec<&str> = help.lines().map(str::trim_end).collect();
         let help = lines.join("\n");
