@@ -195,7 +195,7 @@ impl Stages {
                 Place::Cut { own, stages } => {
                     return Err(Error::invalid_argument(format!(
                         "this rank has {} of a pipeline of {stages}: run the model by `Accelerator::forward_backward` or \
-                         `Accelerator::forward_stages`",
+                         `Accelerator::parallel().forward_stages`",
                         words(own)
                     )));
                 }

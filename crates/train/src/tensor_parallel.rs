@@ -178,7 +178,7 @@ impl TensorModels {
         let Some(ranks) = ranks else {
             return Err(Error::invalid_argument(format!(
                 "the ranks divide {} (mesh {}), and the model was built whole: build it by \
-                 `Accelerator::parallel_model`, or by `parallel_builder` with an empty plan where every rank of the \
+                 `Accelerator::parallel().model`, or by `parallel().model_builder` with an empty plan where every rank of the \
                  group is to have all of it",
                 self.divided(),
                 self.mesh
@@ -187,7 +187,7 @@ impl TensorModels {
         if *ranks != self.group.size() {
             return Err(Error::invalid_argument(format!(
                 "the model was built for {ranks} {kind} ranks, and this job has {}: build it by \
-                 `Accelerator::parallel_model` of this Accelerator",
+                 `Accelerator::parallel().model` of this Accelerator",
                 self.group.size()
             )));
         }

@@ -47,7 +47,7 @@ impl Learner {
                 "`parallel` is for one process, and this job has several: each has a device of its own already",
             ));
         }
-        if let Some(sharding) = self.state.accelerator.sharding() {
+        if let Some(sharding) = self.state.accelerator.parallel().sharding() {
             return Err(Error::invalid_argument(format!(
                 "`parallel` keeps the whole model on each device, and the Accelerator shards it ({}): leave one of them \
                  out",
