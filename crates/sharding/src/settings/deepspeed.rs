@@ -209,7 +209,7 @@ impl DeepSpeedConfig {
     }
 }
 
-/// Fields of Accelerate's settings that belong into the DeepSpeed file, if there is one.
+/// Fields of Accelerate's settings that have to be in the DeepSpeed file, if there is one.
 const SAID_BY_THE_FILE: [&str; 9] = [
     "gradient_accumulation_steps",
     "gradient_clipping",
