@@ -1,4 +1,4 @@
-//! A plan as text, by which ranks find out that theirs differ.
+//! Description of a plan as text, by which ranks detect that their plans differ.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What can be wrong with a mesh, a strategy or a plan.
+//! Errors of meshes, sharding strategies and plans.
 
 use brigade_checkpoint::Dtype;
 use brigade_checkpoint::layout::MeshAxis;
@@ -37,10 +37,10 @@ pub enum ShardingError {
         source: Box<Self>,
     },
 
-    /// A number of ranks that is 0.
+    /// An axis whose size is 0.
     #[error("the size of {axis} is 0: it must be at least 1")]
     EmptyAxis {
-        /// The axis, or the world.
+        /// Name of the axis.
         axis: &'static str,
     },
 
@@ -50,13 +50,13 @@ pub enum ShardingError {
         made(.fitting)
     )]
     WorldSize {
-        /// The axes and their sizes: `dp_replicate 2 x dp_shard 4`.
+        /// Axes of the mesh and their sizes: `dp_replicate 2 x dp_shard 4`.
         axes: String,
-        /// The product of the sizes.
+        /// Product of the sizes of the axes.
         product: usize,
-        /// Ranks of the job.
+        /// Number of ranks of the job.
         world_size: usize,
-        /// The axes whose size alone could be changed, with the sizes that they would have then.
+        /// Axes whose size alone could be changed to fit the world size, with the sizes that fit.
         fitting: Vec<MeshAxis>,
     },
 
@@ -70,13 +70,13 @@ pub enum ShardingError {
         name: String,
         /// Full shape of the parameter, before sharding.
         shape: Vec<u64>,
-        /// The dimension that is divided.
+        /// Index of the dimension that is divided.
         dim: usize,
         /// Size of the dimension that is divided.
         size: u64,
-        /// Ranks of the tensor group.
+        /// Number of ranks of the tensor group.
         ranks: usize,
-        /// The nearest sizes that can be divided.
+        /// Nearest sizes of the dimension that can be divided.
         nearest: Vec<u64>,
     },
 
@@ -85,25 +85,25 @@ pub enum ShardingError {
     EmptyPart {
         /// Name of the parameter.
         name: String,
-        /// Entries of the vocabulary.
+        /// Number of entries of the vocabulary.
         size: u64,
-        /// Ranks of the tensor group.
+        /// Number of ranks of the tensor group.
         ranks: usize,
     },
 
     /// Axes whose product overflows the integer type.
     #[error("the mesh {axes} has more ranks than can be counted")]
     TooManyRanks {
-        /// The axes and their sizes.
+        /// Axes of the mesh and their sizes.
         axes: String,
     },
 
     /// A number of expert ranks that does not divide the ranks that experts are spread over.
     #[error("ep {expert} does not divide dp_shard x cp x sp x tp, which is {inner}: take one of {}", divisors(*.inner))]
     Expert {
-        /// The size of the axis of experts.
+        /// Size of the axis of experts, `ep`.
         expert: usize,
-        /// Ranks within one pipeline stage and one replica.
+        /// Number of ranks within one pipeline stage and one replica.
         inner: usize,
     },
 
@@ -112,35 +112,35 @@ pub enum ShardingError {
     NoSuchRank {
         /// Rank that is not in the mesh.
         rank: usize,
-        /// Ranks of the mesh.
+        /// Number of ranks of the mesh.
         world_size: usize,
     },
 
     /// A shard size that does not divide the number of ranks.
     #[error("hybrid={shard_size} does not divide the {world_size} ranks: take one of {}", divisors(*.world_size))]
     ShardSize {
-        /// Ranks that share one copy.
+        /// Number of ranks that share one copy of the parameters.
         shard_size: usize,
-        /// Ranks of the job.
+        /// Number of ranks of the job.
         world_size: usize,
     },
 
-    /// A number of parts after forward that the ranks which share one copy cannot have.
+    /// A number of parts after the forward pass that the ranks which share one copy cannot have.
     #[error(
         "units cannot be resharded to {size} after forward: write a number that divides the {shard_size} ranks \
          which share one copy, and is neither 1 nor {shard_size}"
     )]
     ReshardTo {
-        /// Parts of a unit after forward.
+        /// Number of parts of a unit after the forward pass.
         size: usize,
-        /// Ranks that share one copy.
+        /// Number of ranks that share one copy of the parameters.
         shard_size: usize,
     },
 
     /// A mesh that does not have the strategy's shard size.
     #[error("hybrid={shard_size} needs a mesh with dp_shard {shard_size}, and this one is {mesh}")]
     MeshShard {
-        /// Ranks that share one copy.
+        /// Number of ranks that share one copy of the parameters.
         shard_size: usize,
         /// Axes of the mesh and their sizes.
         mesh: String,
@@ -185,7 +185,7 @@ pub enum ShardingError {
     /// Parameters with more elements than can be counted.
     #[error("with parameter {} the model has more elements than can be counted", escaped(.name))]
     TooLarge {
-        /// The parameter with which the sum is too large.
+        /// Name of the parameter with which the sum is too large.
         name: String,
     },
 

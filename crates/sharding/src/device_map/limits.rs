@@ -13,8 +13,8 @@ pub struct FreeMemory {
 }
 
 impl FreeMemory {
-    /// Creates it from the free bytes of each GPU and of the host's memory. A device that is not among them does not
-    /// exist, except for the disk.
+    /// Creates the free memory of a machine from the free bytes of each GPU and of the host's memory. A device that is
+    /// not among them does not exist, except for the disk.
     #[must_use]
     pub fn new(devices: impl IntoIterator<Item = (Place, u64)>) -> Self {
         Self { devices: Some(devices.into_iter().collect()) }
