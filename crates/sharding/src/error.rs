@@ -9,7 +9,7 @@ use brigade_rank_env::text::escaped;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardingError {
-    /// A text that is not a strategy.
+    /// A text that is not a sharding strategy.
     #[error(
         "`{}` is not a sharding strategy: write {}zero1, zero2, zero3 or hybrid=N",
         escaped(.text), if *.or_none { "none, " } else { "" }
@@ -28,7 +28,7 @@ pub enum ShardingError {
         message: String,
     },
 
-    /// A variable of the environment with a wrong value.
+    /// An environment variable with an invalid value.
     #[error("{name}: {source}")]
     Variable {
         /// Name of the environment variable.
@@ -44,7 +44,7 @@ pub enum ShardingError {
         axis: &'static str,
     },
 
-    /// Axes whose product is not the world size.
+    /// Axes whose sizes have another product than the world size.
     #[error(
         "the mesh {axes} has {product} ranks and the job has {world_size}: {}, or start {product} ranks",
         made(.fitting)
@@ -98,7 +98,7 @@ pub enum ShardingError {
         axes: String,
     },
 
-    /// A number of expert ranks that does not divide the ranks that experts are spread over.
+    /// A number of expert ranks that does not divide the ranks over which experts are spread.
     #[error("ep {expert} does not divide dp_shard x cp x sp x tp, which is {inner}: take one of {}", divisors(*.inner))]
     Expert {
         /// Size of the axis of experts, `ep`.
@@ -137,7 +137,7 @@ pub enum ShardingError {
         shard_size: usize,
     },
 
-    /// A mesh that does not have the strategy's shard size.
+    /// A mesh whose shard size is not that of the strategy.
     #[error("hybrid={shard_size} needs a mesh with dp_shard {shard_size}, and this one is {mesh}")]
     MeshShard {
         /// Number of ranks that share one copy of the parameters.
@@ -149,7 +149,7 @@ pub enum ShardingError {
     /// A type of mixed precision that is not a float.
     #[error("the type of {what} is {dtype}: it must be F64, F32, F16 or BF16")]
     NotAFloat {
-        /// Name of the thing that has the type.
+        /// Purpose of the type: `the computation`, `reductions` or `outputs`.
         what: &'static str,
         /// Type that is not a floating-point type.
         dtype: Dtype,
@@ -182,7 +182,7 @@ pub enum ShardingError {
         dtype: Dtype,
     },
 
-    /// Parameters with more elements than can be counted.
+    /// A model whose number of elements is too large to be counted.
     #[error("with parameter {} the model has more elements than can be counted", escaped(.name))]
     TooLarge {
         /// Name of the parameter with which the sum is too large.
@@ -216,7 +216,7 @@ pub enum ShardingError {
     },
 }
 
-/// `make pp 4 or tp 4`
+/// Formats the changes of sizes that fit: `make pp 4 or tp 4`.
 fn made(axes: &[MeshAxis]) -> String {
     let axes: Vec<_> = axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
     if axes.is_empty() {
@@ -226,7 +226,7 @@ fn made(axes: &[MeshAxis]) -> String {
     }
 }
 
-/// `1, 2, 4, 8`: the sizes that a number of ranks allows, up to those of the largest groups.
+/// Lists the divisors of a number of ranks, up to the size of the largest groups: `1, 2, 4, 8`.
 fn divisors(world_size: usize) -> String {
     const MOST: usize = 1024;
     let divisors = (1..=world_size.min(MOST)).filter(|size| world_size.is_multiple_of(*size));
@@ -234,7 +234,7 @@ fn divisors(world_size: usize) -> String {
     divisors.join(", ") + if world_size > MOST { ", …" } else { "" }
 }
 
-/// The first names of a list that may be long.
+/// Lists the first names of a list that may be long.
 pub(crate) fn first_of(names: &[String]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<_> = names.iter().take(SHOWN).map(|name| escaped(name).to_string()).collect();

@@ -10,7 +10,7 @@ use crate::{
 /// Memory by kind, in bytes, on the device of the rank that needs the most.
 ///
 /// With `N` parameters in float32, Adam, and `W` ranks: `16 N` replicated, `8 N + 8 N / W` with ZeRO-1, `4 N + 12 N /
-/// W` with ZeRO-2, and `16 N / W` plus two units with ZeRO-3.
+/// W` with ZeRO-2, and `16 N / W` plus the gathered units with ZeRO-3.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Memory {
     /// Parameters between steps: shards, or whole parameters plus the shards that the optimizer updates.

@@ -46,7 +46,7 @@ impl Axis {
     pub const GRID: [Self; 6] =
         [Self::Pipeline, Self::Replicate, Self::Shard, Self::Context, Self::Sequence, Self::Tensor];
 
-    /// All axes, in the order in which ranks make their process groups.
+    /// All axes, in the order in which ranks create their process groups.
     pub const ALL: [Self; 12] = [
         Self::Pipeline,
         Self::Replicate,
@@ -152,7 +152,7 @@ impl MeshBuilder {
         self.size(Axis::Shard, size)
     }
 
-    /// Sets the number of stages of a pipeline.
+    /// Sets the number of ranks of a pipeline (pipeline parallelism).
     #[must_use]
     pub fn pipeline(self, size: usize) -> Self {
         self.size(Axis::Pipeline, size)
@@ -391,7 +391,7 @@ impl fmt::Display for Mesh {
     }
 }
 
-/// Ranks at equal distances from each other.
+/// Ranks at equal distances from each other: the pattern of an axis's groups.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Pattern {
     stride: usize,

@@ -49,7 +49,7 @@ pub enum Operation {
 /// Group of ranks that take part in a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Peers {
-    /// The group of an axis of the mesh.
+    /// All ranks of a group along this axis of the mesh.
     Axis(Axis),
     /// This number of neighbouring ranks among those that share one copy of the parameters, as in
     /// [`Mesh::parts`](crate::Mesh::parts).
@@ -111,10 +111,10 @@ impl ShardingPlan {
         if !whole {
             messages.extend((0..units).filter_map(|unit| self.gather(Phase::Forward, unit)));
         }
-        // Backward reaches no unit before the first that is trained.
+        // The backward pass ends at the first unit with trained parameters.
         let first_trained = self.units().iter().position(|unit| unit.trained().next().is_some());
         let reached: Vec<usize> = (first_trained.unwrap_or(units)..units).rev().collect();
-        // The gather of the unit before starts ahead of a unit's reduction.
+        // The next gather of the backward pass starts before the reduction of a unit's gradients.
         let gather = |unit: &usize| if whole { None } else { self.gather(Phase::Backward, *unit) };
         messages.extend(reached.first().and_then(gather));
         for (place, unit) in reached.iter().enumerate() {
@@ -143,7 +143,7 @@ impl ShardingPlan {
             self.message(phase, Operation::AllGather, place, Axis::ShardContext, whole)?;
         match (phase, unit.reshard) {
             (Phase::Backward, Reshard::No) => None,
-            // The unit that ran last stays whole: backward begins with it.
+            // The unit that ran last stays whole, because the backward pass begins with it.
             (Phase::Backward, _) if place + 1 == self.units().len() => None,
             (Phase::Backward, Reshard::To(size)) => {
                 Some(Message { peers: Peers::Part(size), ranks: size as u64, ..message })
@@ -198,7 +198,7 @@ impl ShardingPlan {
     }
 }
 
-/// Elements and bytes of a unit's parameters.
+/// Elements and bytes of a unit's parameters, by the way in which they are sent.
 struct Payload {
     /// Parameters that are sharded, with padding.
     padded: [u64; 2],

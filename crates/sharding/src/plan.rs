@@ -1,4 +1,4 @@
-//! The plan of a sharded model: units, slots, placements.
+//! Plan of a sharded model: its units, slots and placements.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -168,13 +168,14 @@ impl ShardingPlan {
         self.mesh.size(Axis::ShardContext)
     }
 
-    /// Returns the number by which summed gradients are divided: the ranks of `dp_cp`.
+    /// Returns the number by which summed gradients are divided to average them: the number of ranks of `dp_cp`.
     #[must_use]
     pub fn divisor(&self) -> usize {
         self.mesh.size(Axis::DataContext)
     }
 
-    /// Returns the number by which summed gradients of experts are divided: the ranks of `edp`.
+    /// Returns the number by which summed gradients of experts are divided to average them: the number of ranks of
+    /// `edp`.
     #[must_use]
     pub fn expert_divisor(&self) -> usize {
         self.mesh.size(Axis::ExpertData)

@@ -46,7 +46,7 @@ impl fmt::Display for ContextMethod {
 impl FromStr for ContextMethod {
     type Err = String;
 
-    /// Parses a name, in any case.
+    /// Parses the name of a method, in upper or lower case.
     ///
     /// # Errors
     /// Returns a message with the valid names for any other text.
@@ -118,7 +118,7 @@ impl SequencePart {
         self.is_balanced
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks of the context group.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.ranks as usize

@@ -61,7 +61,7 @@ pub struct Settings {
     pub context_method: ContextMethod,
     /// `true` if tensor ranks have parts of the sequence between divided layers (Megatron-LM's sequence parallelism).
     pub sequence_regions: bool,
-    /// Precision of the computation.
+    /// Precision of the computation, from `mixed_precision` or DeepSpeed's keys.
     pub precision: Precision,
     /// Scale of the loss with [`Precision::Fp16`]. `None` if the program decides.
     pub loss_scale: Option<LossScale>,

@@ -25,7 +25,7 @@ pub struct Slot {
     pub rows: u64,
     /// Number of elements of a row: the product of all other dimensions.
     pub row_elements: u64,
-    /// Bytes of an element in the storage.
+    /// Size of an element in the storage, in bytes.
     pub element_bytes: u64,
     /// Number of ranks that share one copy of the parameter.
     pub ranks: u64,
@@ -70,13 +70,13 @@ impl Slot {
         self.rows * self.row_elements
     }
 
-    /// Returns the number of elements of one rank, padding included.
+    /// Returns the number of elements of one rank, with padding.
     #[must_use]
     pub fn chunk_elements(&self) -> u64 {
         self.chunk() * self.row_elements
     }
 
-    /// Returns the number of elements of all ranks, padding included.
+    /// Returns the number of elements of all ranks, with padding.
     #[must_use]
     pub fn padded_elements(&self) -> u64 {
         if self.is_whole { self.elements() } else { self.chunk_elements() * self.ranks }

@@ -44,7 +44,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// Parses a setting that may also be `none`, which returns `None`.
+    /// Parses the text form of a strategy, or `none`, for which it returns `None`.
     ///
     /// # Errors
     /// [`ShardingError::UnknownStrategy`] for a text that is neither `none` nor a strategy.
@@ -137,7 +137,7 @@ pub enum Reshard {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MixedPrecision {
-    /// Type in which parameters are gathered and computed. Defaults to the parameters' own.
+    /// Type in which parameters are gathered and computed. Defaults to the type of the parameters.
     pub param: Option<Dtype>,
     /// Type in which gradients are sent and summed. Defaults to float32, and to float64 for parameters of
     /// float64.
@@ -147,13 +147,13 @@ pub struct MixedPrecision {
 }
 
 impl MixedPrecision {
-    /// Returns bfloat16 for the computation and float32 for sums.
+    /// Returns mixed precision with bfloat16 for the computation and float32 for sums.
     #[must_use]
     pub fn bf16() -> Self {
         Self { param: Some(Dtype::BF16), ..Self::default() }
     }
 
-    /// Returns float16 for the computation and float32 for sums.
+    /// Returns mixed precision with float16 for the computation and float32 for sums.
     #[must_use]
     pub fn fp16() -> Self {
         Self { param: Some(Dtype::F16), ..Self::default() }
@@ -206,7 +206,7 @@ pub enum Offload {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Units {
-    /// The units that the model names: its blocks.
+    /// The units that the model defines, such as transformer blocks.
     #[default]
     Blocks,
     /// A unit for each module whose name matches one of these patterns: `h.*` gives `h.0`, `h.1`, and so on. `*` and
@@ -265,25 +265,26 @@ pub struct Sharding {
 }
 
 impl Sharding {
-    /// Returns [`Strategy::Zero1`] with the default options.
+    /// Returns a sharding with [`Strategy::Zero1`] and default options.
     #[must_use]
     pub fn zero1() -> Self {
         Strategy::Zero1.into()
     }
 
-    /// Returns [`Strategy::Zero2`] with the default options.
+    /// Returns a sharding with [`Strategy::Zero2`] and default options.
     #[must_use]
     pub fn zero2() -> Self {
         Strategy::Zero2.into()
     }
 
-    /// Returns [`Strategy::Zero3`] with the default options.
+    /// Returns a sharding with [`Strategy::Zero3`] and default options.
     #[must_use]
     pub fn zero3() -> Self {
         Strategy::Zero3.into()
     }
 
-    /// Returns [`Strategy::Hybrid`] with the default options: `shard_size` neighbouring ranks share one copy.
+    /// Returns a sharding with [`Strategy::Hybrid`] and default options: `shard_size` neighbouring ranks share one copy
+    /// of the model.
     #[must_use]
     pub fn hybrid(shard_size: usize) -> Self {
         Strategy::Hybrid(shard_size).into()
@@ -295,7 +296,7 @@ impl Sharding {
         Self { reshard_after_forward, ..self }
     }
 
-    /// Sets the types of the computation and of sums.
+    /// Sets the data types of the computation and of sums.
     #[must_use]
     pub fn mixed(self, mixed: MixedPrecision) -> Self {
         Self { mixed, ..self }
@@ -313,7 +314,7 @@ impl Sharding {
         Self { units, ..self }
     }
 
-    /// Sets when gradients are reduced during accumulation.
+    /// Sets the time at which gradients are reduced during accumulation.
     #[must_use]
     pub fn reduce(self, reduce: ReduceGradients) -> Self {
         Self { reduce, ..self }

@@ -139,7 +139,7 @@ impl TensorPart {
         self.shape_of(self.rank)
     }
 
-    /// Returns the shape of a rank's part.
+    /// Returns the shape of the part of any rank.
     #[must_use]
     pub fn shape_of(&self, rank: usize) -> Vec<u64> {
         let mut shape = self.shape.clone();

@@ -40,7 +40,7 @@ impl fmt::Display for TensorStyle {
 /// so that a rank has the queries, keys and values of its heads.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Heads {
-    /// Relative sizes, in the order in which the blocks lie.
+    /// Relative sizes of the blocks, in their order in the weight.
     pub(crate) blocks: Vec<u64>,
 }
 
@@ -88,7 +88,7 @@ pub struct TensorPlan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Rule {
     pattern: String,
-    /// `None`: whole on every rank.
+    /// `None` if matching parameters are whole on every rank.
     style: Option<TensorStyle>,
     is_optional: bool,
 }

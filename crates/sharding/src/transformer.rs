@@ -100,7 +100,7 @@ impl Default for TransformerStep {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertStep {
-    /// Number of experts of all ranks.
+    /// Total number of experts of all ranks.
     pub experts: u64,
     /// Hidden size: the width of each token's vector.
     pub hidden: u64,

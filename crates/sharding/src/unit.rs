@@ -6,7 +6,7 @@ use wildmatch::WildMatch;
 
 use crate::{Note, Parameter, ShardingError, Units};
 
-/// Modules that are gathered together, and the parameters that they have.
+/// Modules that are gathered together, with their parameters.
 #[derive(Debug, Default)]
 pub(crate) struct Grouped {
     /// Names of the modules. That of the root is empty.
@@ -33,7 +33,7 @@ pub(crate) fn group(
     Ok((grouped, notes))
 }
 
-/// Modules that are units, before ties join some of them, and for each name of each parameter its module.
+/// Modules that are units before ties join some of them, with the module of each name of each parameter.
 struct Modules {
     names: Vec<String>,
     of: Vec<Vec<usize>>,
@@ -174,7 +174,7 @@ fn known(parameters: &[Parameter], components: usize) -> Vec<String> {
     prefixes.filter(|prefix| seen.insert(*prefix)).map(str::to_owned).collect()
 }
 
-/// Joins neighbouring units until each has `elements` parameters; the last ones join the unit before.
+/// Joins neighbouring units until each has at least `elements` elements. A smaller remainder joins the unit before it.
 fn join_neighbours(units: Vec<Grouped>, parameters: &[Parameter], elements: u64) -> Vec<Grouped> {
     let size = |unit: &Grouped| {
         let shapes = unit.parameters.iter().map(|index| &parameters[*index].shape);

@@ -81,7 +81,7 @@ impl WeightFormat {
     }
 }
 
-/// Written as `fp32`, `fp16`, `bf16`, `fp8`, `int8`, `int4`, with its group where that is not 128 (`int4:64`), and `nf4`.
+/// Writes `fp32`, `fp16`, `bf16`, `fp8`, `int8`, `nf4`, or `int4`, with the group size if it is not 128 (`int4:64`).
 impl fmt::Display for WeightFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -141,7 +141,7 @@ pub(crate) fn is_integer(dtype: Dtype) -> bool {
     )
 }
 
-/// Returns the bytes of a tensor.
+/// Returns the bytes of a tensor of the given type. `None` if their number overflows.
 pub(crate) fn bytes_as(shape: &[u64], dtype: Dtype) -> Option<u64> {
     TensorInfo { dtype, shape: shape.to_vec() }.bytes()
 }

@@ -44,9 +44,9 @@ pub fn cut_by_cost(costs: &[f64], stages: usize) -> Result<Vec<Range<usize>>, Pi
         check_cost(sum, || format!("sum of costs up to layer {layer}"))?;
         sums.push(sum);
     }
-    // slowest[end] is the best time of the slowest of the first stages, if they have the layers up to `end`. It does
-    // not fall with `end`, and the time of one more stage does not rise with its start, so the best start is where
-    // the two meet.
+    // slowest[end] is the best time of the slowest of the stages so far, if they have the layers up to `end`. It does
+    // not decrease with `end`, and the time of one more stage does not increase with its start, so the best start is
+    // where the two meet.
     let layers = costs.len();
     let mut slowest = sums.clone();
     let mut starts = vec![vec![0; layers + 1]];

@@ -19,7 +19,7 @@ pub enum PipelineError {
         text: String,
     },
 
-    /// A number that is 0.
+    /// A number of ranks, stages, micro-batches or chunks that is 0.
     #[error("the number of {of} is 0: it must be at least 1")]
     Zero {
         /// Name of the number that is 0: `ranks`, `stages`, `micro-batches` or `chunks`.

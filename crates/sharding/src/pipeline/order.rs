@@ -148,9 +148,9 @@ struct SlotClock {
     ranks: usize,
     micro_batches: usize,
     stages: usize,
-    /// Ends of forward passes, by stage and micro-batch.
+    /// End of each forward pass, by stage and micro-batch.
     forward: Vec<Option<usize>>,
-    /// Ends of the gradients of inputs.
+    /// End of the input gradients of each pass, by stage and micro-batch.
     backward: Vec<Option<usize>>,
     passes: Vec<TimedPass>,
 }

@@ -44,7 +44,7 @@ impl PipelineTable {
         self.micro_batches
     }
 
-    /// Returns the rank of each stage.
+    /// Returns the rank that has each stage.
     #[must_use]
     pub fn stage_ranks(&self) -> &[usize] {
         &self.stage_ranks

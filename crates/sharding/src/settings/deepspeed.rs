@@ -523,7 +523,7 @@ fn clipping(reader: Reader<'_>, notes: &mut Vec<Note>) -> Result<Option<f64>, Se
     }
 }
 
-/// Batch sizes that fit each other: train = micro x steps x ranks.
+/// Consistent batch sizes: train = micro x steps x ranks.
 struct Batch {
     train: Option<u64>,
     micro: Option<u64>,

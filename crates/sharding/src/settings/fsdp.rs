@@ -1,4 +1,4 @@
-//! Accelerate's FSDP keys, of versions 1 and 2.
+//! FSDP settings: Accelerate's keys of versions 1 and 2.
 
 use brigade_checkpoint::Dtype;
 
@@ -31,7 +31,7 @@ enum Version {
     Two,
 }
 
-/// The ranks that share one copy of the model.
+/// Ranks that share one copy of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     AllRanks,

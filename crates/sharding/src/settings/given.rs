@@ -4,7 +4,7 @@ use super::{Precision, SettingsError};
 
 /// Argument of `accelerate launch`, from a flag, an environment variable, or a key of a file.
 ///
-/// Names are those of the keys in Accelerate's files (`fsdp_version`, `zero_stage`); dashes count as underscores.
+/// Names are those of the keys in Accelerate's files (`fsdp_version`, `zero_stage`). Dashes count as underscores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Given {
     /// Name of the argument, in lower case with underscores.

@@ -1,4 +1,4 @@
-//! The optimizer of DeepSpeed's configuration.
+//! Optimizer settings of DeepSpeed's configuration.
 
 use super::SettingsError;
 use super::reader::Reader;
@@ -25,9 +25,9 @@ pub struct OptimizerSettings {
 /// Optimizers that both DeepSpeed's settings and Brigade have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OptimizerKind {
-    /// Adam with weight decay in the gradient.
+    /// Adam, with weight decay added to the gradient (L2 regularization).
     Adam,
-    /// Adam with decoupled weight decay.
+    /// `AdamW`: Adam with decoupled weight decay.
     AdamW,
     /// Adagrad, which divides gradients by the root of the sum of their squares.
     Adagrad,

@@ -93,7 +93,7 @@ impl ParallelismConfig {
     /// along `sp`.
     ///
     /// # Errors
-    /// Axes other than DeepSpeed's, and sizes that do not divide the ranks.
+    /// [`SettingsError`] for axes that are not combined with DeepSpeed, and sizes that do not divide the ranks.
     pub(super) fn mesh_for_deepspeed(&self, settings: &Settings) -> Result<Mesh, SettingsError> {
         for axis in [Axis::Tensor, Axis::Context] {
             if let Some(size) = self.find(axis).filter(|it| it.ranks > 1) {

@@ -1,4 +1,4 @@
-//! Values of a configuration by their paths: `zero_optimization.stage`.
+//! Reader of configuration values by their paths, such as `zero_optimization.stage`.
 
 use serde_json::{Map, Value};
 

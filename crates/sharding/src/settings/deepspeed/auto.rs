@@ -1,4 +1,4 @@
-//! The values that `auto` stands for, as Accelerate 1.15 finds them: `DeepSpeedPlugin.__post_init__`,
+//! Values that `auto` stands for, as Accelerate 1.15 determines them: `DeepSpeedPlugin.__post_init__`,
 //! `set_mixed_precision` and `Accelerator._prepare_deepspeed`.
 
 use serde_json::{Map, Value, json};

@@ -1,4 +1,4 @@
-//! The text of a configuration: JSON, or base64 of it, as Accelerate takes it.
+//! Parser of a configuration's text: JSON, or base64 of it, as Accelerate accepts it.
 
 use std::cell::RefCell;
 use std::fmt;
