@@ -1,4 +1,4 @@
-//! What generation with a transformer needs beside its weights, and how fast it can be where weights are elsewhere.
+//! Memory of generation with a transformer beside its weights, and its maximum speed with weights that are elsewhere.
 
 use brigade_checkpoint::Dtype;
 

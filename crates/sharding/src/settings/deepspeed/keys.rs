@@ -1,4 +1,4 @@
-//! Every key of DeepSpeed's configuration, and what becomes of it.
+//! All keys of DeepSpeed's configuration, with their types and their treatment.
 
 use serde_json::{Map, Value};
 
@@ -6,7 +6,7 @@ use crate::settings::given::closest;
 use crate::settings::reader::{AUTO, Reader, as_count, as_number, as_truth, at};
 use crate::settings::{Note, SettingsError};
 
-/// What a value is.
+/// Type of a value.
 #[derive(Clone, Copy)]
 enum Kind {
     Truth,
@@ -14,38 +14,38 @@ enum Kind {
     Number,
     Text,
     Word(&'static [&'static str]),
-    /// Anything: the key is not looked into.
+    /// Any value: it is not checked.
     Any,
-    /// An object whose keys are rows of their own.
+    /// An object whose keys have rows of their own.
     Section,
 }
 
-/// What becomes of a key.
+/// Treatment of a key.
 #[derive(Clone, Copy)]
 enum Meaning {
-    /// It becomes a setting.
+    /// The key becomes a setting.
     Honoured,
-    /// It asks for what is so anyway where it has this value, written in JSON; else the text says what it would have
-    /// meant.
+    /// The key asks for Brigade's own behaviour if it has this value, written in JSON. For other values a note has the
+    /// text, which explains their meaning.
     Same(&'static str, &'static str),
-    /// What it would have meant.
+    /// The key has no effect. A note has the text, which explains its meaning.
     Noted(&'static str),
-    /// It would be another training: refused, unless it has this value, or is an object whose `enabled` is false.
+    /// The key would change the training: refused, unless it has this value, or is an object whose `enabled` is false.
     Refused(&'static str, &'static str),
 }
 
 use Kind::{Any, Count, Number, Section, Text, Truth, Word};
 use Meaning::{Honoured, Noted, Refused, Same};
 
-/// Checks all keys: each is known, and has a value of its kind. Returns what is not honoured. `written` is the
-/// configuration before `auto` was filled in: those values were not chosen.
+/// Checks that all keys are known and have values of their types. Returns notes on the keys that are not applied.
+/// `written` is the configuration before `auto` was replaced: the user has not chosen these values.
 pub(super) fn check(
     reader: Reader<'_>,
     written: &Map<String, Value>,
 ) -> Result<Vec<Note>, SettingsError> {
     let mut notes = Vec::new();
     check_section(reader, written, reader.root, "", &mut notes)?;
-    // What belongs to a precision that is off asks for nothing.
+    // Keys of a precision that is off have no effect, and need no note.
     for section in ["fp16", "bf16", "torch_autocast"] {
         if !reader.is_on(&format!("{section}.enabled"))? {
             notes.retain(|note: &Note| !note.key.starts_with(&format!("{section}.")));
@@ -102,7 +102,7 @@ fn check_section(
     Ok(())
 }
 
-/// What was expected of a value that is not of its kind.
+/// Returns a description of the valid values, if a value is not of its type.
 fn fault(kind: Kind, value: &Value) -> Option<String> {
     let (is_right, expected) = match kind {
         Truth => (as_truth(value).is_some(), "true or false".to_owned()),
@@ -118,7 +118,7 @@ fn fault(kind: Kind, value: &Value) -> Option<String> {
     (!is_right).then_some(expected)
 }
 
-/// Whether a value is one that is written in JSON, also as another text of the same number or truth.
+/// Returns `true` if a value equals one that is written in JSON, also as another text of the same number or Boolean.
 fn is_same(value: &Value, json: &str) -> bool {
     let Ok(usual) = serde_json::from_str::<Value>(json) else { return false };
     match &usual {
@@ -129,12 +129,12 @@ fn is_same(value: &Value, json: &str) -> bool {
     }
 }
 
-/// An object whose `enabled` is false, or `false` alone, or an object that says nothing.
+/// Returns `true` for an object whose `enabled` is false, for `false` itself, and for an empty object.
 fn is_disabled(value: &Value) -> bool {
     is_off(value) || *value == false || value.as_object().is_some_and(Map::is_empty)
 }
 
-/// An object whose `enabled` is false.
+/// Returns `true` for an object whose `enabled` is false.
 fn is_off(value: &Value) -> bool {
     value.get("enabled").and_then(as_truth) == Some(false)
 }
