@@ -159,7 +159,7 @@ pub struct DriverWords {
 /// diagnostics, not in launches.
 #[derive(Debug)]
 pub struct MemoryQuery {
-    /// Possible paths of the program, of which the first that exists is run.
+    /// Possible paths of the program, tried in order until one succeeds.
     pub programs: &'static [&'static str],
     /// Arguments of the program.
     pub arguments: &'static [&'static str],
