@@ -188,7 +188,7 @@ fn names_without(prefix: &str, names: usize) -> String {
     }
 }
 
-/// Takes off what PyTorch's wrappers put before every name, and returns it.
+/// Removes the prefix that PyTorch's wrappers put before every name, and returns it.
 pub(super) fn strip_wrapper(weights: &mut Weights) -> String {
     let names: Vec<&str> = weights.iter().map(|(name, _)| name.as_str()).collect();
     let prefix = wrapper_prefix(&names, &[""; 0]);
@@ -198,7 +198,7 @@ pub(super) fn strip_wrapper(weights: &mut Weights) -> String {
     prefix
 }
 
-/// A checkpoint's model.
+/// Returns the weights of a checkpoint's model.
 pub(super) fn of_object(checkpoint: &Checkpoint, model: &Object) -> Result<Weights, Error> {
     let stored = checkpoint.stored(model)?.into_iter();
     let tensors = stored.map(|(name, tensor)| {
