@@ -59,7 +59,7 @@ pub struct DeepSpeedFolder {
     scheduler: Option<Value<FileTensor>>,
 }
 
-/// A trained parameter.
+/// Name and shape of a trained parameter.
 #[derive(Debug)]
 struct Parameter {
     name: String,

@@ -81,7 +81,7 @@ pub enum Error {
         keys: Vec<String>,
     },
 
-    /// There is no dictionary under the requested key.
+    /// The file has no dictionary under the requested key.
     #[error(
         "{} has no dictionary under `{}`{}",
         escaped(path.display()),
@@ -91,7 +91,7 @@ pub enum Error {
     NoSuchKey {
         /// Path of the file.
         path: PathBuf,
-        /// Requested key.
+        /// Key that was requested.
         key: String,
         /// Keys of the file's state dictionaries. A single empty key if the whole file is one.
         keys: Vec<String>,
@@ -129,7 +129,7 @@ pub enum Error {
         path: PathBuf,
         /// Version of the manifest.
         found: u32,
-        /// Newest supported version.
+        /// Newest version that this program supports.
         known: u32,
     },
 

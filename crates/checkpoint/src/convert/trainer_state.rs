@@ -17,7 +17,7 @@ pub struct TrainerState {
 }
 
 impl TrainerState {
-    /// Reads `trainer_state.json`.
+    /// Reads a file `trainer_state.json`.
     ///
     /// # Errors
     /// Fails with [`Error::Io`], or with [`Error::Damaged`] if the file is not the state of a Trainer.

@@ -103,6 +103,8 @@ impl Files {
     /// Lists the files of a step.
     ///
     /// # Errors
+    /// Fails with [`Error::Unsupported`] for files of model parallelism, of pipelines and of experts, or with
+    /// [`Error::Io`].
     pub(super) fn of(folder: &Path) -> Result<Self, Error> {
         let mut files = Self {
             folder: folder.to_owned(),

@@ -34,6 +34,7 @@ impl ModelStates {
     /// Opens a file of model states.
     ///
     /// # Errors
+    /// Fails if the file is damaged, or with [`Error::Unsupported`] for model or expert parallelism.
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         let file = PthFile::open(path)?;
         let tree = file.value_with_sizes()?;

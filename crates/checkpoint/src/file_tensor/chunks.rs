@@ -161,7 +161,7 @@ mod tests {
     use crate::dtype::Dtype;
 
     proptest! {
-        /// As the numbers from 0 on, which were cut along any dimensions and stored part after part.
+        /// Checks numbers from 0 on, cut along any dimensions and stored part after part.
         #[test]
         fn parts_of_any_cut_are_the_whole(
             shape in proptest::collection::vec(0u64..7, 1..4),

@@ -214,7 +214,7 @@ mod tests {
     }
 
     proptest! {
-        /// As counting how often each element is covered.
+        /// Compares with a count of how often each element is covered.
         #[test]
         fn a_cover_is_what_counting_says(
             boxes in proptest::collection::vec(((0u64..3, 1u64..4), (0u64..3, 1u64..4)), 1..6)
