@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn numbers_come_back_to_the_bit() {
-        // One that JSON's fast reader is off by a bit of, and is marked in files.
+        // JSON's fast parser is off by a bit for this number, which is marked in files.
         let plain =
             (0.1 + 0.2, 7.205_759_403_792_794e16, i64::MAX, "text".to_owned(), [Some(1), None]);
         let value: Value<()> = Value::from_plain(&plain).unwrap();

@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// Places of the elements in a tensor of this shape, in row-major order.
+    /// Returns the indices of the region's elements in a tensor of this shape, in row-major order.
     fn places(region: &Region, shape: &[u64]) -> Vec<u64> {
         let dims = region.offset.iter().zip(&region.shape).zip(shape);
         dims.fold(vec![0], |places, ((&offset, &size), &whole)| {

@@ -372,7 +372,7 @@ mod tests {
         })
     }
 
-    /// JSON's objects are sorted and hold a key once.
+    /// Sorts dictionaries and removes duplicate keys, like JSON objects.
     fn plain(value: &Value<String>) -> Value<String> {
         match value {
             Value::List(list) => Value::List(list.iter().map(plain).collect()),

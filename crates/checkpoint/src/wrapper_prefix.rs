@@ -138,7 +138,7 @@ mod tests {
             (&["a.b.c.d.e.f", "a.b.c.d.e.g"], &["a.", "a.b.", "a.b.c.", "a.b.c.d."]),
             (&["model.net.a", "model.net.b"], &["model.", "model.net."]),
             (&["net.a", "network.a"], &[]),
-            // Nothing would be left of a name.
+            // Nothing would be left of the first name.
             (&["net.", "net.a"], &[]),
             (&["net.a", "a"], &[]),
             (&["größe.a", "größe.b"], &["größe."]),
@@ -147,7 +147,7 @@ mod tests {
         for (names, expected) in table {
             assert_eq!(prefixes_around(names, &[""; 0]), expected, "{names:?}");
         }
-        // Of a shared parameter the file has one name, and two paths fit it.
+        // The file has one name of a shared parameter, and two paths fit it.
         assert_eq!(prefixes_around(&["net.head.w"], &["head.w", "w"]), ["net.", "net.head."]);
     }
 

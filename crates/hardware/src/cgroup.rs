@@ -89,7 +89,7 @@ mod tests {
         let groups = of(&Sources::under(root.path()), "memory");
         assert!(!groups.unified);
         assert_eq!(groups.folders, [Path::new("/sys/fs/cgroup/memory/")]);
-        // The controller is not mounted: nothing can be said.
+        // The controller is not mounted: there are no folders.
         assert_eq!(of(&Sources::under(root.path()), "cpu").folders, Vec::<PathBuf>::new());
     }
 }

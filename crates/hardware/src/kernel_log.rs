@@ -140,10 +140,10 @@ mod tests {
             return;
         }
         assert!(!times.is_empty());
-        // Nothing that was there before is read again.
+        // Messages from before are not read again.
         let newest = times.into_iter().max().unwrap();
         let mut new = KernelLog::open_at_end(Path::new(KMSG)).unwrap();
-        // The clocks of processors differ a little.
+        // Clocks differ slightly between processors.
         let is_new = |at: Duration| at + Duration::from_secs(1) >= newest;
         new.read(|message| assert!(is_new(message.at), "{message:?}")).unwrap();
     }

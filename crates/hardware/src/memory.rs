@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(memory.group_limit_bytes, Some(204_800));
         assert_eq!(memory.free_bytes(), 204_800 - 51_200);
 
-        // A limit above what the host has is no limit; version 1 writes one when there is none.
+        // A limit above the host's memory does not count. Version 1 writes one if there is none.
         write("cg/box/memory.max", "9223372036854771712\n");
         let memory = Memory::gather(&Sources::under(root.path()));
         assert_eq!(memory.group_limit_bytes, None);

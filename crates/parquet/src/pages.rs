@@ -303,8 +303,8 @@ impl Compact<'_> {
 mod tests {
     use super::*;
 
-    /// A page of the second kind of 100 bytes from 50, with `more` among its fields and `inner` among those of its
-    /// own structure; 3 and 4 bytes of levels.
+    /// Parses the header of a version 2 page of 100 bytes, compressed to 50, with 3 and 4 bytes of levels. `more` is
+    /// added to its fields, and `inner` to those of its nested structure.
     fn header(more: &[u8], inner: &[u8]) -> Result<Header, bool> {
         let page = [0x15, 6, 0x15, 200, 1, 0x15, 100];
         let levels = [0x15, 2, 0x15, 0, 0x15, 2, 0x15, 0, 0x15, 6, 0x15, 8];
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(header(&[0x15, 2], &[0x11]), Ok(expected));
         let plain = Header { is_compressed: false, ..expected };
         assert_eq!(header(&[], &[0x12]), Ok(plain));
-        // Fields that are not of this format.
+        // Fields unknown to the format.
         assert_eq!(header(&[0x05, 40, 2], &[0x05, 42, 2]), Ok(expected));
     }
 

@@ -105,8 +105,8 @@ mod tests {
         (out, overflowed)
     }
 
-    /// `torch.tensor([...], dtype=torch.float64).to(torch.float16).view(torch.int16)`, and the same of
-    /// bfloat16 and float32, of PyTorch 2.13.
+    /// Expected values are from PyTorch 2.13: `torch.tensor([...],
+    /// dtype=torch.float64).to(torch.float16).view(torch.int16)`, and the same for bfloat16 and float32.
     #[test]
     fn values_are_pytorchs() {
         let values = [1.0, -0.1, 65504.0, 65520.0, 1e-8, 2049.0, 1.0009765625, 3.5e38, 1e300];

@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_fault_of_the_disk_ends_the_writing() {
-        // Opened for reading: every write fails, as on a disk that is gone.
+        // Opened only for reading: every write fails, as on a disk that was removed.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, "").unwrap();
@@ -284,7 +284,7 @@ mod tests {
         let flags = OFlags::DIRECT.bits().cast_signed();
         let file = OpenOptions::new().write(true).create_new(true).custom_flags(flags).open(&path);
         let Ok(file) = file else { return };
-        // No whole block: what a disk of larger blocks says to ours.
+        // Not a whole block: fails like our blocks on a disk with larger ones.
         let mut piece = Piece::new();
         piece.room()[..777].copy_from_slice(&content(777));
         piece.filled = 777;

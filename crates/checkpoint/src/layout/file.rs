@@ -193,7 +193,7 @@ mod tests {
     fn the_checksum_is_that_of_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let content: Vec<u8> = (0..20 << 20).map(|i: u32| (i % 251) as u8).collect();
-        // Small and large pieces in turns, through the cache and past it.
+        // Alternates small and large pieces, through the cache and past it.
         for (name, flush) in [("not flushed", false), ("flushed", true)] {
             let path = folder.path().join(name);
             let mut out = ChecksumWriter::create_sized(&path, content.len() as u64, flush).unwrap();

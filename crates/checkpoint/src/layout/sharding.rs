@@ -184,7 +184,7 @@ mod tests {
         entry(&[], &[(&[], &[])]).check().unwrap();
         entry(&[0, 4], &[(&[0, 0], &[0, 4])]).check().unwrap();
         entry(&[5, 4], &[(&[3, 0], &[2, 4]), (&[0, 0], &[3, 4])]).check().unwrap();
-        // Five boxes around a centre: no cut goes through the whole.
+        // Five boxes around a center: no single cut divides the whole.
         let pinwheel: [(&[u64], &[u64]); 5] = [
             (&[0, 0], &[1, 2]),
             (&[0, 2], &[2, 1]),

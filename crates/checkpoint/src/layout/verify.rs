@@ -120,7 +120,7 @@ const MAX_THREADS: usize = 4;
 mod tests {
     use super::*;
 
-    /// Two parts, of this and of few bytes, where there are two threads.
+    /// Two parts, one of this size and one of few bytes, if there are two threads.
     const PART_BYTES: usize = MIN_PART_BYTES as usize;
 
     #[test]

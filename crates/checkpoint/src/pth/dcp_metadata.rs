@@ -371,7 +371,7 @@ mod tests {
             read(include_bytes!("../../tests/fixtures/dcp/torch_2_13/.metadata")).unwrap();
         let weight = &metadata.tensors["model.0.weight"];
         assert_eq!((weight.dtype, weight.shape.as_slice()), (Dtype::F32, &[7, 4][..]));
-        // Of fully_shard: ceil(7 / 2) rows, and the rest.
+        // Shards of fully_shard: ceil(7 / 2) rows, and the rest.
         let whole = Region::whole(&[7, 4]);
         assert_eq!(weight.chunks, [whole.narrow(0, 0, 4), whole.narrow(0, 4, 3)]);
         assert_eq!(metadata.tensors["model.1.bias"].dtype, Dtype::BF16);
@@ -407,7 +407,7 @@ mod tests {
         }
     }
 
-    /// One chunk, recalled by five bytes each time.
+    /// Repeats one chunk, which takes five bytes each time.
     #[test]
     fn chunks_that_are_repeated_out_of_proportion_are_refused() {
         let whole = Region::whole(&[5, 4]);

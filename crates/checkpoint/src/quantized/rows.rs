@@ -253,7 +253,7 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (state >> 40) as f32 / 16_777_216.0 - 0.5
         };
-        // A sum of four, whose tails a range can clip, as of trained weights.
+        // A sum of four has tails that a range can clip, like trained weights.
         (0..count).map(|_| next() + next() + next() + next()).collect()
     }
 
@@ -274,7 +274,7 @@ mod tests {
             for (place, (&value, found)) in values.iter().zip(back(&packed)).enumerate() {
                 let scale = packed.scales[place / group];
                 let half_step = match format {
-                    // The scale is rounded to 8 bits: the ends of the range may be clipped by as much.
+                    // The scale is rounded to 8 bits, so the ends of the range may be clipped by that much.
                     QuantizedFormat::Int8 => scale * (0.5 + 127.0 / 256.0),
                     QuantizedFormat::Int4 { .. } => scale * 0.6,
                     QuantizedFormat::Fp8 => (value.abs() / 16.0).max(scale / 1024.0) * 1.01,
@@ -294,7 +294,7 @@ mod tests {
                 let errors = values.iter().zip(found).map(|(a, b)| f64::from(a - b).powi(2));
                 errors.sum::<f64>()
             });
-            // Of 8 bits the whole range is often the best one.
+            // With 8 bits, the full range is often the best.
             let is_better = errors[1] < errors[0];
             assert!(is_better || format == QuantizedFormat::Int8, "{format}: {errors:?}");
             assert!(errors[1] <= errors[0], "{format}: {errors:?}");

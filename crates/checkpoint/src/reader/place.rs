@@ -205,7 +205,7 @@ mod tests {
         into
     }
 
-    /// A tensor's shape, and a region within it.
+    /// Generates a tensor's shape, and a region in it.
     fn shape_and_region() -> impl Strategy<Value = (Vec<u64>, Region)> {
         let dim = (1u64..7).prop_flat_map(|size| {
             let start = 0..=size;
@@ -232,7 +232,7 @@ mod tests {
             prop_assert_eq!(read(&place, &region, &file), expected(&place, &region, &content));
         }
 
-        /// Transposed, with gaps, expanded and overlapping views.
+        /// Checks transposed, strided, expanded and overlapping views.
         #[test]
         fn strides_may_be_any(
             (shape, region) in shape_and_region(), strides in proptest::collection::vec(0u64..40, 5), width in 1u64..5
@@ -263,7 +263,7 @@ mod tests {
                 "{region}"
             );
         }
-        // A transposed matrix, whole and a part of it; one that overlaps itself over more than a window.
+        // A transposed matrix, whole and in part, and one that overlaps itself over more than a window.
         for strides in [vec![4, 4000], vec![4, 12_000], vec![4000, 4004]] {
             let place = Place { begin: 8, width: 4, strides };
             let region = Region { offset: vec![3, 10], shape: vec![900, 700] };

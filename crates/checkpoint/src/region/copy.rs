@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// All parts of a tensor that is cut along dimensions, one cut after the other.
+    /// Returns all parts of a tensor after cuts along dimensions, one after the other.
     fn parts(shape: &[u64], cuts: &[(usize, u64)]) -> Vec<Region> {
         cuts.iter().fold(vec![Region::whole(shape)], |parts, (dim, ranks)| {
             let dim = dim % shape.len();
@@ -122,7 +122,7 @@ mod tests {
         })
     }
 
-    /// The element's number in the whole tensor.
+    /// Returns the index of an element in the whole tensor.
     fn number(region: &Region, shape: &[u64], element: u64) -> u64 {
         let (mut rest, mut number, mut stride) = (element, 0, 1);
         for dim in (0..shape.len()).rev() {

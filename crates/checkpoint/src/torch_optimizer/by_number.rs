@@ -230,7 +230,7 @@ mod tests {
         Value::List(names.iter().map(|name| Value::Str((*name).to_owned())).collect())
     }
 
-    /// A program's optimizer: decay for `a`, none for `b` and `c`.
+    /// Returns a program's optimizer: weight decay for `a`, none for `b` and `c`.
     fn like() -> State {
         let group = |decay: f64, names: &[&str]| {
             let numbers = Value::dict([
@@ -340,7 +340,7 @@ mod tests {
         assert!(refused(strange).contains("`state.NAME.SLOT`"));
     }
 
-    /// Settings, and hyperparameters of which PyTorch makes tuples, texts and integers.
+    /// Covers settings, and hyperparameters that PyTorch stores as tuples, strings and integers.
     #[test]
     fn names_and_settings_are_those_of_get_optimizer_state_dict() {
         let numbers = [

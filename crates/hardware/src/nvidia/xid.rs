@@ -325,7 +325,7 @@ mod tests {
             "NVRM: GPU at PCI:0000:01:00: GPU-bc0fa0b9-cac2-f507-b715-9bebdb69c71e",
             "NVRM: GPU 0000:91:00.0: GPU serial number is 1653723052734.",
             "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.65.06",
-            // A name of a process that looks like one.
+            // A process name that looks like an Xid.
             "Out of memory: Killed process 7 (NVRM: Xid (PCI:0000:3b:00): 79, x) total-vm:1kB",
             "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Data {0x10000000, 0x10000000}",
             "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 60",
