@@ -271,7 +271,7 @@ fn on_bus(root: &Path, vendor: &str) -> usize {
 }
 
 fn numa_node(root: &Path, address: &str) -> Option<usize> {
-    // -1 if the firmware reports no node, which does not parse as an index.
+    // The value -1 (the firmware reports no node) does not parse as an index.
     read(&root.join("sys/bus/pci/devices").join(address).join("numa_node"))?.parse().ok()
 }
 

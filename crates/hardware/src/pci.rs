@@ -63,7 +63,7 @@ impl Place {
         // Virtio devices, ports of a card and the like lie below their PCI device.
         let last = path.iter().rposition(|part| is_address(part))?;
         path.truncate(last + 1);
-        // -1 if the firmware reports no node, which does not parse as an index.
+        // The value -1 (the firmware reports no node) does not parse as an index.
         let own = devices.join(path.iter().collect::<PathBuf>());
         let numa_node = super::read(&own.join("numa_node")).and_then(|node| node.parse().ok());
         Some(Self { path, numa_node })
