@@ -55,8 +55,8 @@ pub enum Target {
 pub struct Report {
     /// Paths of the files written.
     pub written: Vec<PathBuf>,
-    /// Source of the weights: one line for the state dictionary that was read, one for the prefix removed from its
-    /// names.
+    /// Description of the source of weights: one line each for the kind of checkpoint, the state dictionary and the
+    /// prefix removed from its names, as far as they apply.
     pub read: Vec<String>,
     /// Contents of the source that were not converted, because the target has no place for them or their form is
     /// unknown. One line each, with the reason.

@@ -470,7 +470,7 @@ impl<'r> TensorReader<'r> {
         }
     }
 
-    /// Reads a region of a quantised weight as float32.
+    /// Reads a region of a quantized weight as float32.
     pub(super) fn read_quantized(
         &self,
         quantized: &'r Quantized,
