@@ -13,7 +13,7 @@ use crate::value::Value;
 
 type Entries = Vec<(Vec<DcpKey>, Value<FileTensor>)>;
 
-/// Writes weights alone.
+/// Writes weights only, as one model.
 pub(super) fn write_weights(folder: &Path, weights: &Weights) -> Result<(), Error> {
     let mut entries = Entries::new();
     put_weights(&mut entries, "model", weights.clone());
@@ -64,7 +64,7 @@ fn put_weights(entries: &mut Entries, key: &str, weights: Weights) {
     }));
 }
 
-/// Takes dictionaries apart, and lists of dictionaries, as `dcp.save` does.
+/// Flattens dictionaries, and lists of dictionaries, as `dcp.save` does.
 fn put(entries: &mut Entries, keys: Vec<DcpKey>, value: Value<FileTensor>) {
     let below = |key: DcpKey| keys.iter().cloned().chain([key]).collect::<Vec<_>>();
     match value {

@@ -1,4 +1,4 @@
-//! A folder that is there whole or not at all, and what is said of those that are not whole.
+//! Checkpoint folders that appear complete or not at all, and errors about incomplete ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use brigade_checkpoint::layout::{
 };
 use brigade_checkpoint::{Error, FileName};
 
-/// A small checkpoint with one object and one file.
+/// Writes a small checkpoint with one object and one file.
 fn write(target: &Path, unique: &str, text: &[u8]) -> Result<(), Error> {
     let staging = Staging::create(target, unique)?;
     let mut file = ChecksumWriter::create(staging.path().join("custom.json"))?;
@@ -76,13 +76,13 @@ fn unfinished_checkpoints_are_removed_by_their_owner_or_a_later_save() {
     let target = folder.path().join("checkpoint_0");
     let staging = Staging::create(&target, "a").unwrap();
     let left = staging.path().to_owned();
-    // Its owner lives.
+    // The owner is alive and holds the lock.
     assert_eq!(sweep(folder.path()).unwrap(), 0);
     assert!(left.is_dir());
     drop(staging);
     assert!(!left.exists());
 
-    // As after SIGKILL: there, and nothing has the lock.
+    // As after SIGKILL: the folder exists and is not locked.
     fs::create_dir(&left).unwrap();
     fs::write(left.join("model.safetensors"), "half").unwrap();
     fs::create_dir(folder.path().join(".git")).unwrap();

@@ -1,11 +1,10 @@
-//! What NVIDIA's driver reports: Xids of GPUs, SXids of NVSwitches, and a few lines without a number.
+//! Faults that NVIDIA's driver reports: Xids of GPUs, SXids of NVSwitches, and a few messages without a code.
 //!
-//! The numbers, their meaning and what to do follow NVIDIA's "Xid catalog" and "GPU debug guidelines",
-//! in our words.
+//! Codes, meanings and remedies follow NVIDIA's "Xid catalog" and "GPU debug guidelines", in our words.
 
 use crate::{Fault, pci};
 
-/// The fault that a message of the kernel's log reports.
+/// Returns the fault that a message of the kernel log reports.
 pub(super) fn fault(message: &str) -> Option<Fault> {
     let (message, is_switch) = match message.strip_prefix("nvidia-nvswitch") {
         Some(rest) => (rest.split_once(": ")?.1, true),
@@ -20,7 +19,7 @@ pub(super) fn fault(message: &str) -> Option<Fault> {
     let pci = pci::prefix_of(address.strip_prefix("PCI:").unwrap_or(address))?;
     let digits = rest.split(|it: char| !it.is_ascii_digit()).next()?;
     let code: u32 = digits.parse().ok()?;
-    // The recovery that the driver asks for has become none.
+    // The driver has withdrawn its request for a recovery.
     if code == 154 && rest.ends_with("to 0x0 (None)") {
         return None;
     }
@@ -31,7 +30,8 @@ pub(super) fn fault(message: &str) -> Option<Fault> {
     }
 }
 
-/// `GPU 0000:91:00.0: GPU has fallen off the bus.`, which comes with an Xid 79 or instead of it.
+/// Parses messages without a code, such as `GPU 0000:91:00.0: GPU has fallen off the bus.`, which comes with an Xid 79
+/// or instead of it.
 fn without_number(message: &str) -> Option<Fault> {
     let rest = message.strip_prefix("GPU ")?;
     let (address, text) = rest.split_once(": ")?;
@@ -46,7 +46,8 @@ fn without_number(message: &str) -> Option<Fault> {
     })
 }
 
-/// `Non-fatal, Link 32 egress ...`; lines with data and the place in the chip follow.
+/// Parses the text of an SXid, such as `Non-fatal, Link 32 egress ...`. Lines with data and the place in the chip
+/// follow and give `None`.
 fn switch(code: u32, pci: String, text: &str) -> Option<Fault> {
     let is_fatal = text.starts_with("Fatal");
     if !is_fatal && !text.starts_with("Non-fatal") {
@@ -86,20 +87,20 @@ fn fault_of(class: Class, pci: String, means: &str, remedy: &str) -> Fault {
     }
 }
 
-/// Where a fault comes from.
+/// Origin of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
-    /// Mostly from the program.
+    /// The program, in most cases.
     Program,
-    /// It follows from another fault, or from the end of the program.
+    /// Another fault before it, or the end of the program.
     Consequence,
-    /// From the device, which can go on.
+    /// The device, which can continue.
     Device,
-    /// From the device, which is useless until it is reset.
+    /// The device, which is unusable until it is reset.
     Dead,
-    /// From a link between devices.
+    /// A link between devices.
     Link,
-    /// From something that NVIDIA's list leaves open.
+    /// Not determined by NVIDIA's list.
     Open,
 }
 
@@ -119,7 +120,7 @@ const UNKNOWN: (u32, Class, &str, &str) = (
     "see docs.nvidia.com/deploy/xid-errors",
 );
 
-/// Number, where it comes from, what it means, what to do.
+/// Known Xids: code, origin, meaning and remedy.
 const XIDS: &[(u32, Class, &str, &str)] = &[
     (8, Class::Program, "a kernel ran longer than the driver waits", KERNEL),
     (
@@ -324,7 +325,7 @@ mod tests {
             "NVRM: GPU at PCI:0000:01:00: GPU-bc0fa0b9-cac2-f507-b715-9bebdb69c71e",
             "NVRM: GPU 0000:91:00.0: GPU serial number is 1653723052734.",
             "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.65.06",
-            // A name of a process that looks like one.
+            // A process name that looks like an Xid.
             "Out of memory: Killed process 7 (NVRM: Xid (PCI:0000:3b:00): 79, x) total-vm:1kB",
             "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Data {0x10000000, 0x10000000}",
             "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 60",
