@@ -186,8 +186,8 @@ impl ImageFolderOptions {
     }
 }
 
-/// Names of the folder to validate with: fastai's, that of its data sets, Hugging Face's, and the
-/// one that is there where data sets are divided in two.
+/// Names of the folder to validate with: fastai's, that of its datasets, Hugging Face's, and the
+/// one that is there where datasets are divided in two.
 const VALID_FOLDERS: [&str; 4] = ["valid", "val", "validation", "test"];
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::image_source::{Fingerprint, ImageSource, no_image};
 use crate::labels::{Categories, Labelled};
 use crate::{ImageError, Result};
 
-/// The images of Parquet files as the data sets of the Hugging Face hub have them: a column of
+/// The images of Parquet files as the datasets of the Hugging Face hub have them: a column of
 /// structs `{bytes, path}` with the encoded image, and one of class numbers, whose names are in the
 /// files' metadata.
 ///

@@ -1,4 +1,4 @@
-//! AutoAugment: pairs of operations that were found by a search for a data set.
+//! AutoAugment: pairs of operations that were found by a search for a dataset.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use super::augment::{
 use super::{Interpolation, Operation, Phase, SampleRng, Transform};
 use crate::{Result, Size};
 
-/// The data set on which the policy of an [`AutoAugment`] was found: torchvision's
+/// The dataset on which the policy of an [`AutoAugment`] was found: torchvision's
 /// `AutoAugmentPolicy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

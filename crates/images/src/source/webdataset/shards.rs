@@ -19,7 +19,7 @@ pub(super) struct Span {
     pub(super) bytes: u64,
 }
 
-/// Archives that are opened when they are read. At most [`MAX_OPEN`] stay open: a data set may have
+/// Archives that are opened when they are read. At most [`MAX_OPEN`] stay open: a dataset may have
 /// more archives than a process may open files.
 #[derive(Debug)]
 pub(super) struct Shards {
