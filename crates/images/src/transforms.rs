@@ -63,7 +63,7 @@ macro_rules! exports {
     ($($variant:ident: $file:ident::$transform:ident, $order:literal { $($names:tt)* })+) => {
         $(pub use $file::$transform;)+
 
-        /// The types of the table, for crates that export them all.
+        /// The types of the table, for crates that re-export all of them.
         #[doc(hidden)]
         pub mod types {
             $(pub use super::$file::$transform;)+

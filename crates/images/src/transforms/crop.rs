@@ -1,12 +1,12 @@
-//! A region of an image.
+//! Crops at a given position.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Operation, PadMode, Phase, SampleRng, Transform};
 use crate::{Region, Result, Size};
 
-/// Keeps the region of an image that begins at a column and a row, which may be negative; what lies outside of
-/// the image is black: torchvision's `functional.crop`, fastai's `crop_pad`.
+/// Crops an image at a column and a row, which may be negative; pixels outside of the image are black: torchvision's
+/// `functional.crop`, fastai's `crop_pad`.
 ///
 /// ```
 /// use brigade_images::transforms::{Compose, Crop, Phase};
@@ -25,7 +25,7 @@ pub struct Crop {
 }
 
 impl Crop {
-    /// Sets the first column, the first row, and the size to keep.
+    /// Sets the first column, the first row, and the size of the crop.
     #[must_use]
     pub fn new(left: i32, top: i32, size: impl Into<Size>) -> Self {
         Self { left, top, size: size.into() }
@@ -49,7 +49,7 @@ impl Transform for Crop {
     }
 }
 
-/// Appends the crop of `to` at a column and a row, with a border where it goes over an edge.
+/// Appends the crop of `to` at a column and a row, with a border where it exceeds an edge.
 pub(super) fn crop_at(
     size: Size,
     (left, top): (i64, i64),
@@ -81,7 +81,7 @@ pub(super) fn crop(size: Size, region: Region, operations: &mut Vec<Operation>) 
     }
 }
 
-/// Draws one of `0..=free`.
+/// Draws a random number in `0..=free`.
 pub(super) fn place(random: &mut SampleRng, free: u32) -> u32 {
     random.below(u64::from(free) + 1) as u32
 }
