@@ -401,7 +401,7 @@ fn indices(shards: &Shards, rank: Option<usize>, batch: usize) -> Vec<usize> {
     ranks.filter_map(|rank| shards.batch(rank, batch)).flat_map(|batch| batch.indices).collect()
 }
 
-/// One epoch of a [`DataLoader`].
+/// The batches of one epoch of a [`DataLoader`].
 struct MapBatches<T> {
     maker: Maker<T>,
     shards: Arc<Shards>,

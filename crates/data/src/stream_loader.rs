@@ -163,7 +163,7 @@ impl<I> fmt::Debug for StreamLoader<I> {
     }
 }
 
-/// How one epoch of a stream is sharded.
+/// Position and sharding of one epoch of a stream.
 #[derive(Clone, Copy)]
 struct Plan {
     batch_size: usize,
@@ -203,7 +203,7 @@ impl Plan {
     }
 }
 
-/// One epoch of a stream, read in the thread that calls `next`.
+/// The batches of one epoch of a stream, read in the thread that calls `next`.
 ///
 /// Samples are in an `Rc` because those of the first round may be needed again at the end, and a sample (a tensor, for
 /// example) cannot always be cloned.
@@ -290,7 +290,7 @@ impl<S: Collate, O: FnOnce() -> SampleStream<S>> Iterator for StreamBatches<S, O
 /// A batch, and the event of the reading thread's CUDA stream after which its values are complete.
 type Read<T> = Result<(Batch<T>, Option<StreamEvent>)>;
 
-/// One epoch of a stream, read by a thread.
+/// The batches of one epoch of a stream, read by a thread.
 struct Reader<T> {
     batches: Option<Receiver<Read<T>>>,
     stop: Arc<AtomicBool>,

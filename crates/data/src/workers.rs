@@ -17,7 +17,8 @@ use crate::beside::Beside;
 /// Work of a worker thread: makes the batch with the given number.
 pub(crate) type Work<T> = Arc<dyn Fn(usize) -> Result<T> + Send + Sync>;
 
-/// The result of a worker, and the event of its CUDA stream after which the values are complete; `None` on the CPU.
+/// The result of a worker, and the event of its CUDA stream after which the values are complete. The event is `None` on
+/// the CPU.
 type Made<T> = Result<(T, Option<StreamEvent>)>;
 
 /// Threads that process tickets (batch numbers). Results are returned in the order of the tickets.
@@ -206,7 +207,7 @@ mod tests {
         for _ in 0..5 {
             notice.recv().unwrap();
         }
-        // All five tickets are used up: every worker waits for a ticket that nothing has sent.
+        // All five tickets are used up: every worker waits for a ticket that is never sent.
         assert_eq!((begun.load(Ordering::SeqCst), workers.next), (5, 5));
         workers.next().unwrap().unwrap();
         notice.recv().unwrap();
@@ -244,7 +245,7 @@ mod tests {
         let mut first = [notice.recv().unwrap(), notice.recv().unwrap()];
         first.sort_unstable();
         assert_eq!(first, [0, 1]);
-        // Six more tickets wait. Both workers sit in a batch; let them out once the drop has begun.
+        // Six more tickets wait. Both workers are inside a batch; release them once the drop has begun.
         let stop = Arc::clone(&workers.stop);
         let releaser = thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {

@@ -69,17 +69,17 @@ impl<const N: usize> From<[&str; N]> for Download {
     }
 }
 
-/// How much of a file was downloaded by this call.
+/// Extent of a download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fetched {
-    /// The whole file.
+    /// The whole file was downloaded.
     Now,
     /// Only the rest of the file, or nothing: a part or the whole existed before.
     Before,
 }
 
 impl Download {
-    /// Downloads each of `files` into `folder`, unless it exists there with the right digest.
+    /// Downloads the `files` that do not exist in `folder` with the right digest.
     pub(crate) fn fetch_all(
         &self,
         files: &[RemoteFile<'_>],

@@ -128,11 +128,11 @@ pub enum DatasetError {
     CountMismatch {
         /// Path of the file of images.
         images: PathBuf,
-        /// Number of images.
+        /// Number of images in the first file.
         image_count: usize,
         /// Path of the file of labels.
         labels: PathBuf,
-        /// Number of labels.
+        /// Number of labels in the second file.
         label_count: usize,
     },
     /// A label that is not below the number of classes.
@@ -140,11 +140,11 @@ pub enum DatasetError {
     Label {
         /// Path of the file of labels.
         path: PathBuf,
-        /// The invalid label.
+        /// The label that is too large.
         label: u8,
         /// Position of the label in the file, from 0.
         position: usize,
-        /// Number of classes.
+        /// Number of known classes.
         classes: usize,
     },
     /// None of the folders contains the file.
@@ -167,13 +167,13 @@ pub enum DatasetError {
     Download {
         /// Name of the file.
         file: String,
-        /// One line for every mirror: its address and why it failed.
+        /// A line for every mirror: its address and why it failed.
         failures: Vec<String>,
     },
     /// An address that cannot be downloaded from.
     #[error("cannot download {url:?}: {reason}")]
     InvalidUrl {
-        /// The invalid address.
+        /// The address that cannot be downloaded from.
         url: String,
         /// Reason why the address is invalid.
         reason: &'static str,

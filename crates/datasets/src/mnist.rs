@@ -239,7 +239,7 @@ mod tests {
     use super::*;
     use crate::Digits;
 
-    /// Writes four small files of MNIST's names; `.gz` ones are the embedded digits.
+    /// Writes four small files with MNIST's names; those with `.gz` are the embedded digits.
     fn fill(folder: &Path, gz: bool) {
         fs::create_dir_all(folder).unwrap();
         let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/digits");
@@ -273,7 +273,7 @@ mod tests {
                 assert_eq!((train.len(), test.len()), (1438, 359), "{layout}");
                 let digits = Digits::train().unwrap();
                 assert_eq!(train.sample(1437).unwrap(), digits.sample(1437).unwrap());
-                // Complete: no network is asked, so no mirror is needed.
+                // All files exist: nothing is requested, so no mirror is needed.
                 Mnist::download_with(&root, &Download::from(["http://127.0.0.1:1/"])).unwrap();
                 assert_eq!(FashionMnist::train(&root).is_ok(), layout != "MNIST/raw");
             }

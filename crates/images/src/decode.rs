@@ -78,11 +78,11 @@ pub enum ImageFormat {
     Png,
     /// WebP, lossy or lossless.
     WebP,
-    /// Windows bitmap (BMP).
+    /// Windows bitmap files (BMP).
     Bmp,
     /// GIF; of an animation, the first frame.
     Gif,
-    /// TIFF and BigTIFF.
+    /// TIFF and BigTIFF; of a file with several images, the first.
     Tiff,
     /// PBM, PGM and PPM, plain or binary.
     Pnm,

@@ -63,9 +63,9 @@ pub enum ImageError {
     /// A label is not among the classes.
     #[error("the label {label:?} is not among the {}: {known}", counted(classes, "class"), known = escaped(known))]
     UnknownLabel {
-        /// The unknown label.
+        /// The label that is not among the classes.
         label: String,
-        /// Number of classes.
+        /// Number of known classes.
         classes: usize,
         /// Names of some of the classes.
         known: String,

@@ -16,9 +16,9 @@ use crate::{ImageError, Result};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Size {
-    /// Number of columns.
+    /// Number of columns: the width in pixels.
     pub width: u32,
-    /// Number of rows.
+    /// Number of rows: the height in pixels.
     pub height: u32,
 }
 
@@ -77,9 +77,9 @@ pub struct Region {
     pub left: u32,
     /// Index of the first row.
     pub top: u32,
-    /// Number of columns.
+    /// Number of columns of the region.
     pub width: u32,
-    /// Number of rows.
+    /// Number of rows of the region.
     pub height: u32,
 }
 
@@ -127,9 +127,9 @@ pub struct CropBox {
     pub left: f64,
     /// Distance in pixels between the image's top and the box.
     pub top: f64,
-    /// Width in pixels.
+    /// Width of the box in pixels.
     pub width: f64,
-    /// Height in pixels.
+    /// Height of the box in pixels.
     pub height: f64,
 }
 

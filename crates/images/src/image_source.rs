@@ -148,7 +148,7 @@ mod tests {
     use crate::labels::{Labelled, Labeller};
     use crate::{CacheOptions, ImageSamples};
 
-    /// Puts other bytes, as many and as old, in the place of a file.
+    /// Replaces a file by other bytes, with the same size and times.
     fn replace(path: &Path, bytes: &[u8]) {
         let modified = fs::metadata(path).unwrap().modified().unwrap();
         let other = path.with_extension("new");
@@ -183,7 +183,7 @@ mod tests {
         replace(&root.join("a/2.pgm"), &pixel(99));
         assert_ne!(file_version(&root.join("a/2.pgm")), before);
         assert_eq!((read(0), read(0)), ([10, 99], [10, 99]));
-        // One file: the other image is still in it.
+        // In an archive, which is one file: the other image is still in it.
         assert_eq!(fs::read_dir(folder.path().join("cache")).unwrap().count(), 1);
         assert_eq!(file_version(&root.join("a/3.pgm")), 0);
     }

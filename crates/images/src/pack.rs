@@ -423,7 +423,7 @@ pub struct PackedImages {
 }
 
 impl PackedImages {
-    /// Opens a pack.
+    /// Opens a pack: a file that [`Packer`] wrote.
     ///
     /// # Errors
     /// Fails if the file cannot be read or is not a complete pack.

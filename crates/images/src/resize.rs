@@ -244,7 +244,7 @@ fn nearest_places(start: f64, length: f64, count: u32, limit: u32) -> Vec<usize>
 mod tests {
     use super::*;
 
-    /// Boxes of which a filter has a zero at the image's edge, in one pixel's window and not in the next.
+    /// Boxes for which a filter has a zero at the image's edge, in one pixel's window and not in the next.
     #[test]
     fn zeros_of_a_filter_at_the_edge_stay_in_its_window() {
         let size = Size::new(9, 7);

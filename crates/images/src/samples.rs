@@ -21,7 +21,7 @@ use crate::labels::Labelled;
 use crate::transforms::{Compose, Operation, Phase, Plan, Presize};
 use crate::{ImageError, Result, Size};
 
-/// How a dataset handles an image that cannot be read.
+/// Policy for images that cannot be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnBroken {
     /// The batch is an error that names the image.

@@ -108,8 +108,8 @@ impl<S: Sampler + ?Sized> Sampler for Box<S> {
 mod tests {
     use super::*;
 
-    // Checkpoints count on these orders: a change here breaks them. The numbers were made by a second
-    // implementation of the documented stream, in Python.
+    // Checkpoints rely on these orders: a change here breaks them. The numbers were made by a second implementation of
+    // the documented stream, in Python.
     #[test]
     fn the_shuffle_is_pinned() {
         assert_eq!(Shuffle::new(12, 42).order(0), [4, 9, 8, 3, 2, 0, 1, 6, 5, 7, 10, 11]);

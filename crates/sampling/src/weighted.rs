@@ -171,7 +171,7 @@ mod tests {
         for (count, expected) in first.into_iter().zip([2_000, 4_000, 6_000]) {
             assert!((count - expected).abs() < 275, "{first:?}");
         }
-        // 3/6 for the first draw, then 2 of the 3 that are left.
+        // 3/6 for the first draw, then 2 of the remaining 3.
         assert!((pairs - 4_000).abs() < 260, "{pairs}");
     }
 
@@ -204,8 +204,7 @@ mod tests {
         assert_eq!(error, PlanError::TooFewWeights { num_samples: 3, available: 2, weights: 3 });
     }
 
-    // As for the shuffle: a change here breaks checkpoints, and the numbers are a second
-    // implementation's.
+    // As with the shuffle, a change here breaks checkpoints, and the numbers were made by a second implementation.
     #[test]
     fn the_draws_are_pinned() {
         let weights = vec![1.0, 2.0, 3.0, 4.0, 0.0, 6.0];

@@ -324,7 +324,7 @@ mod tests {
             ("..", 0, false),
             ("../b", 0, false),
             ("../../b", 1, false),
-            // Where `x` is a link to the top, this is outside.
+            // If `x` is a link to the root, this is outside.
             ("x/..", 2, false),
             ("../x/../..", 3, false),
             ("/etc/passwd", 3, false),

@@ -69,7 +69,7 @@ impl<'a> RemoteFile<'a> {
 
 /// Result of comparing an existing file with the published one.
 pub(crate) enum Existing {
-    /// The published file.
+    /// The file is the published one.
     Published,
     /// The file does not exist or cannot be examined.
     Missing,
@@ -196,7 +196,7 @@ mod tests {
     fn a_file_is_compared_once_and_again_when_it_has_changed() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("pie.gz");
-        // Put there by hand: the first call that finds it a little old compares it, and writes the stamp.
+        // A file that was copied by hand: the first call that finds it old enough compares it, and writes the stamp.
         fs::write(&target, BODY).unwrap();
         let begun = Instant::now();
         let stamp = loop {
@@ -211,13 +211,13 @@ mod tests {
         assert!(stamp.starts_with(&begins), "{stamp}");
         assert!(matches!(existing(&file(), &target), Existing::Published));
 
-        // Another content under the old times.
+        // Another content with the old times.
         let times = fs::metadata(&target).unwrap().modified().unwrap();
         let changed = File::options().write(true).open(&target).unwrap();
         (&changed).write_all(b"five").unwrap();
         changed.set_modified(times).unwrap();
         assert!(matches!(existing(&file(), &target), Existing::Other(_)));
-        // A stamp that was copied from elsewhere does not speak of this file.
+        // A stamp that was copied from another file is not valid for this one.
         let other = tempfile::tempdir().unwrap();
         fs::write(other.path().join("pie.gz"), [b'x'; 26]).unwrap();
         fs::write(stamp_path(&other.path().join("pie.gz")), stamp).unwrap();
@@ -237,7 +237,7 @@ mod tests {
         assert!(!is_settled(&found, changed - Duration::from_secs(3600)), "another host's clock");
     }
 
-    /// Digests of zeros, by md5sum.
+    /// Digests of zeros, computed with md5sum.
     #[test]
     fn the_md5_is_that_of_the_first_mebibyte() {
         let mebibyte = "b6d81b360a5672d80c27430f39153e2c";
@@ -250,7 +250,7 @@ mod tests {
         let mut zeros = tempfile::tempfile().unwrap();
         zeros.set_len((1 << 20) + 5).unwrap();
         assert_eq!(expect((1 << 20) + 5, mebibyte).difference(&mut zeros).unwrap(), None);
-        // Of a shorter file it is the file's.
+        // Of a file shorter than 1 MiB, it is the digest of the whole file.
         zeros.set_len(26).unwrap();
         let difference = expect(26, mebibyte).difference(&mut zeros).unwrap().unwrap();
         assert_eq!(

@@ -202,7 +202,7 @@ mod tests {
         source.validator = None;
         source.bytes = None;
         assert_eq!(Source::decode(&source.encode()), Some(source));
-        // Of a process that was killed as it wrote.
+        // Left by a process that was killed during the write.
         for text in ["", "https://host/a.tgz", "https://host/a.tgz\n\"3f-1\"\n12"] {
             assert_eq!(Source::decode(text), None, "{text}");
         }

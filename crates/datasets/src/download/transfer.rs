@@ -88,7 +88,7 @@ impl Part {
 /// Extent of the bytes that a request has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// The whole file.
+    /// The request has received the whole file.
     All,
     /// The missing rest of a file whose beginning existed before.
     Rest,

@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(found.data, Path::new("/scratch/sets"));
         assert_eq!(found.archives, base.join("packed/a b"));
         assert_eq!(found.models, base.join("models"));
-        // As fastai writes it.
+        // The format in which fastai writes it.
         fs::write(
             base.join("config.ini"),
             "[DEFAULT]\ndata = data\narchive = archive\nstorage = tmp\nmodel = models\n\n",

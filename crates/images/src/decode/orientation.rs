@@ -157,7 +157,7 @@ mod tests {
         Orientation::Rotate270,
     ];
 
-    /// Each pixel is its number.
+    /// The value of each pixel is its number.
     fn image(width: u32, height: u32) -> Image {
         let pixels = (0..width * height).flat_map(|n| [n as u8; 3]).collect();
         Image::new(width, height, pixels).unwrap()

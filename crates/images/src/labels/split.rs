@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(all, (0..1000).collect::<Vec<_>>());
         assert!(split.valid.is_sorted() && split.train.is_sorted());
         assert_ne!(split.valid, Split::random(1000, 0.2, 8).unwrap().valid);
-        // What is split off first is part of more that is split off.
+        // A smaller share is a subset of a larger one.
         let more = Split::random(1000, 0.5, 7).unwrap();
         assert!(split.valid.iter().all(|index| more.valid.contains(index)));
         assert_eq!(Split::random(4, 0.26, 0).unwrap().valid.len(), 1);

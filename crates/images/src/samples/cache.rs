@@ -103,7 +103,7 @@ pub(super) struct Cache {
     /// Stamp of each image: a hash of its number and version.
     stamps: Vec<u64>,
     max_bytes: u64,
-    /// One bit for each image whose pixels this process has compared with their checksum.
+    /// A bit for each image, set if this process has compared its pixels with their checksum.
     verified: Vec<AtomicU64>,
     /// Held while bytes are allocated, because the lock of the file is between processes only.
     taking: Mutex<()>,
@@ -398,7 +398,7 @@ mod tests {
         assert_eq!((found(&after, 3), found(&after, 4)), (None, Some(image(2))));
         after.keep(3, image(5).view());
         assert_eq!(found(&after, 3), Some(image(5)));
-        // It is not the earlier version's, either.
+        // It differs from the earlier version too.
         assert_eq!(found(&open(folder.path(), 1 << 20), 3), None);
     }
 
@@ -406,7 +406,7 @@ mod tests {
         Image::new(5, 4, (0..60).map(|place| place ^ value).collect()).unwrap()
     }
 
-    /// What the cache gives for an image, wholly read.
+    /// Returns the whole cached image, if it is in the cache.
     fn found(cache: &Cache, number: usize) -> Option<Image> {
         let mut memory = Image::scratch();
         match cache.find(number, &mut memory)? {
@@ -497,7 +497,7 @@ mod tests {
             cache.keep(number, image(number as u8).view());
         }
         let file = OpenOptions::new().write(true).open(cache.path()).unwrap();
-        // Pixels of one, the entry of another.
+        // The pixels of one image with the entry of another.
         file.write_all_at(&[0xEE; 10], cache.data_start() + 70).unwrap();
         file.write_all_at(&[0; 12], Cache::entry_offset(2) + 4).unwrap();
         let after = open(folder.path(), 1 << 20);

@@ -92,8 +92,9 @@ mod tests {
     use crate::Image;
     use crate::transforms::{CenterCrop, Compose, RandomCrop};
 
-    /// What torchvision's `functional.crop` and `CenterCrop` and, but for the region that lies outside altogether,
-    /// fastai's `crop_pad` make of a grey image of 3 x 2 pixels with the values 10 to 60.
+    /// Expected values: the results of torchvision's `functional.crop` and `CenterCrop` for a grey image of 3 x 2
+    /// pixels with the values 10 to 60. Those of fastai's `crop_pad` are the same, except for the region that is
+    /// entirely outside.
     #[test]
     fn what_lies_outside_is_black() {
         let pixels = (1..7).flat_map(|value| [10 * value; 3]).collect();
@@ -112,7 +113,7 @@ mod tests {
         ] {
             let crop = Compose::new().then(Crop::new(left, top, size));
             assert_eq!(apply(crop, Phase::Train, 0), expected, "{left}, {top}");
-            // A transform of one's own that asks for a region over the edge.
+            // A custom transform that requests a region over the edge.
             if let (Ok(left), Ok(top)) = (left.try_into(), top.try_into()) {
                 let region = Region { left, top, width: size.width, height: size.height };
                 let own = Compose::new().then(Own(region));

@@ -8,7 +8,7 @@ use crate::image::{Region, Size};
 use crate::resize::Filter;
 use crate::{ImageError, Result};
 
-/// One operation on an image, with all values that were chosen at random.
+/// An operation on an image, with all values that were chosen at random.
 ///
 /// ```
 /// use brigade_images::transforms::Operation;
@@ -43,7 +43,7 @@ pub enum Operation {
     Resize {
         /// Size of the result.
         size: Size,
-        /// Resampling filter.
+        /// Resampling filter of the resize.
         filter: Filter,
     },
     /// Mirrors left and right.

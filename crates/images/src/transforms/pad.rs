@@ -7,7 +7,7 @@ use crate::ImageView;
 /// Content of the pixels that are added around an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PadMode {
-    /// One colour: torchvision's `constant`; fastai's `Zeros` with black.
+    /// A fixed colour: torchvision's `constant`; fastai's `Zeros` with black.
     Constant([u8; 3]),
     /// The nearest pixel: torchvision's `edge`, fastai's `Border`.
     Edge,

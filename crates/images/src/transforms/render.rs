@@ -115,7 +115,7 @@ impl Renderer {
         }
     }
 
-    /// Executes a plan.
+    /// Executes a plan, and keeps the result in this renderer.
     ///
     /// Mirroring is postponed to the end, where it costs nothing, so that crops are mirrored instead. Operations that
     /// only depend on values, or symmetrically on neighbours, are not affected.
@@ -375,7 +375,7 @@ mod tests {
     use super::*;
     use crate::transforms::{Interpolation, PadMode};
 
-    /// Columns and rows that are all different, with waves that a resize leaves something of.
+    /// Returns an image in which all columns and rows differ, with waves that survive a resize.
     fn picture(width: u32, height: u32) -> Image {
         let value = |x: u32, y: u32, channel: u32| {
             let wave = (f64::from(x) / 3.0).sin() + (f64::from(y * (channel + 1)) / 5.0).cos();
@@ -395,8 +395,7 @@ mod tests {
         })
     }
 
-    /// Reads regions of an image in memory as a decoder that works on blocks of 8 does, and keeps
-    /// what it was asked for.
+    /// Reads regions of an image in memory like a decoder that works on blocks of 8, and records the requests.
     struct Blocks {
         image: Image,
         asked: Vec<(Region, Option<Size>)>,
@@ -490,7 +489,7 @@ mod tests {
                     .zip(expected.pixels())
                     .map(|(found, expected)| found.abs_diff(*expected))
                     .max();
-                // A mirrored image is resized before it is mirrored, which rounds otherwise.
+                // A mirrored image is resized before it is mirrored, which gives other roundings.
                 let resized = operations.iter().any(|o| matches!(o, Operation::Resize { .. }));
                 assert!(difference <= Some(u8::from(resized) * 2), "{difference:?} {operations:?}");
             }
@@ -513,7 +512,7 @@ mod tests {
         assert_eq!(asked(cropped, Some(1.5)), (region, Some(Size::new(15, 15))));
         let mirrored = vec![Operation::FlipHorizontal, crop(5, 3, 20, 30)];
         assert_eq!(asked(mirrored, Some(1.0)), (Region { left: 36, ..region }, None));
-        // The middle third of the columns, and what the filter reaches to.
+        // The middle third of the columns, and the reach of the filter.
         let (region, at_least) = asked(vec![resize(30, 47), crop(10, 0, 10, 47)], Some(1.0));
         assert_eq!((region.top, region.height), (0, 47));
         assert_eq!((region.left, region.width), (17, 27));
@@ -537,7 +536,7 @@ mod tests {
             .zip(scaled.pixels())
             .map(|(exact, scaled)| exact.abs_diff(*scaled))
             .max();
-        // A shift by half a pixel of the decoded image would be 2 and 3.
+        // A shift by half a pixel of the decoded image would give 2 and 3.
         assert!(difference <= Some(1), "{difference:?}");
     }
 
