@@ -48,9 +48,9 @@ pub enum DataError {
     Collate {
         /// Position of the sample in the batch, from 0.
         position: usize,
-        /// Shape, length, keys or presence of the first sample.
+        /// Type and shape, length, keys or presence of the first sample.
         expected: String,
-        /// Shape, length, keys or presence of this sample.
+        /// Type and shape, length, keys or presence of this sample.
         found: String,
     },
     /// A batch without samples cannot be collated, because the shape of its tensors is unknown.

@@ -124,14 +124,15 @@ impl UntarData {
         self
     }
 
-    /// Sets the folder in which the archive is unpacked to a folder of its own.
+    /// Sets the folder in which the archive is unpacked to a sub-folder. Defaults to fastai's folder of data or, for a
+    /// model, of models.
     #[must_use]
     pub fn data_folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.data_folder = Some(folder.into());
         self
     }
 
-    /// Sets the folder to which the archive is downloaded.
+    /// Sets the folder to which the archive is downloaded. Defaults to fastai's folder of archives.
     #[must_use]
     pub fn archive_folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.archive_folder = Some(folder.into());
@@ -154,7 +155,7 @@ impl UntarData {
         self
     }
 
-    /// Sets the expected SHA-256 of the archive, in hexadecimal digits.
+    /// Sets the expected SHA-256 of the whole archive, in hexadecimal digits. Defaults to none.
     #[must_use]
     pub fn sha256(mut self, digits: impl Into<String>) -> Self {
         self.sha256 = Some(digits.into());

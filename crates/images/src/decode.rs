@@ -52,7 +52,7 @@ impl DecodeOptions {
     }
 
     /// Sets the maximum number of pixels of an image. A larger image is an error. Decoding takes three to eight bytes
-    /// of memory per pixel.
+    /// of memory per pixel. Defaults to 178,956,970, as in Pillow.
     #[must_use]
     pub fn max_pixels(mut self, limit: u64) -> Self {
         self.max_pixels = limit;

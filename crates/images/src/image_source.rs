@@ -52,7 +52,7 @@ pub trait ImageSource: Send + Sync {
     }
 
     /// Returns a hash with which processes can check that they have the same images in the same order. The default
-    /// implementation hashes the names; sources that know the sizes of their images include them.
+    /// implementation hashes the names; sources in which the sizes of images are known include them.
     ///
     /// # Errors
     /// Fails if the source has to read from the file system again and cannot.

@@ -4,8 +4,8 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-/// A hash of the content of a source: SHA-256 over the names of its images in their order and, if the source knows
-/// them, their sizes.
+/// A hash of the content of a source: SHA-256 over the names of its images in their order and, if they are known, their
+/// sizes.
 ///
 /// Each rank reads by itself, so that ranks with different images (a host whose copy is not complete, a file that was
 /// added between two starts) would train on some samples twice or never. `brigade_vision::check_ranks_agree` detects

@@ -143,7 +143,7 @@ impl CsvOptions {
     }
 
     /// Sets the column that marks images for validation: `true` or `1` for validation, `false` or `0` for training, in
-    /// any case.
+    /// upper or lower case. Defaults to none.
     #[must_use]
     pub fn valid_column(mut self, column: impl Into<String>) -> Self {
         self.valid_column = Some(column.into());

@@ -58,7 +58,7 @@ impl AugMix {
         self
     }
 
-    /// Sets the parameter of the Dirichlet distributions from which the weights are drawn. Defaults to 1.
+    /// Sets the concentration parameter of the Dirichlet distributions from which the weights are drawn. Defaults to 1.
     #[must_use]
     pub const fn alpha(mut self, alpha: f64) -> Self {
         self.alpha = alpha;

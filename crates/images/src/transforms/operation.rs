@@ -50,9 +50,9 @@ pub enum Operation {
     FlipHorizontal,
     /// Mirrors top and bottom.
     FlipVertical,
-    /// Applies an affine transform: Pillow's `Image.transform(AFFINE)`. The centre of pixel `(x, y)` of the result is
-    /// `(x + 0.5, y + 0.5)`; with these as `(x, y)`, its value is that of the image at `(a x + b y + c, d x + e y +
-    /// f)`.
+    /// Applies an affine transform: Pillow's `Image.transform(AFFINE)`. The pixel in column `i` and row `j` of the
+    /// result has the value of the image at `(a x + b y + c, d x + e y + f)`, where `(x, y)` is the centre of the
+    /// pixel, `(i + 0.5, j + 0.5)`.
     Affine {
         /// Coefficients `[a, b, c, d, e, f]`.
         matrix: [f64; 6],

@@ -194,7 +194,7 @@ mod tests {
             assert!(mask.pixels().iter().all(|class| [30, 200].contains(class)));
             let same = mask.pixels().iter().zip(moved.pixels());
             let same = same.filter(|(mask, image)| mask.abs_diff(**image) < 86).count();
-            // All but what lies on the borders of blocks, where the image is between the two.
+            // All pixels except those on the borders of blocks, where the image is between the two colours.
             assert!(same * 100 > mask.pixels().len() * 97, "{same} for {seed}");
         }
     }
