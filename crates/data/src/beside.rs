@@ -1,4 +1,4 @@
-//! CUDA streams of reading threads: batches are computed on a GPU concurrently with the training thread.
+//! GPU streams of reading threads: batches are computed on a GPU concurrently with the training thread.
 //!
 //! Threads of loaders may compute on a GPU. Each has a stream of its own from the pool of high priority, from which no
 //! training thread takes one, because a stream that is captured into a graph must not get work of other threads. A
@@ -27,7 +27,7 @@ pub(crate) struct Beside {
     begun: Option<StreamEvent>,
 }
 
-/// The CUDA stream of a thread, if it has one.
+/// The GPU stream of a thread, if it has one.
 ///
 /// No thread waits for a batch: the stream of the receiving thread waits. The thread itself waits once, when this is
 /// dropped. Everything that its closure and its dataset hold lives until then, so that the memory of a tensor that was

@@ -30,7 +30,7 @@ pub struct LoaderOptions {
     pub prefetch: Option<usize>,
     /// `true` if threads begin the next epoch before it is requested. Defaults to `false`.
     pub overlap_epochs: bool,
-    /// The GPU on which each thread computes on a CUDA stream of its own. `None`: threads have no stream of their own.
+    /// The GPU on which each thread computes on a GPU stream of its own. `None`: threads have no stream of their own.
     pub device: Option<Device>,
 }
 
@@ -257,7 +257,7 @@ macro_rules! loader_options {
             self
         }
 
-        /// Sets the GPU on which threads compute the dataset's batches. Each thread gets a CUDA stream of its own, so
+        /// Sets the GPU on which threads compute the dataset's batches. Each thread gets a GPU stream of its own, so
         /// that gathering, decoding and augmentation on the GPU overlap with the training step. A batch is returned as
         /// soon as its kernels are queued, and the stream of the receiving thread waits for them.
         ///

@@ -287,7 +287,7 @@ impl<S: Collate, O: FnOnce() -> SampleStream<S>> Iterator for StreamBatches<S, O
     }
 }
 
-/// A batch, and the event of the reading thread's CUDA stream after which its values are complete.
+/// A batch, and the event of the reading thread's GPU stream after which its values are complete.
 type Read<T> = Result<(Batch<T>, Option<StreamEvent>)>;
 
 /// The batches of one epoch of a stream, read by a thread.

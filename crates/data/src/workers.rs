@@ -17,7 +17,7 @@ use crate::beside::Beside;
 /// Work of a worker thread: makes the batch with the given number.
 pub(crate) type Work<T> = Arc<dyn Fn(usize) -> Result<T> + Send + Sync>;
 
-/// The result of a worker, and the event of its CUDA stream after which the values are complete. The event is `None` on
+/// The result of a worker, and the event of its GPU stream after which the values are complete. The event is `None` on
 /// the CPU.
 type Made<T> = Result<(T, Option<StreamEvent>)>;
 
@@ -42,7 +42,7 @@ pub(crate) struct Workers<T> {
 
 impl<T: Send + 'static> Workers<T> {
     /// Starts `threads` threads on the tickets `start..end`, with at most `ahead` of them in progress at a time. Each
-    /// thread has a CUDA stream of its own if the device is a GPU.
+    /// thread has a GPU stream of its own if the device is a GPU.
     pub(crate) fn start(
         threads: usize,
         ahead: usize,

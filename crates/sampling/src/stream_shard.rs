@@ -160,7 +160,7 @@ mod tests {
         let uneven = ShardOptions { even_batches: false, ..Default::default() };
         let last = |rank| all(9, rank, uneven).pop().unwrap();
         assert_eq!((last(0).items, last(1).items), (vec![6, 7], vec![8]));
-        assert_eq!(last(2).items, [4, 5]); // of the round before: it has none in the last
+        assert_eq!(last(2).items, [4, 5]); // of the round before: the last has no samples for it
         assert_eq!(last(1).round, Round { rows: vec![2, 1, 0], valid: vec![2, 1, 0] });
     }
 
