@@ -12,8 +12,8 @@ use crate::arrangement::Arrangement;
 use crate::model::PreparedModel;
 use crate::sharding::ShardedModel;
 
-/// How an Accelerator divides models among the ranks: it builds divided models, and describes their mesh, sharding,
-/// stages and memory. Returned by [`Accelerator::parallel`].
+/// Parallelism of an Accelerator's models: builds models that are divided among the ranks, and describes their mesh,
+/// sharding, stages and memory. Returned by [`Accelerator::parallel`].
 #[derive(Debug, Clone, Copy)]
 pub struct Parallelism<'a> {
     accelerator: &'a Accelerator,
