@@ -177,7 +177,7 @@ impl Manifest {
                 return Ok(manifest);
             }
             Some(VERSION) => {}
-            None | Some(0) => return Err(damaged("it does not tell its version".into())),
+            None | Some(0) => return Err(damaged("it has no version".into())),
             Some(found) => {
                 return Err(Error::Version { path: folder.to_owned(), found, known: VERSION });
             }
@@ -302,7 +302,7 @@ fn same_checksum(found: &str, told: &str) -> Result<(), String> {
     if found == told {
         Ok(())
     } else {
-        Err(format!("its own checksum is {found}, but it says {told}"))
+        Err(format!("its checksum is {found}, but the recorded checksum is {told}"))
     }
 }
 

@@ -57,7 +57,7 @@ impl Checkpoint {
                 Ok(found) if found.len() == facts.bytes => {}
                 Ok(found) => {
                     return Err(damaged(format!(
-                        "its {name} has {} bytes, it was written with {}",
+                        "its {name} has {} bytes, but it was written with {}",
                         found.len(),
                         facts.bytes
                     )));
@@ -158,7 +158,7 @@ impl Checkpoint {
                 } else {
                     Err(damaged(
                         &chunk.file,
-                        format!("its `{key}` is {}, it was written as {told}", place.info),
+                        format!("its `{key}` is {}, but it was written as {told}", place.info),
                     ))
                 }
             });

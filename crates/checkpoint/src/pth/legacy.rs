@@ -37,8 +37,8 @@ impl Legacy {
             Value::Int(VERSION) => {}
             Value::Int(other) => {
                 return Err(Fault::unsupported(format_args!(
-                    "it is in version {other} of torch.save's format before PyTorch 1.6; known is \
-                     {VERSION}"
+                    "it is in version {other} of torch.save's format before PyTorch 1.6; only version \
+                     {VERSION} is supported"
                 )));
             }
             _ => return Err(Fault::damaged("the version of its format is not a number")),

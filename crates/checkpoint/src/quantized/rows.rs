@@ -46,7 +46,7 @@ pub enum QuantizeError {
         found: usize,
     },
     /// An order of columns that is not a permutation.
-    #[error("column {column} is out of range or twice in the order of columns")]
+    #[error("column {column} is out of range or occurs twice in the order of columns")]
     Order {
         /// The column.
         column: u32,
