@@ -33,7 +33,7 @@ pub enum LinkError {
     #[error("the connection broke: {}", crate::plain_text(.0))]
     Broken(io::Error),
     /// No data was received for too long: the other side or the network has failed.
-    #[error("nothing was heard of the other side for {seconds} s")]
+    #[error("no message from the other side for {seconds} s")]
     Silent {
         /// Time without received data, in seconds.
         seconds: f64,

@@ -312,7 +312,7 @@ mod tests {
         assert!(!link.is_quiet(after(5)) && link.is_quiet(after(6)));
         link.keep_up(after(29)).unwrap();
         let error = link.keep_up(after(30)).unwrap_err();
-        assert_eq!(error.to_string(), "nothing was heard of the other side for 30 s");
+        assert_eq!(error.to_string(), "no message from the other side for 30 s");
     }
 
     #[test]

@@ -464,7 +464,7 @@ fn an_agent_that_falls_silent_is_lost_and_one_that_beats_is_not() {
             _ => alive.keep_up(std::time::Instant::now()).unwrap(),
         }
     };
-    assert_eq!(reason, "silent is lost: nothing was heard of it for 2 s");
+    assert_eq!(reason, "silent is lost: no message from it for 2 s");
     alive.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false, stuck: None });
     assert!(matches!(next(&mut alive).unwrap(), ToAgent::End(_)));
     drop(alive);

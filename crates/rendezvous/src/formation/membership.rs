@@ -102,8 +102,10 @@ impl Formation {
         let attempt = self.attempt;
         let seat = self.seat_of(join).filter(|_| join.last_attempt <= attempt);
         let Some((id, member)) = seat.and_then(|id| Some((id, self.members.get_mut(&id)?))) else {
-            let reason =
-                format!("{} (pid {}) has no seat here: it was taken for lost", join.host, join.pid);
+            let reason = format!(
+                "{} (pid {}) is not part of the job any more: it was considered lost",
+                join.host, join.pid
+            );
             return self.refuse(connection, &join.host, reason);
         };
         if join.resume <= member.resumes {
@@ -294,7 +296,7 @@ impl Formation {
         let Some(member) = self.members.get_mut(&agent) else { return };
         member.heard = self.now;
         if mem::take(&mut member.quiet) {
-            let line = format!("{} is heard again", member.join.host);
+            let line = format!("{} sends messages again", member.join.host);
             self.say(line);
         }
         if self.duplicates == 0 || matches!(self.state, State::Over(_)) {
@@ -368,7 +370,7 @@ impl Formation {
             {
                 member.quiet = true;
                 lines.push(format!(
-                    "nothing was heard of {} for {} s; it is lost after {} s",
+                    "no message from {} for {} s; after {} s it counts as lost",
                     member.join.host,
                     limits.quiet().as_secs_f64(),
                     timeout.as_secs_f64(),
@@ -385,7 +387,7 @@ impl Formation {
                 let heard = member.heard;
                 let how = match &member.disconnection {
                     Some(away) => format!("{}, and it did not come back", away.how),
-                    None => format!("nothing was heard of it for {} s", timeout.as_secs_f64()),
+                    None => format!("no message from it for {} s", timeout.as_secs_f64()),
                 };
                 self.lose(id, how, LastSeen::Silent(heard));
             }

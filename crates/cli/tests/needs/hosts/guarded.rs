@@ -58,7 +58,7 @@ fn a_rendezvous_on_a_network_has_a_secret_or_says_that_it_has_none() {
     assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
     assert!(err.contains("its job has another secret"), "{err}");
     let address = site.host(1).address();
-    first.wait_for_stderr(&format!("refused {address}: it does not know the secret of this job"));
+    first.wait_for_stderr(&format!("refused {address}: it does not have the secret of this job"));
     first.send(Signal::SIGINT);
     assert_eq!(first.finish().code, 130);
 }

@@ -87,15 +87,15 @@ impl AgentState {
         let (coordinator, limits) = (&self.facts.coordinator, self.facts.limits);
         if is_quiet {
             let line = format!(
-                "nothing was heard of the coordinator at {coordinator} for {} s; the ranks run on for \
-                 up to {} s",
+                "no message from the coordinator at {coordinator} for {} s; the ranks continue for up to \
+                 {} s",
                 limits.quiet().as_secs_f64(),
                 (limits.heartbeat_timeout() - limits.quiet()).as_secs_f64(),
             );
             self.act(Action::Reconnect { patient: true });
             self.say(line);
         } else {
-            let line = format!("the coordinator at {coordinator} is heard again");
+            let line = format!("the coordinator at {coordinator} sends messages again");
             self.act(Action::StopReconnecting);
             self.say(line);
         }

@@ -510,9 +510,14 @@ fn a_coordinator_that_is_silent_is_looked_for_beside_the_old_connection() {
     let mut host = Host::running(Kind::Peers);
     let said = host.tell(Event::Quiet(true));
     assert_eq!(said[0], "reconnect, patient true");
-    assert!(said[1].contains("nothing was heard of the coordinator at node1:29400 for 6 s; the ranks run on for up to 24 s"));
+    assert!(said[1].contains(
+        "no message from the coordinator at node1:29400 for 6 s; the ranks continue for up to 24 s"
+    ));
     let said = host.tell(Event::Quiet(false));
-    assert_eq!(said, ["stop reconnecting", "say: the coordinator at node1:29400 is heard again"]);
+    assert_eq!(
+        said,
+        ["stop reconnecting", "say: the coordinator at node1:29400 sends messages again"]
+    );
     // Another connection is faster.
     host.tell(Event::Quiet(true));
     host.tell(Event::Reconnected);
