@@ -111,7 +111,7 @@ const CONFLICTS: &[Conflict] = &[
     Conflict {
         some: &["include"],
         others: &["exclude"],
-        reason: "one says which slots are used, the other says which are not",
+        reason: "one lists the slots to use, the other the slots to leave out",
     },
     Conflict { some: &["hosts"], others: &["hostfile"], reason: "one list of hosts is enough" },
     Conflict {

@@ -196,7 +196,7 @@ fn warn_of_what_is_lost(layer: &mut Layer, on: &[Plugin]) {
         let path = value(layer, name).filter(|it| *it != "none").map(str::to_owned);
         if let (Some(path), true) = (path, on.contains(&Plugin::DeepSpeed)) {
             let text = format!(
-                "{name} reaches no program, neither with `accelerate launch`: give --env \
+                "{name} is not passed to the program (nor by `accelerate launch`): use --env \
                  {variable}={path}"
             );
             layer.warn(source(layer, name), text);

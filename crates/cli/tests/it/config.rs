@@ -37,7 +37,7 @@ fn default_writes_a_file_that_launch_reads() {
     let error = home.refusal(&["config", "default"], 2);
     assert_eq!(
         error,
-        "brigade: ~/.config/brigade/config.toml already exists: --force writes over it"
+        "brigade: ~/.config/brigade/config.toml already exists: pass --force to overwrite it"
     );
     home.answer(&["config", "default", "--force"]);
     assert!(fs::read_to_string(home.own()).unwrap().contains("mixed-precision = \"no\"\n"));
@@ -139,7 +139,7 @@ fn accelerates_file_is_read_without_another_one() {
     let path = ".cache/huggingface/accelerate/default_config.yaml";
     home.file(path, text);
     let shown = home.answer(&["config", "show"]);
-    let reason = "Accelerate's default, because there is no file of Brigade's own";
+    let reason = "Accelerate's default, because there is no Brigade settings file";
     assert!(shown.starts_with(&format!("settings file: ~/{path} ({reason})\n")), "{shown}");
     assert_eq!(row(&shown, "nproc"), format!("nproc 3 ~/{path}:4"));
     assert!(shown.contains(&format!("~/{path}:7: tpu_name does nothing: it is for TPUs only")));
@@ -178,7 +178,7 @@ fn old_files_are_renewed_and_kept() {
     let home = Home::new();
     let file = home.file("old.toml", "nproc_per_node = 4\n");
     let error = home.refusal(&["launch", "--config", &file, "true"], 2);
-    assert!(error.contains("or let `brigade config update --config ~/old.toml` do it"), "{error}");
+    assert!(error.contains("or run `brigade config update --config ~/old.toml`"), "{error}");
     let said = home.answer(&["config", "update", "--config", &file]);
     assert_eq!(
         said,
@@ -194,7 +194,7 @@ fn old_files_are_renewed_and_kept() {
     home.answer(&["config", "update", "--config", &yaml]);
     assert!(home.path().join("a.toml").exists() && Path::new(&yaml).exists());
     let error = home.refusal(&["config", "update", "--config", &yaml], 2);
-    assert_eq!(error, "brigade: ~/a.toml already exists: --force writes over it");
+    assert_eq!(error, "brigade: ~/a.toml already exists: pass --force to overwrite it");
 }
 
 #[test]

@@ -285,8 +285,8 @@ fn accelerates_own_file_is_named_and_turns_nothing_on_for_others() {
     assert!(out.contains("ACCELERATE_MIXED_PRECISION=bf16"), "{out}");
     assert!(!out.contains("ACCELERATE_USE_FSDP"), "{out}");
     let line = format!(
-        "brigade: settings are from {} (Accelerate's default, because there is no file of Brigade's \
-         own); its FSDP is for Python programs and not used\n",
+        "brigade: settings are from {} (Accelerate's default, because there is no Brigade settings file); \
+         its FSDP is for Python programs and not used\n",
         file.display()
     );
     assert_eq!(err, line);

@@ -188,12 +188,12 @@ fn unsupported_values_are_named() {
         ("distributed_type: MULTI", "a.yaml:1: distributed_type is MULTI, expected one of"),
         (
             "num_processes: 2",
-            "a.yaml:1: this is not a file of Accelerate's: every file of Accelerate's has distributed_type",
+            "a.yaml:1: this is not an Accelerate settings file: the key distributed_type is missing",
         ),
         ("distributed_type: [", "a.yaml:1: this is not YAML: "),
         ("distributed_type: 'NO'\n  num_machines: 1", "a.yaml:2: this is not YAML: "),
         ("- 1", "a.yaml:1: this is not YAML: "),
-        ("", "a.yaml:1: this is not a file of Accelerate's: "),
+        ("", "a.yaml:1: this is not an Accelerate settings file: "),
     ];
     for (text, expected) in table {
         let error = import(text).unwrap_err().to_string();
@@ -209,12 +209,12 @@ fn ignored_keys_are_named() {
     let table = [
         (
             "distributed_type: 'NO'\ndebug: true\ndebug: false",
-            "a.yaml:2: debug does nothing: line 3 says it again, and the last one counts",
+            "a.yaml:2: debug does nothing: line 3 sets it again, and the last value is used",
             false,
         ),
         (
             "distributed_type: MULTI_XPU",
-            "a.yaml:1: distributed_type is not honoured: Brigade knows CPUs",
+            "a.yaml:1: distributed_type is not honoured: Brigade supports CPUs",
             true,
         ),
         (
