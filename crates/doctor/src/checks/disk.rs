@@ -39,7 +39,7 @@ fn of_folder(folder: &Folder) -> Option<Finding> {
         _ if folder.used_for == FolderUse::Working => return None,
         FolderState::Missing => {
             return Some(
-                Finding::fail(Subject::Disk, format!("{path}, {used}, is not there"))
+                Finding::fail(Subject::Disk, format!("{path}, {used}, does not exist"))
                     .remedy("make it")
                     .command(format!("sudo mkdir -m 1777 -p {path}")),
             );
@@ -59,11 +59,8 @@ fn of_folder(folder: &Folder) -> Option<Finding> {
         }
         FolderState::Refused(words) => {
             return Some(
-                Finding::fail(
-                    Subject::Disk,
-                    format!("{path}, {used}, cannot be looked at: {words}"),
-                )
-                .remedy("give this user access to it"),
+                Finding::fail(Subject::Disk, format!("{path}, {used}, cannot be read: {words}"))
+                    .remedy("give this user access to it"),
             );
         }
     };
@@ -98,7 +95,7 @@ fn of_folder(folder: &Folder) -> Option<Finding> {
     }
     if !space.writable {
         return Some(
-            unwritable(folder, format!("{place}, {used}, is not this user's to write to"))
+            unwritable(folder, format!("{place}, {used}, is not writable for this user"))
                 .remedy("give this user the right, or write elsewhere")
                 .command(format!("ls -ld {place}")),
         );
@@ -164,7 +161,7 @@ mod tests {
             (|it| it.free_inodes = 7, Verdict::Fail, "only 7 more files"),
             (|it| it.free_inodes = 700, Verdict::Warning, "only 700 more files"),
             (|it| it.read_only = true, Verdict::Fail, "reading only"),
-            (|it| it.writable = false, Verdict::Fail, "not this user's"),
+            (|it| it.writable = false, Verdict::Fail, "not writable"),
         ] {
             let (found_verdict, hosts, found) = fixtures::only(&spoiled(1, spoil));
             assert_eq!((found_verdict, hosts.as_str()), (verdict, "node2"));
