@@ -11,8 +11,8 @@ pub(crate) fn explain(log: &str, pin: &Pin) -> String {
     }
     if has(OTHER_HASH) {
         return format!(
-            "{requirement}: the wheel that pip got has another sha256 than this version of Brigade knows: an \
-             index or proxy on the way altered it, see `python3 -m pip config list`"
+            "{requirement}: the sha256 of the wheel that pip got is not the one that this version of \
+             Brigade expects: an index or proxy altered it; check `python3 -m pip config list`"
         );
     }
     // Before "not found": without network, pip's last message is that one, too.
@@ -78,7 +78,7 @@ mod tests {
             ),
             (
                 "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
-                "another sha256",
+                "the sha256 of the wheel",
             ),
             (
                 "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError'\n\

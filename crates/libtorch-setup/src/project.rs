@@ -66,7 +66,7 @@ impl Project {
         command.args(["locate-project", "--workspace", "--message-format", "plain"]);
         let output = match command.current_dir(from).output() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                bail!("cargo is missing, or there is no folder {}", from.display())
+                bail!("cannot find cargo, or the folder {}", from.display())
             }
             other => other.context("cannot start cargo")?,
         };
@@ -216,7 +216,7 @@ impl Project {
         let mut includes = match document.remove("include") {
             None => Array::new(),
             Some(Item::Value(Value::Array(list))) => list,
-            Some(_) => bail!("{}: `include` is not a list, as cargo wants it", path.display()),
+            Some(_) => bail!("{}: `include` is not a list, which cargo requires", path.display()),
         };
         if includes.iter().any(is_ours) {
             return Ok(None);

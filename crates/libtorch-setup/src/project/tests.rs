@@ -184,5 +184,5 @@ fn a_folder_outside_of_a_project_is_an_error() {
     let error = Project::find(folder.path()).unwrap_err().to_string();
     assert!(error.starts_with("cargo finds no project in "), "{error}");
     let error = Project::find(&folder.path().join("absent")).unwrap_err().to_string();
-    assert!(error.contains("there is no folder"), "{error}");
+    assert!(error.contains("cannot find cargo, or the folder"), "{error}");
 }

@@ -81,7 +81,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
             Some(store) => (None, store),
             None if world.store.port == 0 => {
                 return Err(Error::invalid_argument(format!(
-                    "a world of {} ranks was given without a store and without the port of one: give \
+                    "a world size of {} was given without a store and without the port of one: give \
                      all ranks handles of one store (`AcceleratorBuilder::store`)",
                     world.world_size.as_usize()
                 )));
