@@ -155,7 +155,7 @@ fn meaning(exit_status: ExitStatus) -> Option<&'static str> {
                 "an unexpected SIGKILL often means that the kernel ran out of memory: see dmesg",
             ),
             Signal::SIGSEGV => {
-                Some("SIGSEGV is a segmentation fault: native code used memory that is not its own")
+                Some("SIGSEGV is a segmentation fault: native code accessed invalid memory")
             }
             Signal::SIGABRT => Some(
                 "SIGABRT: the process aborted itself, for a failed assertion or an uncaught C++ \
@@ -166,9 +166,9 @@ fn meaning(exit_status: ExitStatus) -> Option<&'static str> {
                  while it was mapped",
             ),
             Signal::SIGILL => Some("SIGILL: it was built for another kind of processor"),
-            Signal::SIGTERM => Some(
-                "SIGTERM is a request to stop: by hand, or from a scheduler at a limit of its own",
-            ),
+            Signal::SIGTERM => {
+                Some("SIGTERM is a request to stop: by hand, or from a scheduler at a time limit")
+            }
             _ => None,
         },
         ExitStatus::Code(127) => Some("127 is the shell's code for a command that was not found"),
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(
             shown(crashed),
             "rank 1 on node1 (pid 42) failed: killed by SIGSEGV\n\
-             brigade: SIGSEGV is a segmentation fault: native code used memory that is not its own\n\
+             brigade: SIGSEGV is a segmentation fault: native code accessed invalid memory\n\
              brigade: its last lines on stdout:\n  a\n  b"
         );
         assert!(shown(failure(ExitStatus::Code(1))).ends_with("\nbrigade: it printed nothing"));

@@ -127,8 +127,8 @@ fn an_executable_that_others_can_replace_is_not_run() {
     let (code, out, err) = launch(0o777);
     assert_eq!((code, out.as_str()), (Some(126), ""), "{err}");
     let expected = format!(
-        "node2: {} there is not run: other users can change {}; let --sync compare and copy it, or \
-         take their rights away with `chmod go-w`\n",
+        "node2: {} there was not started: other users can change {}; let --sync compare and copy \
+         it, or remove the write permission of other users with `chmod go-w`\n",
         copy.display(),
         shared.display()
     );

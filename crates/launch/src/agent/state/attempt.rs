@@ -195,7 +195,8 @@ impl AgentState {
             return;
         }
         if self.group.is_some() || self.next.is_some() || part.nproc != self.facts.nproc {
-            return self.lost("it gave this host a part that cannot be its own".to_owned());
+            return self
+                .lost("it assigned this host ranks that do not match its --nproc".to_owned());
         }
         self.next = Some(part);
     }

@@ -188,8 +188,8 @@ impl AgentState {
             self.act(Action::Suspend);
         } else {
             self.say(
-                "SIGTSTP: a job on several hosts cannot be suspended, the others would take this \
-                 one for lost",
+                "SIGTSTP: a job on several hosts cannot be suspended, the others would consider this one \
+                 lost",
             );
         }
     }
