@@ -281,7 +281,7 @@ impl ConvertArgs {
             Some(ending) => format_named(ending).map(Layout::Weights).ok_or_else(|| {
                 let names: Vec<_> = FORMATS.iter().map(|format| format.name()).collect();
                 anyhow::anyhow!(
-                    "the ending .{} names no layout: give --to {}, accelerate or dcp",
+                    "the ending .{} is not that of a layout: give --to {}, accelerate or dcp",
                     escaped(ending.display()),
                     names.join(", ")
                 )
@@ -299,7 +299,7 @@ impl ConvertArgs {
             && !matches!(target, Target::Accelerate(_))
         {
             anyhow::bail!(
-                "--num-processes and --split-batches are about a run of Accelerate: give --to accelerate"
+                "--num-processes and --split-batches apply only to --to accelerate: add it"
             );
         }
         Ok(target)

@@ -78,7 +78,7 @@ pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
         }
     }
     if way == Route::Here(RendezvousMode::OneHost) && layers.settings.store_port.is_some() {
-        idle_note(layers, "master-port", "store-port says which port the ranks' store has");
+        idle_note(layers, "master-port", "store-port sets the port of the ranks' store");
     }
     if way != Route::Hosts {
         for name in OF_A_LIST {
@@ -136,7 +136,7 @@ fn rendezvous(
     {
         let (rank, nnodes) = (said(layers, "node-rank"), said(layers, "nnodes"));
         return Err(wrong(if nodes.max == 1 {
-            format!("{rank} and {nnodes}: say how many hosts there are with --nnodes")
+            format!("{rank} and {nnodes}: give the number of hosts with --nnodes")
         } else {
             format!("{rank} and {nnodes}: the hosts have numbers from 0 to {}", nodes.max - 1)
         }));
@@ -148,7 +148,7 @@ fn rendezvous(
     match (settings.rdzv_backend, endpoint) {
         (Some(Backend::Static), _) | (None, None) => numbered(layers, nodes),
         (Some(Backend::Etcd), None) => Err(wrong(format!(
-            "{}: say where etcd is with --rdzv-endpoint HOST:2379",
+            "{}: give the address of etcd with --rdzv-endpoint HOST:2379",
             said(layers, "rdzv-backend")
         ))),
         (Some(Backend::Etcd), Some(endpoints)) => {
@@ -177,8 +177,8 @@ fn rendezvous(
                 },
                 (None, None) => {
                     return Err(wrong(format!(
-                        "{}: say where the hosts meet with --rdzv-endpoint HOST:PORT, the same on \
-                         each",
+                        "{}: give the address where the hosts meet with --rdzv-endpoint HOST:PORT, the \
+                         same on each",
                         said(layers, "nnodes")
                     )));
                 }
@@ -199,7 +199,7 @@ fn numbered(layers: &Layer, nodes: NodeRange) -> Result<RendezvousMode, ConfigEr
             )
         } else {
             format!(
-                "{nnodes}: say where the hosts meet with --rdzv-endpoint HOST:PORT, the same on each"
+                "{nnodes}: give the address where the hosts meet with --rdzv-endpoint HOST:PORT, the same on each"
             )
         }));
     }
@@ -210,14 +210,14 @@ fn numbered(layers: &Layer, nodes: NodeRange) -> Result<RendezvousMode, ConfigEr
         }
         (None, None) => {
             return Err(wrong(format!(
-                "{nnodes}: on each host say --node-rank N and --master-addr HOST, or --rdzv-endpoint \
+                "{nnodes}: on each host give --node-rank N and --master-addr HOST, or --rdzv-endpoint \
                  HOST:PORT; or start them all from here with --hosts"
             )));
         }
     };
     if port == 0 {
         return Err(wrong(format!(
-            "{}: the hosts cannot meet at a port that none of them knows",
+            "{}: the hosts need a fixed port to meet at, not 0",
             said(
                 layers,
                 if settings.rdzv_endpoint.is_some() { "rdzv-endpoint" } else { "master-port" }
@@ -226,7 +226,7 @@ fn numbered(layers: &Layer, nodes: NodeRange) -> Result<RendezvousMode, ConfigEr
     }
     let Some(node_rank) = settings.node_rank else {
         return Err(wrong(format!(
-            "{nnodes}: say which of them this one is with --node-rank, from 0 to {}",
+            "{nnodes}: give the number of this host with --node-rank, from 0 to {}",
             nodes.max - 1
         )));
     };
@@ -355,7 +355,7 @@ pub(super) fn etcd_access(
     };
     let user = given("user");
     if user.is_none() && password.is_some() {
-        let text = "a password for etcd was given and no user: add user=NAME to --rdzv-conf";
+        let text = "a password for etcd was given without a user: add user=NAME to --rdzv-conf";
         return Err(wrong(text.to_owned()).into());
     }
     let file = |key: &str| given(key).map(PathBuf::from);

@@ -54,7 +54,7 @@ fn one_setting_is_written_and_read() {
     let said = home.answer(&["config", "set", "env.HF_TOKEN", "hf_abc"]);
     assert_eq!(
         said,
-        "env.HF_TOKEN is (not shown: its name says that it is a secret) in \
+        "env.HF_TOKEN is (not shown: its name marks it as a secret) in \
          ~/.config/brigade/config.toml\n"
     );
     assert!(fs::read_to_string(home.own()).unwrap().contains("HF_TOKEN = \"hf_abc\"\n"));
@@ -89,7 +89,7 @@ fn a_file_of_accelerates_is_not_hidden() {
     home.file(accelerate, "num_processes: 2\ndistributed_type: MULTI_CPU\n");
     assert_eq!(home.answer(&["config", "get", "nproc"]), "2\n");
     let error = home.refusal(&["config", "set", "nproc", "4"], 2);
-    assert!(error.contains("a file of Accelerate's: `brigade config update`"), "{error}");
+    assert!(error.contains("an Accelerate settings file: run `brigade config update`"), "{error}");
     assert!(!home.own().exists());
 }
 
@@ -249,7 +249,7 @@ fn errors_are_one_line() {
         (
             &["config", "update"],
             2,
-            "brigade: there is no settings file to update: `brigade config default` makes one",
+            "brigade: there is no settings file to update: run `brigade config default` to write one",
         ),
         (
             &["config", "default", "--config", "no/such/a.toml"],

@@ -185,8 +185,8 @@ fn flags_that_change_nothing_say_so() {
     let shown = stdout(&["--nproc=1", "--standalone", "--master-port=29501"]);
     assert!(
         shown.contains(
-            "\n  flag --standalone: each attempt has a free port, whatever --master-port or \
-             MASTER_PORT says\n"
+            "\n  flag --standalone: each attempt has a free port, whatever the values of --master-port \
+             and MASTER_PORT\n"
         ),
         "{shown}"
     );

@@ -88,7 +88,7 @@ fn contradictions_and_missing_settings_are_errors() {
     let table: [(&[(&str, &str)], &str); 17] = [
         (
             &[("node-rank", "1")],
-            "node-rank 1 (flag --node-rank) and nnodes 1 (default): say how many hosts there are with --nnodes",
+            "node-rank 1 (flag --node-rank) and nnodes 1 (default): give the number of hosts with --nnodes",
         ),
         (
             &[("nnodes", "2"), ("node-rank", "2"), ("master-addr", "a")],
@@ -96,27 +96,27 @@ fn contradictions_and_missing_settings_are_errors() {
         ),
         (
             &[("nnodes", "2")],
-            "nnodes 2 (flag --nnodes): on each host say --node-rank N and --master-addr HOST, or --rdzv-endpoint HOST:PORT; or start them all",
+            "nnodes 2 (flag --nnodes): on each host give --node-rank N and --master-addr HOST, or --rdzv-endpoint HOST:PORT; or start them all",
         ),
         (
             &[("nnodes", "2"), ("node-rank", "0")],
-            "nnodes 2 (flag --nnodes): on each host say --node-rank N and --master-addr HOST",
+            "nnodes 2 (flag --nnodes): on each host give --node-rank N and --master-addr HOST",
         ),
         (
             &[("nnodes", "2"), ("master-addr", "a")],
-            "nnodes 2 (flag --nnodes): say which of them this one is with --node-rank, from 0 to 1",
+            "nnodes 2 (flag --nnodes): give the number of this host with --node-rank, from 0 to 1",
         ),
         (
             &[("nnodes", "2"), ("master-addr", "a"), ("master-port", "0"), ("node-rank", "0")],
-            "master-port 0 (flag --master-port): the hosts cannot meet at a port",
+            "master-port 0 (flag --master-port): the hosts need a fixed port",
         ),
         (
             &[("nnodes", "1:2")],
-            "nnodes 1:2 (flag --nnodes): say where the hosts meet with --rdzv-endpoint HOST:PORT",
+            "nnodes 1:2 (flag --nnodes): give the address where the hosts meet with --rdzv-endpoint HOST:PORT",
         ),
         (
             &[("nnodes", "1:2"), ("master-addr", "a"), ("node-rank", "0")],
-            "nnodes 1:2 (flag --nnodes): say where the hosts meet with --rdzv-endpoint",
+            "nnodes 1:2 (flag --nnodes): give the address where the hosts meet with --rdzv-endpoint",
         ),
         (
             &[("nnodes", "1:2"), ("rdzv-backend", "static"), ("rdzv-endpoint", "a:1")],
@@ -124,11 +124,11 @@ fn contradictions_and_missing_settings_are_errors() {
         ),
         (
             &[("nnodes", "2"), ("rdzv-backend", "c10d")],
-            "nnodes 2 (flag --nnodes): say where the hosts meet",
+            "nnodes 2 (flag --nnodes): give the address where the hosts meet",
         ),
         (
             &[("nnodes", "2"), ("rdzv-backend", "etcd")],
-            "rdzv-backend etcd (flag --rdzv-backend): say where etcd is",
+            "rdzv-backend etcd (flag --rdzv-backend): give the address of etcd",
         ),
         (
             &[("nnodes", "2"), ("rdzv-endpoint", "a:b")],
@@ -171,7 +171,7 @@ fn settings_without_effect_are_noted() {
         (
             &[("master-port", "29501"), ("store-port", "29502")],
             &[
-                "flag --master-port: master-port 29501 changes nothing: store-port says which port the ranks' store has",
+                "flag --master-port: master-port 29501 changes nothing: store-port sets the port of the ranks' store",
             ],
         ),
         (
