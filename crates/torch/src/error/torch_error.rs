@@ -59,9 +59,7 @@ pub enum TorchError {
         found: String,
     },
     /// A rank ran out of data in a join that ends in that case.
-    #[error(
-        "rank {rank} has no more data, and the join was to end there (throw_on_early_termination)"
-    )]
+    #[error("rank {rank} has no more data, which ends the join (throw_on_early_termination)")]
     EarlyTermination {
         /// First rank without data.
         rank: usize,
@@ -71,8 +69,8 @@ pub enum TorchError {
     Desync(Box<crate::check::Desync>),
     /// A file is shorter than it was, or than it should be.
     #[error(
-        "{} was cut short while it was read: expected {expected} bytes, found {found}; let nothing \
-         else write it meanwhile, and take another copy of it",
+        "{} was cut short while it was read: expected {expected} bytes, found {found}; make sure that no \
+         other process writes it, and copy it again",
         path.display()
     )]
     CutShort {
@@ -92,7 +90,7 @@ pub enum TorchError {
         source: std::io::Error,
     },
     /// An object could not be serialised or deserialised.
-    #[error("{operation}: the object cannot be carried between ranks: {detail}")]
+    #[error("{operation}: the object cannot be sent between ranks: {detail}")]
     Object {
         /// Name of the collective.
         operation: &'static str,
