@@ -87,7 +87,7 @@ pub enum ModelError {
     /// An operation needs the parameters' values of a deferred model that has none yet.
     #[error(
         "{action} needs the parameters' values, and the model has none yet, since it was built by `Model::deferred`: \
-         give it to `Accelerator::prepare`, or call `materialize`, before"
+         first give it to `Accelerator::prepare`, or call `materialize`"
     )]
     Deferred {
         /// Name of the operation, such as `forward`.
@@ -171,8 +171,8 @@ pub enum ModelError {
 
     /// A file that passed its checks could not be read to its end.
     #[error(
-        "{} was sound and could not be read to its end, so the model is partly changed; load it or \
-         another one again, or start anew: {source}",
+        "{} passed validation but could not be read completely, so the model is partly changed; load it \
+         or another file again, or restart the program: {source}",
         path.display()
     )]
     Interrupted {
