@@ -27,7 +27,7 @@ use brigade_torch::{Error, ErrorKind, says_out_of_memory};
 pub enum DataError {
     // ---- datasets ----
     /// A dataset was asked for a sample that it does not have.
-    #[error("sample {index} was asked for, but the dataset holds {}", counted(.len, "sample"))]
+    #[error("sample {index} is out of range: the dataset has {}", counted(.len, "sample"))]
     Index {
         /// The sample's number.
         index: usize,

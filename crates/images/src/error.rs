@@ -45,7 +45,7 @@ pub enum ImageError {
         limit: u64,
     },
     /// An archive or a table cannot be read as what it should be.
-    #[error("{} is damaged or of another kind: {detail}", escaped(path.display()), detail = escaped(detail))]
+    #[error("{} is damaged or in another format: {detail}", escaped(path.display()), detail = escaped(detail))]
     Format {
         /// The file.
         path: PathBuf,

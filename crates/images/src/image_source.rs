@@ -135,7 +135,7 @@ pub(crate) fn reserve(buffer: &mut Vec<u8>, bytes: u64, name: &str) -> Result<()
 /// There is no image of this number.
 pub(crate) fn no_image(index: usize, len: usize) -> crate::ImageError {
     crate::ImageError::InvalidArgument(format!(
-        "image {index} was asked for, but the source has {}",
+        "image {index} is out of range: the source has {}",
         counted(len, "image")
     ))
 }

@@ -67,7 +67,7 @@ impl Legacy {
             };
             let place = stream.storage(&key, elements, width, swapped_counts)?;
             if storages.insert(key.clone(), place).is_some() {
-                return Err(Fault::damaged(format_args!("storage {} is there twice", shown(&key))));
+                return Err(Fault::damaged(format_args!("duplicate storage {}", shown(&key))));
             }
         }
         drop(pickle);

@@ -284,7 +284,7 @@ fn mistakes_are_named() {
     let folder = photos();
     for (arguments, code, expected) in [
         (&["show", "nothing"][..], 1, "cannot read nothing: "),
-        (&["show", "photos", "--transforms", "blur"], 2, "blur: it is not a transform; known are"),
+        (&["show", "photos", "--transforms", "blur"], 2, "blur: not a transform; expected one of"),
         (&["show", "photos/val", "--part", "valid"], 2, "photos/val has one part only"),
         (&["show", "photos", "-o", "no/folder/a.png"], 1, "cannot write no/folder/a.png: "),
         (&["stats", "photos/train/red"], 2, "photos/train/red"),

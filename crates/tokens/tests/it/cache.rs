@@ -189,8 +189,8 @@ fn damaged_files_are_made_anew() {
     let table: [(Vec<u8>, &str); 8] = [
         (Vec::new(), "it has 0 bytes, fewer than a header"),
         (whole[..50].to_vec(), "it has 50 bytes, fewer than a header"),
-        (whole[..whole.len() - 1].to_vec(), "and its header speaks of another number"),
-        ([&whole[..], b"x"].concat(), "and its header speaks of another number"),
+        (whole[..whole.len() - 1].to_vec(), "but its header declares another number"),
+        ([&whole[..], b"x"].concat(), "but its header declares another number"),
         (flipped(0), "it does not begin as a corpus does"),
         (flipped(60), "its header is not as it was written"),
         (flipped(numbers + 9), "the numbers of its texts are not as they were written"),

@@ -95,7 +95,7 @@ fn tables_that_do_not_fit_say_where() {
     let options = ParquetOptions::new();
     assert!(matches!(options.open([&path]).unwrap_err(), Error::Io { .. }));
     fs::write(&path, "x").unwrap();
-    assert!(refuse(&options).contains("a.parquet is damaged or of another kind: "));
+    assert!(refuse(&options).contains("a.parquet is damaged or in another format: "));
     table(&path, &[], None);
     assert_eq!(refuse(&options), "the list of tables has no texts: they have no rows");
     table(&path, &ROWS, None);
