@@ -253,13 +253,13 @@ impl ConvertArgs {
                 also: self.also.clone(),
                 skip: self.skip.clone(),
             };
-            return Ok(told(quantize(&self.from, &self.to, &options)?));
+            return Ok(report_lines(quantize(&self.from, &self.to, &options)?));
         }
         let report = match &self.like {
             Some(like) => convert_like(&self.from, &self.to, like, &self.keep_state)?,
             None => convert_with(&self.from, &self.to, self.target()?, &self.options())?,
         };
-        Ok(told(report))
+        Ok(report_lines(report))
     }
 
     fn options(&self) -> WeightsOptions {
@@ -307,7 +307,7 @@ impl ConvertArgs {
 }
 
 /// Describes a conversion, in lines.
-fn told(report: Report) -> String {
+fn report_lines(report: Report) -> String {
     let mut text = String::new();
     for line in report.read {
         text.push_str(&format!("read {}\n", escaped(line)));

@@ -87,7 +87,7 @@ impl Plugin {
 /// another one that it needs.
 pub fn resolve(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
     let is_on = |layer: &Layer, plugin: Plugin| plugin.is_on(layer);
-    let said =
+    let with_source =
         |layer: &Layer, plugin: Plugin| format!("{} ({})", plugin.name(), plugin.source(layer));
     let contradiction = |one: String, other: String| {
         ConfigError::Contradiction(format!(
@@ -95,7 +95,10 @@ pub fn resolve(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
         ))
     };
     if is_on(layer, Plugin::Fsdp) && is_on(layer, Plugin::DeepSpeed) {
-        return Err(contradiction(said(layer, Plugin::Fsdp), said(layer, Plugin::DeepSpeed)));
+        return Err(contradiction(
+            with_source(layer, Plugin::Fsdp),
+            with_source(layer, Plugin::DeepSpeed),
+        ));
     }
     if is_on(layer, Plugin::Parallelism)
         && !is_on(layer, Plugin::Fsdp)
@@ -106,7 +109,7 @@ pub fn resolve(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
         )));
     }
     if is_on(layer, Plugin::Megatron) && is_on(layer, Plugin::DeepSpeed) {
-        let winner = format!("{}, as in Accelerate", said(layer, Plugin::DeepSpeed));
+        let winner = format!("{}, as in Accelerate", with_source(layer, Plugin::DeepSpeed));
         turn_off(layer, Plugin::Megatron, &winner);
     }
     // `use_cpu` in a file is a default of Accelerate's; the flag is the user's choice.
@@ -119,7 +122,7 @@ pub fn resolve(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
             match plugin.source(layer) {
                 _ if !is_on(layer, plugin) => {}
                 Source::Flag(_) if is_refused => {
-                    return Err(contradiction(said(layer, plugin), format!("cpu ({cpu})")));
+                    return Err(contradiction(with_source(layer, plugin), format!("cpu ({cpu})")));
                 }
                 _ => turn_off(layer, plugin, &cpu.to_string()),
             }

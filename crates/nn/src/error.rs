@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use brigade_torch::{Error, ErrorKind, says_out_of_memory};
+use brigade_torch::{Error, ErrorKind, is_out_of_memory_message};
 use tch::{TchError, Tensor};
 
 use crate::LoadReport;
@@ -196,7 +196,7 @@ impl From<ModelError> for Error {
     fn from(error: ModelError) -> Self {
         use ModelError as M;
         let by_text = |text: &str| {
-            if says_out_of_memory(text) { ErrorKind::OutOfMemory } else { ErrorKind::Model }
+            if is_out_of_memory_message(text) { ErrorKind::OutOfMemory } else { ErrorKind::Model }
         };
         let kind = match &error {
             M::NoSuchParameter { .. }

@@ -167,9 +167,9 @@ impl Link {
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let limits = self.limits?;
-        let heard = self.shared.lock().wire.last_received();
-        let quiet = heard + limits.quiet();
-        Some(if Instant::now() < quiet { quiet } else { heard + limits.heartbeat_timeout() })
+        let received = self.shared.lock().wire.last_received();
+        let quiet = received + limits.quiet();
+        Some(if Instant::now() < quiet { quiet } else { received + limits.heartbeat_timeout() })
     }
 
     /// Checks that the coordinator has not been silent for too long.
@@ -321,12 +321,12 @@ mod tests {
         let (mut link, far) = pair(Some(limits));
         let mut wire = Connection::new(far.into(), None, 0).unwrap();
         link.send(&FromAgent::Finished { attempt: 0 });
-        let mut heard = Vec::new();
-        while heard.len() < 4 {
-            heard.extend(wait(&mut wire));
+        let mut received = Vec::new();
+        while received.len() < 4 {
+            received.extend(wait(&mut wire));
         }
-        assert_eq!(heard[0], FromAgent::Finished { attempt: 0 });
-        for message in &heard[1..] {
+        assert_eq!(received[0], FromAgent::Finished { attempt: 0 });
+        for message in &received[1..] {
             assert!(matches!(message, FromAgent::Beat { .. }), "{message:?}");
         }
     }

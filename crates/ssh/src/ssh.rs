@@ -127,11 +127,11 @@ pub fn reason(stderr: &str, host: &HostSpec) -> Option<String> {
     }
     // A line of its own is a sentence of its own.
     let parts: Vec<&str> = lines.iter().map(|line| line.trim_end_matches('.')).collect();
-    let said = parts.join("; ");
-    let hint = HINTS.iter().find(|(sign, _)| said.contains(sign)).map(|(_, hint)| *hint);
+    let message = parts.join("; ");
+    let hint = HINTS.iter().find(|(sign, _)| message.contains(sign)).map(|(_, hint)| *hint);
     Some(match hint {
-        Some(hint) => format!("{said}: {}", hint.replace("HOST", &host.destination())),
-        None => said,
+        Some(hint) => format!("{message}: {}", hint.replace("HOST", &host.destination())),
+        None => message,
     })
 }
 

@@ -152,13 +152,13 @@ impl Checkpoint {
                 let place = headers.get_mut(&chunk.file).and_then(|header| header.remove(key));
                 let place =
                     place.ok_or_else(|| damaged(&chunk.file, format!("it lacks `{key}`")))?;
-                let told = TensorInfo { dtype: tensor.dtype, shape: chunk.shape.clone() };
-                if place.info == told {
+                let recorded = TensorInfo { dtype: tensor.dtype, shape: chunk.shape.clone() };
+                if place.info == recorded {
                     Ok(place)
                 } else {
                     Err(damaged(
                         &chunk.file,
-                        format!("its `{key}` is {}, but it was written as {told}", place.info),
+                        format!("its `{key}` is {}, but it was written as {recorded}", place.info),
                     ))
                 }
             });

@@ -96,20 +96,20 @@ pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
 fn heartbeat_timeout(layers: &mut Layer, conf: &Conf) -> Result<Duration, ConfigError> {
     let by_user =
         layers.settings.heartbeat_timeout.filter(|_| layers.is_given("heartbeat-timeout"));
-    let (timeout, said) = match (by_user, conf.heartbeat) {
-        (Some(timeout), _) => (timeout, said(layers, "heartbeat-timeout")),
+    let (timeout, setting) = match (by_user, conf.heartbeat) {
+        (Some(timeout), _) => (timeout, setting(layers, "heartbeat-timeout")),
         (None, Some(timeout)) => {
             let source = layers.source("rdzv-conf").cloned().unwrap_or(Source::Default);
             let seconds = timeout.as_secs_f64();
-            let said = format!("rdzv-conf ({source}): heartbeat-timeout {seconds}");
+            let setting = format!("rdzv-conf ({source}): heartbeat-timeout {seconds}");
             layers.note(source, format!("its keep-alive is heartbeat-timeout {seconds}"));
-            (timeout, said)
+            (timeout, setting)
         }
         (None, None) => return Ok(LaunchOptions::default().heartbeat_timeout),
     };
     if timeout < TimeLimits::SHORTEST_HEARTBEAT_TIMEOUT {
         return Err(wrong(format!(
-            "{said}: a busy host may be silent for that long; give at least {} s",
+            "{setting}: a busy host may be silent for that long; give at least {} s",
             TimeLimits::SHORTEST_HEARTBEAT_TIMEOUT.as_secs()
         )));
     }
@@ -134,7 +134,7 @@ fn rendezvous(
     if let Some(rank) = settings.node_rank
         && rank >= nodes.max
     {
-        let (rank, nnodes) = (said(layers, "node-rank"), said(layers, "nnodes"));
+        let (rank, nnodes) = (setting(layers, "node-rank"), setting(layers, "nnodes"));
         return Err(wrong(if nodes.max == 1 {
             format!("{rank} and {nnodes}: give the number of hosts with --nnodes")
         } else {
@@ -149,7 +149,7 @@ fn rendezvous(
         (Some(Backend::Static), _) | (None, None) => numbered(layers, nodes),
         (Some(Backend::Etcd), None) => Err(wrong(format!(
             "{}: give the address of etcd with --rdzv-endpoint HOST:2379",
-            said(layers, "rdzv-backend")
+            setting(layers, "rdzv-backend")
         ))),
         (Some(Backend::Etcd), Some(endpoints)) => {
             let all = endpoints.split(',').map(str::trim);
@@ -157,7 +157,7 @@ fn rendezvous(
             if secure != 0 && secure != all.count() {
                 return Err(wrong(format!(
                     "{}: either all of them begin with https:// or none",
-                    said(layers, "rdzv-endpoint")
+                    setting(layers, "rdzv-endpoint")
                 )));
             }
             let plain = |endpoint: &'_ str| {
@@ -179,7 +179,7 @@ fn rendezvous(
                     return Err(wrong(format!(
                         "{}: give the address where the hosts meet with --rdzv-endpoint HOST:PORT, the \
                          same on each",
-                        said(layers, "nnodes")
+                        setting(layers, "nnodes")
                     )));
                 }
             };
@@ -190,12 +190,12 @@ fn rendezvous(
 
 fn numbered(layers: &Layer, nodes: NodeRange) -> Result<RendezvousMode, ConfigError> {
     let settings = &layers.settings;
-    let nnodes = said(layers, "nnodes");
+    let nnodes = setting(layers, "nnodes");
     if nodes.min != nodes.max {
         return Err(wrong(if settings.rdzv_backend.is_some() {
             format!(
                 "{nnodes} and {}: numbered hosts cannot join and leave; use --rdzv-backend builtin",
-                said(layers, "rdzv-backend")
+                setting(layers, "rdzv-backend")
             )
         } else {
             format!(
@@ -218,7 +218,7 @@ fn numbered(layers: &Layer, nodes: NodeRange) -> Result<RendezvousMode, ConfigEr
     if port == 0 {
         return Err(wrong(format!(
             "{}: the hosts need a fixed port to meet at, not 0",
-            said(
+            setting(
                 layers,
                 if settings.rdzv_endpoint.is_some() { "rdzv-endpoint" } else { "master-port" }
             )
@@ -305,7 +305,7 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<Conf, ConfigError> {
 fn endpoint_of(layers: &Layer, text: &str, default: u16) -> Result<Endpoint, ConfigError> {
     let mut endpoint: Endpoint = text
         .parse()
-        .map_err(|reason| wrong(format!("{}: {reason}", said(layers, "rdzv-endpoint"))))?;
+        .map_err(|reason| wrong(format!("{}: {reason}", setting(layers, "rdzv-endpoint"))))?;
     let has_port = text.rsplit(']').next().is_some_and(|it| it.contains(':'));
     if !has_port {
         endpoint.port = default;
@@ -338,7 +338,7 @@ pub(super) fn etcd_access(
     let tls = match given("protocol").as_deref() {
         Some("https") => true,
         Some("http") if by_scheme => {
-            let endpoint = said(layers, "rdzv-endpoint");
+            let endpoint = setting(layers, "rdzv-endpoint");
             return Err(wrong(format!("{endpoint} and rdzv-conf protocol=http")).into());
         }
         Some("http") => false,
@@ -388,7 +388,7 @@ fn idle_note(layers: &mut Layer, name: &str, reason: &str) {
 }
 
 /// Formats a setting with its value and source.
-fn said(layers: &Layer, name: &str) -> String {
+fn setting(layers: &Layer, name: &str) -> String {
     let text = layers.settings.text(name).unwrap_or_default();
     match layers.source(name) {
         Some(source) => format!("{name} {text} ({source})"),

@@ -11,7 +11,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     for (_, host, facts) in cluster.examined() {
         for folder in facts.folders.iter().filter(|it| it.used_for != FolderUse::SharedMemory) {
             findings.extend(of_folder(folder).map(|it| it.on(&host.name)));
-            if let FolderState::There(space) = &folder.state
+            if let FolderState::Present(space) = &folder.state
                 && least.as_ref().is_none_or(|(least, _)| space.free_bytes < *least)
             {
                 least = Some((space.free_bytes, folder.path.display().to_string()));
@@ -34,7 +34,7 @@ fn of_folder(folder: &Folder) -> Option<Finding> {
         FolderUse::SharedMemory => "shared memory",
     };
     let space = match &folder.state {
-        FolderState::There(space) => space,
+        FolderState::Present(space) => space,
         // The check of the working folder reports that case.
         _ if folder.used_for == FolderUse::Working => return None,
         FolderState::Missing => {
@@ -143,7 +143,7 @@ mod tests {
     fn spoiled(place: usize, spoil: impl FnOnce(&mut Space)) -> Vec<Finding> {
         let mut cluster = fixtures::cluster(2);
         let folder = &mut fixtures::facts(&mut cluster, 1).folders[place];
-        let FolderState::There(space) = &mut folder.state else { panic!() };
+        let FolderState::Present(space) = &mut folder.state else { panic!() };
         spoil(space);
         check(&cluster)
     }

@@ -14,7 +14,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         let path = folder.path.display();
         let fail = |found: String| Finding::fail(Subject::Folder, found).on(&host.name);
         findings.push(match &folder.state {
-            FolderState::There(_) => continue,
+            FolderState::Present(_) => continue,
             FolderState::Missing => fail(format!("the working folder {path} does not exist"))
                 .means("ranks could not start there")
                 .remedy("make it, mount it, or start the job from a folder that all hosts have")

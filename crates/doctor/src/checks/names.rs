@@ -72,8 +72,8 @@ fn own_name(cluster: &Cluster, place: usize, host: &HostReport, facts: &Facts) -
             "on one host that does no harm; with several, ranks could not reach each other by Gloo",
         ));
     }
-    let told = facts.variables.contains_key(GLOO_SOCKET_IFNAME);
-    if told {
+    let is_set = facts.variables.contains_key(GLOO_SOCKET_IFNAME);
+    if is_set {
         let found = format!("{found}; {GLOO_SOCKET_IFNAME} makes up for it");
         return Some(Finding::note(Subject::Names, found).on(&host.name));
     }
@@ -159,7 +159,7 @@ fn name_of_peer(
     let from = cluster.hosts.iter().position(|it| it.name == host.name)?;
     let address = known.addresses[0];
     // Behind network address translation, a host's address may be unknown to the host itself.
-    let answers = cluster.route(from, other).is_some_and(|it| it.open_door().is_some());
+    let answers = cluster.route(from, other).is_some_and(|it| it.open_address().is_some());
     let found =
         format!("{name} is {address} there{}, which {name} does not have", where_from(known));
     let finding = if answers {

@@ -49,16 +49,19 @@ fn lost(host: &HostReport, lost: &Lost) -> Finding {
         .command(format!("scp {} {name}:", this_program())),
         Lost::Silent { asked, seconds, stderr } => {
             let found = format!("no answer within {seconds} s, asked for {asked}");
-            said(fail(&found), stderr)
+            with_ssh_output(fail(&found), stderr)
                 .remedy("see whether a login there hangs, too: a file server, a name server or the network may")
                 .command(format!("ssh -v {name} true"))
         }
         Lost::Ended { code, stderr } if host.here => {
             let code =
                 code.map_or_else(|| "a signal".to_owned(), |code| format!("exit code {code}"));
-            said(fail(&format!("the examination of this host ended with {code}")), stderr)
-                .remedy("run it by hand")
-                .command("brigade __doctor")
+            with_ssh_output(
+                fail(&format!("the examination of this host ended with {code}")),
+                stderr,
+            )
+            .remedy("run it by hand")
+            .command("brigade __doctor")
         }
         Lost::Ended { code, stderr } => {
             let all = stderr.join("\n").to_lowercase();
@@ -78,13 +81,13 @@ fn lost(host: &HostReport, lost: &Lost) -> Finding {
                         .command(format!("ssh -v {name} true"))
                 }
             };
-            said(finding, stderr)
+            with_ssh_output(finding, stderr)
         }
     }
 }
 
 /// Appends the last lines of ssh's output: earlier lines only report its progress.
-fn said(finding: Finding, words: &[String]) -> Finding {
+fn with_ssh_output(finding: Finding, words: &[String]) -> Finding {
     let words: Vec<&str> = words
         .iter()
         .map(String::as_str)

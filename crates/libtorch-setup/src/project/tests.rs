@@ -149,7 +149,7 @@ fn git_ignores_what_belongs_to_the_machine() {
     assert!(fixture.configure().contains(&"added a line to .gitignore".to_owned()));
     assert_eq!(fixture.read(".gitignore"), "/target\n/.cargo/libtorch.toml\n");
     assert_eq!(fixture.configure(), Vec::<String>::new());
-    assert!(fixture.remove().contains(&"took a line out of .gitignore".to_owned()));
+    assert!(fixture.remove().contains(&"removed a line from .gitignore".to_owned()));
     assert_eq!(fixture.read(".gitignore"), "/target\n");
 }
 

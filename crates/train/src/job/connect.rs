@@ -115,7 +115,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
 }
 
 /// Returns `true` if the launcher's `--debug-collectives` is set.
-pub(crate) fn debug_is_asked_for() -> bool {
+pub(crate) fn debug_is_requested() -> bool {
     std::env::var("ACCELERATE_DEBUG_MODE").is_ok_and(|value| {
         ["1", "true", "yes", "on", "y", "t"].contains(&value.to_ascii_lowercase().as_str())
     })

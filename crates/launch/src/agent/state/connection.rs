@@ -54,7 +54,7 @@ impl Connection {
 impl AgentState {
     pub(super) fn connected(&mut self, here: bool) {
         self.connection = Connection::Up { here, quiet: false };
-        self.others_told = false;
+        self.others_notified = false;
         let request = self.join_request(false);
         self.act(Action::Join(request));
     }
@@ -155,7 +155,7 @@ impl AgentState {
         if let Some(failure) = self.failure.clone() {
             self.send(FromAgent::Failed(failure));
         }
-        if let Some(ended) = self.ended.as_ref().filter(|ended| ended.told && ended.finished) {
+        if let Some(ended) = self.ended.as_ref().filter(|ended| ended.reported && ended.finished) {
             let attempt = ended.attempt;
             self.send(FromAgent::Finished { attempt });
         }
@@ -176,7 +176,7 @@ impl AgentState {
 
     /// This host leaves, and the coordinator may not know: without that word it would take the host for
     /// lost, which costs a restart.
-    pub(super) fn leaves_untold(&self) -> bool {
+    pub(super) fn leaves_without_notice(&self) -> bool {
         self.leaves() && self.connection.is_cut()
     }
 
@@ -217,7 +217,7 @@ impl AgentState {
         // A new coordinator counts the loss of the old one.
         let may_go_on = self.ended.is_none() && self.group.is_none() || self.restarts.are_left();
         let again = may_go_on && self.facts.kind == Kind::Elected && self.stuck.is_none();
-        self.ended.iter_mut().for_each(|ended| ended.told = true);
+        self.ended.iter_mut().for_each(|ended| ended.reported = true);
         if matches!(self.ending, Ending::Decided { .. }) {
             return self.stop_quietly();
         }
