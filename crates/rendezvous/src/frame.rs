@@ -81,7 +81,7 @@ impl Decoder {
 
     /// Returns `true` if the buffer holds the beginning of an incomplete message.
     #[must_use]
-    pub fn is_amid(&self) -> bool {
+    pub fn has_partial(&self) -> bool {
         self.start < self.pending.len()
     }
 

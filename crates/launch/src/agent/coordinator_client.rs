@@ -220,7 +220,7 @@ impl<'p> CoordinatorClient<'p> {
         let old = self.link.as_ref().filter(|_| !self.void);
         for link in [old, resuming.and_then(|it| it.link.as_ref())].into_iter().flatten() {
             fds.push(PollFd::new(link.read_fd(), PollFlags::POLLIN));
-            if link.wants_write() {
+            if link.needs_write() {
                 fds.push(PollFd::new(link.write_fd(), PollFlags::POLLOUT));
             }
         }

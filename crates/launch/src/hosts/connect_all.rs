@@ -216,7 +216,7 @@ impl Caller {
         let failed = answer.is_err();
         let answer = match answer {
             Ok(()) => Ok(self.session.launchers_address()),
-            Err(failure) => Err((failure, self.session.was_turned_away())),
+            Err(failure) => Err((failure, self.session.was_closed_early())),
         };
         let _ = answers.send((self.number, answer));
         if failed { None } else { self.session.wait_for_go(&self.request, go) }

@@ -164,8 +164,8 @@ impl Session {
     }
 
     /// The connection was closed before the first message.
-    pub(crate) fn was_turned_away(&self) -> bool {
-        self.hello.is_none() && ssh::is_turned_away(&self.child.stderr())
+    pub(crate) fn was_closed_early(&self) -> bool {
+        self.hello.is_none() && ssh::is_early_close(&self.child.stderr())
     }
 
     /// Returns one line about the end of the session of a host that takes part.

@@ -53,7 +53,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
             )));
         }
         Some(device) => (device, None),
-        None if cpu || wants_cpu()? => (Device::Cpu, None),
+        None if cpu || cpu_is_requested()? => (Device::Cpu, None),
         None => choose_device(&world),
     };
     // Must precede everything that uses the current device: threads begin with the first one.
@@ -122,7 +122,7 @@ pub(crate) fn debug_is_requested() -> bool {
 }
 
 /// Returns `true` if the environment requires the CPU.
-pub(crate) fn wants_cpu() -> Result<bool> {
+pub(crate) fn cpu_is_requested() -> Result<bool> {
     use brigade_rank_env::env::ACCELERATE_USE_CPU as NAME;
     let text = std::env::var(NAME).unwrap_or_default();
     match text.trim().to_ascii_lowercase().as_str() {
