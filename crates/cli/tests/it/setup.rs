@@ -145,7 +145,7 @@ fn a_project_in_a_folder_that_is_there() {
     assert_eq!(metadata(&odd)["packages"][0]["name"], "two-digits");
     let (code, said) = fixture.fails(".", &["init", "none"]);
     assert_eq!(code, 2);
-    assert_eq!(said, "brigade: there is no folder none: `brigade new none` makes one");
+    assert_eq!(said, "brigade: there is no folder none: run `brigade new none` to create it");
 }
 
 /// Cargo would create a package of these sources, without the program of the template.

@@ -102,7 +102,7 @@ fn tables_that_do_not_fit_say_where() {
     let error = refuse(&options.clone().text_columns(["x"]));
     assert!(error.contains("no column \"x\"; its columns are [\"text\", \"title\""), "{error}");
     let error = refuse(&options.clone().valid_column("title"));
-    assert!(error.contains("column \"title\" says \"a\", expected true or false"), "{error}");
+    assert!(error.contains("column \"title\" has \"a\", expected true or false"), "{error}");
     let error = options.clone().text_columns(["label"]).open([&path]).unwrap().text(0).unwrap_err();
     assert!(error.to_string().contains("its column \"label\" does not hold texts"), "{error}");
 
