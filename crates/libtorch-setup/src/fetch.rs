@@ -249,7 +249,7 @@ impl Partial {
             bail!(pip_log::disk_full(&pin.requirement()));
         }
         let text = String::from_utf8_lossy(&output.stderr);
-        let reason = text.lines().last().unwrap_or("it says nothing");
+        let reason = text.lines().last().unwrap_or("no output");
         bail!("{}: cannot unpack its wheel ({}): {reason}", pin.requirement(), output.status)
     }
 

@@ -192,7 +192,7 @@ fn validate(named: &str, folder: &Path) -> Result<String> {
         }
     }
     let version = version_of(folder).with_context(|| {
-        format!("{named} has no readable version: neither build-version nor version.py")
+        format!("{named} has no readable version: it has neither build-version nor version.py")
     })?;
     if !is_supported(&version) {
         bail!(

@@ -32,7 +32,7 @@ pub(crate) fn explain(log: &str, pin: &Pin) -> String {
     }
     let line = log.lines().rfind(|line| line.contains("ERROR"));
     let line = line.or_else(|| log.lines().rfind(|line| !line.trim().is_empty()));
-    format!("{requirement}: pip failed: {}", line.unwrap_or("it said nothing").trim())
+    format!("{requirement}: pip failed: {}", line.unwrap_or("no output").trim())
 }
 
 pub(crate) fn disk_full(what: &str) -> String {
@@ -90,7 +90,7 @@ mod tests {
                 "does not have it for manylinux_2_28",
             ),
             ("WARNING: x\nERROR: something new\n", "pip failed: ERROR: something new"),
-            ("", "it said nothing"),
+            ("", "no output"),
         ];
         for (log, expected) in table {
             let line = explain(log, &pin);

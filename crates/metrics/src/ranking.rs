@@ -235,7 +235,7 @@ impl Metric for RocAuc {
             return Err(read::failed(
                 &self.name(),
                 format!(
-                    "there is no {:?} average of {:?}; choose Average::Macro or Average::Weighted",
+                    "no {:?} average of {:?} is defined; choose Average::Macro or Average::Weighted",
                     self.average, self.multi_class
                 ),
             ));
