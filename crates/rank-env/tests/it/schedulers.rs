@@ -126,7 +126,7 @@ fn terminals() {
         assert_eq!(find(vars, pid(vars)).unwrap().unwrap().tasks(), 3);
         // srun --pty -n3 bash, and the program from there
         let error = find(vars, pid(vars) + 1).unwrap_err().to_string();
-        assert!(error.starts_with("SLURM_PTY_PORT=\"40407\" says that this is the terminal of"));
+        assert!(error.starts_with("SLURM_PTY_PORT=\"40407\" is set for the terminal of"));
         assert!(error.contains("unset SLURM_STEP_ID to run alone"), "{error}");
         let mut alone = vars.clone();
         alone.remove("SLURM_STEP_ID");
