@@ -132,7 +132,7 @@ impl Import {
                 self.layer.warn(source, format!("{} is not honoured: {reason}", entry.key));
             }
             KeyOutcome::Idle(reason) => {
-                self.layer.note(source, format!("{} does nothing: {reason}", entry.key));
+                self.layer.note(source, format!("{} has no effect: {reason}", entry.key));
             }
             KeyOutcome::Nothing | KeyOutcome::Refused(_) => {}
         }

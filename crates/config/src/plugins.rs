@@ -145,7 +145,7 @@ fn turn_off(layer: &mut Layer, plugin: Plugin, winner: &str) {
     let Some(switch) = plugin.switch() else { return };
     let source = plugin.source(layer);
     layer.reset_plugin(switch);
-    layer.note(source, format!("{} gives way to {winner}", plugin.name()));
+    layer.note(source, format!("{} is overridden by {winner}", plugin.name()));
 }
 
 /// Returns the arguments that are set, with values in the form of flags, for a host that lacks the files of this one.
@@ -177,7 +177,7 @@ fn note_what_is_off(layer: &mut Layer, on: &[Plugin]) {
     };
     let idle: Vec<&PluginArgument> = ARGUMENTS.iter().filter(idle).collect();
     for argument in idle {
-        let text = format!("does nothing without {}", argument.plugin.flag());
+        let text = format!("has no effect without {}", argument.plugin.flag());
         let text = match source(layer, argument.name) {
             Source::Flag(_) => text,
             _ => format!("{} {text}", argument.name),
@@ -189,7 +189,7 @@ fn note_what_is_off(layer: &mut Layer, on: &[Plugin]) {
 /// Warns of paths that are lost, as they are, without a message, in Accelerate's own launcher.
 fn warn_of_what_is_lost(layer: &mut Layer, on: &[Plugin]) {
     if value(layer, "deepspeed-multinode-launcher").is_some() && on.contains(&Plugin::DeepSpeed) {
-        let text = "deepspeed-multinode-launcher changes nothing: Brigade starts the hosts itself";
+        let text = "deepspeed-multinode-launcher has no effect: Brigade starts the hosts itself";
         layer.note(source(layer, "deepspeed-multinode-launcher"), text);
     }
     for (name, variable) in [

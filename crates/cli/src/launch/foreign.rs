@@ -61,7 +61,7 @@ impl ForeignFlags {
             let text = if is_warning {
                 format!("{} is not honoured: {SIGNALS_THAT_REACH}", others.join(","))
             } else {
-                "changes nothing: these signals reach the ranks anyway".to_owned()
+                "has no effect: these signals reach the ranks anyway".to_owned()
             };
             flags.notes.push(Note { source: Source::Flag(SIGNALS.to_owned()), text, is_warning });
         }
@@ -69,7 +69,7 @@ impl ForeignFlags {
             flags.note(Source::Flag(STANDALONE.to_owned()), ALONE);
         }
         for idle in &self.idle {
-            let text = format!("changes nothing: {}", idle.reason);
+            let text = format!("has no effect: {}", idle.reason);
             flags.note(Source::Flag(idle.name.to_owned()), text);
         }
         Ok(())

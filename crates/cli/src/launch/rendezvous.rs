@@ -291,7 +291,7 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<Conf, ConfigError> {
         }
     }
     if !idle.is_empty() {
-        let text = format!("{} changes nothing: it is for torchrun's own store", idle.join(", "));
+        let text = format!("{} has no effect: it is for torchrun's own store", idle.join(", "));
         layers.note(source, text);
     }
     let kept_alive = (interval.is_some() || attempts.is_some()).then(|| {
@@ -330,7 +330,7 @@ pub(super) fn etcd_access(
         let idle: Vec<&str> =
             ETCD_CONF.iter().copied().filter(|key| conf.contains_key(*key)).collect();
         if !idle.is_empty() {
-            layers.note(source, format!("{} changes nothing: it is for etcd", idle.join(", ")));
+            layers.note(source, format!("{} has no effect: it is for etcd", idle.join(", ")));
         }
         return Ok(EtcdAccess::default());
     }
@@ -383,7 +383,7 @@ fn idle_note(layers: &mut Layer, name: &str, reason: &str) {
         return;
     }
     let source = layers.source(name).cloned().unwrap_or(Source::Default);
-    let text = format!("{name} {text} changes nothing: {reason}");
+    let text = format!("{name} {text} has no effect: {reason}");
     layers.note(source, text);
 }
 

@@ -89,11 +89,11 @@ pub(super) fn settle(layers: &mut Layer, program: &Program) -> Result<(), Config
         }
         if of_plugin.layer() > source.layer() {
             layers.reset(SHARDING);
-            layers.note(source, format!("sharding {text} gives way to {name} ({of_plugin})"));
+            layers.note(source, format!("sharding {text} is overridden by {name} ({of_plugin})"));
             return Ok(());
         }
         layers.set_plugin(switch, "false", source.clone())?;
-        layers.note(of_plugin, format!("{name} gives way to sharding {text} ({source})"));
+        layers.note(of_plugin, format!("{name} is overridden by sharding {text} ({source})"));
     }
     Ok(())
 }

@@ -142,7 +142,7 @@ fn accelerates_file_is_read_without_another_one() {
     let reason = "Accelerate's default, because there is no Brigade settings file";
     assert!(shown.starts_with(&format!("settings file: ~/{path} ({reason})\n")), "{shown}");
     assert_eq!(row(&shown, "nproc"), format!("nproc 3 ~/{path}:4"));
-    assert!(shown.contains(&format!("~/{path}:7: tpu_name does nothing: it is for TPUs only")));
+    assert!(shown.contains(&format!("~/{path}:7: tpu_name has no effect: it is for TPUs only")));
     assert_eq!(home.answer_of_ranks(&["launch", "true"]), Vec::<String>::new());
 
     let said = home.answer(&["config", "update"]);

@@ -209,7 +209,7 @@ fn ignored_keys_are_named() {
     let table = [
         (
             "distributed_type: 'NO'\ndebug: true\ndebug: false",
-            "a.yaml:2: debug does nothing: line 3 sets it again, and the last value is used",
+            "a.yaml:2: debug has no effect: line 3 sets it again, and the last value is used",
             false,
         ),
         (
@@ -224,22 +224,22 @@ fn ignored_keys_are_named() {
         ),
         (
             "distributed_type: 'NO'\ntpu_name: my-pod",
-            "a.yaml:2: tpu_name does nothing: it is for TPUs only",
+            "a.yaml:2: tpu_name has no effect: it is for TPUs only",
             false,
         ),
         (
             "distributed_type: 'NO'\ndowncast_bf16: true",
-            "a.yaml:2: downcast_bf16 does nothing: it is for TPUs only",
+            "a.yaml:2: downcast_bf16 has no effect: it is for TPUs only",
             false,
         ),
         (
             "distributed_type: 'NO'\nmain_training_function: train",
-            "a.yaml:2: main_training_function does nothing: ",
+            "a.yaml:2: main_training_function has no effect: ",
             false,
         ),
         (
             "distributed_type: 'NO'\nmain_process_ip: 10.0.0.1",
-            "a.yaml:2: main_process_ip does nothing: it is for several machines",
+            "a.yaml:2: main_process_ip has no effect: it is for several machines",
             false,
         ),
     ];

@@ -171,18 +171,18 @@ fn settings_without_effect_are_noted() {
         (
             &[("master-port", "29501"), ("store-port", "29502")],
             &[
-                "flag --master-port: master-port 29501 changes nothing: store-port sets the port of the ranks' store",
+                "flag --master-port: master-port 29501 has no effect: store-port sets the port of the ranks' store",
             ],
         ),
         (
             &[("sync", "true")],
             &[
-                "flag --sync: sync true changes nothing: it is for hosts that are started from here, with --hosts or --hostfile",
+                "flag --sync: sync true has no effect: it is for hosts that are started from here, with --hosts or --hostfile",
             ],
         ),
         (
             &[("nnodes", "2"), ("rdzv-endpoint", "a:7"), ("node-rank", "1")],
-            &["flag --node-rank: node-rank 1 changes nothing: the rendezvous numbers the hosts"],
+            &["flag --node-rank: node-rank 1 has no effect: the rendezvous numbers the hosts"],
         ),
         (&[("nnodes", "2"), ("rdzv-backend", "c10d"), ("master-addr", "a")], &[]),
         (
@@ -191,11 +191,11 @@ fn settings_without_effect_are_noted() {
                 ("rdzv-endpoint", "a:7"),
                 ("rdzv-conf", "join_timeout=9,read_timeout=60"),
             ],
-            &["flag --rdzv-conf: read_timeout changes nothing: it is for torchrun's own store"],
+            &["flag --rdzv-conf: read_timeout has no effect: it is for torchrun's own store"],
         ),
         (
             &[("heartbeat-timeout", "60")],
-            &["flag --heartbeat-timeout: heartbeat-timeout 60 changes nothing: there is one host"],
+            &["flag --heartbeat-timeout: heartbeat-timeout 60 has no effect: there is one host"],
         ),
         (
             &[("hosts", "a,b"), ("rdzv-conf", "keep_alive_interval=10")],
@@ -311,5 +311,5 @@ fn how_etcd_is_spoken_to() {
     let mut layers = layers(&flags);
     let Route::Here(rendezvous) = decide(&mut layers).unwrap().way else { panic!() };
     etcd_access(&mut layers, &rendezvous, &Variables::default()).unwrap();
-    assert!(layers.notes.iter().any(|note| note.text == "cacert changes nothing: it is for etcd"));
+    assert!(layers.notes.iter().any(|note| note.text == "cacert has no effect: it is for etcd"));
 }
