@@ -164,8 +164,8 @@ pub enum Error {
 
     /// The source lacks states that would have to be taken from the checkpoint `like`.
     #[error(
-        "{} has no state for all that {} holds, and these would come from the latter: {states}. Where that is \
-         meant, give `--keep-state {kinds}`; nothing was written",
+        "{} lacks some of the states that {} has, and these would be taken from the latter: {states}. To \
+         allow this, pass `--keep-state {kinds}`; nothing was written",
         escaped(path.display()),
         escaped(like.display()),
         states = escaped(states)

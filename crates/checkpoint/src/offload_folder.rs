@@ -70,7 +70,7 @@ fn open_alone(
     let damaged = |path: &Path, fact: String| Error::Damaged { path: path.to_owned(), fact };
     let known = dtype_named(dtype).ok_or_else(|| Error::Unsupported {
         path: index.to_owned(),
-        fact: format!("`{}` is {}, which is not known", shown(&name), shown(dtype)),
+        fact: format!("`{}` has the dtype {}, which is not supported", shown(&name), shown(dtype)),
     })?;
     let file_name =
         FileName::new(format!("{name}.dat")).map_err(|error| damaged(index, error.to_string()))?;

@@ -37,7 +37,7 @@ pub enum TorchStateError {
         found: String,
     },
     /// The number of parameter groups differs.
-    #[error("it has {found} parameter groups, the program's optimizer {expected}")]
+    #[error("it has {found} parameter groups, but the program's optimizer has {expected}")]
     Groups {
         /// Number of groups of the program's optimizer.
         expected: usize,
@@ -46,7 +46,7 @@ pub enum TorchStateError {
     },
     /// The number of parameters in a group differs.
     #[error(
-        "group {group} has {}, that of the program's optimizer {expected}",
+        "group {group} has {}, but that group of the program's optimizer has {expected}",
         counted(found, "parameter")
     )]
     Sizes {
@@ -59,7 +59,7 @@ pub enum TorchStateError {
     },
     /// The names of parameters in a group differ.
     #[error(
-        "as parameter {index} of group {group} it has `{found}`, the program's optimizer `{expected}`"
+        "parameter {index} of group {group} is `{found}`, but `{expected}` in the program's optimizer"
     )]
     Parameter {
         /// Index of the parameter group.
@@ -87,8 +87,9 @@ pub enum TorchStateError {
     },
     /// Parameters of one group have different hyperparameters in the state.
     #[error(
-        "`{key}` of the parameter `{name}` is not that of the others in group {group} of the program's optimizer; make \
-         the groups as they were"
+        "`{key}` of the parameter `{name}` differs from that of the other parameters in group {group} of \
+         the program's optimizer; build the optimizer with the same groups as in the run that saved the \
+         state"
     )]
     Differs {
         /// Index of the parameter group.
@@ -99,7 +100,7 @@ pub enum TorchStateError {
         key: String,
     },
     /// The state lacks a hyperparameter that every optimizer of this kind has.
-    #[error("group {group} has no `{name}`, so it is of another kind of optimizer")]
+    #[error("group {group} has no `{name}`: the state belongs to another kind of optimizer")]
     Missing {
         /// Index of the parameter group.
         group: usize,

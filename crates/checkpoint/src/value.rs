@@ -304,7 +304,8 @@ impl Value<String> {
                         object.iter().map(entry).collect::<Result<_, String>>()?,
                     ));
                 };
-                let unknown = || format!("{json} is not a value that this version knows");
+                let unknown =
+                    || format!("{json} is not a value that this version of Brigade supports");
                 match marked {
                     ("$tensor", serde_json::Value::String(name)) => Self::Tensor(name.clone()),
                     ("$foreign", serde_json::Value::String(name)) => Self::Foreign(name.clone()),

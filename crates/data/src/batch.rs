@@ -100,7 +100,7 @@ impl<T: TensorTree> Batch<T> {
         let world = self.round.rows.len();
         if self.rank.is_some() || rank >= world {
             let message = match self.rank {
-                Some(own) => format!("the batch is rank {own}'s alone: it has no parts"),
+                Some(own) => format!("the batch belongs to rank {own} alone: it has no parts"),
                 None => {
                     format!("rank {rank} does not exist among {}", counted(world, "rank"))
                 }

@@ -91,7 +91,7 @@ pub(crate) fn take_over<T: TensorTree + ?Sized>(
         None => Ok(()),
         Some(device) => Err(DataError::Options {
             message: format!(
-                "a reading thread has made a batch on {0}, and the loader does not know of it: name the device \
+                "a reading thread has made a batch on {0}, but the loader has no such device: set it \
                  (`DataLoader::device`), or prepare the loader with an Accelerator of {0}",
                 device.label()
             ),

@@ -3,7 +3,7 @@
 use std::io;
 
 use brigade_rank_env::text::counted;
-use brigade_torch::{Error, ErrorKind, says_out_of_memory};
+use brigade_torch::{Error, ErrorKind, is_out_of_memory_message};
 
 /// Reason why a batch could not be made, or why a loader's options do not fit: the detail of an [`Error`].
 ///
@@ -27,7 +27,7 @@ use brigade_torch::{Error, ErrorKind, says_out_of_memory};
 pub enum DataError {
     // ---- datasets ----
     /// A sample was requested whose index is not below the length of the dataset.
-    #[error("sample {index} was asked for, but the dataset holds {}", counted(.len, "sample"))]
+    #[error("sample {index} is out of range: the dataset has {}", counted(.len, "sample"))]
     Index {
         /// Index of the sample.
         index: usize,
@@ -102,7 +102,7 @@ impl From<DataError> for Error {
             | DataError::EmptyBatch
             | DataError::Spawn { .. } => ErrorKind::Data,
             DataError::Options { .. } => ErrorKind::InvalidArgument,
-            DataError::Panicked { message } if says_out_of_memory(message) => {
+            DataError::Panicked { message } if is_out_of_memory_message(message) => {
                 ErrorKind::OutOfMemory
             }
             DataError::Panicked { .. } => ErrorKind::Data,

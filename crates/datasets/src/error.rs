@@ -78,7 +78,7 @@ pub enum DatasetError {
     },
     /// The file is longer than its header announces.
     #[error(
-        "{path} has more than {}, the size that its header announces; fetch it again",
+        "{path} has more than {}, the size that its header declares; fetch it again",
         counted(.expected, "byte")
     )]
     TrailingBytes {
@@ -88,7 +88,7 @@ pub enum DatasetError {
         expected: u64,
     },
     /// The header announces images without pixels, or more data than memory can hold.
-    #[error("{path} announces data of shape {shape:?}, which no images or labels have")]
+    #[error("{path} declares the shape {shape:?}, which images or labels cannot have")]
     Shape {
         /// Path of the file.
         path: PathBuf,
@@ -110,8 +110,8 @@ pub enum DatasetError {
     },
     /// A small gzip file that would expand to a very large one.
     #[error(
-        "{path} would take more than {found} bytes of memory, many times its size: images and labels are \
-         not packed so well; unpack it with `gzip -d` if it is what you meant"
+        "{path} would take more than {found} bytes of memory, far more than images and labels of its \
+         size; unpack it with `gzip -d` if that is intended"
     )]
     Expansion {
         /// Path of the file.

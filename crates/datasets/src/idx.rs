@@ -267,7 +267,7 @@ mod tests {
             (
                 "one byte more",
                 [&good[..], &[0]].concat(),
-                "f has more than 24 bytes, the size that its header announces",
+                "f has more than 24 bytes, the size that its header declares",
             ),
             ("no pixels", idx(0x0803, &[5, 0, 28], &[]), "shape [5, 0, 28]"),
             (

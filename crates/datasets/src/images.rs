@@ -355,6 +355,6 @@ mod tests {
         assert_eq!(error, "labels: label 3 at position 0, expected 0 to 2");
         assert_eq!(two().with_classes(10, "labels").unwrap().classes(), 10);
         let error = two().batch(&[0, 2], &BatchContext::default()).unwrap_err().to_string();
-        assert_eq!(error, "sample 2 was asked for, but the dataset holds 2 samples");
+        assert_eq!(error, "sample 2 is out of range: the dataset has 2 samples");
     }
 }

@@ -29,7 +29,7 @@ fn lock(file: &File, path: &Path) {
         Ok(()) => return,
         Err(TryLockError::Error(error)) => error,
         Err(TryLockError::WouldBlock) => {
-            tracing::info!(path = %path.display(), "another process is at work on it; waiting for it");
+            tracing::info!(path = %path.display(), "another process is using the file; waiting for it");
             loop {
                 match file.lock() {
                     Ok(()) => return,
@@ -42,6 +42,6 @@ fn lock(file: &File, path: &Path) {
     tracing::warn!(
         path = %path.display(),
         %error,
-        "it cannot be locked; let one process of each host go first, as `main_process_first` does"
+        "the file cannot be locked; run this in one process of each host first, as `main_process_first` does"
     );
 }

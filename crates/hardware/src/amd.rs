@@ -136,7 +136,7 @@ fn meaning(text: &str) -> Option<(&'static str, &'static str, bool)> {
         ));
     }
     text.contains("page fault (").then_some((
-        "a kernel of the program used an address that is not its own",
+        "a kernel of the program accessed an invalid address",
         "find the kernel with AMD_SERIALIZE_KERNEL=3",
         false,
     ))

@@ -298,8 +298,8 @@ impl Decoder {
             let coloured = |pixel: &&[u8; 3]| pixel[0] != pixel[1] || pixel[0] != pixel[2];
             if let Some(pixel) = mask.pixels().as_chunks::<3>().0.iter().find(coloured) {
                 let detail = format!(
-                    "it is no mask: a pixel is of the colour {pixel:?}, where grey values or a \
-                     palette of PNG, TIFF or BMP are the classes"
+                    "not a mask: a pixel has the colour {pixel:?}; classes must be grey values or a \
+                     palette of PNG, TIFF or BMP"
                 );
                 return Err(broken(name, format, &detail));
             }

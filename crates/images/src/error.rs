@@ -45,7 +45,7 @@ pub enum ImageError {
         limit: u64,
     },
     /// An archive or a table is damaged or has another format.
-    #[error("{} is damaged or of another kind: {detail}", escaped(path.display()), detail = escaped(detail))]
+    #[error("{} is damaged or in another format: {detail}", escaped(path.display()), detail = escaped(detail))]
     Format {
         /// Path of the file.
         path: PathBuf,

@@ -135,7 +135,7 @@ pub(crate) fn reserve(buffer: &mut Vec<u8>, bytes: u64, name: &str) -> Result<()
 /// Returns the error of an index that is not below the number of images.
 pub(crate) fn no_image(index: usize, len: usize) -> crate::ImageError {
     crate::ImageError::InvalidArgument(format!(
-        "image {index} was asked for, but the source has {}",
+        "image {index} is out of range: the source has {}",
         counted(len, "image")
     ))
 }

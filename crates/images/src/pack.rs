@@ -339,7 +339,7 @@ impl Parts {
     /// Parses a header, and rejects one that does not fit a file of `len` bytes.
     fn from_bytes(bytes: &[u8; HEADER as usize], len: u64) -> Result<Self, String> {
         if !bytes.starts_with(MAGIC) {
-            return Err("it is no pack of images".into());
+            return Err("not a Brigade image pack".into());
         }
         let number = |start: usize| {
             let mut number = [0; 8];
@@ -367,7 +367,7 @@ impl Parts {
             && table_bytes.and_then(|bytes| parts.table.checked_add(bytes)) == Some(parts.words)
             && parts.words <= parts.end;
         if !in_order || parts.end != len {
-            return Err(format!("it has {len} bytes, its header says {}", parts.end));
+            return Err(format!("it has {len} bytes, but its header declares {}", parts.end));
         }
         Ok(parts)
     }
@@ -436,7 +436,7 @@ impl PackedImages {
         let file = File::open(&path).map_err(unreadable)?;
         let len = file.metadata().map_err(unreadable)?.len();
         let mut header = [0; HEADER as usize];
-        file.read_exact_at(&mut header, 0).map_err(|_| unfit("it is no pack of images".into()))?;
+        file.read_exact_at(&mut header, 0).map_err(|_| unfit("not a Brigade image pack".into()))?;
         let parts = Parts::from_bytes(&header, len).map_err(unfit)?;
         // The file has these bytes: its length was compared.
         let read = |start: u64, end: u64| {
@@ -508,7 +508,7 @@ impl ImageSource for PackedImages {
     fn read(&self, index: usize, buffer: &mut Vec<u8>) -> Result<()> {
         let entry = self.entries.get(index).ok_or_else(|| {
             ImageError::InvalidArgument(format!(
-                "image {index} was asked for, but {} holds {}",
+                "image {index} is out of range: {} holds {}",
                 self.path.display(),
                 self.entries.len()
             ))

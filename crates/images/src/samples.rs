@@ -284,7 +284,7 @@ impl<S: ImageSource> ImageSamples<S> {
     ) -> Result<usize> {
         if index >= self.labels.len() {
             return Err(ImageError::InvalidArgument(format!(
-                "sample {index} was asked for, but there are {}",
+                "sample {index} is out of range: there are {}",
                 self.labels.len()
             )));
         }

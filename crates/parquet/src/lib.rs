@@ -29,7 +29,7 @@ pub enum Error {
         cause: io::Error,
     },
     /// The file is not a Parquet file, or is damaged.
-    #[error("{} is damaged or of another kind: {detail}", escaped(path.display()), detail = escaped(detail))]
+    #[error("{} is damaged or in another format: {detail}", escaped(path.display()), detail = escaped(detail))]
     Damaged {
         /// Path of the file.
         path: PathBuf,

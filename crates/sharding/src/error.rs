@@ -81,7 +81,11 @@ pub enum ShardingError {
     },
 
     /// A vocabulary that leaves some ranks of a tensor group without entries.
-    #[error("`{}`: a vocabulary of {size} entries leaves some of {ranks} tensor ranks without one", escaped(.name))]
+    #[error(
+        "`{}`: a vocabulary of {size} entries leaves some of {ranks} tensor ranks without an entry; use \
+         fewer tensor ranks",
+        escaped(.name)
+    )]
     EmptyPart {
         /// Name of the parameter.
         name: String,
@@ -174,7 +178,10 @@ pub enum ShardingError {
     },
 
     /// A trained parameter that cannot have a gradient.
-    #[error("parameter {} is trained and of type {dtype}: freeze it, or make it a float", escaped(.name))]
+    #[error(
+        "parameter {} is trained and of type {dtype}: freeze it, or convert it to a floating-point type",
+        escaped(.name)
+    )]
     NotTrainable {
         /// Name of the parameter.
         name: String,

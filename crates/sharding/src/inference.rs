@@ -177,7 +177,7 @@ mod tests {
         }
         for text in ["int4:100", "int4:", "int2", ""] {
             let error = text.parse::<WeightFormat>().unwrap_err();
-            assert!(error.starts_with("not a format of weights: write bf16"), "{error}");
+            assert!(error.starts_with("not a weights format: write bf16"), "{error}");
         }
     }
 }

@@ -113,9 +113,7 @@ impl FromStr for WeightFormat {
                 let group = text.strip_prefix("int4:").and_then(|group| group.parse().ok());
                 let group = group.filter(|group| GROUPS.contains(group));
                 let known = "write bf16, fp16, fp32, fp8, int8, int4, int4:GROUP with groups of 32, 64, 128 or 256, or nf4";
-                Self::Int4 {
-                    group: group.ok_or_else(|| format!("not a format of weights: {known}"))?,
-                }
+                Self::Int4 { group: group.ok_or_else(|| format!("not a weights format: {known}"))? }
             }
         })
     }

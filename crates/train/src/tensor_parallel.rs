@@ -300,8 +300,8 @@ impl TensorModels {
             let name = state.parameters.get(place).map_or("a parameter", |it| it.name.as_str());
             return Err(Error::invalid_argument(format!(
                 "the gradient of `{name}`, which every rank has whole, differs between tensor ranks {} and {rank}: a \
-                 module between divided layers computes other values on them, such as one that draws random numbers of \
-                 its own",
+                 module between divided layers computes other values on them, such as one that draws \
+                 separate random numbers",
                 self.group.rank()
             )));
         }

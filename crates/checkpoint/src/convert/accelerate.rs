@@ -72,15 +72,15 @@ pub(super) fn write(
                 object.name
             )),
             "custom" => left_out.push(format!(
-                "{}: an object of the program's own, in no form that Python knows",
+                "{}: an object defined by the program, whose format Python cannot read",
                 object.name
             )),
             _ => {}
         }
     }
     left_out.push(
-        "the states of Python's and NumPy's random generators, which Brigade does not use: \
-         Accelerate's load_state says that it could not load all random states"
+        "the states of Python's and NumPy's random generators, which Brigade does not use: Accelerate's \
+         load_state warns that it could not load all random states"
             .into(),
     );
     Ok(())

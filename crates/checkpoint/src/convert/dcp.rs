@@ -41,8 +41,8 @@ pub(super) fn write(
                 let state = state.ok_or_else(|| not_understood(checkpoint, object))?;
                 if state.get("state").and_then(Value::as_dict).is_some_and(<[_]>::is_empty) {
                     report.left_out.push(format!(
-                        "{}: it has taken no step, so that there are no states of parameters; dcp.load misses those \
-                         that PyTorch makes beforehand",
+                        "{}: the optimizer has taken no step, so it has no states of parameters; \
+                         dcp.load fails in a program that creates them before it loads",
                         object.name
                     ));
                 }

@@ -217,7 +217,7 @@ fn of_deepspeed(run: &DeepSpeedFolder, foreign: &mut Foreign) -> Result<(), Erro
             foreign.schedulers.push(Part { name, value: state.clone() });
         } else {
             foreign.left_out.push(format!(
-                "`lr_scheduler` of {name}: a schedule of DeepSpeed's own, not one of torch.optim.lr_scheduler"
+                "`lr_scheduler` of {name}: a schedule of DeepSpeed, not one of torch.optim.lr_scheduler"
             ));
         }
     }
@@ -334,7 +334,7 @@ fn why_not(name: &str) -> Option<String> {
         name if name.starts_with("dl_state_dict") => {
             "Python's data loader counts its batches in another way; use skip_first_batches"
         }
-        name if name.starts_with("custom_checkpoint") => "an object of the program's own",
+        name if name.starts_with("custom_checkpoint") => "an object defined by the program",
         "training_args.bin" => "the options of a Trainer, which are objects of Python",
         name if is_weights(name)
             || (name.starts_with("pytorch_model-") && name.ends_with(".bin")) =>
@@ -419,8 +419,8 @@ fn one_alone(error: Error) -> Error {
     match error {
         Error::SeveralStateDicts { path, keys } => Error::Unsupported {
             fact: format!(
-                "it holds {} state dictionaries where those of one model belong: {}; convert the one that is \
-                 meant alone first (`brigade checkpoint convert {} model.safetensors --key KEY`)",
+                "it holds {} state dictionaries where those of one model belong: {}; convert the one to \
+                 use on its own first (`brigade checkpoint convert {} model.safetensors --key KEY`)",
                 keys.len(),
                 listed(&keys),
                 path.file_name().unwrap_or_default().display()

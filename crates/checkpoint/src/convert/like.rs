@@ -191,7 +191,7 @@ impl Made<'_> {
                         let (state, steps) = match &foreign.steps {
                             Some(told) if steps == 0 && told.value > 0 => {
                                 self.report.changed.push(format!(
-                                    "{name}: {} steps, of {}: {from} does not tell its own",
+                                    "{name}: {} steps, taken from {}: {from} has no count of steps",
                                     told.value, told.name
                                 ));
                                 (with_steps(state, told.value), told.value)
@@ -200,7 +200,7 @@ impl Made<'_> {
                         };
                         if steps == 0 {
                             self.report.changed.push(format!(
-                                "{name}: its count of steps, which {from} does not tell; it begins at 0"
+                                "{name}: its count of steps, which {from} does not have; it begins at 0"
                             ));
                         }
                         self.steps = self.steps.max(steps);
@@ -264,7 +264,7 @@ impl Made<'_> {
                         "the position in the data; skip_first_batches moves it",
                     )?;
                 }
-                _ => self.keep(StateKind::Custom, object, "nothing is known for it")?,
+                _ => self.keep(StateKind::Custom, object, "an object defined by the program")?,
             }
         }
         if let Some(told) = foreign.steps.as_ref().filter(|told| told.value != self.steps) {
@@ -297,7 +297,7 @@ impl Made<'_> {
             .collect();
         for file in others {
             self.file(file)?;
-            self.kept(StateKind::Files, format!("{file}: a file of the program's own"));
+            self.kept(StateKind::Files, format!("{file}: a file written by the program"));
         }
         Ok(())
     }
@@ -512,7 +512,7 @@ fn fitting(ours: &Weights, theirs: &Weights) -> Result<Weights, String> {
         if own == info {
             Ok((name.clone(), value.clone()))
         } else {
-            Err(format!("its `{name}` is {info}, the program's is {own}"))
+            Err(format!("its `{name}` is {info}, but the program's is {own}"))
         }
     });
     fit.collect()

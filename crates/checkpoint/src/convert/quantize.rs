@@ -217,7 +217,7 @@ fn check_patterns(
     match options.also.iter().chain(&options.skip).find(|pattern| !fits(pattern)) {
         Some(pattern) => Err(Error::Unsupported {
             path: from.to_owned(),
-            fact: format!("`{}` fits the name of no layer with a weight", shown(pattern)),
+            fact: format!("`{}` matches no layer with a weight", shown(pattern)),
         }),
         None => Ok(()),
     }

@@ -76,7 +76,7 @@ pub(super) fn in_our_steps(
         return (state, Some(fact));
     }
     let ours = count / ranks;
-    let known = if steps.is_empty() { ", as it does unless told otherwise" } else { "" };
+    let known = if steps.is_empty() { ", as it does by default" } else { "" };
     let unseen = if like_has_steps {
         ""
     } else {

@@ -54,7 +54,7 @@ pub(super) fn to_torch(
         Some(definition) => Some(
             definition
                 .to_plain()
-                .ok_or("what its checkpoint says of its schedule is not understood")?,
+                .ok_or("the description of its schedule in its checkpoint cannot be read")?,
         ),
     };
     let watches = !matches!(ours.get("plateau"), None | Some(Value::None));
@@ -90,7 +90,7 @@ pub(super) fn to_torch(
     let mut torch = TorchScheduler {
         state: Value::None,
         groups: vec![BTreeMap::new(); rates.now.len()],
-        class: "a scheduler whose state says only how far it is".into(),
+        class: "a scheduler whose state has only the number of steps".into(),
         count,
     };
     let mut entries = place(last, &rates.now);
@@ -103,8 +103,8 @@ pub(super) fn to_torch(
         }
         Some(Definition::All(Described::Function { momentum: true })) => {
             return Err(
-                "its schedule is a function of the program's own that sets a momentum, which no \
-                        LambdaLR does"
+                "its schedule is a function of the program that sets a momentum, which LambdaLR cannot \
+                        do"
                     .into(),
             );
         }
@@ -120,15 +120,15 @@ pub(super) fn to_torch(
                 };
                 if moves {
                     return Err(
-                        "its groups have schedules of their own that set a momentum, which no \
-                                LambdaLR does"
+                        "its groups have separate schedules that set a momentum, which LambdaLR cannot \
+                                do"
                             .into(),
                     );
                 }
             }
             torch.class = "LambdaLR with a function for each group".into();
         }
-        Some(_) => return Err("this version does not know its schedule".into()),
+        Some(_) => return Err("its schedule is not supported by this version of Brigade".into()),
     }
     torch.state = Value::dict(entries);
     Ok(torch)
@@ -451,18 +451,18 @@ fn curve_of(
         Curve::FitOneCycle(_) => {
             return Err(
                 "its schedule is fit_one_cycle, fastai's: OneCycleLR has the highest rate at \
-                        another step, and no LambdaLR sets its momentum"
+                        another step, and LambdaLR cannot set its momentum"
                     .into(),
             );
         }
         Curve::Momentum { .. } => {
             return Err(
-                "its schedule has the momentum of with_momentum, and only OneCycleLR and CyclicLR \
-                        set one, in shapes of their own"
+                "its schedule sets a momentum by with_momentum; in PyTorch only OneCycleLR and CyclicLR \
+                        set one, with other curves"
                     .into(),
             );
         }
-        _ => return Err("this version does not know its schedule".into()),
+        _ => return Err("its schedule is not supported by this version of Brigade".into()),
     })
 }
 

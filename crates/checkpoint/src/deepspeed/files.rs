@@ -183,9 +183,9 @@ fn refusal(name: &str) -> Option<&'static str> {
 }
 
 /// Reason why weights cut by tensor parallelism cannot be read.
-pub(super) const TENSOR_PARALLEL: &str = "it is of a run with tensor or pipeline parallelism, of which only the \
-                                          program knows how its parameters are cut: gather the weights in the run \
-                                          that saved them";
+pub(super) const TENSOR_PARALLEL: &str = "it was saved by a run with tensor or pipeline parallelism and \
+                                          does not record how parameters are divided: gather the weights \
+                                          in the run that saved them";
 
 #[cfg(test)]
 mod tests {

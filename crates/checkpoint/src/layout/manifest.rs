@@ -170,14 +170,14 @@ impl Manifest {
             Some(1) => {
                 let mut old: Version1 = serde_json::from_slice(&text)
                     .map_err(|error| damaged(format!("it is not a manifest: {error}")))?;
-                let told = std::mem::take(&mut old.crc32);
-                same_checksum(&checksum(&old), &told).map_err(damaged)?;
-                let manifest = Self { crc32: told, ..Self::from(old) };
+                let recorded = std::mem::take(&mut old.crc32);
+                same_checksum(&checksum(&old), &recorded).map_err(damaged)?;
+                let manifest = Self { crc32: recorded, ..Self::from(old) };
                 manifest.check().map_err(damaged)?;
                 return Ok(manifest);
             }
             Some(VERSION) => {}
-            None | Some(0) => return Err(damaged("it does not tell its version".into())),
+            None | Some(0) => return Err(damaged("it has no version".into())),
             Some(found) => {
                 return Err(Error::Version { path: folder.to_owned(), found, known: VERSION });
             }
@@ -298,11 +298,11 @@ fn checksum(manifest: &impl Serialize) -> String {
     format!("{:08x}", crc32fast::hash(&text))
 }
 
-fn same_checksum(found: &str, told: &str) -> Result<(), String> {
-    if found == told {
+fn same_checksum(found: &str, recorded: &str) -> Result<(), String> {
+    if found == recorded {
         Ok(())
     } else {
-        Err(format!("its own checksum is {found}, but it says {told}"))
+        Err(format!("its checksum is {found}, but the recorded checksum is {recorded}"))
     }
 }
 

@@ -57,7 +57,7 @@ impl Checkpoint {
                 Ok(found) if found.len() == facts.bytes => {}
                 Ok(found) => {
                     return Err(damaged(format!(
-                        "its {name} has {} bytes, it was written with {}",
+                        "its {name} has {} bytes, but it was written with {}",
                         found.len(),
                         facts.bytes
                     )));
@@ -155,13 +155,13 @@ impl Checkpoint {
                 let place = headers.get_mut(&chunk.file).and_then(|header| header.remove(key));
                 let place =
                     place.ok_or_else(|| damaged(&chunk.file, format!("it lacks `{key}`")))?;
-                let told = TensorInfo { dtype: tensor.dtype, shape: chunk.shape.clone() };
-                if place.info == told {
+                let recorded = TensorInfo { dtype: tensor.dtype, shape: chunk.shape.clone() };
+                if place.info == recorded {
                     Ok(place)
                 } else {
                     Err(damaged(
                         &chunk.file,
-                        format!("its `{key}` is {}, it was written as {told}", place.info),
+                        format!("its `{key}` is {}, but it was written as {recorded}", place.info),
                     ))
                 }
             });

@@ -31,7 +31,7 @@ pub fn staging_path(target: &Path, unique: &str) -> Result<PathBuf, Error> {
     let Some(name) = target.file_name() else {
         return Err(Error::Unsupported {
             path: target.to_owned(),
-            fact: "a checkpoint needs a folder of its own, with a name".into(),
+            fact: "a checkpoint needs a folder with a name: expected a path that does not end in `/` or `..`".into(),
         });
     };
     let mut hidden = OsString::from(".");

@@ -78,13 +78,13 @@ pub(super) fn verify_files(files: &[(PathBuf, &FileFacts)]) -> Vec<Error> {
 }
 
 pub(super) fn checksum_fact(found: &str, expected: &str) -> String {
-    format!("its checksum is {found}, it was written with {expected}")
+    format!("its checksum is {found}, but it was written with {expected}")
 }
 
 fn check_size(path: &Path, facts: &FileFacts) -> Result<(), Error> {
     let bytes = path.metadata().map_err(Error::io("read", path))?.len();
     if bytes != facts.bytes {
-        let fact = format!("it has {bytes} bytes, it was written with {}", facts.bytes);
+        let fact = format!("it has {bytes} bytes, but it was written with {}", facts.bytes);
         return Err(Error::Damaged { path: path.to_owned(), fact });
     }
     Ok(())

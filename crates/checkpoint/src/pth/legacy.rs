@@ -36,8 +36,8 @@ impl Legacy {
             Value::Int(VERSION) => {}
             Value::Int(other) => {
                 return Err(Fault::unsupported(format_args!(
-                    "it is in version {other} of torch.save's format before PyTorch 1.6; known is \
-                     {VERSION}"
+                    "it is in version {other} of torch.save's format before PyTorch 1.6; only version \
+                     {VERSION} is supported"
                 )));
             }
             _ => return Err(Fault::damaged("the version of its format is not a number")),
@@ -66,7 +66,7 @@ impl Legacy {
             };
             let place = stream.storage(&key, elements, width, swapped_counts)?;
             if storages.insert(key.clone(), place).is_some() {
-                return Err(Fault::damaged(format_args!("storage {} is there twice", shown(&key))));
+                return Err(Fault::damaged(format_args!("duplicate storage {}", shown(&key))));
             }
         }
         drop(pickle);

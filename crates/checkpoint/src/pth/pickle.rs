@@ -454,7 +454,7 @@ impl<'a> Machine<'a> {
         match self.code.take()? {
             [2..=5] => Ok(()),
             [version] => Err(Fault::unsupported(format_args!(
-                "it is pickled in protocol {version}; protocols 2 to 5 are known, and torch.save's \
+                "it is pickled in protocol {version}; protocols 2 to 5 are supported, and torch.save's \
                  default is 2"
             ))),
         }

@@ -46,7 +46,7 @@ pub enum QuantizeError {
         found: usize,
     },
     /// The order of columns is not a permutation.
-    #[error("column {column} is out of range or twice in the order of columns")]
+    #[error("column {column} is out of range or occurs twice in the order of columns")]
     Order {
         /// Column that is out of range or repeated.
         column: u32,

@@ -210,8 +210,8 @@ impl WeightsReader {
             return Err(unsupported(
                 path,
                 format!(
-                    "`{}.qweight` is quantised, and no config.json beside the file says how; put the config.json of the \
-                     model there",
+                    "`{}.qweight` is quantised, and the quantization method is unknown: there is no \
+                     config.json beside the file; put the config.json of the model there",
                     shown(layer)
                 ),
             ));

@@ -332,7 +332,8 @@ mod tests {
         }
         let error = refused(other);
         assert!(
-            error.starts_with("`lr` of the parameter `c` is not that of the others"),
+            error
+                .starts_with("`lr` of the parameter `c` differs from that of the other parameters"),
             "{error}"
         );
         let mut strange = flat_state("");

@@ -228,7 +228,7 @@ fn checkpoint(folder: &Path, manifest: &str) -> Result<Checkpoint, Error> {
     fs::write(folder.join(MANIFEST), manifest).unwrap();
     let Err(error) = Manifest::read(folder) else { panic!("it has no checksum") };
     let message = error.to_string();
-    let Some((_, rest)) = message.split_once("its own checksum is ") else { return Err(error) };
+    let Some((_, rest)) = message.split_once("its checksum is ") else { return Err(error) };
     let right = manifest.replace(r#""crc32":"""#, &format!(r#""crc32":"{}""#, &rest[..8]));
     fs::write(folder.join(MANIFEST), right).unwrap();
     Checkpoint::open(folder)

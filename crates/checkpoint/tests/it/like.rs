@@ -366,14 +366,15 @@ fn steps_are_taken_from_what_tells_them() {
     put(&dictionary(vec![("global_step", Value::Int(7))]));
     let told = made(&from, "SGD", 1, &keep).unwrap();
     assert_eq!((told.step(), told.count("optimizer", "steps")), (7, Some(7)));
-    let line = "optimizer: 7 steps, of global_step: optimizer_states[0] does not tell its own";
+    let line =
+        "optimizer: 7 steps, taken from global_step: optimizer_states[0] has no count of steps";
     assert!(told.report.changed.contains(&line.to_owned()), "{:?}", told.report);
     put(&dictionary(vec![]));
     let untold = made(&from, "SGD", 1, &keep).unwrap();
     assert_eq!((untold.step(), untold.count("scheduler", "position")), (0, Some(7)));
     let said = untold.report.changed.join("\n");
     assert!(
-        said.contains("optimizer: its count of steps, which optimizer_states[0] does not tell"),
+        said.contains("optimizer: its count of steps, which optimizer_states[0] does not have"),
         "{said}"
     );
 }
@@ -476,7 +477,7 @@ fn weights_are_found_as_everywhere() {
     let both = Value::dict([("a", model("", Vec::new())), ("b", model("", Vec::new()))]);
     let error = converted(&Value::dict([("model", both)])).err().unwrap().to_string();
     let expected = "it holds 2 state dictionaries where those of one model belong: `model.a`, `model.b`; convert \
-                    the one that is meant alone first (`brigade checkpoint convert run.ckpt model.safetensors \
+                    the one to use on its own first (`brigade checkpoint convert run.ckpt model.safetensors \
                     --key KEY`)";
     assert!(error.contains(expected), "{error}");
 }

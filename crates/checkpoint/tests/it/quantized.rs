@@ -154,7 +154,7 @@ fn unknown_methods_and_versions_are_errors_that_name_them() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     fs::copy(fixture("gptq4/model.safetensors"), folder.join("model.safetensors")).unwrap();
-    assert!(refused(folder).contains("no config.json beside the file says how"));
+    assert!(refused(folder).contains("there is no config.json beside the file"));
     for (config, text) in [
         (r#"{"quant_method": "gptq", "bits": 3}"#, "gptq with 3 bits"),
         (

@@ -473,12 +473,12 @@ fn what_pytorch_has_no_counterpart_of_is_named() {
         (
             Definition::All(Described::of(&Moving)),
             1,
-            "a function of the program's own that sets a momentum",
+            "a function of the program that sets a momentum",
         ),
         (
             Definition::Groups(vec![Described::of(&cycle())]),
             1,
-            "its groups have schedules of their own",
+            "its groups have separate schedules",
         ),
         (Definition::Plateau(Plateau::new(0.1)), 2, "--split-batches"),
     ];

@@ -184,7 +184,7 @@ fn a_dispatcher_reads_what_all_ranks_would() {
     assert_eq!((rounds[2].rows(), rounds[2].valid()), (12, 5));
     assert!(rounds[0].part(3).unwrap_err().to_string().contains("rank 3 does not exist"));
     let own = loader().shard(1, 3, options).unwrap().iter().next().unwrap().unwrap();
-    assert!(own.part(1).unwrap_err().to_string().contains("rank 1's alone"));
+    assert!(own.part(1).unwrap_err().to_string().contains("belongs to rank 1 alone"));
 }
 
 #[test]

@@ -218,9 +218,9 @@ fn what_could_do_harm_is_refused_and_nothing_is_left() {
         (
             "hard link to nothing",
             tar(Link, "top/x", "top/b"),
-            "a link to \"top/b\", which is no file",
+            "a link to \"top/b\", which is not an earlier file",
         ),
-        ("hard link to a folder", tar(Link, "top/x", "top"), "which is no file"),
+        ("hard link to a folder", tar(Link, "top/x", "top"), "which is not an earlier file"),
         ("device", tar(EntryType::Char, "top/x", ""), "it is a device"),
         ("disk", tar(EntryType::Block, "top/x", ""), "it is a device"),
         ("pipe", tar(EntryType::Fifo, "top/x", ""), "it is a pipe"),

@@ -125,7 +125,8 @@ impl<'a> Tree<'a> {
         let is_file = |found: fs::Metadata| found.is_file();
         if !fs::symlink_metadata(&original).is_ok_and(is_file) {
             let target = String::from_utf8_lossy(target.get(..SHOWN_BYTES).unwrap_or(target));
-            let reason = format!("it is a link to {target:?}, which is no file before it");
+            let reason =
+                format!("it is a link to {target:?}, which is not an earlier file of the archive");
             return Err(self.refused(name, reason));
         }
         let path = self.place(name)?;

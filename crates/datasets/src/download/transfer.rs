@@ -61,7 +61,7 @@ impl Part {
                     if continues(&response, present, before, file) =>
                 {
                     let total = file.bytes.or(before.bytes);
-                    tracing::info!(url, from = present, bytes = total, "the download goes on");
+                    tracing::info!(url, from = present, bytes = total, "the download continues");
                     let mut progress = Progress::new(format!("downloading {url}"), present, total);
                     self.append(response.body_mut().as_reader(), total, &mut progress)?;
                     return Ok(Received::Rest);

@@ -57,7 +57,7 @@ fn switch(code: u32, pci: String, text: &str) -> Option<Fault> {
     let means = if is_fatal {
         "an NVSwitch or a link at it has failed: GPUs behind it cannot reach each other"
     } else {
-        "an NVSwitch has reported an error that it has mended"
+        "an NVSwitch has reported an error that it has corrected"
     };
     let remedy = if is_fatal { RESTART_HOST } else { WATCH };
     Some(Fault {
@@ -116,7 +116,7 @@ const LINKS: &str = "reset the GPUs or restart the host; see `nvidia-smi nvlink 
 const UNKNOWN: (u32, Class, &str, &str) = (
     0,
     Class::Open,
-    "NVIDIA's list of Xids says what it means",
+    "see NVIDIA's list of Xids for its meaning",
     "see docs.nvidia.com/deploy/xid-errors",
 );
 
@@ -129,7 +129,7 @@ const XIDS: &[(u32, Class, &str, &str)] = &[
         "a kernel of the program failed, mostly by an access outside of its memory",
         KERNEL,
     ),
-    (31, Class::Program, "the program used an address of the GPU that is not its own", KERNEL),
+    (31, Class::Program, "the program accessed an invalid address of the GPU", KERNEL),
     (
         32,
         Class::Open,
@@ -137,12 +137,7 @@ const XIDS: &[(u32, Class, &str, &str)] = &[
         AGAIN,
     ),
     (38, Class::Open, "the GPU's firmware has failed", AGAIN),
-    (
-        43,
-        Class::Program,
-        "the GPU has stopped the program after a fault of the program's own",
-        KERNEL,
-    ),
+    (43, Class::Program, "the GPU has stopped the program after a fault of the program", KERNEL),
     (44, Class::Program, "a kernel failed while the GPU switched between programs", KERNEL),
     (
         45,
@@ -202,7 +197,7 @@ const XIDS: &[(u32, Class, &str, &str)] = &[
     (
         137,
         Class::Program,
-        "the program used an address of another GPU that is not its own, over NVLink",
+        "the program accessed an invalid address of another GPU, over NVLink",
         KERNEL,
     ),
     (140, Class::Dead, "the GPU's memory has an error that was not recovered from", RESET),
@@ -217,7 +212,7 @@ const XIDS: &[(u32, Class, &str, &str)] = &[
     (
         154,
         Class::Device,
-        "the driver asks for a recovery of the GPU: the message says which",
+        "the driver requests a recovery of the GPU: the message names the action",
         "do what the message asks for: a reset of the GPU, or a restart of the host",
     ),
 ];

@@ -118,7 +118,7 @@ fn parse(bytes: &[u8]) -> Result<Header, Problem> {
             let size = Size::new(word(18)?, height);
             (size, top_down, half(28)?, word(30)?, word(46)?, 4)
         }
-        _ => return Err(Problem(format!("its header of {length} bytes is of no known kind"))),
+        _ => return Err(Problem(format!("its header of {length} bytes is of an unknown kind"))),
     };
     let mut after = 14 + length as usize;
     let refused = |what: String| Problem(format!("{what}, which Pillow does not read either"));

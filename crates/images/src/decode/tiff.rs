@@ -79,7 +79,7 @@ impl<'a> Picture<'a> {
         let one = |tag, default: u64| directory.first_value(tag).unwrap_or(default);
         let side = |tag, what: &str| {
             let value = directory.first_value(tag).and_then(|it| u32::try_from(it).ok());
-            value.ok_or_else(|| Problem(format!("it does not say its {what}")))
+            value.ok_or_else(|| Problem(format!("it has no {what}")))
         };
         let size = Size::new(side(tag::WIDTH, "width")?, side(tag::HEIGHT, "height")?);
         let compression = Compression::of(one(tag::COMPRESSION, 1), one(tag::FAX_OPTIONS, 0))?;

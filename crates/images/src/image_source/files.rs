@@ -390,7 +390,7 @@ pub(super) mod tests {
         files.read(1, &mut buffer).unwrap();
         assert_eq!(buffer, b"s.jpg");
         let error = files.read(2, &mut buffer).unwrap_err().to_string();
-        assert_eq!(error, "image 2 was asked for, but the source has 2 images");
+        assert_eq!(error, "image 2 is out of range: the source has 2 images");
 
         let huge = File::create(root.path().join("s.jpg")).unwrap();
         huge.set_len(1 << 40).unwrap();

@@ -198,7 +198,7 @@ impl CsvOptions {
             let field = |column: usize| {
                 record.get(column).map(str::trim).ok_or_else(|| {
                     damaged(format!(
-                        "line {line} has {}, and column {column} from 0 is asked for",
+                        "line {line} has {}, but column {column} (from 0) is needed",
                         counted(record.len(), "column")
                     ))
                 })
@@ -211,7 +211,7 @@ impl CsvOptions {
                     "false" | "0" => false,
                     _ => {
                         return Err(damaged(format!(
-                            "line {line} says {text:?} where true or false is expected"
+                            "line {line} has {text:?}, expected true or false"
                         )));
                     }
                 });
@@ -258,10 +258,10 @@ mod tests {
     fn files_that_do_not_fit_say_where() {
         let table: [(CsvOptions, &str, &str); 5] = [
             (CsvOptions::new(), "a,b\n1.jpg\n", "line: 2"),
-            (CsvOptions::new(), "a\n1.jpg\n", "line 2 has 1 column, and column 1"),
+            (CsvOptions::new(), "a\n1.jpg\n", "line 2 has 1 column, but column 1"),
             (CsvOptions::new().columns("a", "c"), "a,b\n", "no column \"c\"; its columns are"),
-            (CsvOptions::new().columns("0", "7"), "a,b\n1,2\n", "column 7 from 0"),
-            (CsvOptions::new().valid_column("b"), "a,b\n1,yes\n", "line 2 says \"yes\""),
+            (CsvOptions::new().columns("0", "7"), "a,b\n1,2\n", "column 7 (from 0)"),
+            (CsvOptions::new().valid_column("b"), "a,b\n1,yes\n", "line 2 has \"yes\""),
         ];
         for (options, text, expected) in table {
             let error = read(&options, text).unwrap_err();

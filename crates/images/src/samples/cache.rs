@@ -295,7 +295,7 @@ impl Cache {
         (replaced > 0 && replaced >= used / 8).then(|| {
             format!(
                 "the cache {} is full, and {replaced} of its {used} bytes hold images that were \
-                 replaced since; remove the file, and the next run makes it anew",
+                 replaced since; remove the file, and the next run creates it again",
                 self.path.display()
             )
         })
@@ -479,7 +479,7 @@ mod tests {
         assert_eq!((found(&after, 0), found(&after, 4999)), (Some(image(1)), None));
         let expected = format!(
             "the cache {} is full, and 60 of its 120 bytes hold images that were replaced since; \
-             remove the file, and the next run makes it anew",
+             remove the file, and the next run creates it again",
             after.path().display()
         );
         assert_eq!(after.warning_of_replaced(), Some(expected));

@@ -370,7 +370,7 @@ impl LabelMember {
                 let number = text.parse().ok().filter(|number| *number >= 0).map(Label::Number);
                 number.ok_or_else(|| {
                     let some: String = text.chars().take(20).collect();
-                    format!("its member .{} holds {some:?}, which is no class", self.extension)
+                    format!("its member .{} holds {some:?}, which is not a class", self.extension)
                 })
             }
             Kind::Json(field) => {

@@ -151,7 +151,7 @@ impl FromStr for Compose {
             match NamedTransform::all().iter().find(|named| named.name == name) {
                 Some(named) => named.add_to(transforms, value),
                 None => Err(ImageError::InvalidArgument(format!(
-                    "{item}: it is not a transform; known are {}",
+                    "{item}: not a transform; expected one of {}",
                     known()
                 ))),
             }
@@ -252,7 +252,7 @@ mod tests {
             ("squish", "it needs a size, as in squish=224 or 320x240"),
             ("center-crop=20x", "\"\" is not a whole number"),
             ("flip=2", "\"2\" is not a number between 0 and 1"),
-            ("flip,blur=3", "blur=3: it is not a transform; known are flip, vertical-flip"),
+            ("flip,blur=3", "blur=3: not a transform; expected one of flip, vertical-flip"),
             ("trivial-augment=3", "it takes no value"),
             ("auto-augment=coco", "its values are imagenet, cifar10 and svhn"),
         ] {

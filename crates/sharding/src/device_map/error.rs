@@ -165,7 +165,7 @@ pub enum DeviceMapError {
     },
 
     /// A name that is a tensor and a module.
-    #[error("{} is a tensor, and a module with tensors of its own", escaped(.name))]
+    #[error("{} is the name of both a tensor and a module with tensors", escaped(.name))]
     TensorIsModule {
         /// Name shared by a tensor and a module.
         name: String,
@@ -173,7 +173,7 @@ pub enum DeviceMapError {
 
     /// A tie to a tensor that is not the first of its weight.
     #[error(
-        "tensor {} is tied to {}, which is not a tensor of the model that is stored itself",
+        "tensor {} is tied to {}, which is not an untied tensor of the model",
         escaped(.name), escaped(.tied_to)
     )]
     Tie {
@@ -191,7 +191,7 @@ pub enum DeviceMapError {
     },
 
     /// A type for a tensor that does not exist.
-    #[error("the device map gives {} a type, which is not a tensor of the model", escaped(.name))]
+    #[error("the device map sets a type for {}, which is not a tensor of the model", escaped(.name))]
     NoSuchTensor {
         /// Name that is not a tensor of the model.
         name: String,

@@ -287,11 +287,11 @@ fn lists_that_are_not_a_model_are_refused() {
     assert_eq!(error(vec![tensor("a"), tensor("a")], &[]), "two tensors have the name a");
     assert_eq!(
         error(vec![tensor("a.b"), tensor("a")], &[]),
-        "a is a tensor, and a module with tensors of its own"
+        "a is the name of both a tensor and a module with tensors"
     );
     assert_eq!(
         error(vec![tensor("a"), tensor("b").tied_to("c")], &[]),
-        "tensor b is tied to c, which is not a tensor of the model that is stored itself"
+        "tensor b is tied to c, which is not an untied tensor of the model"
     );
     assert_eq!(
         error(vec![tensor("a.b")], &["c"]),

@@ -164,7 +164,7 @@ pub enum PipelineError {
     #[error(
         "a stage cannot begin at {}: {}; name the first layers of all stages but the first, in the order of the layers",
         escaped(.name),
-        match .after { Some(after) => format!("it is not behind {}", escaped(after)), None => "it is the first layer".to_owned() }
+        match .after { Some(after) => format!("it does not come after {}", escaped(after)), None => "it is the first layer".to_owned() }
     )]
     CutOrder {
         /// Name of the layer.
@@ -196,19 +196,19 @@ impl fmt::Display for Place {
 #[non_exhaustive]
 pub enum ActionFault {
     /// A stage that the table does not have.
-    #[error("is of a stage that does not exist: there are {stages}")]
+    #[error("belongs to a stage that does not exist: there are {stages}")]
     NoSuchStage {
         /// Number of stages of the table.
         stages: usize,
     },
     /// A micro-batch that does not exist, one that is missing, or one of an action that belongs to a whole step.
-    #[error("must have a micro-batch below {micro_batches} if it is of one, and none otherwise")]
+    #[error("must have a micro-batch below {micro_batches} if it handles one, and none otherwise")]
     MicroBatch {
         /// Number of micro-batches per step.
         micro_batches: usize,
     },
     /// A stage that another rank has.
-    #[error("is of a stage of rank {owner}")]
+    #[error("belongs to a stage of rank {owner}")]
     WrongRank {
         /// Rank that has the stage.
         owner: usize,

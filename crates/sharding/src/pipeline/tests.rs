@@ -268,16 +268,16 @@ mod faults {
         };
         assert_eq!(
             change(&|it| it[1][2].stage = 0),
-            "rank 1, action 2 (forward of stage 0, micro-batch 0) is of a stage of rank 0"
+            "rank 1, action 2 (forward of stage 0, micro-batch 0) belongs to a stage of rank 0"
         );
         assert_eq!(
             change(&|it| it[1][2].stage = 2),
-            "rank 1, action 2 (forward of stage 2, micro-batch 0) is of a stage that does not exist: there are 2"
+            "rank 1, action 2 (forward of stage 2, micro-batch 0) belongs to a stage that does not exist: there are 2"
         );
         assert_eq!(
             change(&|it| it[1][2].micro_batch = Some(2)),
-            "rank 1, action 2 (forward of stage 1, micro-batch 2) must have a micro-batch below 2 if it is of one, \
-             and none otherwise"
+            "rank 1, action 2 (forward of stage 1, micro-batch 2) must have a micro-batch below 2 if it handles \
+             one, and none otherwise"
         );
         assert_eq!(
             change(&|it| it[1][2] = Action::new(ActionKind::SendActivation, 1, 0)),
@@ -627,7 +627,7 @@ mod cuts {
         assert!(fault(cut_at(&layers, &["wte"])).contains("begin at wte: it is the first layer"));
         for starts in [["h.1", "h.0"], ["h.1", "h.1"]] {
             let fault = fault(cut_at(&layers, &starts));
-            assert!(fault.contains("it is not behind h.1; name the first layers"), "{fault}");
+            assert!(fault.contains("it does not come after h.1; name the first layers"), "{fault}");
         }
         assert_eq!(fault(cut_at(&["a", "a"], &[])), "two layers have the name a");
     }

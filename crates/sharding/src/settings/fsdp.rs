@@ -189,7 +189,7 @@ fn strategy(values: Values<'_>, notes: &mut Vec<Note>) -> Result<(Shape, bool), 
         && !(values.find("fsdp_sharding_strategy").is_some() && given.is_true())
     {
         notes.push(given.note(
-            "has no effect in version 1, as in Accelerate: fsdp_sharding_strategy says it, and `SHARD_GRAD_OP` keeps \
+            "has no effect in version 1, as in Accelerate: fsdp_sharding_strategy sets it, and `SHARD_GRAD_OP` keeps \
              parameters until backward",
         ));
     }
@@ -215,7 +215,7 @@ fn reshard(values: Values<'_>, notes: &mut Vec<Note>) -> Result<bool, SettingsEr
     if let Some(given) = values.find("fsdp_sharding_strategy").filter(|it| it.value != "FULL_SHARD")
     {
         notes.push(given.note(
-            "has no effect in version 2, as in Accelerate: fsdp_reshard_after_forward and parallelism_config say it",
+            "has no effect in version 2, as in Accelerate: fsdp_reshard_after_forward and parallelism_config set it",
         ));
     }
     let Some(given) = values.find("fsdp_reshard_after_forward") else { return Ok(true) };

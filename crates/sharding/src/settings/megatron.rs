@@ -73,7 +73,7 @@ impl MegatronConfig {
         let micro_batches = micro_batches.transpose()?;
         if let (true, Some(given)) = (pipeline > 1, find("num_micro_batches")) {
             notes.push(given.note(
-                "a launch does not say it to a pipeline: write `pipeline_options(PipelineOptions::new(...))`",
+                "the launcher does not pass it to a pipeline: write `pipeline_options(PipelineOptions::new(...))`",
             ));
         }
         let clipping = match find("gradient_clipping") {
@@ -193,7 +193,7 @@ const INSTEAD: [(&str, &str); 14] = [
     ),
     (
         "recompute_num_layers",
-        "so many blocks would be computed again; set `recompute` in the model's options for all",
+        "this number of blocks would be recomputed; set `recompute` in the model's options for all",
     ),
     (
         "no_load_optim",
@@ -214,7 +214,7 @@ const INSTEAD: [(&str, &str); 14] = [
     ("overlap_cpu_optimizer_d2h_h2d", "copies would overlap; with offload they do"),
     (
         "decoder_last_pipeline_num_layers",
-        "the last stage would have so many blocks; set `StageCut` in `PipelineOptions`",
+        "the last stage would have this number of blocks; set `StageCut` in `PipelineOptions`",
     ),
     (
         "attention_backend",

@@ -149,14 +149,14 @@ impl ParallelismConfig {
     /// Checks the rules of Accelerate's `ParallelismConfig.__post_init__`.
     fn check(&self) -> Result<(), SettingsError> {
         let above_one = |axis| self.find(axis).filter(|it| it.ranks > 1);
-        let said =
+        let described =
             |size: &Size| format!("{} {} ({})", size.given.name, size.ranks, size.given.origin);
         if let (Some(context), Some(sequence)) =
             (above_one(Axis::Context), above_one(Axis::Sequence))
         {
             return Err(SettingsError::Contradiction {
-                first: said(context),
-                second: said(sequence),
+                first: described(context),
+                second: described(sequence),
                 remedy: "both cut sequences; set one of them to 1",
             });
         }
@@ -165,8 +165,8 @@ impl ParallelismConfig {
             && self.size(Axis::Shard) == 1
         {
             return Err(SettingsError::Contradiction {
-                first: said(inner),
-                second: said(replicate),
+                first: described(inner),
+                second: described(replicate),
                 remedy: "copies alone cannot be combined with cut layers or sequences; set \
                          parallelism_config_dp_shard_size above 1",
             });

@@ -18,7 +18,7 @@ use crate::gradients::accumulate::{GradientAccumulationOptions, GradientAccumula
 use crate::gradients::backward::Gradients;
 use crate::gradients::hook::CommHook;
 use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
-use crate::job::connect::{self, ConnectOptions, debug_is_asked_for};
+use crate::job::connect::{self, ConnectOptions, debug_is_requested};
 use crate::loader::source::DataLoaderConfiguration;
 use crate::model::ModelOptions;
 use crate::pipeline::PipelineOptions;
@@ -580,7 +580,7 @@ impl AcceleratorBuilder {
                 if self.keep_memory.unwrap_or(true) {
                     keep_freed_memory();
                 }
-                let debug = self.debug.unwrap_or_else(debug_is_asked_for);
+                let debug = self.debug.unwrap_or_else(debug_is_requested);
                 Processes::of(Arc::new(connect::join(self.connection, debug)?))
             }
         };

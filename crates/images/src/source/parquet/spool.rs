@@ -45,7 +45,7 @@ impl Spool<'_> {
         if images.len() != rows {
             return Err(ImageError::Format {
                 path,
-                detail: format!("it is no copy of a table with {rows} rows; delete it"),
+                detail: format!("it is not a copy of a table with {rows} rows; delete it"),
             });
         }
         images.hold_open()?;

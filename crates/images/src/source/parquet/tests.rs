@@ -132,7 +132,7 @@ fn the_copy_is_made_once_and_shared() {
     File::options().write(true).open(&copy).unwrap().set_len(1024).unwrap();
     table(&second, &[(Some("d"), Some(0))], Compression::SNAPPY, Some(FEATURES));
     let error = ParquetImages::open(pattern, &spool).unwrap_err().to_string();
-    assert!(error.contains("it is no copy of a table with 4 rows; delete it"), "{error}");
+    assert!(error.contains("it is not a copy of a table with 4 rows; delete it"), "{error}");
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn rows_and_files_that_do_not_fit_are_named() {
     assert!(error.contains("has no column x; its columns are image.bytes, image.path"), "{error}");
     assert!(open(options.clone().image("label")).contains("column label does not hold bytes"));
     fs::write(&path, "text").unwrap();
-    assert!(open(options.clone()).contains("a.parquet is damaged or of another kind: "));
+    assert!(open(options.clone()).contains("a.parquet is damaged or in another format: "));
     fs::remove_file(&path).unwrap();
     assert!(open(options).contains("cannot read "));
 }

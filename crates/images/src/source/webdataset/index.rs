@@ -268,7 +268,7 @@ impl Groups {
             }
         };
         let Some(group) = self.groups.get_mut(number) else { return Ok(()) };
-        let twice = || Err(format!("the member {} is there twice", String::from_utf8_lossy(name)));
+        let twice = || Err(format!("duplicate member {}", String::from_utf8_lossy(name)));
         match rules.wanted_as(extension) {
             Some(Wanted::Image(rank)) => match &group.image {
                 Some((known, same, _)) if *known == rank => {

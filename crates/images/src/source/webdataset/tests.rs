@@ -89,7 +89,10 @@ fn labels_are_numbers_names_or_fields() {
     assert_eq!(labelled(options.clone().json_label("json", "text")).unwrap(), [0, 1]);
     for (options, expected) in [
         (options.clone(), "1.jpg has no label: its sample has no member .cls"),
-        (options.clone().number_label("txt"), "its member .txt holds \"dog\", which is no class"),
+        (
+            options.clone().number_label("txt"),
+            "its member .txt holds \"dog\", which is not a class",
+        ),
         (options.clone().json_label("json", "low"), "has no name or class number as \"low\""),
         (options.clone().json_label("txt", "a"), "its member .txt: expected value at line 1"),
         (options.json_label("json", "mixed"), "some labels are names and others are numbers"),
@@ -154,7 +157,7 @@ fn compressed_archives_are_as_the_others() {
     let whole = std::fs::read(&first).unwrap();
     std::fs::write(&first, &whole[..whole.len() / 2]).unwrap();
     let error = open(&first).unwrap_err();
-    assert!(error.contains("s-1.tar.gz is damaged or of another kind: as gzip: "), "{error}");
+    assert!(error.contains("s-1.tar.gz is damaged or in another format: as gzip: "), "{error}");
 }
 
 #[test]
@@ -356,7 +359,7 @@ fn damaged_archives_say_where() {
         assert!(error.contains(expected), "{error}");
     }
     let twice = open(&archive(&folder, "b.tar", &[("a.jpg", ""), ("a.JPG", "")])).unwrap_err();
-    assert!(twice.contains("the member a.JPG is there twice"), "{twice}");
+    assert!(twice.contains("duplicate member a.JPG"), "{twice}");
     let missing = open(Path::new("/nowhere.tar")).unwrap_err();
     assert!(missing.starts_with("cannot read /nowhere.tar: "), "{missing}");
 }

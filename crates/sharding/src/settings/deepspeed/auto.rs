@@ -201,7 +201,7 @@ impl Filling<'_> {
             }
             ProgramOptimizer::Own { .. } if has_optimizer => {
                 let remedy =
-                    "leave one of them out, or let the program take the optimizer of the settings";
+                    "leave one of them out, or use the optimizer of the settings in the program";
                 return Err(self.exclude("optimizer", "the program's own optimizer", remedy));
             }
             ProgramOptimizer::Own { lr } => {
@@ -225,12 +225,12 @@ impl Filling<'_> {
             ProgramSchedule::Unknown => self.open.extend(SCHEDULER),
             ProgramSchedule::Own if has_schedule => {
                 let remedy =
-                    "leave one of them out, or let the program take the schedule of the settings";
+                    "leave one of them out, or use the schedule of the settings in the program";
                 return Err(self.exclude("scheduler", "the program's own schedule", remedy));
             }
             ProgramSchedule::Own => {
                 if let ProgramOptimizer::FromSettings { .. } = facts.optimizer {
-                    let remedy = "let both come from the settings, or both from the program";
+                    let remedy = "take both from the settings, or both from the program";
                     return Err(self.exclude("optimizer", "the program's own schedule", remedy));
                 }
             }
@@ -264,7 +264,7 @@ impl Filling<'_> {
         }
         match left_open(&self.root, "", &self.open) {
             Some(path) => {
-                Err(self.auto(&path, "neither Accelerate nor Brigade knows a value for it"))
+                Err(self.auto(&path, "neither Accelerate nor Brigade has a value for it"))
             }
             None => Ok(self.root),
         }

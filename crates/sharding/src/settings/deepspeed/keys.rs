@@ -151,7 +151,8 @@ const QUANTIZED: &str =
 const CHECKPOINT: &str = "it is for DeepSpeed's checkpoints; Brigade writes its own";
 const REMOVED: &str =
     "another training, which Brigade does not do (nor does DeepSpeed since 0.19); leave it out";
-const RECOMPUTE: &str = "it is for models that call `deepspeed.checkpointing`; a Rust model says itself what it recomputes";
+const RECOMPUTE: &str =
+    "it is for models that call `deepspeed.checkpointing`; a Rust model sets what it recomputes";
 
 const KEYS: &[(&str, Kind, Meaning)] = &[
     ("train_batch_size", Count, Honoured),
@@ -161,7 +162,7 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "managed_gradient_accumulation",
         Truth,
-        Same("true", "the program would say when a step is due; Brigade counts the batches"),
+        Same("true", "the program would decide when a step is due; Brigade counts the batches"),
     ),
     ("prescale_gradients", Truth, Same("false", PRESCALE)),
     ("gradient_predivide_factor", Number, Same("1", PRESCALE)),
@@ -188,7 +189,7 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "steps_per_print",
         Any,
-        Noted("DeepSpeed would print every so many steps; Accelerate turns that off, too"),
+        Noted("DeepSpeed would print at this interval of steps; Accelerate turns that off, too"),
     ),
     ("wall_clock_breakdown", Truth, Same("false", "DeepSpeed would print times; use the Profiler")),
     ("memory_breakdown", Truth, Same("false", "DeepSpeed would print memory; use `memory_report`")),
@@ -196,11 +197,7 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     ("disable_python_gc", Truth, Noted("there is no Python")),
     ("vocabulary_size", Count, Noted("DeepSpeed would warn where it is not a multiple of 8")),
     ("log_level", Text, Noted("it is for DeepSpeed's logger")),
-    (
-        "dataloader_drop_last",
-        Truth,
-        Noted("the program's loader says that itself, with `drop_last`"),
-    ),
+    ("dataloader_drop_last", Truth, Noted("the program sets this with `drop_last` of its loader")),
     (
         "zero_allow_untested_optimizer",
         Truth,
@@ -241,7 +238,10 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "fp16.hysteresis",
         Count,
-        Same("1", "the scale would be halved after so many overflows; it is halved after each"),
+        Same(
+            "1",
+            "the scale would be halved after this number of overflows; it is halved after each",
+        ),
     ),
     (
         "fp16.consecutive_hysteresis",
@@ -265,7 +265,7 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
         "bf16.check_grad_overflow",
         Truth,
         Noted(
-            "steps with gradients that are not finite would be skipped; `check_finite_loss` says what happens",
+            "steps with gradients that are not finite would be skipped; `check_finite_loss` decides what happens",
         ),
     ),
     (
@@ -319,7 +319,7 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "data_types.param_dtype",
         DTYPES,
-        Noted("parameters would be held in it; fp16.enabled or bf16.enabled says it"),
+        Noted("parameters would be held in it; fp16.enabled or bf16.enabled sets this"),
     ),
     (
         "data_types.buffer_dtype",
@@ -426,7 +426,7 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "zero_optimization.stage3_model_persistence_threshold",
         Count,
-        Noted("so many parameters at most would stay whole; every parameter is sharded"),
+        Noted("at most this number of parameters would stay whole; every parameter is sharded"),
     ),
     ("zero_optimization.stage3_max_live_parameters", Count, Honoured),
     ("zero_optimization.stage3_max_reuse_distance", Count, Honoured),
@@ -547,7 +547,7 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "autotuning",
         Any,
-        Refused("null", "DeepSpeed would try settings in runs of its own; leave it out"),
+        Refused("null", "DeepSpeed would try settings in separate runs; leave it out"),
     ),
     (
         "data_efficiency",
