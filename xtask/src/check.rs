@@ -36,7 +36,7 @@ pub(crate) fn run_on(checkout: &Checkout, packages: &[String]) -> Result<ExitCod
         packages.iter().map(|it| workspace.named(it).map(|it| &*it.name)).collect();
     let Some(names) = names else {
         let wrong = packages.iter().find(|it| workspace.named(it).is_none());
-        bail!("{} is no package of this workspace", wrong.map_or("", |it| it));
+        bail!("{} is not a package of this workspace", wrong.map_or("", |it| it));
     };
     let cargo = Cargo::new(checkout)?;
     let options: Vec<&str> = names.iter().flat_map(|it| ["-p", *it]).collect();

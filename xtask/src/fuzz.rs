@@ -39,7 +39,7 @@ pub(crate) fn run(checkout: &Checkout, options: &Options) -> Result<ExitCode> {
         None => known.iter().collect(),
         Some(name) => match known.iter().find(|target| *target == name) {
             Some(target) => vec![target],
-            None => bail!("there is no reader {name}: choose one of {}", known.join(", ")),
+            None => bail!("unknown reader {name}: choose one of {}", known.join(", ")),
         },
     };
     let fuzzer = Fuzzer { checkout, nightly: has_cargo_fuzz(checkout) };

@@ -100,7 +100,7 @@ fn execute(checkout: &Checkout, jupyter: &Environment, files: &[PathBuf]) -> Res
 fn failure(path: &Path) -> Result<Option<String>> {
     let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let notebook: Value = serde_json::from_slice(&text)
-        .with_context(|| format!("{} is no notebook", path.display()))?;
+        .with_context(|| format!("{} is not a notebook", path.display()))?;
     let cells = notebook["cells"].as_array().into_iter().flatten();
     for cell in cells {
         let outputs = || cell["outputs"].as_array().into_iter().flatten();

@@ -67,7 +67,7 @@ impl Workspace {
             bail!("cargo metadata fails: {}", String::from_utf8_lossy(&output.stderr).trim());
         }
         let metadata: Metadata = serde_json::from_slice(&output.stdout)
-            .context("cannot read what cargo metadata says")?;
+            .context("cannot read the output of cargo metadata")?;
         let names: BTreeSet<String> = metadata.packages.iter().map(|it| it.name.clone()).collect();
         let package = |package: PackageMetadata| -> Result<Package> {
             let targets = |kind: &str| -> BTreeSet<String> {

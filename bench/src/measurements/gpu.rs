@@ -381,7 +381,7 @@ impl Pictures {
         let batch = size(Self::BATCH, 16);
         let count = self.train.len();
         let steps = count / batch;
-        ensure!(steps > 0, "{count} images are no batch of {batch}");
+        ensure!(steps > 0, "{count} images do not make a batch of {batch}");
         let lr = 5e-3;
         let optimizer = AdamW::default()
             .lr(lr / 25.0)

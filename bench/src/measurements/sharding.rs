@@ -131,7 +131,7 @@ fn memory(strategy: &str) -> Result<Vec<Vec<f64>>> {
     fs::write("/proc/self/clear_refs", "5").context("cannot reset the highest memory")?;
     let objects = trained(&accelerator, 3)?;
     let peak = status("VmHWM")? - before;
-    let report = accelerator.memory_report()?.context("no model is sharded")?;
+    let report = accelerator.parallel().memory_report()?.context("no model is sharded")?;
     drop(objects);
     Ok(of_main(&accelerator, vec![vec![peak], vec![report.planned() as f64]]))
 }

@@ -49,7 +49,7 @@ fn layer() -> Result<Vec<Vec<f64>>> {
         num_attention_heads: 8,
         ..LlamaOptions::default()
     };
-    let model = accelerator.parallel_model(|path| Llama::new(path, &options))?;
+    let model = accelerator.parallel().model(|path| Llama::new(path, &options))?;
     let model = accelerator.prepare(model)?;
     let ids = Tensor::randint(64, [4, 256], tch::kind::INT64_CPU);
     accelerator.processes().wait_for_everyone()?;

@@ -1,7 +1,7 @@
-//! From one layout of weights and states to another: Brigade's, PyTorch's, that of `torch.distributed.checkpoint`,
-//! Accelerate's, those of DeepSpeed, of Hugging Face's Trainer and of Lightning.
+//! Conversion of weights and states between layouts: Brigade's, PyTorch's, `torch.distributed.checkpoint`'s,
+//! Accelerate's, DeepSpeed's, Hugging Face Trainer's and Lightning's.
 //!
-//! Tensors are copied from file to file in pieces; no model is ever in memory as a whole.
+//! Tensors are copied from file to file in pieces. No model is in memory as a whole.
 
 mod accelerate;
 mod dcp;
@@ -37,47 +37,50 @@ use crate::weights_files::is_weights;
 /// Target of a conversion.
 #[derive(Debug, Clone, Copy)]
 pub enum Target {
-    /// One file of this format with a model's weights.
+    /// A file of this format with a model's weights.
     Weights(&'static dyn WeightsFormat),
-    /// A folder with a model's weights in safetensors files of at most so many bytes and their index, as Hugging Face's
-    /// libraries write them: `model-00001-of-00002.safetensors`, or `model.safetensors` where they fit into one.
+    /// A folder with a model's weights in safetensors files of at most this many bytes and their index, as Hugging
+    /// Face's libraries write them: `model-00001-of-00002.safetensors`, or one `model.safetensors` if the weights fit.
     Parts(u64),
     /// A folder in the layout of Accelerate's `save_state`.
     Accelerate(AccelerateRun),
-    /// A folder that `torch.distributed.checkpoint.load` reads, of one rank: models under `model`, `model_1`, ..., and
-    /// optimizers under `optim`, `optim_1`, ... in the form of `get_optimizer_state_dict`. With options, and of weights
-    /// files, one model.
+    /// A folder for `torch.distributed.checkpoint.load`, written as by one rank: models under `model`, `model_1`, ...,
+    /// and optimizers under `optim`, `optim_1`, ... in the form of `get_optimizer_state_dict`. A source of weights
+    /// files, or a conversion with options, gives one model.
     Dcp,
 }
 
-/// What a conversion has made, and what it could not carry.
+/// Report of a conversion: the files written, and the choices, losses and changes on the way.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// The files that were written.
+    /// Paths of the files written.
     pub written: Vec<PathBuf>,
-    /// Which state dictionary of the source was read, and which prefix its names had: one line each.
+    /// Description of the source of weights: one line each for the kind of checkpoint, the state dictionary and the
+    /// prefix removed from its names, as far as they apply.
     pub read: Vec<String>,
-    /// What the target has no place for, or the source no form that is understood: one line each.
+    /// Contents of the source that were not converted, because the target has no place for them or their form is
+    /// unknown. One line each, with the reason.
     pub left_out: Vec<String>,
-    /// What stays as it is in the checkpoint that was the model of [`convert_like`]: one line each.
+    /// States taken from the checkpoint `like` of [`convert_like`]. One line each.
     pub kept: Vec<String>,
-    /// What has been brought into the other's form, or filled in: one line each.
+    /// Values converted to another form or filled in. One line each.
     pub changed: Vec<String>,
 }
 
-/// Converts a checkpoint, a folder of weights or a weights file. `to` must not be there yet; it appears
-/// whole or not at all.
+/// Converts a checkpoint, a folder of weights or a weights file.
+///
+/// `to` must not exist. It appears complete, or not at all after an error.
 ///
 /// # Errors
-/// [`Error::Occupied`]; what is wrong with the source; [`Error::Io`].
+/// Fails with [`Error::Occupied`] if `to` exists, with [`Error::Io`], or with an error about the source.
 pub fn convert(from: &Path, to: &Path, target: Target) -> Result<Report, Error> {
     convert_with(from, to, target, &WeightsOptions::default())
 }
 
-/// As [`convert`], of the weights that `options` choose; Accelerate's layout takes no options.
+/// Converts like [`convert`], limited to the weights that `options` choose. [`Target::Accelerate`] allows no options.
 ///
 /// # Errors
-/// As there, and those of [`find_weights`].
+/// Returns the errors of [`convert`] and of [`find_weights`].
 pub fn convert_with(
     from: &Path,
     to: &Path,
@@ -98,7 +101,7 @@ pub fn convert_with(
         .map_err(|error| error.renamed(partial.path(), to))
 }
 
-/// Makes the target in the folder `partial`, and renames it.
+/// Writes the target into the folder `partial`, then renames it.
 fn convert_in(
     partial: &Path,
     from: &Path,
@@ -174,7 +177,7 @@ fn convert_in(
     Ok(report)
 }
 
-/// An object's tree with its tensors.
+/// Returns the state tree of an object, with its tensors.
 fn read(checkpoint: &Checkpoint, object: &Object) -> Result<Value<FileTensor>, Error> {
     let Some(state) = checkpoint.state(object)? else { return Ok(Value::None) };
     let mut stored = checkpoint.stored(object)?;
@@ -198,7 +201,7 @@ fn not_understood(checkpoint: &Checkpoint, object: &Object) -> Error {
     }
 }
 
-/// The weights of a checkpoint's model, of another library's folder, or of weights files.
+/// Returns the weights of a checkpoint's model, of another library's folder, or of weights files.
 fn weights_of(
     from: &Path,
     checkpoint: Option<&Checkpoint>,
@@ -226,7 +229,7 @@ fn must_be_free(to: &Path) -> Result<(), Error> {
     }
 }
 
-/// A line about values that do not fit the type in which they were written.
+/// Returns a message if values of a tensor overflow the data type in which they were written.
 fn overflow((name, tensor): &(String, FileTensor)) -> Option<String> {
     use crate::pth::TensorData;
     let values = match tensor.overflowed() {
@@ -241,7 +244,7 @@ fn overflow((name, tensor): &(String, FileTensor)) -> Option<String> {
     ))
 }
 
-/// The first model of a checkpoint or that of the name `options.key`, alone.
+/// Returns the first model of a checkpoint, or the one named `options.key`.
 fn of_model(
     checkpoint: &Checkpoint,
     options: &WeightsOptions,
@@ -272,7 +275,7 @@ fn of_model(
     Ok(found)
 }
 
-/// The files of a foreign checkpoint beside its weights.
+/// Reports the files of a foreign checkpoint other than its weights as left out.
 fn name_other_files(from: &Path, report: &mut Report) {
     let Ok(entries) = fs::read_dir(from) else { return };
     let mut names: Vec<String> = entries

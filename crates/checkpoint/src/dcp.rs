@@ -22,31 +22,31 @@ use crate::pth::{DcpKey, DcpMetadata, DcpTensor, PthFile, StoragePlace, dcp_meta
 use crate::region::{Region, check_cover};
 use crate::value::Value;
 
-/// The file whose presence says that a folder is complete.
+/// Name of the metadata file, which is written last: a folder with it is complete.
 const METADATA: &str = ".metadata";
-/// What Accelerate calls the folder of a model, before its number.
+/// Name of Accelerate's folder of a model, without its number.
 const OF_ACCELERATE: &str = "pytorch_model_fsdp_";
-/// The key of the model in the dictionary that most programs save.
+/// Key of the model in the dictionary that most programs save.
 const MODEL: &str = "model";
-/// Keys of what is not a model.
+/// Keys of states other than a model.
 const STATES: [&str; 7] =
     ["optim", "optimizer", "optimizers", "lr_scheduler", "scheduler", "dataloader", "train_state"];
 
-/// Weights of a folder, and how they were found.
+/// Weights of a folder, with a report of how they were found.
 pub(crate) struct DcpWeights {
     pub(crate) tensors: Weights,
-    /// The key of the weights among the dictionaries that were saved; empty where they are all of it.
+    /// Key of the weights in the saved dictionary. Empty if the weights are the whole dictionary.
     pub(crate) key: String,
-    /// What was read, in a line.
+    /// Description of what was read, in one line.
     pub(crate) read: String,
     pub(crate) left_out: Vec<String>,
 }
 
-/// Returns the folder of `torch.distributed.checkpoint` with a model: the folder itself, or the only one of a model in a
-/// folder of Accelerate's `save_state` with FSDP. `None` where there is none.
+/// Returns the folder of `torch.distributed.checkpoint` with a model: `folder` itself, or the only model's folder in a
+/// folder of Accelerate's `save_state` with FSDP. `None` if there is none.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a folder of Accelerate with several models.
+/// Fails with [`Error::Unsupported`] for a folder of Accelerate with several models.
 pub fn dcp_folder(folder: &Path) -> Result<Option<PathBuf>, Error> {
     if is_dcp_folder(folder) {
         return Ok(Some(folder.to_owned()));
@@ -66,39 +66,39 @@ pub fn dcp_folder(folder: &Path) -> Result<Option<PathBuf>, Error> {
     Err(Error::Unsupported { path: folder.to_owned(), fact })
 }
 
-/// Whether a folder is itself one that `torch.distributed.checkpoint` has written.
+/// Returns `true` if `torch.distributed.checkpoint` has written this folder itself.
 pub(crate) fn is_dcp_folder(folder: &Path) -> bool {
     folder.join(METADATA).is_file()
 }
 
-/// Finds the weights of a folder with DCP's metadata. No pickle is executed. `key` is that of the weights among the
-/// dictionaries that were saved; by default `model`, or the only one that is not an optimizer's.
+/// Finds the weights of a folder with DCP's metadata. No pickle is executed. `key` selects the weights in the saved
+/// dictionary. Defaults to `model`, or to the only key that is not a known state's.
 ///
 /// # Errors
-/// [`Error::Damaged`] and [`Error::Unsupported`] with the file that is not what the metadata say; [`Error::Io`] for one that
-/// is missing; [`Error::NoSuchKey`], [`Error::SeveralStateDicts`].
+/// Fails with [`Error::Damaged`] or [`Error::Unsupported`] for a file that does not match the metadata, with
+/// [`Error::Io`] for a missing file, or with [`Error::NoSuchKey`] or [`Error::SeveralStateDicts`].
 pub(crate) fn dcp_weights(folder: &Path, key: Option<&str>) -> Result<DcpWeights, Error> {
     DcpFolder::open(folder)?.weights(key)
 }
 
-/// An open folder, whose tensors and values are found one at a time.
+/// An open folder, whose tensors and values are located one at a time.
 pub(crate) struct DcpFolder {
     folder: PathBuf,
-    /// The file of the metadata.
+    /// Path of the metadata file.
     path: PathBuf,
-    /// Its places are sorted by name and offset.
+    /// Metadata, with places sorted by name and offset.
     metadata: DcpMetadata,
-    /// How many keys lie around all that was saved: 1 for the `app` of a program that saves an object with its model and
-    /// its optimizer.
+    /// Number of keys around everything saved: 1 for the `app` of a program that saves an object with its model and its
+    /// optimizer.
     depth: usize,
-    /// Bytes of each file that were not read yet: parts do not overlap, so that reading takes no longer than the files
-    /// are long.
+    /// Bytes of each file that have not been read yet. Parts do not overlap, so reading is bounded by the lengths of
+    /// the files.
     left: BTreeMap<String, u64>,
     /// The file that was read last.
     last: Option<(String, File)>,
 }
 
-/// The bytes of a part or a value.
+/// Byte range of a part or a value.
 struct Range {
     path: PathBuf,
     file: File,
@@ -107,7 +107,7 @@ struct Range {
 }
 
 impl DcpFolder {
-    /// Reads the metadata, and no other file yet.
+    /// Reads the metadata, and no other file.
     pub(crate) fn open(folder: &Path) -> Result<Self, Error> {
         let path = folder.join(METADATA);
         let bytes = fs::read(&path).map_err(Error::io("read", &path))?;
@@ -149,12 +149,12 @@ impl DcpFolder {
         Ok(DcpWeights { tensors, key, read, left_out })
     }
 
-    /// Whether tensors lie under this key.
+    /// Returns `true` if there are tensors under this key.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.metadata.tensors.keys().any(|name| self.top(name) == key)
     }
 
-    /// Reads all that was saved beside the weights under the keys `models`, by its outermost keys.
+    /// Reads everything except the weights under the keys `models`, by outermost key.
     pub(crate) fn states(
         &mut self,
         models: &[String],
@@ -162,7 +162,7 @@ impl DcpFolder {
         let DcpMetadata { tensors, values, .. } = &self.metadata;
         let of_model = |name: &String| models.contains(&self.top(name));
         let tensors: Vec<String> = tensors.keys().filter(|name| !of_model(name)).cloned().collect();
-        // Numbers beside weights that lie under no key.
+        // Includes numbers saved together with weights that have no key.
         let is_state = |name: &&String| self.top(name).is_empty() || !of_model(name);
         let values: Vec<String> = values.iter().filter(is_state).cloned().collect();
         let mut tree = Tree::default();
@@ -186,7 +186,7 @@ impl DcpFolder {
         tree.insert(keys, value).map_err(|fact| self.damaged(format!("`{}`: {fact}", shown(name))))
     }
 
-    /// Keys of a tensor or value, outermost first.
+    /// Returns the keys of a tensor or value, outermost first.
     fn keys(&self, name: &str) -> Vec<DcpKey> {
         match self.metadata.keys.get(name) {
             Some(keys) => keys.clone(),
@@ -194,7 +194,7 @@ impl DcpFolder {
         }
     }
 
-    /// Returns 1 where all lies under one key, which is not a model's, and a model in it.
+    /// Returns 1 if everything is under one key that is not a model's, and a model is in it.
     fn wrappers(&self) -> usize {
         let mut first = None;
         let mut has_model = false;
@@ -208,7 +208,7 @@ impl DcpFolder {
         usize::from(has_model && first.is_some_and(|it| it.to_string() != MODEL))
     }
 
-    /// The key of the dictionary that something lies in; empty for what lies in none.
+    /// Returns the key of the dictionary that a tensor or value is in. Empty outside of dictionaries.
     fn top(&self, name: &str) -> String {
         match self.metadata.keys.get(name).and_then(|keys| keys.get(self.depth..)) {
             Some([first, _, ..]) => first.to_string(),
@@ -216,7 +216,7 @@ impl DcpFolder {
         }
     }
 
-    /// A tensor's name in its state dictionary.
+    /// Returns a tensor's name in its state dictionary.
     fn inner_name(&self, name: &str) -> String {
         match self.metadata.keys.get(name).and_then(|keys| keys.get(self.depth..)) {
             Some([_, rest @ ..]) if !rest.is_empty() => {
@@ -230,7 +230,7 @@ impl DcpFolder {
         Error::Damaged { path: self.path.clone(), fact }
     }
 
-    /// A tensor of all its parts, and the file of each.
+    /// Joins a tensor from its parts. Returns it with the file of each part.
     fn tensor(&mut self, name: &str) -> Result<(FileTensor, Vec<String>), Error> {
         let about = |fact: String| format!("`{}`: {fact}", shown(name));
         let Some(tensor) = self.metadata.tensors.get(name).cloned() else {
@@ -257,7 +257,7 @@ impl DcpFolder {
         Ok((joined, files))
     }
 
-    /// What is not a tensor: a value that `torch.save` has written.
+    /// Reads a value that is not a tensor, saved by `torch.save`.
     fn value(&mut self, name: &str) -> Result<Value<FileTensor>, Error> {
         let found = self.place(name, None).ok_or_else(|| {
             self.damaged(format!("it does not say where the value `{}` lies", shown(name)))
@@ -273,14 +273,14 @@ impl DcpFolder {
         value.try_map(&mut |_, tensor| Ok(FileTensor::stored(&saved, tensor)))
     }
 
-    /// The number of the place of a part, or of a value.
+    /// Returns the index of the place of a part, or of a value.
     fn place(&self, name: &str, offset: Option<&[u64]>) -> Option<usize> {
         let places = &self.metadata.places;
         let wanted = (name, offset);
         places.binary_search_by(|it| (it.name.as_str(), it.offset.as_deref()).cmp(&wanted)).ok()
     }
 
-    /// Opens the file of a place, which no other place may share bytes with.
+    /// Opens the file of a place. Fails if the places in a file together exceed its length, because some overlap then.
     fn range(&mut self, place: usize) -> Result<Range, Error> {
         let place = &self.metadata.places[place];
         let name = FileName::new(place.file.as_str())
@@ -310,7 +310,7 @@ impl DcpFolder {
     }
 }
 
-/// The key of the weights among those of the outermost dictionary; empty for tensors that lie in it themselves.
+/// Returns the key of the weights in the outermost dictionary. Empty for tensors that are in it directly.
 fn chosen(path: &Path, tops: &BTreeSet<String>, key: Option<&str>) -> Result<String, Error> {
     let keys = || tops.iter().cloned().collect::<Vec<_>>();
     if let Some(key) = key {
@@ -330,7 +330,8 @@ fn chosen(path: &Path, tops: &BTreeSet<String>, key: Option<&str>) -> Result<Str
     }
 }
 
-/// Finds a part of a tensor in its file, an archive of `torch.save` with one tensor, and its storage.
+/// Locates a part of a tensor in its file, an archive of `torch.save` with one tensor. Returns its location and
+/// storage.
 fn located(
     range: &Range,
     name: &str,

@@ -1,5 +1,4 @@
-//! Checkpoints that DeepSpeed's `engine.save_checkpoint` has written, with ZeRO of stages 1 to 3, and universal
-//! checkpoints.
+//! Checkpoints written by DeepSpeed's `engine.save_checkpoint` with ZeRO stages 1 to 3, and universal checkpoints.
 
 mod files;
 mod flat;
@@ -27,12 +26,12 @@ use crate::file_tensor::{FileTensor, Weights};
 use crate::pth::{TensorData, shown};
 use crate::value::Value;
 
-/// States of an optimizer by the name of the parameter and their own: `exp_avg`, `exp_avg_sq`, `step`.
+/// Optimizer states, by parameter name and then by state name: `exp_avg`, `exp_avg_sq`, `step`.
 pub type Moments = BTreeMap<String, BTreeMap<String, FileTensor>>;
 
-/// A folder of a step that DeepSpeed has saved, open.
+/// An open folder of one step saved by DeepSpeed.
 ///
-/// Names and places of tensors are read, not their elements, and nothing in a pickle is executed.
+/// Names and places of tensors are read, but not their elements. Nothing in a pickle is executed.
 ///
 /// ```
 /// use brigade_checkpoint::{DeepSpeedFolder, deepspeed_folder, pth::TensorData};
@@ -51,25 +50,25 @@ pub struct DeepSpeedFolder {
     ranks: u64,
     step: Option<u64>,
     weights: Weights,
-    /// Names of weights that the optimizer does not have, from the model's file.
+    /// Names of weights that are read from the model's file because the optimizer lacks them.
     untrained: Vec<String>,
-    /// Names of tied parameters that were not saved: one line each.
+    /// Tied parameters that were not saved, one message each.
     left_out: Vec<String>,
     parameters: Vec<Parameter>,
     states: States,
     scheduler: Option<Value<FileTensor>>,
 }
 
-/// A trained parameter.
+/// Name and shape of a trained parameter.
 #[derive(Debug)]
 struct Parameter {
     name: String,
     shape: Vec<u64>,
-    /// The group that it is in: of the optimizer with stages 1 and 2, of the engine with stage 3.
+    /// Parameter group: the optimizer's with stages 1 and 2, the engine's with stage 3.
     group: usize,
 }
 
-/// What the trained parameters and the states of the optimizer lie in.
+/// Source of the trained parameters and of the optimizer's states.
 #[derive(Debug)]
 enum States {
     Zero(Zero),
@@ -80,14 +79,14 @@ impl DeepSpeedFolder {
     /// Opens the folder of a step, see [`deepspeed_folder`].
     ///
     /// # Errors
-    /// [`Error::Damaged`] for a file that is missing, cut short, or contradicts the others; [`Error::Unsupported`] for
-    /// tensor parallelism, pipelines and experts; [`Error::Io`].
+    /// Fails with [`Error::Damaged`] for a file that is missing, truncated or inconsistent with the others, with
+    /// [`Error::Unsupported`] for tensor parallelism, pipelines and experts, or with [`Error::Io`].
     pub fn open(folder: &Path) -> Result<Self, Error> {
         let files = Files::of(folder)?;
         let (states, paths, parameters, stage, ranks, model);
         if files.is_universal {
             let universal = Universal::of(folder)?;
-            // Stages 1 and 2 have one file of a model.
+            // Stages 1 and 2 have a single file for the model.
             stage = universal.stage.unwrap_or_else(|| if files.whole.is_some() { 2 } else { 3 });
             paths = model_files(&files, stage, universal.partitions)?;
             model = ModelStates::open(&paths[0])?;
@@ -121,7 +120,8 @@ impl DeepSpeedFolder {
             weights.add(&parameter.name, tensor);
         }
         weights.add_tied(&model, &paths[0])?;
-        // Stage 1 saves no frozen parameters, but the module has them. With stage 3 it has none.
+        // Stage 1 does not save frozen parameters separately, but the module has them. With stage 3 the module is
+        // empty.
         let mut untrained = Vec::new();
         for (name, tensor) in model.module().filter(|_| stage < 3) {
             if weights.add(name, tensor) {
@@ -156,42 +156,43 @@ impl DeepSpeedFolder {
         Ok(run)
     }
 
-    /// Returns the folder.
+    /// Returns the path of the step's folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Returns the stage of ZeRO: 1, 2 or 3.
+    /// Returns the ZeRO stage: 1, 2 or 3.
     #[must_use]
     pub fn stage(&self) -> u64 {
         self.stage
     }
 
-    /// Returns the number of ranks that the parameters were spread over.
+    /// Returns the number of ranks that the parameters were partitioned over.
     #[must_use]
     pub fn ranks(&self) -> u64 {
         self.ranks
     }
 
-    /// Returns the number of steps that the engine had taken, where its files tell it.
+    /// Returns the number of optimizer steps of the engine. `None` if the files do not contain it.
     #[must_use]
     pub fn step(&self) -> Option<u64> {
         self.step
     }
 
-    /// Returns the whole weights: trained parameters in the optimizer's 32 bits, floating-point buffers as 32-bit
-    /// floats, frozen parameters and other buffers in their own type. A tied parameter has all its names.
+    /// Returns the full weights: trained parameters in the optimizer's 32 bits, floating-point buffers as 32-bit
+    /// floats, frozen parameters and other buffers in their own type. A tied parameter is listed under all its names.
     #[must_use]
     pub fn weights(&self) -> &Weights {
         &self.weights
     }
 
-    /// Finds the states of the optimizer of each trained parameter: with Adam `exp_avg` and `exp_avg_sq` in the shape
-    /// of the parameter, and `step`. Parameters without states are not in it.
+    /// Returns the optimizer states of each trained parameter: for Adam `exp_avg` and `exp_avg_sq` in the shape of the
+    /// parameter, and `step`. Parameters without states are left out.
     ///
     /// # Errors
-    /// [`Error::Damaged`] where ranks have different states; of a universal checkpoint what is wrong with its files.
+    /// Fails with [`Error::Damaged`] if ranks have different states. For a universal checkpoint, also fails if its
+    /// files cannot be read.
     pub fn moments(&self) -> Result<Moments, Error> {
         match &self.states {
             States::Zero(zero) => zero.moments(&self.parameters),
@@ -199,11 +200,11 @@ impl DeepSpeedFolder {
         }
     }
 
-    /// Returns the state of the whole optimizer in PyTorch's form, with the names of the parameters.
+    /// Returns the state of the whole optimizer in PyTorch's form, with parameter names.
     ///
     /// # Errors
-    /// Those of [`DeepSpeedFolder::moments`]; [`Error::Unsupported`] where the parameter groups were not saved or are
-    /// not those of the weights.
+    /// Returns the errors of [`DeepSpeedFolder::moments`], and [`Error::Unsupported`] if the parameter groups were not
+    /// saved or do not match the weights.
     pub fn optimizer_state(&self) -> Result<Value<FileTensor>, Error> {
         let mut moments = self.moments()?;
         let groups = match &self.states {
@@ -248,17 +249,17 @@ impl DeepSpeedFolder {
         Ok(Value::dict([("state", Value::Dict(states)), ("param_groups", Value::List(made))]))
     }
 
-    /// The state of the scheduler, where it is a dictionary.
+    /// Returns the state of the scheduler. `None` unless it is a dictionary.
     pub(crate) fn scheduler(&self) -> Option<&Value<FileTensor>> {
         self.scheduler.as_ref()
     }
 
-    /// Tied parameters that were not saved, a line each.
+    /// Returns the tied parameters that were not saved, one message each.
     pub(crate) fn left_out(&self) -> &[String] {
         &self.left_out
     }
 
-    /// Which weights are not the optimizer's, in a line.
+    /// Returns a line that names the weights not taken from the optimizer.
     pub(crate) fn read_beside(&self) -> Option<String> {
         let names = self.untrained.iter().take(MAX_SHOWN);
         let names: Vec<String> = names.map(|name| format!("`{}`", shown(name))).collect();
@@ -272,7 +273,7 @@ impl DeepSpeedFolder {
         })
     }
 
-    /// Names of the optimizer's states, and those of one name as tensors under the names of the parameters.
+    /// Returns one state of the optimizer, such as `exp_avg`, as tensors under the names of the parameters.
     pub(crate) fn slot(&self, slot: &str) -> Result<Weights, Error> {
         let moments = self.moments()?;
         let mut keys: BTreeSet<String> = BTreeSet::new();
@@ -292,7 +293,7 @@ impl DeepSpeedFolder {
     }
 }
 
-/// What was found, in a line.
+/// Describes the checkpoint in one line.
 impl fmt::Display for DeepSpeedFolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match &self.states {
@@ -308,7 +309,7 @@ impl fmt::Display for DeepSpeedFolder {
     }
 }
 
-/// Weights, each name once.
+/// Weights with unique names.
 #[derive(Default)]
 struct NamedWeights {
     all: Weights,
@@ -316,7 +317,7 @@ struct NamedWeights {
 }
 
 impl NamedWeights {
-    /// Adds a tensor unless its name is known; whether it was added.
+    /// Adds a tensor unless its name is taken. Returns `true` if it was added.
     fn add(&mut self, name: &str, tensor: FileTensor) -> bool {
         let is_new = !self.places.contains_key(name);
         if is_new {
@@ -326,7 +327,7 @@ impl NamedWeights {
         is_new
     }
 
-    /// Gives the parameters that are another one its tensor, where it is known.
+    /// Adds tied parameters under their other names, where the shared tensor is known.
     fn add_tied(&mut self, model: &ModelStates, path: &Path) -> Result<(), Error> {
         let size = |tensor: &FileTensor| tensor.info().bytes().unwrap_or_default();
         let own = self.all.iter().map(|(_, it)| size(it)).fold(0u64, u64::saturating_add);
@@ -344,7 +345,7 @@ impl NamedWeights {
     }
 }
 
-/// The files of the model's states: one with stages 1 and 2, one of each rank with stage 3.
+/// Returns the files of the model's states: one with stages 1 and 2, one per rank with stage 3.
 fn model_files(files: &Files, stage: u64, ranks: Option<u64>) -> Result<Vec<PathBuf>, Error> {
     if stage < 3 {
         let name = "mp_rank_00_model_states.pt";
@@ -362,7 +363,8 @@ fn model_files(files: &Files, stage: u64, ranks: Option<u64>) -> Result<Vec<Path
     (0..ranks).map(path).collect()
 }
 
-/// Parameters that are not trained: whole with stages 1 and 2, in parts with stage 3. `model` is the first of `paths`.
+/// Returns the frozen parameters: whole with stages 1 and 2, joined from the ranks' parts with stage 3. `model` is the
+/// first of `paths`.
 fn frozen(model: &ModelStates, paths: &[PathBuf]) -> Result<Weights, Error> {
     let shapes = model.frozen().map_err(|fault| fault.at(&paths[0]))?;
     if shapes.is_empty() {
@@ -375,7 +377,7 @@ fn frozen(model: &ModelStates, paths: &[PathBuf]) -> Result<Weights, Error> {
     };
     let mut ranks = vec![fragments_of(&paths[0], model)?];
     for path in &paths[1..] {
-        // Closed again: there may be more ranks than files may be open.
+        // Closed at once: there may be more ranks than the limit of open files.
         ranks.push(fragments_of(path, &ModelStates::open(path)?)?);
     }
     let mut weights = Weights::new();
@@ -396,7 +398,7 @@ fn frozen(model: &ModelStates, paths: &[PathBuf]) -> Result<Weights, Error> {
     Ok(weights)
 }
 
-/// Weights in 32 bits, as an optimizer has them.
+/// Returns the weights with 16-bit floats widened to 32 bits, as an optimizer has them.
 pub(crate) fn in_32_bits(weights: &Weights) -> Weights {
     let wide = |tensor: &FileTensor| match tensor.info().dtype {
         Dtype::F16 | Dtype::BF16 => tensor.clone().cast(Dtype::F32),
@@ -405,10 +407,10 @@ pub(crate) fn in_32_bits(weights: &Weights) -> Weights {
     weights.iter().map(|(name, tensor)| (name.clone(), wide(tensor))).collect()
 }
 
-/// Keys of a parameter group that say which parameters it has.
+/// Keys of a parameter group that name its parameters.
 const OWN: [&str; 2] = ["params", "param_names"];
 const MAX_SHOWN: usize = 5;
-/// How often all that is stored may be used under other names.
+/// Maximum total size of tied copies, as a multiple of the stored weights.
 const MAX_COPIES: u64 = 16;
-/// What is not counted.
+/// Bytes allowed in addition, so that small checkpoints always pass.
 const FREE_BYTES: u64 = 1 << 20;

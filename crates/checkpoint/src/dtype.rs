@@ -1,11 +1,11 @@
-//! Element types under the names of the three formats.
+//! Data types of tensors, with their names in safetensors and PyTorch files.
 
 use std::fmt;
 
 use safetensors::Dtype as Safe;
 use serde::{Deserialize, Serialize};
 
-/// The type of a tensor's elements: those of safetensors and those of PyTorch.
+/// Data type of a tensor's elements: those of safetensors and those of PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Dtype {
@@ -15,7 +15,7 @@ pub enum Dtype {
     F32,
     /// 16-bit float, PyTorch's `float16`.
     F16,
-    /// 16-bit float with the exponent of a 32-bit one.
+    /// 16-bit float with the exponent range of a 32-bit one, PyTorch's `bfloat16`.
     BF16,
     /// 64-bit signed integer.
     I64,
@@ -31,15 +31,15 @@ pub enum Dtype {
     Bool,
     /// Complex number of two 32-bit floats.
     C64,
-    /// Two 64-bit floats; safetensors lacks it.
+    /// Complex number of two 64-bit floats. Not in safetensors.
     C128,
-    /// Two 16-bit floats; safetensors lacks it.
+    /// Complex number of two 16-bit floats. Not in safetensors.
     C32,
-    /// 64-bit integer without a sign.
+    /// 64-bit unsigned integer.
     U64,
-    /// 32-bit integer without a sign.
+    /// 32-bit unsigned integer.
     U32,
-    /// 16-bit integer without a sign.
+    /// 16-bit unsigned integer.
     U16,
     /// 8-bit float, PyTorch's `float8_e4m3fn`.
     #[serde(rename = "F8_E4M3")]
@@ -47,51 +47,51 @@ pub enum Dtype {
     /// 8-bit float, PyTorch's `float8_e5m2`.
     #[serde(rename = "F8_E5M2")]
     F8E5M2,
-    /// 8-bit exponent, a scale of other values: PyTorch's `float8_e8m0fnu`.
+    /// 8-bit exponent, used as a scale of other values: PyTorch's `float8_e8m0fnu`.
     #[serde(rename = "F8_E8M0")]
     F8E8M0,
-    /// 8-bit float without infinities and negative zero, `float8_e4m3fnuz`.
+    /// 8-bit float without infinities and negative zero, PyTorch's `float8_e4m3fnuz`.
     #[serde(rename = "F8_E4M3FNUZ")]
     F8E4M3Fnuz,
-    /// 8-bit float without infinities and negative zero, `float8_e5m2fnuz`.
+    /// 8-bit float without infinities and negative zero, PyTorch's `float8_e5m2fnuz`.
     #[serde(rename = "F8_E5M2FNUZ")]
     F8E5M2Fnuz,
-    /// 4-bit float; PyTorch's `float4_e2m1fn_x2` counts two of them as one element.
+    /// 4-bit float. PyTorch's `float4_e2m1fn_x2` counts two of them as one element.
     F4,
-    /// 6-bit float; PyTorch lacks it.
+    /// 6-bit float with 2 exponent and 3 mantissa bits. Not in PyTorch.
     #[serde(rename = "F6_E2M3")]
     F6E2M3,
-    /// 6-bit float; PyTorch lacks it.
+    /// 6-bit float with 3 exponent and 2 mantissa bits. Not in PyTorch.
     #[serde(rename = "F6_E3M2")]
     F6E3M2,
-    /// Quantized 8-bit integer; safetensors lacks it, and the types that follow.
+    /// Quantized 8-bit signed integer. Not in safetensors.
     #[serde(rename = "qint8")]
     QInt8,
-    /// Quantized 8-bit unsigned integer.
+    /// Quantized 8-bit unsigned integer. Not in safetensors.
     #[serde(rename = "quint8")]
     QUInt8,
-    /// Quantized 32-bit integer.
+    /// Quantized 32-bit signed integer. Not in safetensors.
     #[serde(rename = "qint32")]
     QInt32,
-    /// Quantized 4-bit integer. Every row begins at a byte.
+    /// Quantized 4-bit unsigned integer. Every row begins at a byte. Not in safetensors.
     #[serde(rename = "quint4x2")]
     QUInt4x2,
-    /// Quantized 2-bit integer. Every row begins at a byte.
+    /// Quantized 2-bit unsigned integer. Every row begins at a byte. Not in safetensors.
     #[serde(rename = "quint2x4")]
     QUInt2x4,
-    /// A byte without a meaning.
+    /// Uninterpreted byte, PyTorch's `bits8`. Not in safetensors.
     #[serde(rename = "bits8")]
     Bits8,
-    /// Two bytes without a meaning.
+    /// Two uninterpreted bytes, PyTorch's `bits16`. Not in safetensors.
     #[serde(rename = "bits16")]
     Bits16,
-    /// A byte of eight values.
+    /// Byte with eight values of one bit, PyTorch's `bits1x8`. Not in safetensors.
     #[serde(rename = "bits1x8")]
     Bits1x8,
-    /// A byte of four values.
+    /// Byte with four values of two bits, PyTorch's `bits2x4`. Not in safetensors.
     #[serde(rename = "bits2x4")]
     Bits2x4,
-    /// A byte of two values.
+    /// Byte with two values of four bits, PyTorch's `bits4x2`. Not in safetensors.
     #[serde(rename = "bits4x2")]
     Bits4x2,
 }
@@ -104,12 +104,12 @@ struct Row {
     safe: Option<Safe>,
 }
 
-/// How files of `torch.save` name a type.
+/// Name of a data type in `torch.save` files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TorchType {
-    /// A type of storage: `FloatStorage`.
+    /// Name of a storage class, such as `FloatStorage`.
     Storage(&'static str),
-    /// A type that storages do not know; the tensor has its name: `float8_e4m3fn`.
+    /// Name of a type without a storage class, stored with the tensor, such as `float8_e4m3fn`.
     Untyped(&'static str),
 }
 
@@ -125,7 +125,7 @@ const fn row(
     Row { dtype, name, bits, torch, safe }
 }
 
-/// In the order of the enum.
+/// One row per data type, in the order of the enum.
 const ROWS: [Row; 34] = [
     row(Dtype::F64, "F64", 64, Some(Storage("DoubleStorage")), Some(Safe::F64)),
     row(Dtype::F32, "F32", 32, Some(Storage("FloatStorage")), Some(Safe::F32)),
@@ -176,25 +176,25 @@ const ROWS: [Row; 34] = [
 ];
 
 impl Dtype {
-    /// Bits of one element.
+    /// Returns the number of bits per element.
     #[must_use]
     pub fn bits(self) -> u64 {
         self.row().bits
     }
 
-    /// Bytes of one element; 1 for the types that take less than a byte.
+    /// Returns the number of bytes per element. 1 for types smaller than a byte.
     #[must_use]
     pub fn bytes(self) -> u64 {
         self.bits().div_ceil(8)
     }
 
-    /// The name in safetensors files, and PyTorch's for the types that safetensors lacks.
+    /// Returns the name in safetensors files, or PyTorch's for types that safetensors lacks.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// The name in files of `torch.save`; `None` for the types that PyTorch lacks.
+    /// Returns the name in `torch.save` files. `None` for types that PyTorch lacks.
     pub(crate) fn torch(self) -> Option<TorchType> {
         self.row().torch
     }
@@ -204,13 +204,13 @@ impl Dtype {
         ROWS.iter().find(has).map(|row| row.dtype)
     }
 
-    /// By a name that storages do not know.
+    /// Returns the type with this name, among the types without a storage class.
     pub(crate) fn from_untyped(name: &str) -> Option<Self> {
         let has = |row: &&Row| matches!(row.torch, Some(Untyped(known)) if known == name);
         ROWS.iter().find(has).map(|row| row.dtype)
     }
 
-    /// Whether elements are integers to be multiplied with a scale that the tensor has beside them.
+    /// Returns `true` if elements are integers to be multiplied with a scale stored with the tensor.
     pub(crate) fn is_quantized(self) -> bool {
         matches!(self, Self::QInt8 | Self::QUInt8 | Self::QInt32 | Self::QUInt4x2 | Self::QUInt2x4)
     }
@@ -234,27 +234,27 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// Element type and shape of a tensor.
+/// Data type and shape of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorInfo {
-    /// The type of its elements.
+    /// Data type of the elements.
     pub dtype: Dtype,
     /// Shape of the tensor.
     pub shape: Vec<u64>,
 }
 
 impl TensorInfo {
-    /// The number of elements; `None` when it has no place in 64 bits.
+    /// Returns the number of elements. `None` if it does not fit into 64 bits.
     #[must_use]
     pub fn elements(&self) -> Option<u64> {
-        // A zero anywhere makes the whole empty, whatever the others are.
+        // A zero anywhere makes the tensor empty, even if the other sizes overflow.
         if self.shape.contains(&0) {
             return Some(0);
         }
         self.shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size))
     }
 
-    /// The number of bytes; `None` when it has no place in 64 bits.
+    /// Returns the size in bytes. `None` if it does not fit into 64 bits.
     #[must_use]
     pub fn bytes(&self) -> Option<u64> {
         let elements = self.elements()?;

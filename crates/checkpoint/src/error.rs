@@ -1,4 +1,4 @@
-//! What can be wrong with a file or a checkpoint, as facts.
+//! Errors about weights files and checkpoints.
 
 use std::path::{Path, PathBuf};
 
@@ -7,22 +7,22 @@ use brigade_rank_env::text::escaped;
 use crate::file_name::InvalidFileName;
 use crate::pth::shown;
 
-/// Why a file could not be read or written, or a checkpoint is none.
+/// An error of reading or writing a weights file or a checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An operating system call failed.
     #[error("cannot {doing} {}: {source}", escaped(path.display()))]
     Io {
-        /// `read`, `write`, …
+        /// Operation that failed, as a verb: `read`, `write`, …
         doing: &'static str,
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
         /// Error of the operating system.
         source: std::io::Error,
     },
 
-    /// Neither safetensors nor a file of `torch.save`.
+    /// The file is neither a safetensors file nor a file of `torch.save`.
     #[error(
         "{} is neither a safetensors file nor a .pth file of torch.save: {fact}",
         escaped(path.display()),
@@ -31,11 +31,11 @@ pub enum Error {
     UnknownFormat {
         /// Path of the file.
         path: PathBuf,
-        /// What its first bytes are.
+        /// Description of the first bytes.
         fact: String,
     },
 
-    /// The file contradicts itself: truncated, damaged, or made to deceive.
+    /// The file is inconsistent: truncated, damaged, or made to deceive.
     #[error("{} is damaged: {fact}", escaped(path.display()), fact = escaped(fact))]
     Damaged {
         /// Path of the file.
@@ -44,16 +44,16 @@ pub enum Error {
         fact: String,
     },
 
-    /// A well-formed file that uses something this reader does not know.
+    /// The file is well-formed, but uses a feature that is not supported.
     #[error("{}: {fact}", escaped(path.display()), fact = escaped(fact))]
     Unsupported {
-        /// The file, or the place it would have been written to.
+        /// Path of the file, or the place where it would have been written.
         path: PathBuf,
-        /// What it uses, and what to do about it.
+        /// Unsupported feature, and what to do about it.
         fact: String,
     },
 
-    /// A file of `torch.save` without the weights of a model.
+    /// The file of `torch.save` contains no weights of a model.
     #[error(
         "{} holds {found}; a state dictionary (tensors by name) is not in it",
         escaped(path.display()),
@@ -62,11 +62,11 @@ pub enum Error {
     NoStateDict {
         /// Path of the file.
         path: PathBuf,
-        /// What it holds.
+        /// Description of the file's contents.
         found: String,
     },
 
-    /// A file of `torch.save` with the weights of several models.
+    /// The file of `torch.save` contains the weights of several models.
     #[error(
         "{} holds {} state dictionaries: {}; choose one (`--key` on the command line, \
          `weights::load_entry` and `Model::load_entry` in a program)",
@@ -77,11 +77,11 @@ pub enum Error {
     SeveralStateDicts {
         /// Path of the file.
         path: PathBuf,
-        /// Their keys.
+        /// Keys of the state dictionaries.
         keys: Vec<String>,
     },
 
-    /// No dictionary lies under a key.
+    /// The file has no dictionary under the requested key.
     #[error(
         "{} has no dictionary under `{}`{}",
         escaped(path.display()),
@@ -91,33 +91,33 @@ pub enum Error {
     NoSuchKey {
         /// Path of the file.
         path: PathBuf,
-        /// The key that was asked for.
+        /// Key that was requested.
         key: String,
-        /// The keys of its state dictionaries; one that is empty where all of the file is one.
+        /// Keys of the file's state dictionaries. A single empty key if the whole file is one.
         keys: Vec<String>,
     },
 
-    /// A part of a tensor was asked for that the tensor does not have, or in memory of another size.
+    /// The requested part of a tensor does not exist, or the memory for it has the wrong size.
     #[error("cannot read `{}` of {}: {fact}", shown(name), escaped(path.display()))]
     NoSuchRegion {
         /// Path of the file.
         path: PathBuf,
         /// Name of the tensor.
         name: String,
-        /// What it is, and what was asked for.
+        /// Description of the tensor and of the request.
         fact: String,
     },
 
-    /// A folder that is not a checkpoint of Brigade's.
+    /// The folder is not a Brigade checkpoint.
     #[error("{} is not a checkpoint: {fact}", escaped(path.display()), fact = escaped(fact))]
     NotACheckpoint {
         /// Path of the folder.
         path: PathBuf,
-        /// What it is or lacks.
+        /// Description of the folder, or of what it lacks.
         fact: String,
     },
 
-    /// A checkpoint whose manifest is of a version that this program does not know.
+    /// The checkpoint's manifest has a version that this program does not support.
     #[error(
         "{} is a checkpoint of manifest version {found}, this program reads versions 1 to {known}; update \
          Brigade (the dependency of the program, and the command `brigade`) to the version that wrote it or a \
@@ -127,26 +127,26 @@ pub enum Error {
     Version {
         /// Path of the folder.
         path: PathBuf,
-        /// Its version.
+        /// Version of the manifest.
         found: u32,
-        /// The newest that is known.
+        /// Newest version that this program supports.
         known: u32,
     },
 
-    /// A checkpoint would replace something else.
+    /// The target of a checkpoint exists and is not a checkpoint.
     #[error(
         "{} cannot become a checkpoint: {fact}; nothing was changed, choose another name",
         escaped(path.display()),
         fact = escaped(fact)
     )]
     Occupied {
-        /// The place.
+        /// Path of the target.
         path: PathBuf,
-        /// What is there.
+        /// Description of what occupies the target.
         fact: String,
     },
 
-    /// A state from elsewhere does not fit the checkpoint that it was to be put into.
+    /// The foreign state does not fit the checkpoint `like`.
     #[error(
         "{} does not fit {}: {fact}; nothing was written",
         escaped(path.display()),
@@ -154,18 +154,18 @@ pub enum Error {
         fact = escaped(fact)
     )]
     Unlike {
-        /// The state.
+        /// Path of the foreign state.
         path: PathBuf,
-        /// Path of the checkpoint.
+        /// Path of the checkpoint `like`.
         like: PathBuf,
-        /// The first difference.
+        /// First difference between the two.
         fact: String,
     },
 
-    /// States that a source lacks would come from the checkpoint that says what goes where.
+    /// The source lacks states that would have to be taken from the checkpoint `like`.
     #[error(
-        "{} has no state for all that {} holds, and these would come from the latter: {states}. Where that is \
-         meant, give `--keep-state {kinds}`; nothing was written",
+        "{} lacks some of the states that {} has, and these would be taken from the latter: {states}. To \
+         allow this, pass `--keep-state {kinds}`; nothing was written",
         escaped(path.display()),
         escaped(like.display()),
         states = escaped(states)
@@ -173,20 +173,20 @@ pub enum Error {
     MissingStates {
         /// Path of the source.
         path: PathBuf,
-        /// Path of the checkpoint.
+        /// Path of the checkpoint `like`.
         like: PathBuf,
-        /// The objects, each with the reason.
+        /// Missing objects, each with the reason.
         states: String,
-        /// The kinds of states to keep, separated by commas.
+        /// Kinds of states to pass to `--keep-state`, separated by commas.
         kinds: String,
     },
 
-    /// A file was to be written under something that is not a file's name.
+    /// The name of a file to write is not a valid file name.
     #[error("{0}")]
     FileName(#[source] InvalidFileName),
 }
 
-/// What there is instead of a key, for a message.
+/// Returns the end of a message about a missing key: the keys that exist.
 fn other_keys(keys: &[String]) -> String {
     match keys {
         [] => String::new(),
@@ -198,7 +198,7 @@ fn other_keys(keys: &[String]) -> String {
     }
 }
 
-/// Keys of a file, for a message.
+/// Formats keys of a file for a message, at most 20.
 pub(crate) fn listed(keys: &[String]) -> String {
     let mut shown: Vec<String> =
         keys.iter().take(MAX_LISTED).map(|key| format!("`{}`", shown(key))).collect();
@@ -217,7 +217,8 @@ impl From<InvalidFileName> for Error {
 }
 
 impl Error {
-    /// The error of the system about a path; what an [`std::io::Error`] is around where it is one of these.
+    /// Returns a function that adds operation and path to a system error. An [`std::io::Error`] that wraps an `Error`
+    /// gives the wrapped one.
     pub(crate) fn io(
         doing: &'static str,
         path: impl Into<PathBuf>,
@@ -226,7 +227,8 @@ impl Error {
         move |source| source.downcast().unwrap_or_else(|source| Self::Io { doing, path, source })
     }
 
-    /// The error of a temporary file in `folder`, from which `to` was to be made, without its name.
+    /// Returns a function that converts an error of the temporary file in `folder` from which `to` is made, without the
+    /// temporary name.
     pub(crate) fn temporary(to: &Path, folder: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |error| {
             let source = folder.metadata().err().unwrap_or_else(|| error.kind().into());
@@ -234,7 +236,7 @@ impl Error {
         }
     }
 
-    /// Names `to`, and what is to be in it, where the path is that of a folder in the temporary folder `partial`.
+    /// Replaces a path inside the temporary folder `partial` by the corresponding path of the target `to`.
     pub(crate) fn renamed(mut self, partial: &Path, to: &Path) -> Self {
         if let Some(path) = self.path_mut()
             && let Ok(rest) = path.strip_prefix(partial)

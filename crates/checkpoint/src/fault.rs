@@ -1,22 +1,22 @@
-//! What is wrong inside a file, before its path is put to it.
+//! Errors about the contents of a file, before its path is added.
 
 use std::fmt::Display;
 use std::path::Path;
 
 use crate::Error;
 
-/// A fact about the bytes of a file.
+/// An error about the bytes of a file.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// They contradict themselves.
+    /// The bytes are inconsistent.
     Damaged(String),
-    /// They use something that is not known here.
+    /// The bytes use an unsupported feature.
     Unsupported(String),
-    /// A record goes on after the last of them.
+    /// A record continues after the end.
     Ended,
-    /// They could not be read.
+    /// The bytes could not be read.
     Io(std::io::Error),
-    /// What was read from them could not be written.
+    /// The data read could not be written.
     Write(std::io::Error),
 }
 
@@ -29,7 +29,7 @@ impl Fault {
         Self::Unsupported(fact.to_string())
     }
 
-    /// The fault of a value at `place` in the file's tree.
+    /// Adds the place of the value in the file's tree.
     pub(crate) fn about(self, place: &str) -> Self {
         match self {
             Self::Damaged(fact) if !place.is_empty() => Self::Damaged(format!("`{place}`: {fact}")),

@@ -1,4 +1,4 @@
-//! Names of files that stand inside a file: in a manifest, in an index of shards.
+//! File names stored in a file, such as a manifest or an index of shards.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -7,11 +7,10 @@ use std::path::{Component, Path};
 
 use serde::{Deserialize, Serialize};
 
-/// The name of a file in a folder that is known: one part of a path, so that joining it to the folder never
-/// leaves the folder.
+/// Name of a file in a known folder: a single path component, so that joining it never leaves the folder.
 ///
-/// Manifests and indexes come from elsewhere. Their names are checked once, when they are read, and are of
-/// this type from then on.
+/// Manifests and indexes come from elsewhere. Names in them are checked once, when they are read, and have this type
+/// from then on.
 ///
 /// ```
 /// use brigade_checkpoint::FileName;
@@ -25,7 +24,7 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct FileName(String);
 
-/// A text that does not name a file in its own folder.
+/// Error of a string that is not a valid file name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a file name: it must be one part of a path, without `/`, and not `.` or `..`"
@@ -33,14 +32,14 @@ pub struct FileName(String);
 pub struct InvalidFileName(String);
 
 impl FileName {
-    /// Checks a name.
+    /// Checks that a name is a single path component.
     ///
     /// # Errors
-    /// [`InvalidFileName`] for an empty name, one with `/` or a null character, `.` and `..`.
+    /// Fails with [`InvalidFileName`] for an empty name, for `.` and `..`, and for a name with `/` or a null character.
     pub fn new(name: impl Into<String>) -> Result<Self, InvalidFileName> {
         let name = name.into();
         let mut parts = Path::new(&name).components();
-        // `a/` and `a/.` have one component, too, and are not equal to it.
+        // `a/` and `a/.` also have a single component, but differ from it.
         let single = matches!(
             (parts.next(), parts.next()),
             (Some(Component::Normal(part)), None) if part == name.as_str()
@@ -48,12 +47,12 @@ impl FileName {
         if single && !name.contains('\0') { Ok(Self(name)) } else { Err(InvalidFileName(name)) }
     }
 
-    /// The name with something after it, which has no `/`.
+    /// Returns the name followed by `ending`, which must not contain `/`.
     pub(crate) fn with_ending(&self, ending: fmt::Arguments<'_>) -> Self {
         Self(format!("{}{ending}", self.0))
     }
 
-    /// The file of an object's state: `optimizer.json`.
+    /// Returns the name of an object's state file, such as `optimizer.json`.
     ///
     /// ```
     /// use brigade_checkpoint::FileName;
@@ -66,7 +65,7 @@ impl FileName {
         self.with_ending(format_args!(".json"))
     }
 
-    /// Returns the name as text.
+    /// Returns the name as a string.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

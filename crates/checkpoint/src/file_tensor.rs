@@ -1,4 +1,4 @@
-//! Tensors that lie in files.
+//! Tensors stored in files.
 
 mod cast;
 mod chunks;
@@ -22,7 +22,7 @@ use crate::pth::{PthFile, Quantizer, StoragePlace, StoredTensor, TensorData};
 use crate::region::Region;
 use crate::torch_optimizer::StateTensor;
 
-/// A tensor in a file of some format, or small enough to be in memory.
+/// A tensor in a file of any format. Small ones may be in memory.
 #[derive(Debug, Clone)]
 pub struct FileTensor(Source);
 
@@ -30,12 +30,12 @@ pub struct FileTensor(Source);
 enum Source {
     Placed(TensorLocation),
     Stored(Arc<Mutex<PthFile>>, StoredTensor),
-    /// Parts of it that cover it, as ranks have saved theirs.
+    /// Parts that cover the tensor, as saved by several ranks.
     Chunks(Arc<Chunks>),
-    /// Parts of its bytes one after the other, as DeepSpeed cuts flat tensors.
+    /// Consecutive parts of its bytes, as DeepSpeed cuts flat tensors.
     Parts(TensorInfo, Vec<TensorLocation>),
     Memory(TensorInfo, Arc<[u8]>),
-    /// Another float tensor, written as this type, and how many of its values became infinite.
+    /// Another float tensor to be written as this type, and the number of values that became infinite.
     Cast(Box<FileTensor>, Dtype, Arc<AtomicU64>),
 }
 
@@ -44,16 +44,16 @@ impl FileTensor {
         Self(Source::Placed(place))
     }
 
-    /// A tensor of a checkpoint, whole or in the parts of several ranks.
+    /// Returns a tensor of a checkpoint, whole or in the parts of several ranks.
     ///
     /// Returns the errors of [`of_chunks`](Self::of_chunks).
     pub(crate) fn of_checkpoint(tensor: layout::StoredTensor) -> Result<Self, String> {
         Self::of_chunks(tensor.info, tensor.chunks)
     }
 
-    /// A tensor of chunks that cover it exactly once, each in a file.
+    /// Joins chunks that cover a tensor exactly once, each in a file.
     ///
-    /// Errors for elements of less than a byte that are cut along another dimension than the first.
+    /// Fails for elements smaller than a byte that are cut along another dimension than the first.
     pub(crate) fn of_chunks(
         info: TensorInfo,
         chunks: Vec<(Region, TensorLocation)>,
@@ -64,7 +64,7 @@ impl FileTensor {
         })
     }
 
-    /// A tensor whose elements lie in parts, one after the other, which are as many bytes.
+    /// Joins consecutive parts, whose sizes add up to the tensor's.
     pub(crate) fn of_parts(info: TensorInfo, mut parts: Vec<TensorLocation>) -> Self {
         match (parts.len(), parts.pop()) {
             (1, Some(part)) => Self::placed(TensorLocation { info, ..part }),
@@ -75,8 +75,8 @@ impl FileTensor {
         }
     }
 
-    /// The same, with the storages of `torch.save` that the chunks lie in: their checksums are compared before a byte is
-    /// copied.
+    /// Joins chunks like [`of_chunks`](Self::of_chunks), and compares the checksums of their `torch.save` storages
+    /// before a byte is copied.
     ///
     /// Returns the errors of [`of_chunks`](Self::of_chunks).
     pub(crate) fn of_checked_chunks(
@@ -92,13 +92,13 @@ impl FileTensor {
         Self(Source::Stored(Arc::clone(file), tensor))
     }
 
-    /// A vector of bytes, as PyTorch keeps the states of its generators.
+    /// Returns a vector of bytes, as PyTorch stores the states of its generators.
     pub(crate) fn bytes(bytes: &[u8]) -> Self {
         let info = TensorInfo { dtype: Dtype::U8, shape: vec![bytes.len() as u64] };
         Self(Source::Memory(info, bytes.into()))
     }
 
-    /// The tensor in another type of floats; the same tensor where either type is no plain float.
+    /// Converts the tensor to another floating-point type. Returns it unchanged unless both types are plain floats.
     pub(crate) fn cast(self, to: Dtype) -> Self {
         let from = self.info().dtype;
         if from == to || !is_float(from) || !is_float(to) {
@@ -107,7 +107,7 @@ impl FileTensor {
         Self(Source::Cast(Box::new(self), to, Arc::default()))
     }
 
-    /// How many finite values became infinite in its type, once it was written.
+    /// Returns the number of finite values that became infinite by the conversion. Known after the tensor was written.
     pub(crate) fn overflowed(&self) -> u64 {
         match &self.0 {
             Source::Cast(_, _, count) => count.load(Ordering::Relaxed),
@@ -115,15 +115,15 @@ impl FileTensor {
         }
     }
 
-    /// All its bytes.
+    /// Returns all bytes of the tensor.
     pub(crate) fn read(&self) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.write_to(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// The number of a tensor that has only one. `None` for more, for the types that counts and rates do
-    /// not have, and where the file cannot be read: copying the tensor reports that error.
+    /// Returns the value of a tensor with one element. `None` for more elements, for types that are not used for counts
+    /// and rates, and if the file cannot be read: copying the tensor reports that error.
     pub(crate) fn scalar(&self) -> Option<f64> {
         let info = self.info();
         if info.elements() != Some(1) {
@@ -145,7 +145,7 @@ impl StateTensor for FileTensor {
         Self::scalar(self)
     }
 
-    /// 32 bits, as PyTorch counts an optimizer's steps.
+    /// Returns a 32-bit float, as PyTorch counts an optimizer's steps.
     fn from_scalar(number: f64) -> Self {
         let info = TensorInfo { dtype: Dtype::F32, shape: Vec::new() };
         Self(Source::Memory(info, (number as f32).to_le_bytes().as_slice().into()))
@@ -189,7 +189,7 @@ impl TensorData for FileTensor {
     }
 }
 
-/// Copies the bytes of a place, a piece at a time.
+/// Copies the bytes of a location, a piece at a time.
 fn copy(place: &TensorLocation, out: &mut dyn Write) -> io::Result<()> {
     let unread = |error| io::Error::other(Error::io("read", &place.path)(error));
     let file = File::open(&place.path).map_err(unread)?;
@@ -206,5 +206,5 @@ fn copy(place: &TensorLocation, out: &mut dyn Write) -> io::Result<()> {
 
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Names and tensors of one model, in order.
+/// Names and tensors of a model, in order.
 pub type Weights = Vec<(String, FileTensor)>;

@@ -1,4 +1,4 @@
-//! The formats of weights files: a list, and what each can do.
+//! Formats of weights files, with their operations.
 
 mod safetensors;
 mod torch;
@@ -20,10 +20,10 @@ use crate::other_format::{START_BYTES, describe};
 use crate::pth::{PthFile, StoredStateDict};
 use crate::safetensors::Entry;
 
-/// All formats, in the order in which a file's first bytes are compared with them.
+/// All formats, in the order in which they are tried on a file's first bytes.
 pub static FORMATS: &[&dyn WeightsFormat] = &[&Torch, &Safetensors];
 
-/// A format of weights files: how it is recognized, read and written.
+/// A format of weights files: how to recognize, read and write it.
 ///
 /// ```
 /// use brigade_checkpoint::{FORMATS, format_named};
@@ -33,42 +33,44 @@ pub static FORMATS: &[&dyn WeightsFormat] = &[&Torch, &Safetensors];
 /// assert_eq!(format_named("pt".as_ref()).map(|format| format.name()), Some("torch"));
 /// ```
 pub trait WeightsFormat: fmt::Debug + Send + Sync {
-    /// Returns its name, as `brigade checkpoint convert --to` takes it.
+    /// Returns the name of the format, as passed to `brigade checkpoint convert --to`.
     fn name(&self) -> &'static str;
 
-    /// Returns what a file of it is, for messages: "file of torch.save".
+    /// Returns a noun for files of the format, for messages, such as "file of torch.save".
     fn description(&self) -> &'static str;
 
-    /// Returns what [`write`](Self::write) makes, for the help of `--to`.
+    /// Returns a description of the output of [`write`](Self::write), for the help of `--to`.
     fn written(&self) -> &'static str;
 
-    /// Returns the extensions by which a file to write is known to be of this format, without dots.
+    /// Returns the file extensions that select this format for writing, without dots.
     fn extensions(&self) -> &'static [&'static str];
 
-    /// Returns whether a file that begins with these bytes is of this format. There are 512 of a longer file.
+    /// Returns `true` if a file that begins with these bytes has this format. `start` is the whole file or its first
+    /// 512 bytes.
     fn begins(&self, start: &[u8]) -> bool;
 
-    /// Reads names, types, shapes and places of the tensors of a file, or of the state dictionary at `key`, and no
-    /// tensor.
+    /// Opens a file and reads names, types, shapes and places of its tensors, without their elements. `key` selects one
+    /// of several state dictionaries.
     ///
     /// # Errors
-    /// What is wrong with the file; [`Error::NoSuchKey`], also where the format has no keys; [`Error::NoStateDict`]
-    /// and [`Error::SeveralStateDicts`].
+    /// Fails if the file is damaged or unsupported, with [`Error::NoSuchKey`] also for formats without keys, or with
+    /// [`Error::NoStateDict`] or [`Error::SeveralStateDicts`].
     fn open(&self, path: &Path, file: File, key: Option<&str>) -> Result<OpenWeights, Error>;
 
-    /// Reads what its user has written into a file beside the tensors. Defaults to nothing.
+    /// Reads the metadata that the user has stored in a file besides the tensors. Defaults to an empty map.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// Fails if the file is damaged or unsupported.
     fn metadata(&self, path: &Path, file: &File) -> Result<HashMap<String, String>, Error> {
         let _ = (path, file);
         Ok(HashMap::new())
     }
 
-    /// Writes a new file of tensors, each copied in pieces. Defaults to an error, for formats that are only read.
+    /// Writes tensors to a new file, copied in pieces. By default fails, for read-only formats.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Unsupported`] where the format cannot be written or cannot hold a tensor.
+    /// Fails with [`Error::Io`], or with [`Error::Unsupported`] if the format cannot be written or cannot store a
+    /// tensor.
     fn write(&self, path: &Path, weights: &Weights) -> Result<(), Error> {
         let _ = weights;
         let fact = format!("a {} cannot be written; give another format", self.description());
@@ -76,12 +78,12 @@ pub trait WeightsFormat: fmt::Debug + Send + Sync {
     }
 }
 
-/// An open weights file whose tensors can be read one at a time.
+/// An open weights file, whose tensors can be read one at a time.
 #[derive(Debug)]
 pub enum OpenWeights {
-    /// Each tensor is one range of the file's bytes, contiguous and in little-endian order.
+    /// Tensors as byte ranges of the file, contiguous and little-endian.
     Ranges(File, Vec<Entry>),
-    /// Each tensor is a view of a storage, which several may share.
+    /// Tensors as views of storages, which several may share.
     Storages(Box<PthFile>, StoredStateDict),
 }
 
@@ -97,7 +99,7 @@ impl OpenWeights {
         }
     }
 
-    /// Returns the key of the state dictionary in the file; empty where it is all of the file.
+    /// Returns the key of the state dictionary in the file. Empty if it is the whole file.
     #[must_use]
     pub fn key(&self) -> &str {
         match self {
@@ -107,11 +109,11 @@ impl OpenWeights {
     }
 }
 
-/// Returns the format of an open file that was not read from yet, from its first bytes and not from its name.
+/// Returns the format of an open file, from its first bytes and not from its name. The file must be at its beginning.
 ///
 /// # Errors
-/// [`Error::Io`]; [`Error::UnknownFormat`]; [`Error::Unsupported`] for the tar archives of PyTorch before
-/// 0.1.10.
+/// Fails with [`Error::Io`], with [`Error::UnknownFormat`], or with [`Error::Unsupported`] for the tar archives of
+/// PyTorch before 0.1.10.
 pub fn format_of(path: &Path, file: &File) -> Result<&'static dyn WeightsFormat, Error> {
     let mut start = Vec::with_capacity(START_BYTES);
     let mut reader = file.take(START_BYTES as u64);
@@ -131,22 +133,21 @@ pub fn format_of(path: &Path, file: &File) -> Result<&'static dyn WeightsFormat,
     Err(Error::UnknownFormat { path: path.to_owned(), fact })
 }
 
-/// Returns the format that files with this extension are written in; `None` for an extension of no format.
+/// Returns the format to write for a file extension without dot. `None` for other extensions.
 #[must_use]
 pub fn format_named(extension: &std::ffi::OsStr) -> Option<&'static dyn WeightsFormat> {
     let extension = extension.to_str()?;
     FORMATS.iter().find(|format| format.extensions().contains(&extension)).copied()
 }
 
-/// Whether a file that begins with these bytes is in the format before PyTorch 0.1.10: a tar archive, whose
-/// first entry is one of four names.
+/// Returns `true` for the format before PyTorch 0.1.10: a tar archive whose first entry has one of four names.
 fn begins_tar(start: &[u8]) -> bool {
     let name = start.split(|&byte| byte == 0).next().unwrap_or_default();
     start.get(257..262) == Some(b"ustar") && TAR_ENTRIES.contains(&name)
 }
 
 const TAR_ENTRIES: [&[u8]; 4] = [b"sys_info", b"pickle", b"tensors", b"storages"];
-/// The first byte of a pickle.
+/// First byte of a pickle.
 const PICKLE_PROTOCOL: u8 = 0x80;
 const TAR: &str = "it is in the tar format of torch.save before PyTorch 0.1.10, which only PyTorch reads; \
                    if you trust it, load it there with `torch.load(path, weights_only=False)`, and \

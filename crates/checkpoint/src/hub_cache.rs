@@ -1,11 +1,12 @@
-//! The cache of Hugging Face's tools: `models--OWNER--NAME/refs/BRANCH`, which holds a commit, and
-//! `models--OWNER--NAME/snapshots/COMMIT/FILE`.
+//! Cache of Hugging Face's tools: `models--OWNER--NAME/refs/BRANCH` contains a commit, and
+//! `models--OWNER--NAME/snapshots/COMMIT/FILE` the files.
 
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Returns the folder of a model's newest snapshot in the cache, where one was downloaded.
+/// Returns the folder of a model's newest snapshot in the cache. `None` if it was not downloaded, or if `name` is not a
+/// valid model name.
 ///
 /// ```
 /// // Nothing was downloaded under this name.
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// ```
 #[must_use]
 pub fn model(name: &str) -> Option<PathBuf> {
-    // As the hub allows them; anything else is a path.
+    // Characters that the hub allows. Anything else is a path.
     let plain = |part: &str| {
         let mut bytes = part.bytes();
         bytes.all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
@@ -27,8 +28,8 @@ pub fn model(name: &str) -> Option<PathBuf> {
     snapshot.is_dir().then_some(snapshot)
 }
 
-/// Returns the folder of the cache: `HF_HUB_CACHE`, or `hub` below `HF_HOME`, by default
-/// `~/.cache/huggingface/hub`. `None` without a home folder.
+/// Returns the folder of the cache: `HF_HUB_CACHE`, or `hub` below `HF_HOME`. Defaults to `~/.cache/huggingface/hub`.
+/// `None` without a home folder.
 #[must_use]
 pub fn folder() -> Option<PathBuf> {
     let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -52,7 +53,7 @@ pub fn repository(cache: &Path, name: &str) -> PathBuf {
     cache.join(format!("models--{}", name.replace('/', "--")))
 }
 
-/// Returns the folder of the snapshot that a branch or a commit stands for, whether it is there or not.
+/// Returns the folder of the snapshot for a branch or a commit. It need not exist.
 #[must_use]
 pub fn snapshot(repository: &Path, revision: &str) -> PathBuf {
     let commit = fs::read_to_string(repository.join("refs").join(revision));

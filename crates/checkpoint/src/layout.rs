@@ -1,4 +1,4 @@
-//! A checkpoint on disk: a folder that is there whole or not at all.
+//! A checkpoint on disk: a folder that appears complete or not at all.
 //!
 //! ```text
 //! checkpoint_3/
@@ -10,19 +10,19 @@
 //!   rank_0.json  rank_1.json            what each rank has for itself: random states
 //! ```
 //!
-//! The manifest says how the ranks were arranged, and of each tensor its type, its global shape, how the ranks
-//! held it and which chunks of it are stored where ([`TensorEntry`]). [`Checkpoint`] compares that with itself and
-//! with the headers of the files before a tensor is read.
+//! The manifest describes the arrangement of the ranks, and for each tensor its type, its global shape, how the ranks
+//! held it and where its chunks are stored ([`TensorEntry`]). [`Checkpoint`] checks that against itself and against the
+//! headers of the files before a tensor is read.
 //!
-//! It is written under another name in the same folder ([`Staging`]), every file flushed, and renamed
-//! when it is complete. What a killed run leaves is swept by the next save.
+//! A checkpoint is written under another name in the same folder ([`Staging`]), every file flushed, and renamed when it
+//! is complete. Folders left by a killed run are removed by the next save.
 //!
-//! The manifest (`layout/manifest.rs`, version 2) has the mesh of ranks, and of each tensor its type, global shape,
-//! placements (as in DTensor: replicated, or sharded along a dimension) and the stored chunks, each with its file and
-//! offset (`layout/sharding.rs`). Chunks must cover a tensor exactly once. Byte ranges are in the headers of the
-//! files alone, so nothing is stored twice. Version 1 has only the files of each object: opening one takes the
-//! tensors from the headers. `crates/train/tests/it/checkpoint_versions.rs` continues from a checkpoint that a
-//! program of that version has written.
+//! The manifest (`layout/manifest.rs`, version 2) has the mesh of ranks, and for each tensor its type, global shape,
+//! placements (as in DTensor: replicated, or sharded along a dimension) and stored chunks, each with its file and
+//! offset (`layout/sharding.rs`). Chunks must cover a tensor exactly once. Byte ranges are only in the headers of the
+//! files, so nothing is stored twice. Version 1 has only the files of each object: opening one takes the tensors from
+//! the headers. `crates/train/tests/it/checkpoint_versions.rs` continues from a checkpoint that a program of that
+//! version has written.
 
 mod direct;
 mod file;

@@ -1,4 +1,4 @@
-//! Folders into which Accelerate offloads weights: a file for each tensor, and an index.
+//! Folders into which Accelerate offloads weights: one file per tensor, and an index.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use crate::format::OpenWeights;
 use crate::pth::shown;
 use crate::safetensors::{Entry, Header};
 
-/// The name of the index.
+/// File name of the index.
 pub(crate) const INDEX: &str = "index.json";
 
 /// A tensor of the index: in a file of its own, or in a safetensors file.
@@ -23,18 +23,18 @@ pub(crate) const INDEX: &str = "index.json";
 enum Offloaded {
     Inside {
         safetensors_file: PathBuf,
-        /// The tensor's name there, by default its own.
+        /// Name of the tensor in the file. Defaults to its own.
         weight_name: Option<String>,
     },
     Alone {
-        /// NumPy's name of the type, or PyTorch's where NumPy has none.
+        /// NumPy's name of the type, or PyTorch's for types that NumPy lacks.
         dtype: String,
         shape: Vec<u64>,
     },
 }
 
-/// Opens the files of an index, and returns them with their paths. `NAME.dat` has a tensor's elements in row-major order and nothing else, so that its size tells
-/// whether it is whole.
+/// Opens the files of an index and returns them with their paths. `NAME.dat` contains only a tensor's elements in
+/// row-major order, so its size shows whether it is complete.
 pub(crate) fn open(path: &Path) -> Result<Vec<(PathBuf, OpenWeights)>, Error> {
     let text = fs::read(path).map_err(Error::io("read", path))?;
     let index: BTreeMap<String, Offloaded> = serde_json::from_slice(&text).map_err(|error| {
@@ -48,7 +48,7 @@ pub(crate) fn open(path: &Path) -> Result<Vec<(PathBuf, OpenWeights)>, Error> {
         match offloaded {
             Offloaded::Alone { dtype, shape } => files.push(open_alone(path, name, &dtype, shape)?),
             Offloaded::Inside { safetensors_file, weight_name } => {
-                // Relative to the folder, where it is not absolute.
+                // Relative to the index's folder, unless absolute.
                 let file = path.with_file_name("").join(safetensors_file);
                 let there = weight_name.unwrap_or_else(|| name.clone());
                 inside.entry(file).or_default().insert(there, name);
@@ -70,7 +70,7 @@ fn open_alone(
     let damaged = |path: &Path, fact: String| Error::Damaged { path: path.to_owned(), fact };
     let known = dtype_named(dtype).ok_or_else(|| Error::Unsupported {
         path: index.to_owned(),
-        fact: format!("`{}` is {}, which is not known", shown(&name), shown(dtype)),
+        fact: format!("`{}` has the dtype {}, which is not supported", shown(&name), shown(dtype)),
     })?;
     let file_name =
         FileName::new(format!("{name}.dat")).map_err(|error| damaged(index, error.to_string()))?;
@@ -116,7 +116,7 @@ fn open_inside(
     }
 }
 
-/// The type of a name of NumPy's or PyTorch's.
+/// Returns the data type for a name of NumPy or PyTorch.
 fn dtype_named(name: &str) -> Option<Dtype> {
     const NAMES: [(&str, Dtype); 18] = [
         ("float64", Dtype::F64),

@@ -1,8 +1,8 @@
-//! Names what stands where weights are expected: formats of others, archives around weights, texts.
+//! Descriptions of files found in place of weights: other formats, archives around weights, texts.
 
 use std::fmt::Write;
 
-/// Says what a file of `length` bytes is that begins so and is none of ours, and what to do about it.
+/// Describes an unknown file of `length` bytes by its first bytes, and what to do about it.
 pub(crate) fn describe(start: &[u8], length: u64) -> String {
     if start.is_empty() {
         return "it is empty; download or copy it again".to_owned();
@@ -43,7 +43,7 @@ pub(crate) fn describe(start: &[u8], length: u64) -> String {
     }
 }
 
-/// The beginning of a text, without what it ends with in the middle of a letter.
+/// Returns the start as text, without a letter that is cut off at its end. `None` for binary data.
 fn text(start: &[u8], length: u64) -> Option<&str> {
     let text = match std::str::from_utf8(start) {
         Ok(text) => text,
@@ -56,7 +56,7 @@ fn text(start: &[u8], length: u64) -> Option<&str> {
     (!text.trim().is_empty() && !text.contains(control)).then_some(text)
 }
 
-/// ` to 268 bytes`, as the pointer says it.
+/// Returns the size in a Git LFS pointer, as in ` to 268 bytes`.
 fn lfs_size(pointer: &[u8]) -> String {
     let text = String::from_utf8_lossy(pointer);
     let size = text.lines().find_map(|line| line.strip_prefix("size ")?.trim().parse::<u64>().ok());
@@ -64,11 +64,11 @@ fn lfs_size(pointer: &[u8]) -> String {
 }
 
 const LFS: &[u8] = b"version https://git-lfs.github.com/spec/";
-/// Of a text that is shown.
+/// Maximum number of characters shown of a text.
 const MAX_SHOWN: usize = 60;
-/// How many bytes [`describe`] needs.
+/// Number of bytes that [`describe`] needs.
 pub(crate) const START_BYTES: usize = 512;
-/// Where a mark stands, the mark, and what has it.
+/// Offset of a magic number, the number, and a description of the format.
 const MAGIC: [(usize, &[u8], &str); 12] = [
     (
         0,

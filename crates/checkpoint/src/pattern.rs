@@ -1,6 +1,6 @@
 //! Patterns of names.
 
-/// Returns whether a name fits a pattern in which `*` stands for any characters.
+/// Returns `true` if a name matches a pattern in which `*` stands for any characters.
 ///
 /// ```
 /// use brigade_checkpoint::matches_pattern;
@@ -9,7 +9,7 @@
 /// ```
 #[must_use]
 pub fn matches_pattern(pattern: &str, name: &str) -> bool {
-    // The pieces are found from the left, which is enough since each may stand anywhere behind the one before.
+    // The leftmost match of each piece is enough, since each may be anywhere after the one before.
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(mut left) = name.strip_prefix(first) else { return false };
     let mut pieces: Vec<&str> = rest.split('*').collect();

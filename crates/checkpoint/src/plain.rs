@@ -1,4 +1,4 @@
-//! Values of the program's own types as trees, and back.
+//! Conversion between values of the program's own types and trees.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -6,20 +6,20 @@ use serde::de::DeserializeOwned;
 use crate::value::Value;
 
 impl<T> Value<T> {
-    /// Makes a tree of a plain value. `None` for one that has no form in JSON, or that is nested deeper than a
-    /// checkpoint's file may be read.
+    /// Converts a serializable value into a tree. `None` if it has no JSON form, or is nested more deeply than a
+    /// checkpoint's file may be.
     pub fn from_plain(plain: &impl Serialize) -> Option<Self> {
         let json = serde_json::to_value(plain).ok()?;
         let tree = Value::from_json(&json).ok().filter(|_| depth(&json) <= MAX_DEPTH)?;
         tree.try_map(&mut |_, _| Err(())).ok()
     }
 
-    /// Reads a plain value. `None` where the tree is another type's.
+    /// Converts the tree into a value of type `P`. `None` if the tree does not match the type.
     pub fn to_plain<P: DeserializeOwned>(&self) -> Option<P> {
         serde_json::from_value(self.json()?).ok()
     }
 
-    /// Numbers as they are, without the marks of [`Value::to_json`].
+    /// Converts to JSON with plain numbers, without the marks of [`Value::to_json`].
     fn json(&self) -> Option<serde_json::Value> {
         Some(match self {
             Self::None => serde_json::Value::Null,
@@ -49,7 +49,7 @@ fn depth(json: &serde_json::Value) -> usize {
     }
 }
 
-/// Well below the depth that JSON's readers refuse, 128.
+/// Maximum nesting depth, well below the limit of JSON parsers, 128.
 const MAX_DEPTH: usize = 64;
 
 #[cfg(test)]
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn numbers_come_back_to_the_bit() {
-        // One that JSON's fast reader is off by a bit of, and is marked in files.
+        // JSON's fast parser is off by a bit for this number, which is marked in files.
         let plain =
             (0.1 + 0.2, 7.205_759_403_792_794e16, i64::MAX, "text".to_owned(), [Some(1), None]);
         let value: Value<()> = Value::from_plain(&plain).unwrap();

@@ -1,10 +1,10 @@
-//! The files of `torch.save`: a pickle and the storages of its tensors, in a zip archive since PyTorch 1.6,
-//! and one after the other before. Also the state dictionaries in the archives of TorchScript (`torch.jit.save`) and
-//! of `torch.export.save`.
+//! Files of `torch.save`: a pickle and the storages of its tensors, in a zip archive since PyTorch 1.6, and one after
+//! the other before. Also state dictionaries in the archives of TorchScript (`torch.jit.save`) and of
+//! `torch.export.save`.
 //!
-//! Nothing in a file is ever executed, and no file, however made, costs memory or disk out of proportion to
-//! its size: a tensor may be a view of a storage, but not of many times more elements than the storage has
-//! (stride 0, as `expand` makes it), and all tensors together may not be many times the file.
+//! Nothing in a file is ever executed, and no file, however made, takes memory or disk out of proportion to its size: a
+//! tensor may be a view of a storage, but not of many times more elements than the storage has (stride 0, as `expand`
+//! makes it), and all tensors together may not be many times the file.
 
 mod archive;
 mod dcp_metadata;
@@ -58,33 +58,33 @@ pub struct PthFile {
     path: PathBuf,
     container: Container,
     content: Content,
-    /// Storages whose checksum was verified: parts of these are read without reading all of them again.
+    /// Storages whose checksum was verified. Parts of these are read without reading the whole storage again.
     verified: HashSet<String>,
-    /// The storage that a view with gaps or in another order was last gathered from.
+    /// Key and bytes of the last storage from which a non-contiguous view was gathered.
     last: Option<(String, Vec<u8>)>,
 }
 
-/// What was saved.
+/// Contents of a file.
 #[derive(Debug)]
 enum Content {
     /// A pickle of `torch.save`.
     Pickle(Vec<u8>),
-    /// A TorchScript module, whose state dictionary is read.
+    /// A TorchScript module, of which the state dictionary is read.
     Script(script::Script),
-    /// A program of `torch.export`, whose state dictionary is read.
+    /// A program of `torch.export`, of which the state dictionary is read.
     Exported(Vec<exported::Config>),
 }
 
-/// Where the storages of a file lie.
+/// Container of a file's storages.
 #[derive(Debug)]
 enum Container {
-    /// Entries of an archive, in a folder.
+    /// Entries of an archive, in a folder of this name.
     Zip(Archive, String),
     Legacy(Legacy),
 }
 
 impl Container {
-    /// The size of the whole file.
+    /// Returns the size of the whole file in bytes.
     fn length(&self) -> u64 {
         match self {
             Self::Zip(archive, _) => archive.length(),
@@ -92,7 +92,7 @@ impl Container {
         }
     }
 
-    /// The size of a storage.
+    /// Returns the size of a storage in bytes.
     fn bytes(&self, key: &str) -> Result<u64, Fault> {
         match self {
             Self::Zip(archive, folder) => archive.bytes(&entry(folder, key)),
@@ -100,7 +100,7 @@ impl Container {
         }
     }
 
-    /// Where a storage lies in the file.
+    /// Returns the location of a storage in the file.
     fn place(&self, key: &str) -> Result<StoragePlace, Fault> {
         match self {
             Self::Zip(archive, folder) => archive.place(&entry(folder, key)),
@@ -118,7 +118,7 @@ impl Container {
         }
     }
 
-    /// Reads a storage, and verifies its checksum where it has one.
+    /// Reads a storage and verifies its checksum, if it has one.
     fn read(&self, key: &str) -> Result<Vec<u8>, Fault> {
         match self {
             Self::Zip(archive, folder) => archive.read(&entry(folder, key)),
@@ -126,8 +126,8 @@ impl Container {
         }
     }
 
-    /// Copies `bytes` of a storage from `first` on to `out`, in pieces. With `verify` the checksum of the
-    /// whole storage is verified before, where it has one.
+    /// Copies `bytes` of a storage from `first` on to `out`, in pieces. With `verify`, first verifies the checksum of
+    /// the whole storage, if it has one.
     fn copy(
         &self,
         key: &str,
@@ -153,44 +153,44 @@ fn entry(folder: &str, key: &str) -> String {
     }
 }
 
-/// A tensor in a file: a view of a storage. Offset and strides count elements, of `float4_e2m1fn_x2` pairs of
-/// them, as PyTorch does.
+/// A tensor in a file: a view of a storage. Offset and strides count elements, or pairs of them for `float4_e2m1fn_x2`,
+/// as in PyTorch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredTensor {
-    /// The storage that holds its elements.
+    /// Storage that contains the elements.
     pub storage: StorageKey,
-    /// Its first element in the storage.
+    /// Index of the tensor's first element in the storage.
     pub offset: i64,
     /// Shape of the tensor.
     pub size: Vec<i64>,
-    /// Its strides, as many as sizes.
+    /// Strides of the tensor, one per dimension.
     pub stride: Vec<i64>,
-    /// Scale and zero point of a quantized tensor.
+    /// Scales and zero points of a quantized tensor. `None` for other types.
     pub quantizer: Option<Box<Quantizer<Self>>>,
 }
 
-/// A storage of a file.
+/// A storage of a file, as its pickle declares it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StorageKey {
-    /// Its name in the file.
+    /// Name of the storage in the file.
     pub key: String,
-    /// The type of its elements.
+    /// Data type of the elements.
     pub dtype: Dtype,
-    /// Their number; of types of less than a byte that of bytes, as in PyTorch.
+    /// Number of elements, or of bytes for types smaller than a byte, as in PyTorch.
     pub elements: i64,
 }
 
 impl PthFile {
-    /// As [`PthFile::open`], of a file whose format is known.
+    /// Opens a file like [`PthFile::open`], given a handle whose format was recognized before as one of `torch.save`.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`PthFile::open`].
     pub fn from_file(path: &Path, file: File) -> Result<Self, Error> {
         let length = file.metadata().map_err(Error::io("read", path))?.len();
         Self::read(path, file, length).map_err(|fault| fault.at(path))
     }
 
-    /// Opens what `torch.save` has written into a range of a file.
+    /// Opens an archive of `torch.save` in a byte range of a file.
     pub(crate) fn from_range(
         path: &Path,
         file: &File,
@@ -242,18 +242,18 @@ impl PthFile {
         Ok((Container::Zip(archive, folder), content))
     }
 
-    /// Reads all that was saved; of a TorchScript module and of an exported program the state dictionary. Nothing is
-    /// executed: of objects that are neither tensors nor plain values the names alone are read, and stand in the
-    /// tree as [`Value::Foreign`].
+    /// Reads the saved value. For a TorchScript module or an exported program, reads its state dictionary. Nothing is
+    /// executed: objects other than tensors and plain values are reduced to their names, as [`Value::Foreign`].
     ///
     /// # Errors
-    /// [`Error::Damaged`], also for a tensor outside its storage; [`Error::Unsupported`], also for tensors
-    /// that would take many times the file's size.
+    /// Fails with [`Error::Damaged`], also for a tensor outside its storage, or with [`Error::Unsupported`], also for
+    /// tensors that would take many times the file's size.
     pub fn value(&self) -> Result<Value<StoredTensor>, Error> {
         self.tree(false)
     }
 
-    /// As [`PthFile::value`], where a `torch.Size` is a tuple, and the stage of DeepSpeed's ZeRO an integer.
+    /// Reads the saved value like [`PthFile::value`], but returns a `torch.Size` as a tuple, and the stage of
+    /// DeepSpeed's ZeRO as an integer.
     pub(crate) fn value_with_sizes(&self) -> Result<Value<StoredTensor>, Error> {
         self.tree(true)
     }
@@ -271,7 +271,7 @@ impl PthFile {
                 (Content::Exported(configs), Container::Zip(archive, folder)) => {
                     exported::state_dict(archive, folder, configs)?
                 }
-                // Not made: only archives are programs.
+                // Unreachable: exported programs are always archives.
                 (Content::Exported(_), Container::Legacy(_)) => Value::None,
             };
             let mut left = MAX_COPIES * self.container.length() + FREE_BYTES;
@@ -283,8 +283,8 @@ impl PthFile {
         tree().map_err(|fault: Fault| fault.at(&self.path))
     }
 
-    /// Whether a tensor lies in its storage, and whether it and those before it may be copied out of the file:
-    /// `left` is how many bytes they may take.
+    /// Checks that a tensor is within its storage, and that it and those before it may be copied out of the file.
+    /// `left` is the number of bytes that they may still take.
     fn check_tensor(&self, tensor: &StoredTensor, left: &mut u64) -> Result<(), Fault> {
         self.check_storage(&tensor.storage)?;
         tensor.check()?;
@@ -305,13 +305,13 @@ impl PthFile {
         Ok(())
     }
 
-    /// The file's path.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the bytes of a storage lie in the file.
+    /// Returns the location of a storage in the file.
     pub(crate) fn place(&self, key: &str) -> Result<StoragePlace, Fault> {
         self.container.place(key)
     }
@@ -320,10 +320,10 @@ impl PthFile {
         self.container.into_file()
     }
 
-    /// Reads the bytes of a storage, and verifies their checksum where the format has one.
+    /// Reads the bytes of a storage and verifies their checksum, if the format has one.
     ///
     /// # Errors
-    /// [`Error::Damaged`] when they are not those that were written, or not as many as declared.
+    /// Fails with [`Error::Damaged`] if the checksum or the declared size does not match, or with [`Error::Io`].
     pub fn storage(&mut self, storage: &StorageKey) -> Result<Vec<u8>, Error> {
         let read = || {
             self.check_storage(storage)?;
@@ -334,26 +334,26 @@ impl PthFile {
         Ok(bytes)
     }
 
-    /// Reads the elements of a tensor in row-major order, whatever its strides.
+    /// Reads the elements of a tensor in row-major order, regardless of its strides.
     ///
     /// # Errors
-    /// As [`PthFile::copy_tensor`].
+    /// Returns the same errors as [`PthFile::copy_tensor`].
     pub fn read_tensor(&mut self, tensor: &StoredTensor) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::new();
         self.copy_tensor(tensor, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Copies the elements of a tensor in row-major order, whatever its strides, to `out`.
+    /// Copies the elements of a tensor to `out` in row-major order, regardless of its strides.
     ///
-    /// A contiguous tensor is copied in pieces of 1 MB; for another one its whole storage is read, and kept
-    /// until a tensor of another storage is asked for. The first tensor of a storage also reads all of it
-    /// once, to verify its checksum.
+    /// A contiguous tensor is copied in pieces of 1 MB. For a non-contiguous one the whole storage is read and kept
+    /// until a tensor of another storage is requested. The first tensor of a storage also reads all of it once, to
+    /// verify its checksum.
     ///
     /// # Errors
-    /// [`Error::Damaged`], as [`PthFile::storage`], and when the tensor reaches outside its storage;
-    /// [`Error::Unsupported`] when it has many times the elements of its storage; [`Error::Io`], also with
-    /// the writer's error.
+    /// Fails with [`Error::Damaged`] like [`PthFile::storage`] and if the tensor extends outside its storage, with
+    /// [`Error::Unsupported`] if it has many times the elements of its storage, or with [`Error::Io`], also for errors
+    /// of the writer.
     pub fn copy_tensor(&mut self, tensor: &StoredTensor, out: &mut dyn Write) -> Result<(), Error> {
         let mut copy = || -> Result<(), Fault> {
             tensor.check()?;
@@ -390,13 +390,13 @@ impl PthFile {
         copy().map_err(|fault| fault.at(&self.path))
     }
 
-    /// Whether the file has the storage, with as many bytes as the pickle declares.
+    /// Checks that the file has the storage, with as many bytes as the pickle declares.
     fn check_storage(&self, storage: &StorageKey) -> Result<(), Fault> {
         let StorageKey { key, dtype, elements } = storage;
         let bytes = self.container.bytes(key)?;
         let declared = u64::try_from(*elements).ok();
         let declared = declared.and_then(|n| n.checked_mul(dtype.bytes()));
-        // A storage without a type may end in the middle of an element.
+        // An untyped storage may end in the middle of an element.
         let fits = |declared: u64| declared <= bytes && bytes - declared < dtype.bytes();
         if !declared.is_some_and(fits) {
             return Err(Fault::damaged(format_args!(
@@ -408,7 +408,7 @@ impl PthFile {
 }
 
 impl StoredTensor {
-    /// Type and shape.
+    /// Returns data type and shape.
     #[must_use]
     pub fn info(&self) -> TensorInfo {
         let mut shape: Vec<u64> = self.size.iter().map(|size| size.unsigned_abs()).collect();
@@ -421,15 +421,16 @@ impl StoredTensor {
         TensorInfo { dtype: self.storage.dtype, shape }
     }
 
-    /// Whether PyTorch counts elements of less than a byte one by one, so that strides have no meaning in bytes.
+    /// Returns `true` for types smaller than a byte whose elements PyTorch counts one by one, so that strides have no
+    /// meaning in bytes.
     fn is_packed(&self) -> bool {
         self.storage.dtype.is_quantized() && self.storage.dtype.bits() < 8
     }
 
-    /// Says whether every element lies in the storage, and shape and strides make sense.
+    /// Checks that every element is inside the storage, and that shape and strides are valid.
     ///
     /// # Errors
-    /// [`Error::Damaged`] with `path` when they do not.
+    /// Fails with [`Error::Damaged`] for `path` otherwise.
     pub fn check_bounds(&self, path: &Path) -> Result<(), Error> {
         self.check().map_err(|fault| fault.at(path))
     }
@@ -465,7 +466,7 @@ impl StoredTensor {
         if last.is_some_and(|last| last < storage.elements) { Ok(()) } else { Err(outside()) }
     }
 
-    /// Whether its elements follow each other in row-major order.
+    /// Returns `true` if the elements are contiguous, in row-major order.
     pub(crate) fn is_contiguous(&self) -> bool {
         let mut expected = 1;
         self.size.iter().zip(&self.stride).rev().all(|(&size, &stride)| {
@@ -475,7 +476,7 @@ impl StoredTensor {
         })
     }
 
-    /// Refuses a view that repeats the elements of its storage until they are out of proportion to it.
+    /// Fails for a view that repeats the elements of its storage out of proportion.
     fn check_cost(&self) -> Result<(), Fault> {
         let bytes = self.info().bytes();
         let whole = self.storage.elements.unsigned_abs().saturating_mul(self.storage.dtype.bytes());
@@ -489,7 +490,7 @@ impl StoredTensor {
         Ok(())
     }
 
-    /// Writes the elements in row-major order, from the bytes of the storage. The bounds were checked.
+    /// Writes the elements in row-major order, from the bytes of the storage. The bounds must have been checked.
     fn gather(&self, storage: &[u8], out: &mut dyn Write) -> io::Result<()> {
         let width = self.storage.dtype.bytes() as usize;
         let elements = self.size.iter().product::<i64>().max(0) as usize;
@@ -516,26 +517,26 @@ impl StoredTensor {
     }
 }
 
-/// Makes a tree of a pickle, whose containers may be shared and may lie in themselves.
+/// Builds a tree from a pickle, whose containers may be shared and may contain themselves.
 ///
-/// What is shared is copied into the tree wherever it is used, so what a few bytes of the pickle ask for is
-/// counted.
+/// Shared containers are copied into the tree wherever they are used, so the size of the result is limited in
+/// proportion to the pickle.
 struct TreeBuilder<'p, 'a> {
     pickle: &'p Pickle<'a>,
-    /// Values to come at most. A shared container counts wherever it is used; each use takes a byte of
-    /// the pickle or more, so only sharing within sharing needs more values than bytes.
+    /// Remaining number of values. A shared container counts for each use. Each use takes at least a byte of the
+    /// pickle, so only nested sharing needs more values than bytes.
     values: usize,
-    /// Bytes of strings to come at most.
+    /// Remaining bytes of strings.
     text_bytes: u64,
-    /// Bytes to come at most of the places of containers and tensors: all keys above them, which a reader of
-    /// the tree joins for each ([`Value::try_map`]).
+    /// Remaining bytes for the places of containers and tensors, which consist of all keys above them: a reader of the
+    /// tree joins these for each ([`Value::try_map`]).
     place_bytes: u64,
-    /// Whether sizes and stages are read, and not only named.
+    /// `true` to read the values of sizes and stages, not only their names.
     with_sizes: bool,
 }
 
 impl<'p, 'a> TreeBuilder<'p, 'a> {
-    /// For a pickle of so many bytes.
+    /// Creates a builder with limits for a pickle of this many bytes.
     fn new(pickle: &'p Pickle<'a>, bytes: usize) -> Self {
         Self {
             pickle,
@@ -546,7 +547,7 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
         }
     }
 
-    /// Counts values that are about to be used at this depth.
+    /// Counts values that are about to be read at this depth.
     fn visit(&mut self, values: usize, depth: usize) -> Result<(), Fault> {
         self.values = self.values.saturating_sub(values);
         if depth > MAX_DEPTH || self.values == 0 {
@@ -562,7 +563,7 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
         self.plant_at(value, depth, 0)
     }
 
-    /// `place` is the number of bytes of its place.
+    /// Builds a value. `place` is the length in bytes of its place.
     fn plant_at(
         &mut self,
         value: Raw<'_>,
@@ -626,7 +627,7 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
         })
     }
 
-    /// The only argument of the call that would make an object.
+    /// Returns the only argument of the call that would create an object.
     fn argument(&self, object: usize) -> Option<Raw<'a>> {
         let Some(Raw::Node(arguments)) = self.pickle.arguments(object) else { return None };
         match self.pickle.node(arguments) {
@@ -644,7 +645,7 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
         depth: usize,
         place: usize,
     ) -> Result<Value<StoredTensor>, Fault> {
-        // Of equal keys the last counts, in the place of the first, as in Python.
+        // As in Python, the last of equal keys counts, in the position of the first.
         let mut places = HashMap::new();
         let mut dict: Vec<(Value<StoredTensor>, _)> = Vec::with_capacity(entries.len());
         for &(key, value) in entries {
@@ -683,14 +684,14 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
         let pickle = self.pickle;
         let quantizer = tensor.quantizer.clone().map(|quantizer| {
             quantizer.try_map(|index| match pickle.node(index) {
-                // Not another quantized tensor: that could be this one.
+                // Must not be a quantized tensor: that could be this one.
                 Some(Node::Tensor(part)) if part.quantizer.is_none() => self.tensor(part),
                 _ => Err(Fault::damaged("a quantizer of its pickle has no tensor of scales")),
             })
         });
         let dtype = tensor.dtype;
         let width = dtype.bytes().cast_signed();
-        // A storage without a type counts bytes.
+        // An untyped storage counts bytes.
         let elements = if typed.is_some() { numel } else { numel / width };
         let mut stored = StoredTensor {
             quantizer: quantizer.transpose()?.map(Box::new),
@@ -706,7 +707,7 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
                 "a view of {elements} elements from {first} on reaches outside its storage of {numel}"
             )));
         }
-        // The tensor lies in the view, and the view in the storage.
+        // Checks the tensor against the view, which is inside the storage.
         stored.storage.elements = elements;
         stored.check()?;
         stored.storage.elements = numel;
@@ -715,7 +716,7 @@ impl<'p, 'a> TreeBuilder<'p, 'a> {
     }
 }
 
-/// A name from a file, for a message: escaped, and not longer than a line or two.
+/// Formats a name from a file for a message: escaped, and truncated to a line or two.
 pub(crate) fn shown(name: &str) -> String {
     match name.char_indices().nth(MAX_SHOWN) {
         Some((end, _)) => format!("{}…", name[..end].escape_debug()),
@@ -723,7 +724,7 @@ pub(crate) fn shown(name: &str) -> String {
     }
 }
 
-/// The error for an archive that PyTorch has not written.
+/// Returns the error for an archive that PyTorch has not written.
 fn other_archive(archive: &Archive) -> Fault {
     let weights = archive.names().filter(|name| {
         let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
@@ -738,20 +739,20 @@ fn other_archive(archive: &Archive) -> Fault {
     }
 }
 
-/// More than any tensor of a model has; some of libtorch's loops are exponential in them.
+/// Maximum number of dimensions, more than any tensor of a model has: some of libtorch's loops are exponential in it.
 const MAX_DIMENSIONS: usize = 32;
 const MAX_DEPTH: usize = 64;
-/// How often what is stored once may be used. Tied weights use a storage twice or four times, and layers
-/// that are the same module under several names as often as there are layers.
+/// Maximum number of uses of stored data. Tied weights use a storage twice or four times, and layers that are the same
+/// module under several names use it once per layer.
 const MAX_COPIES: u64 = 16;
-/// Bytes of places for each byte of a pickle: a small list in a list takes 5 bytes, and has the keys of all
+/// Maximum bytes of places per byte of a pickle: a small list in a list takes 5 bytes, and has the keys of all
 /// dictionaries around it.
 const MAX_PLACES: u64 = 64;
-/// About what an index has in a place.
+/// Approximate length of an index in a place.
 const INDEX_BYTES: usize = 8;
-/// What is not counted: so much costs nothing, whatever the size of the file is.
+/// Bytes allowed in addition for every file, since they cost nothing.
 const FREE_BYTES: u64 = 1 << 20;
 const PIECE_BYTES: usize = 1 << 20;
 const MAX_SHOWN: usize = 120;
-/// How files of weights end.
+/// File extensions of weights.
 const WEIGHTS_ENDINGS: [&str; 6] = ["safetensors", "pth", "pt", "bin", "ckpt", "pt2"];

@@ -1,6 +1,6 @@
-//! Weights of linear layers in 8 or 4 bits: their arithmetic, and the layouts of files that hold them.
+//! Weights of linear layers in 8 or 4 bits: their arithmetic, and the file layouts that store them.
 //!
-//! The values of a row follow each other. With `q` the stored number, a weight is
+//! Values are stored row by row. With `q` the stored number, a weight is
 //!
 //! | Format | Stored | Weight |
 //! |---|---|---|
@@ -8,8 +8,8 @@
 //! | `int4:GROUP` | 0 to 15, two in a byte, the even column in the low bits; a scale and a zero for each `GROUP` columns of a row | `(q - 8) · scale + zero` |
 //! | `fp8` | `float8_e4m3fn`, a scale for each row | `q · scale` |
 //!
-//! Scales and zeros that are chosen here are bfloat16, since that is what libtorch's kernels multiply by; numbers are rounded
-//! for the scale as it is stored.
+//! Scales and zeros chosen by this library are bfloat16, which libtorch's kernels multiply by. Numbers are rounded for
+//! the scale as it is stored.
 
 mod fp8;
 pub(crate) mod parts;
@@ -22,7 +22,7 @@ use std::str::FromStr;
 pub use parts::{PackedPart, QuantizedDescription};
 pub use rows::QuantizeError;
 
-/// How a weight is stored.
+/// Format of a quantized weight.
 ///
 /// ```
 /// use brigade_checkpoint::QuantizedFormat;
@@ -35,18 +35,18 @@ pub use rows::QuantizeError;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QuantizedFormat {
-    /// Signed bytes with a scale for each row.
+    /// Signed bytes with one scale per row.
     Int8,
-    /// Four bits with a scale and a zero for each group of columns.
+    /// Four bits with a scale and a zero per group of columns.
     Int4 {
-        /// Columns of a group: an even number that divides the columns of the weight.
+        /// Group size in columns: an even number that divides the number of columns of the weight.
         group: usize,
     },
-    /// `float8_e4m3fn` with a scale for each row.
+    /// `float8_e4m3fn` with one scale per row.
     Fp8,
 }
 
-/// Columns of a group where none are given.
+/// Group size of `int4` in columns where none is given.
 pub const DEFAULT_GROUP: usize = 128;
 
 impl fmt::Display for QuantizedFormat {
@@ -77,10 +77,10 @@ impl FromStr for QuantizedFormat {
 }
 
 impl QuantizedFormat {
-    /// Fails for a weight whose columns the format cannot hold.
+    /// Checks that the format can hold weights with this number of columns.
     ///
     /// # Errors
-    /// [`QuantizeError::Group`].
+    /// Fails with [`QuantizeError::Group`] if groups do not divide the columns.
     pub fn check(self, columns: usize) -> Result<(), QuantizeError> {
         match self {
             Self::Int4 { group }
@@ -92,25 +92,26 @@ impl QuantizedFormat {
         }
     }
 
-    /// Returns the bytes of `columns` numbers of a row.
+    /// Returns the number of bytes for `columns` numbers of a row.
     #[must_use]
     pub fn row_bytes(self, columns: usize) -> usize {
         if matches!(self, Self::Int4 { .. }) { columns / 2 } else { columns }
     }
 
-    /// Returns how many scales a row has.
+    /// Returns the number of scales per row.
     #[must_use]
     pub fn scales_per_row(self, columns: usize) -> usize {
         if let Self::Int4 { group } = self { columns / group.max(1) } else { 1 }
     }
 
-    /// Returns whether there is a zero beside each scale.
+    /// Returns `true` if the format has a zero for each scale.
     #[must_use]
     pub fn has_zeros(self) -> bool {
         matches!(self, Self::Int4 { .. })
     }
 
-    /// Returns the bytes of a weight that is quantised here: numbers, scales and zeros. `brigade estimate` counts with it.
+    /// Returns the size in bytes of a weight quantized by this library: numbers, scales and zeros. `brigade estimate`
+    /// uses it.
     #[must_use]
     pub fn bytes(self, rows: u64, columns: u64) -> u64 {
         let (width, groups) = match self {
@@ -123,31 +124,31 @@ impl QuantizedFormat {
     }
 }
 
-/// The numbers of a quantised weight `[rows, columns]`.
+/// A quantized weight of shape `[rows, columns]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PackedWeight {
-    /// How they are stored.
+    /// Format of the stored numbers.
     pub format: QuantizedFormat,
-    /// Output features.
+    /// Number of rows: output features.
     pub rows: usize,
-    /// Input features.
+    /// Number of columns: input features.
     pub columns: usize,
     /// Stored numbers, row after row.
     pub packed: Vec<u8>,
-    /// Scales, those of a row after each other.
+    /// Scales, row by row.
     pub scales: Vec<f32>,
-    /// Zeros, as many as scales; empty for formats without.
+    /// Zeros, as many as scales. Empty for formats without zeros.
     pub zeros: Vec<f32>,
-    /// The input feature that each column belongs to, where columns were sorted by their groups (GPTQ's `desc_act`).
+    /// Input feature of each column, if columns are sorted by group (GPTQ's `desc_act`). `None` for the natural order.
     pub order: Option<Vec<u32>>,
 }
 
 impl PackedWeight {
-    /// Quantises a weight whose rows follow each other.
+    /// Quantizes a weight, given row by row.
     ///
-    /// Numbers are rounded to the nearest, ties to even. The scale of a row, or of a group, is that of its largest value; where
-    /// `is_calibrated`, that of 32 smaller ranges (down to 0.38 of it) whose sum of squared errors is least: it clips few large
-    /// values and keeps the others more exactly.
+    /// Numbers are rounded to nearest, ties to even. The scale of a row or group is that of its largest value. With
+    /// `is_calibrated`, it is the best of 32 ranges (the full one down to 0.38 of it) by the sum of squared errors,
+    /// which clips few large values and keeps the others more exact.
     ///
     /// ```
     /// use brigade_checkpoint::{PackedWeight, QuantizedFormat};
@@ -162,7 +163,8 @@ impl PackedWeight {
     /// ```
     ///
     /// # Errors
-    /// [`QuantizeError::Group`] and [`QuantizeError::NotFinite`].
+    /// Fails with [`QuantizeError::Group`] if groups do not divide the columns, or with [`QuantizeError::NotFinite`]
+    /// for infinite values and NaN.
     pub fn quantize(
         values: &[f32],
         columns: usize,
@@ -187,10 +189,11 @@ impl PackedWeight {
         Ok(made)
     }
 
-    /// Computes the weights of some rows, without rounding beyond float32's.
+    /// Computes the weights of some rows, in float32.
     ///
     /// # Errors
-    /// [`QuantizeError::Size`] where a part of it, or `into`, has another size than it says.
+    /// Fails with [`QuantizeError::Size`] if `into` or a part of the weight has the wrong size, or with another error
+    /// of [`check`](Self::check).
     pub fn dequantize(&self, rows: Range<usize>, into: &mut [f32]) -> Result<(), QuantizeError> {
         self.check()?;
         let expected = rows.len().saturating_mul(self.columns);
@@ -201,10 +204,10 @@ impl PackedWeight {
         Ok(())
     }
 
-    /// Checks that the parts have the sizes that format and shape ask for.
+    /// Checks that the parts have the sizes required by format and shape.
     ///
     /// # Errors
-    /// [`QuantizeError::Group`], [`QuantizeError::Size`] and [`QuantizeError::Order`].
+    /// Fails with [`QuantizeError::Group`], [`QuantizeError::Size`] or [`QuantizeError::Order`].
     pub fn check(&self) -> Result<(), QuantizeError> {
         self.format.check(self.columns)?;
         let scales = self.rows.saturating_mul(self.format.scales_per_row(self.columns));
@@ -232,13 +235,13 @@ impl PackedWeight {
         Ok(())
     }
 
-    /// Returns whether scales and zeros are bfloat16 values, as those that are chosen here.
+    /// Returns `true` if all scales and zeros are exact in bfloat16, as those chosen by this library.
     #[must_use]
     pub fn has_short_scales(&self) -> bool {
         self.scales.iter().chain(&self.zeros).all(|&value| rows::bf16(value) == value)
     }
 
-    /// Returns the bytes that it takes in memory and in files, scales as short as they can be.
+    /// Returns the size in bytes in memory and in files, with scales in their shortest exact type.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let width = if self.has_short_scales() { 2 } else { 4 };
@@ -247,9 +250,9 @@ impl PackedWeight {
     }
 }
 
-/// Returns whether a layer's name is that of a head, which makes a model's outputs of its last hidden numbers: `lm_head`,
-/// `embed_out`, `head`, `score`, `classifier`, `qa_outputs` or `decoder`, or one below `cls`. Heads are quantised where they are
-/// asked for.
+/// Returns `true` if a layer is a head, which computes a model's outputs from its last hidden states: `lm_head`,
+/// `embed_out`, `head`, `score`, `classifier`, `qa_outputs` or `decoder`, or one below `cls`. Heads are quantized only
+/// on request.
 #[must_use]
 pub fn is_head_layer(layer: &str) -> bool {
     const HEADS: [&str; 7] =

@@ -1,4 +1,4 @@
-//! Weights whose tensors are read one at a time, whole or in part, into memory of the caller.
+//! Reading of single tensors of weights, whole or in part, into memory of the caller.
 
 mod place;
 mod quantized;
@@ -25,11 +25,12 @@ use crate::quantized::parts::METADATA;
 use crate::safetensors::Header;
 use crate::weights_files::{WeightsFile, open_weights};
 
-/// Open weights, of one file or several.
+/// Open weights, in one file or several.
 ///
-/// What it opens is what [`open_weights`] does; weights that are quantised in Brigade's layout, by GPTQ, AWQ or bitsandbytes are
-/// one tensor each, which is read as float32 or by [`TensorReader::read_packed`]. Where each tensor lies is known and checked from then on; its values are
-/// read when they are asked for, by threads at the same time if need be.
+/// Opens the same places as [`open_weights`]. A weight that is quantized in Brigade's layout, by GPTQ, AWQ or
+/// bitsandbytes is presented as one tensor, which can be read as float32 or by [`TensorReader::read_packed`]. The
+/// location of each tensor is checked when the weights are opened. Values are read on demand, from several threads at
+/// the same time if needed.
 ///
 /// ```
 /// use brigade_checkpoint::{Region, WeightsReader};
@@ -55,7 +56,7 @@ pub struct WeightsReader {
 struct OpenFile {
     path: PathBuf,
     file: File,
-    /// Its size when it was opened.
+    /// Size of the file when it was opened.
     bytes: u64,
     /// Storages with checksums, each with the name of a tensor in it.
     checked: Vec<(String, StoragePlace)>,
@@ -67,29 +68,29 @@ struct Held {
     /// Index of the file.
     file: usize,
     info: TensorInfo,
-    /// `None` for types whose elements are not whole bytes, or have a meaning only with a scale beside them.
+    /// Location of the elements. `None` for types whose elements are not whole bytes, or need a scale.
     place: Option<Place>,
-    /// Of a tensor that [`WeightsReader::stack`] made: where it lies.
+    /// Parts of a tensor that [`WeightsReader::stack`] made. Empty for others.
     pieces: Vec<Piece>,
-    /// Of a weight that several tensors hold.
+    /// Parts of a weight that is stored as several tensors.
     quantized: Option<Box<Quantized>>,
 }
 
-/// A tensor that [`WeightsReader::stack`] is to make of several.
+/// A tensor that [`WeightsReader::stack`] assembles from several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stack {
-    /// Its name.
+    /// Name of the new tensor.
     pub name: String,
-    /// Names of the tensors that each element along its first dimension is made of.
+    /// Names of the tensors that form each element along the first dimension.
     pub elements: Vec<Vec<String>>,
 }
 
-/// A tensor of the files that is some rows of one element of a stack.
+/// A stored tensor that forms some rows of one element of a stack.
 #[derive(Debug)]
 struct Piece {
-    /// Index of the element.
+    /// Index of the element in the stack.
     element: u64,
-    /// Row of the element that is the first of this tensor.
+    /// First row of the element that is in this tensor.
     row: u64,
     name: String,
     held: Held,
@@ -104,26 +105,28 @@ pub struct TensorReader<'r> {
 }
 
 impl WeightsReader {
-    /// Opens weights, see [`open_weights`].
+    /// Opens weights: any place that [`open_weights`] accepts.
     ///
     /// # Errors
-    /// Those of [`open_weights`]; [`Error::Damaged`] where a tensor of a `.pth` file does not lie in its storage.
+    /// Returns the errors of [`open_weights`], and [`Error::Damaged`] if a tensor of a `.pth` file is outside its
+    /// storage.
     pub fn open(place: impl AsRef<Path>) -> Result<Self, Error> {
         Self::open_entry(place, None)
     }
 
-    /// As [`WeightsReader::open`], of the state dictionary at `key` of a `.pth` file.
+    /// Opens weights like [`WeightsReader::open`], with the state dictionary at `key` of a `.pth` file.
     ///
     /// # Errors
-    /// Those of [`WeightsReader::open`]; [`Error::NoSuchKey`].
+    /// Returns the errors of [`WeightsReader::open`], and [`Error::NoSuchKey`].
     pub fn open_entry(place: impl AsRef<Path>, key: Option<&str>) -> Result<Self, Error> {
         Self::new(open_weights(place.as_ref(), key)?)
     }
 
-    /// Takes files that are open. Of tensors of one name the last counts.
+    /// Creates a reader of open files. If several tensors have the same name, the last counts.
     ///
     /// # Errors
-    /// [`Error::Damaged`] where a tensor of a `.pth` file does not lie in its storage; [`Error::Io`].
+    /// Fails with [`Error::Damaged`] if a tensor of a `.pth` file is outside its storage or a quantized weight is
+    /// inconsistent, with [`Error::Unsupported`] for an unknown kind of quantization, or with [`Error::Io`].
     pub fn new(files: Vec<WeightsFile>) -> Result<Self, Error> {
         let mut reader = Self { files: Vec::new(), tensors: IndexMap::new(), key: String::new() };
         let mut weights_of_metadata = IndexMap::new();
@@ -207,38 +210,40 @@ impl WeightsReader {
         Ok(checked.map(|(name, _, place)| (name, place)).collect())
     }
 
-    /// Returns the key of the state dictionary in its file, see
-    /// [`StoredStateDict::key`]; empty where it is all of the file.
+    /// Returns the key of the state dictionary in its file, see [`StoredStateDict::key`]. Empty if it is the whole
+    /// file.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// Returns the tensor of a name.
+    /// Returns the tensor with this name. `None` if there is none.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<TensorReader<'_>> {
         let (_, name, held) = self.tensors.get_full(name)?;
         Some(TensorReader { name, held, files: &self.files })
     }
 
-    /// Returns all tensors, in the order of their files.
+    /// Iterates over all tensors, in the order of their files.
     #[must_use]
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorReader<'_>> {
         let tensors = self.tensors.iter();
         tensors.map(|(name, held)| TensorReader { name, held, files: &self.files })
     }
 
-    /// Gives tensors other names: those for which a function has one. Of tensors of one name the last counts.
+    /// Renames tensors for which `new_name` returns a name. If several tensors get the same name, the last counts.
     pub fn rename(&mut self, new_name: impl Fn(&str) -> Option<String>) {
         let tensors = std::mem::take(&mut self.tensors).into_iter();
         let renamed = tensors.map(|(name, held)| (new_name(&name).unwrap_or(name), held));
         self.tensors = renamed.collect();
     }
 
-    /// Puts tensors in the place of several each: element `i` along the first dimension of a stack is the tensors of the names
-    /// `elements[i]`, one after the other along theirs. A stack is read as any other tensor, from where the several lie; they
-    /// have no names of their own from then on. For architectures that have in one tensor what files have apart, such as the
-    /// experts of a layer.
+    /// Replaces several tensors by a stack of them.
+    ///
+    /// Element `i` along the first dimension of a stack is the concatenation, along their first dimension, of the
+    /// tensors `elements[i]`. A stack is read like any other tensor, from the places of its parts, which are no longer
+    /// available under their own names. This serves architectures that have one tensor for what files store separately,
+    /// such as the experts of a layer.
     ///
     /// ```
     /// use brigade_checkpoint::{Stack, WeightsReader};
@@ -252,8 +257,8 @@ impl WeightsReader {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for names that the weights do not have or that are used twice, and for tensors of different types
-    /// or whose shapes do not fit; nothing is changed then.
+    /// Fails with [`Error::Unsupported`] for names that are missing or used twice, and for tensors whose types or
+    /// shapes do not fit. Nothing is changed then.
     pub fn stack(&mut self, stacks: Vec<Stack>) -> Result<(), Error> {
         let mut used = HashSet::new();
         let infos = stacks.iter().map(|stack| self.stacked(stack, &mut used));
@@ -286,7 +291,7 @@ impl WeightsReader {
         Ok(())
     }
 
-    /// The type and shape of a stack, whose parts are added to those that are used.
+    /// Returns type and shape of a stack, and adds its parts to `used`.
     fn stacked<'s>(
         &self,
         Stack { name, elements }: &'s Stack,
@@ -330,11 +335,11 @@ impl WeightsReader {
         Ok(info)
     }
 
-    /// Compares the checksums of all storages of `.pth` files, which reads each once, in pieces. Safetensors and the
-    /// `.pth` files before zip archives have none.
+    /// Verifies the checksums of all storages of `.pth` files, which reads each once, in pieces. Safetensors files and
+    /// the `.pth` files before zip archives have none.
     ///
     /// # Errors
-    /// [`Error::Damaged`] with a tensor of the first storage that is not what was written; [`Error::Io`].
+    /// Fails with [`Error::Damaged`], naming a tensor of the first damaged storage, or with [`Error::Io`].
     pub fn verify(&self) -> Result<(), Error> {
         for file in &self.files {
             for (name, place) in &file.checked {
@@ -353,13 +358,13 @@ impl<'r> TensorReader<'r> {
         self.name
     }
 
-    /// Returns its type and shape.
+    /// Returns data type and shape of the tensor.
     #[must_use]
     pub fn info(&self) -> &'r TensorInfo {
         &self.held.info
     }
 
-    /// Returns the file that it is in; the first, where it was stacked from tensors of several.
+    /// Returns the path of the file that contains the tensor. For a stack of tensors from several files, the first.
     #[must_use]
     pub fn path(&self) -> &'r Path {
         &self.file().path
@@ -369,16 +374,17 @@ impl<'r> TensorReader<'r> {
         &self.files[self.held.file]
     }
 
-    /// Reads a region, in row-major order and little-endian as in the file, into as many bytes.
+    /// Reads a region into `into`, in row-major order and little-endian as in the file. The sizes must match.
     ///
-    /// What follows each other in the file, as rows do, is read where it goes. For columns, and for views of a `.pth` file
-    /// in another order, pieces of at most 4 MB are read and taken apart; for a view that overlaps itself, all that it
-    /// covers. Checksums are not compared: [`WeightsReader::verify`].
+    /// Contiguous ranges of the file, such as rows, are read in place. For columns, and for views of a `.pth` file in
+    /// another order, windows of at most 4 MB are read and rearranged. For a view that overlaps itself, everything it
+    /// covers is read. Checksums are not verified: see [`WeightsReader::verify`].
     ///
     /// # Errors
-    /// [`Error::NoSuchRegion`] where the tensor does not have the region or `into` another size;
-    /// [`Error::Unsupported`] for quantized tensors and elements of less than a byte; [`Error::Damaged`] for a file that
-    /// was cut short meanwhile, and [`Error::Io`]: `into` may be changed in part then.
+    /// Fails with [`Error::NoSuchRegion`] if the tensor does not have the region or `into` has another size, with
+    /// [`Error::Unsupported`] for PyTorch's quantized types and elements smaller than a byte, with [`Error::Damaged`]
+    /// for a file that was truncated meanwhile, or with [`Error::Io`]. In the last two cases `into` may be partly
+    /// overwritten.
     pub fn read(&self, region: &Region, into: &mut [u8]) -> Result<(), Error> {
         let Self { name, held: Held { info, place, pieces, .. }, .. } = *self;
         let file = self.file();
@@ -427,7 +433,7 @@ impl<'r> TensorReader<'r> {
         })
     }
 
-    /// Reads what a region of a stack has of a piece of it.
+    /// Reads the intersection of a piece and a region of its stack.
     fn read_piece(&self, piece: &Piece, region: &Region, into: &mut [u8]) -> Result<(), Error> {
         let (elements, rows) =
             (region.offset[0]..region.offset[0] + region.shape[0], region.shape[1]);
@@ -440,7 +446,7 @@ impl<'r> TensorReader<'r> {
             Region { offset: region.offset[1..].to_vec(), shape: region.shape[1..].to_vec() };
         wanted.offset[0] = first - piece.row;
         wanted.shape[0] = end - first;
-        // Of a row all columns of the region follow each other, in the piece's order.
+        // The columns of a row are contiguous, in the piece's order.
         let row_bytes = into.len() / (region.shape[0] * rows) as usize;
         let start = (piece.element - elements.start) * rows + (first - region.offset[1]);
         let start = start as usize * row_bytes;
@@ -450,7 +456,7 @@ impl<'r> TensorReader<'r> {
     }
 }
 
-/// Whether each element is some bytes that have a meaning by themselves.
+/// Returns `true` if elements are whole bytes with a meaning of their own.
 fn has_whole_bytes(info: &TensorInfo) -> bool {
     info.dtype.bits().is_multiple_of(8) && !info.dtype.is_quantized()
 }

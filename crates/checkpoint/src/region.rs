@@ -1,4 +1,4 @@
-//! Parts of tensors.
+//! Rectangular parts of tensors.
 
 mod copy;
 mod cover;
@@ -8,7 +8,7 @@ use std::fmt;
 pub use copy::{RegionCopy, Run};
 pub(crate) use cover::check_cover;
 
-/// A box of a tensor: its first element, and how many follow along each dimension.
+/// A rectangular part of a tensor: the index of its first element, and its shape.
 ///
 /// ```
 /// use brigade_checkpoint::Region;
@@ -20,24 +20,24 @@ pub(crate) use cover::check_cover;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Region {
-    /// Index of its first element in the whole tensor, one number for each dimension.
+    /// Index of the first element in the whole tensor, one number per dimension.
     pub offset: Vec<u64>,
-    /// Its shape.
+    /// Shape of the region.
     pub shape: Vec<u64>,
 }
 
 impl Region {
-    /// Returns all of a tensor of this shape.
+    /// Returns the region of a whole tensor of this shape.
     #[must_use]
     pub fn whole(shape: &[u64]) -> Self {
         Self { offset: vec![0; shape.len()], shape: shape.to_vec() }
     }
 
-    /// Returns the part of `length` elements from `start` on along one dimension, as PyTorch's `narrow`: for
-    /// dimension 0 some of the rows.
+    /// Returns the part of `length` elements from `start` on along one dimension, like PyTorch's `narrow`. For
+    /// dimension 0, this is a range of rows.
     ///
     /// # Panics
-    /// When the region does not have the dimension.
+    /// Panics if the region does not have the dimension.
     #[must_use]
     pub fn narrow(&self, dim: usize, start: u64, length: u64) -> Self {
         let mut part = self.clone();
@@ -46,9 +46,9 @@ impl Region {
         part
     }
 
-    /// Returns the part of the rank at `place` of `ranks` when this is cut along a dimension into
-    /// `ceil(size / ranks)` elements for each; the last ranks have fewer, or none. Applied once for each axis of a
-    /// mesh, from the outermost to the innermost, it gives what PyTorch's DTensor has on a rank.
+    /// Returns the shard of the rank with index `place` of `ranks`, when this region is cut along a dimension into
+    /// `ceil(size / ranks)` elements each. The last ranks have fewer, or none. Applied once per mesh axis, from the
+    /// outermost to the innermost, it gives the shard of a rank in PyTorch's DTensor.
     ///
     /// ```
     /// use brigade_checkpoint::Region;
@@ -63,7 +63,7 @@ impl Region {
     /// ```
     ///
     /// # Panics
-    /// When the region does not have the dimension, or `ranks` is 0.
+    /// Panics if the region does not have the dimension, or if `ranks` is 0.
     #[must_use]
     pub fn chunk(&self, dim: usize, ranks: u64, place: u64) -> Self {
         let size = self.shape[dim];
@@ -72,7 +72,7 @@ impl Region {
         self.narrow(dim, begin, most.min(size - begin))
     }
 
-    /// Returns the number of elements; `u64::MAX` for more, as a damaged file may claim.
+    /// Returns the number of elements. Saturates at `u64::MAX`, since a damaged file may claim more.
     #[must_use]
     pub fn elements(&self) -> u64 {
         if self.shape.contains(&0) {
@@ -81,7 +81,7 @@ impl Region {
         self.shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size))
     }
 
-    /// Returns whether it lies within a tensor of this shape.
+    /// Returns `true` if the region is inside a tensor of this shape.
     #[must_use]
     pub fn is_within(&self, shape: &[u64]) -> bool {
         let fits = |dim: usize| {
@@ -93,8 +93,8 @@ impl Region {
             && (0..shape.len()).all(fits)
     }
 
-    /// Cuts it into parts of at most `most` elements, at least 1, that follow each other in row-major order; none
-    /// of a region without elements.
+    /// Cuts the region into parts of at most `most` elements (at least 1), which follow each other in row-major order.
+    /// Returns none for a region without elements.
     ///
     /// ```
     /// use brigade_checkpoint::Region;
@@ -111,7 +111,7 @@ impl Region {
         let inner = |dim: usize| {
             self.shape[dim + 1..].iter().fold(1u64, |product, &size| product.saturating_mul(size))
         };
-        // The first dimension whose rows have room.
+        // The outermost dimension whose rows fit.
         let Some(dim) = (0..self.shape.len()).find(|&dim| inner(dim) <= most) else {
             return vec![self.clone()];
         };
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// Places of the elements in a tensor of this shape, in row-major order.
+    /// Returns the indices of the region's elements in a tensor of this shape, in row-major order.
     fn places(region: &Region, shape: &[u64]) -> Vec<u64> {
         let dims = region.offset.iter().zip(&region.shape).zip(shape);
         dims.fold(vec![0], |places, ((&offset, &size), &whole)| {

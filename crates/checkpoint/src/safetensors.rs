@@ -1,7 +1,6 @@
 //! The safetensors format: a JSON header and the bytes of the tensors, little-endian.
 //!
-//! Only headers are handled here; the caller writes and reads the tensors' bytes at the offsets
-//! that a header gives.
+//! This module handles only headers. The caller reads and writes the tensors' bytes at the offsets in the header.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,38 +14,38 @@ use crate::dtype::{Dtype, TensorInfo};
 use crate::error::Error;
 use crate::fault::Fault;
 
-/// What a file says of itself.
+/// Header of a safetensors file.
 #[derive(Debug, Clone)]
 pub struct Header {
-    /// The tensors in the order of their bytes.
+    /// Tensors in the order of their bytes.
     pub tensors: Vec<Entry>,
-    /// The user's own texts.
+    /// User-defined metadata of the file.
     pub metadata: HashMap<String, String>,
 }
 
-/// One tensor of a file.
+/// A tensor of a safetensors file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// Its type and shape.
+    /// Data type and shape of the tensor.
     pub info: TensorInfo,
-    /// Where its bytes lie in the file, from the file's first byte on.
+    /// Byte range of the elements, counted from the beginning of the file.
     pub range: Range<u64>,
 }
 
 impl Header {
-    /// Reads and checks the header of an open file: the tensors follow each other without gaps, are
-    /// as large as they say, and fill the file.
+    /// Reads and checks the header of an open file: the tensors must follow each other without gaps, have the sizes of
+    /// their types and shapes, and fill the file.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Damaged`], [`Error::Unsupported`] for other types of elements.
+    /// Fails with [`Error::Io`], with [`Error::Damaged`], or with [`Error::Unsupported`] for an unknown data type.
     pub fn read(path: &Path, file: &File) -> Result<Self, Error> {
         let length = file.metadata().map_err(Error::io("read", path))?.len();
         read(file, length).map_err(|fault| fault.at(path))
     }
 
-    /// The entry of a name.
+    /// Returns the tensor with this name. `None` if there is none.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Entry> {
         self.tensors.iter().find(|entry| entry.name == name)
@@ -69,7 +68,7 @@ fn read(file: &File, length: u64) -> Result<Header, Fault> {
             )) })?;
     let mut header = vec![0; header_bytes as usize];
     file.read_exact_at(&mut header, LENGTH_BYTES as u64)?;
-    // Checks that the tensors follow each other without gaps and are as large as they say.
+    // Deserialization checks that the tensors follow each other without gaps and have the right sizes.
     let header: Metadata = serde_json::from_slice(&header)
         .map_err(|error| Fault::damaged(format_args!("its header is wrong: {error}")))?;
     let promised = header.data_len() as u64;
@@ -98,30 +97,30 @@ fn cut_short(fact: impl std::fmt::Display) -> Fault {
     ))
 }
 
-/// A header to write, and in which order the tensors follow it.
+/// The layout of a new file: its header, and the order of the tensors after it.
 #[derive(Debug)]
 pub struct Layout {
-    /// The file's first bytes.
+    /// First bytes of the file: the length of the JSON header, and the header.
     pub header: Vec<u8>,
-    /// Places in the list that was given, in the order in which their bytes follow.
+    /// Indices of the given tensors, in the order of their bytes.
     pub order: Vec<usize>,
-    /// The size of the whole file.
+    /// Size of the whole file in bytes.
     pub bytes: u64,
 }
 
-/// Lays out a file of these tensors, see [`layout_with`], without texts of its own.
+/// Lays out a file of these tensors like [`layout_with`], without user-defined metadata.
 ///
 /// # Errors
-/// As [`layout_with`].
+/// Returns the same errors as [`layout_with`].
 pub fn layout(path: &Path, tensors: &[(&str, TensorInfo)]) -> Result<Layout, Error> {
     layout_with(path, tensors, &HashMap::new())
 }
 
-/// Lays out a file of these tensors, and of texts for its metadata: the widest elements first, so that every tensor begins at a
-/// multiple of its elements' width.
+/// Lays out a file of these tensors and of user-defined metadata. The widest elements come first, so that every tensor
+/// begins at a multiple of its element size.
 ///
 /// # Errors
-/// [`Error::Unsupported`] with `path` for a type that safetensors lacks, or a reserved name.
+/// Fails with [`Error::Unsupported`] for `path` if a data type is missing from safetensors, or a name is reserved.
 pub fn layout_with(
     path: &Path,
     tensors: &[(&str, TensorInfo)],
@@ -152,7 +151,7 @@ pub fn layout_with(
         let shape = info.shape.iter().map(|&size| size as usize).collect();
         infos.push(((*name).to_owned(), SafeInfo { dtype, shape, data_offsets: (begin, end) }));
     }
-    // PyTorch's readers ask for this entry.
+    // PyTorch's readers require this entry.
     let mut about = metadata.clone();
     about.insert("format".to_owned(), "pt".to_owned());
     let mut text = Metadata::new(Some(about), infos)
@@ -165,8 +164,8 @@ pub fn layout_with(
     Ok(Layout { header, order, bytes })
 }
 
-/// The header's length stands before it; the header is padded to a multiple of it.
+/// Size of the length before the header. The header is padded to a multiple of it.
 const LENGTH_BYTES: usize = 8;
-/// The format's own limit.
+/// Maximum size of a header, as in the format's specification.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 const RESERVED_NAME: &str = "__metadata__";

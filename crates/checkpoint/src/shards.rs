@@ -1,4 +1,4 @@
-//! Weights in several files of a maximal size, with an index, in Hugging Face's layout.
+//! Weights in several files of a maximum size, with an index, in Hugging Face's layout.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::file_name::FileName;
 
-/// Cuts a list of sizes into consecutive parts of at most `max_bytes` each; a tensor that is larger
-/// has a part of its own. The rule of `split_torch_state_dict_into_shards` of huggingface_hub.
+/// Divides tensors, given by size and in order, into parts of at most `max_bytes` each. Returns the indices of each
+/// part. A larger tensor gets a part of its own, at the end. Follows `split_torch_state_dict_into_shards` of
+/// huggingface_hub.
 ///
 /// ```
 /// use brigade_checkpoint::shards::cut;
@@ -40,8 +41,7 @@ pub fn cut(sizes: &[u64], max_bytes: u64) -> Vec<Vec<usize>> {
     shards
 }
 
-/// The name of a part: `model.safetensors`, or `model-00002-of-00003.safetensors`. Parts count
-/// from 0.
+/// Returns the name of a part: `model.safetensors`, or `model-00002-of-00003.safetensors`. `part` counts from 0.
 #[must_use]
 pub fn file_name(stem: &FileName, part: usize, parts: usize) -> FileName {
     match parts {
@@ -50,50 +50,52 @@ pub fn file_name(stem: &FileName, part: usize, parts: usize) -> FileName {
     }
 }
 
-/// The name of the file with the rows that one of several ranks has: `model-rows-00001-of-00002.safetensors`.
+/// Returns the name of the file with one rank's rows of sharded tensors: `model-rows-00001-of-00002.safetensors`.
+/// `place` counts from 0.
 #[must_use]
 pub fn rows_name(stem: &FileName, place: usize, ranks: usize) -> FileName {
     stem.with_ending(format_args!("-rows-{:05}-of-{ranks:05}.safetensors", place + 1))
 }
 
-/// The name of the index of several parts.
+/// Returns the name of the index of several parts: `model.safetensors.index.json`.
 #[must_use]
 pub fn index_name(stem: &FileName) -> FileName {
     stem.with_ending(format_args!(".safetensors.index.json"))
 }
 
-/// Which part holds which tensor.
+/// Index of several weights files: the file of each tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Index {
-    /// What Hugging Face says of the whole.
+    /// Total size, as in Hugging Face's layout.
     #[serde(default)]
     pub metadata: IndexMetadata,
-    /// The file of each tensor.
+    /// File of each tensor, by the tensor's name.
     pub weight_map: BTreeMap<String, FileName>,
 }
 
-/// Of an [`Index`].
+/// Metadata of an [`Index`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IndexMetadata {
-    /// Bytes of all tensors together.
+    /// Total size of all tensors in bytes.
     #[serde(default)]
     pub total_size: u64,
 }
 
 impl Index {
-    /// The text of the index file.
+    /// Returns the contents of the index file.
     #[must_use]
     pub fn to_json(&self) -> String {
-        // Strings and numbers: nothing in it can fail to be JSON.
+        // Cannot fail: strings and numbers are always valid JSON.
         let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
         text.push('\n');
         text
     }
 
-    /// Reads an index file.
+    /// Reads and checks an index file.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Damaged`] where it is not an index, or names files outside its folder.
+    /// Fails with [`Error::Io`], or with [`Error::Damaged`] if the file is not an index or names files outside its
+    /// folder.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let text = fs::read(path).map_err(Error::io("read", path))?;
         serde_json::from_slice(&text).map_err(|error| Error::Damaged {
@@ -102,7 +104,7 @@ impl Index {
         })
     }
 
-    /// Returns the files, each once, in order.
+    /// Returns the names of the files, without duplicates, sorted.
     #[must_use]
     pub fn files(&self) -> Vec<&FileName> {
         let files: BTreeSet<&FileName> = self.weight_map.values().collect();

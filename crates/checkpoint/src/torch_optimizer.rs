@@ -1,10 +1,9 @@
-//! An optimizer's state in PyTorch's form: `torch.save(optimizer.state_dict())`, and Accelerate's
-//! `optimizer.bin`.
+//! Optimizer states in PyTorch's form: `torch.save(optimizer.state_dict())`, and Accelerate's `optimizer.bin`.
 //!
-//! PyTorch numbers the parameters through all groups: `{'state': {0: {'exp_avg': ...}}, 'param_groups':
-//! [{'lr': ..., 'params': [0, 1]}]}`. Brigade names them: `{kind, steps, initial_lr, lr, groups: [{numbers,
-//! parameters}], parameters: [name], state: {name: {slot: tensor}}}`. Since PyTorch 2.6 an optimizer made of
-//! `named_parameters()` saves `param_names`, too, and then names decide, else the order. The states of
+//! PyTorch numbers the parameters across all groups: `{'state': {0: {'exp_avg': ...}}, 'param_groups': [{'lr': ...,
+//! 'params': [0, 1]}]}`. Brigade names them: `{kind, steps, initial_lr, lr, groups: [{numbers, parameters}],
+//! parameters: [name], state: {name: {slot: tensor}}}`. Since PyTorch 2.6, an optimizer made of `named_parameters()`
+//! also saves `param_names`, which are then matched by name, and otherwise by order. The states of
 //! `torch.distributed.checkpoint.state_dict` have names instead of numbers.
 
 mod by_number;
@@ -16,38 +15,38 @@ use brigade_rank_env::text::counted;
 use crate::value::Value;
 use crate::wrapper_prefix::{prefixes_around, wrapper_prefix};
 
-/// A tensor of a state, whether in memory or in a file.
+/// A tensor of an optimizer state, in memory or in a file.
 pub trait StateTensor: Clone {
-    /// Returns the number of a tensor that has exactly one.
+    /// Returns the value of a tensor with exactly one element. `None` for others.
     fn scalar(&self) -> Option<f64>;
 
-    /// Makes a tensor of one number, without dimensions.
+    /// Creates a tensor of one number, without dimensions.
     fn from_scalar(number: f64) -> Self;
 }
 
-/// The first difference between PyTorch's state and the optimizer that it is for.
+/// An error of loading PyTorch's state: the first difference from the optimizer that it is for.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TorchStateError {
-    /// The tree is not an optimizer's state.
+    /// The value does not have the structure of an optimizer's state.
     #[error("it is not an optimizer's state: expected {expected}, found {found}")]
     Layout {
-        /// What PyTorch has there.
+        /// Structure that PyTorch writes at this place.
         expected: String,
-        /// What the file has.
+        /// Structure in the file.
         found: String,
     },
-    /// Another number of parameter groups.
-    #[error("it has {found} parameter groups, the program's optimizer {expected}")]
+    /// The number of parameter groups differs.
+    #[error("it has {found} parameter groups, but the program's optimizer has {expected}")]
     Groups {
         /// Number of groups of the program's optimizer.
         expected: usize,
         /// Number of groups in the file.
         found: usize,
     },
-    /// A group of another number of parameters.
+    /// The number of parameters in a group differs.
     #[error(
-        "group {group} has {}, that of the program's optimizer {expected}",
+        "group {group} has {}, but that group of the program's optimizer has {expected}",
         counted(found, "parameter")
     )]
     Sizes {
@@ -58,14 +57,14 @@ pub enum TorchStateError {
         /// Number of parameters of this group in the file.
         found: usize,
     },
-    /// A group of other parameters.
+    /// The names of parameters in a group differ.
     #[error(
-        "as parameter {index} of group {group} it has `{found}`, the program's optimizer `{expected}`"
+        "parameter {index} of group {group} is `{found}`, but `{expected}` in the program's optimizer"
     )]
     Parameter {
         /// Index of the parameter group.
         group: usize,
-        /// The place of the first difference.
+        /// Index of the first difference in the group.
         index: usize,
         /// Name of the parameter in the program's optimizer.
         expected: String,
@@ -80,16 +79,17 @@ pub enum TorchStateError {
         /// Name of the parameter.
         name: String,
     },
-    /// A parameter that the program's optimizer does not have.
+    /// The state has a parameter that the program's optimizer does not have.
     #[error("it has a parameter `{name}`, which the program's optimizer does not have")]
     Unknown {
         /// Name of the parameter.
         name: String,
     },
-    /// Parameters of one group have different hyperparameters.
+    /// Parameters of one group have different hyperparameters in the state.
     #[error(
-        "`{key}` of the parameter `{name}` is not that of the others in group {group} of the program's optimizer; make \
-         the groups as they were"
+        "`{key}` of the parameter `{name}` differs from that of the other parameters in group {group} of \
+         the program's optimizer; build the optimizer with the same groups as in the run that saved the \
+         state"
     )]
     Differs {
         /// Index of the parameter group.
@@ -99,18 +99,18 @@ pub enum TorchStateError {
         /// Name of the hyperparameter.
         key: String,
     },
-    /// A hyperparameter that every optimizer of this kind has is missing.
-    #[error("group {group} has no `{name}`, so it is of another kind of optimizer")]
+    /// The state lacks a hyperparameter that every optimizer of this kind has.
+    #[error("group {group} has no `{name}`: the state belongs to another kind of optimizer")]
     Missing {
         /// Index of the parameter group.
         group: usize,
-        /// PyTorch's name.
+        /// Name of the hyperparameter.
         name: String,
     },
 }
 
-/// Brings a state into PyTorch's form. `None` where the tree is not in Brigade's; hyperparameters that
-/// `torch.optim` does not have are listed in `left_out`.
+/// Converts an optimizer state into PyTorch's form. `None` if it is not in Brigade's form. Hyperparameters that
+/// `torch.optim` does not have are added to `left_out`, one message each.
 pub fn to_torch<T: Clone>(state: &Value<T>, left_out: &mut Vec<String>) -> Option<Value<T>> {
     let (mut groups, mut states, mut index) = (Vec::new(), Vec::new(), 0i64);
     for group in state.get("groups")?.as_items()? {
@@ -162,8 +162,9 @@ pub fn to_torch<T: Clone>(state: &Value<T>, left_out: &mut Vec<String>) -> Optio
     Some(Value::dict([("state", Value::Dict(states)), ("param_groups", Value::List(groups))]))
 }
 
-/// Brings a state into the form of PyTorch's `get_optimizer_state_dict`: as [`to_torch`], under the names of the
-/// parameters, and with the settings that `torch.optim` has for an optimizer of this kind beside its hyperparameters.
+/// Converts an optimizer state into the form of PyTorch's `get_optimizer_state_dict`: like [`to_torch`], but under the
+/// names of the parameters, and with the settings besides hyperparameters that `torch.optim` has for an optimizer of
+/// this kind. `None` if it is not in Brigade's form.
 pub fn to_torch_by_name<T: Clone>(
     state: &Value<T>,
     left_out: &mut Vec<String>,
@@ -174,7 +175,7 @@ pub fn to_torch_by_name<T: Clone>(
     by_number::named(made, state, settings)
 }
 
-/// What groups of `torch.optim` have beside hyperparameters.
+/// Settings of parameter groups in `torch.optim` besides hyperparameters, by optimizer.
 const SETTINGS: [(&str, &[&str]); 7] = [
     ("Adam", &["foreach", "capturable", "differentiable", "fused"]),
     ("AdamW", &["foreach", "capturable", "differentiable", "fused"]),
@@ -185,7 +186,7 @@ const SETTINGS: [(&str, &[&str]); 7] = [
     ("Adafactor", &["foreach"]),
 ];
 
-/// Numbers that are truth values in PyTorch.
+/// Numbers that are booleans in PyTorch.
 const FLAGS: [&str; 12] = [
     "amsgrad",
     "nesterov",
@@ -201,11 +202,11 @@ const FLAGS: [&str; 12] = [
     "warmup_init",
 ];
 
-/// Brings PyTorch's state into the form of the optimizer whose state is `like`, and counts the steps it has
-/// taken: those of the parameter with the most.
+/// Converts PyTorch's state into the form of the optimizer whose state is `like`. Also returns the number of steps
+/// taken: the maximum over the parameters.
 ///
 /// # Errors
-/// [`TorchStateError`] with the first difference.
+/// Fails with a [`TorchStateError`] for the first difference.
 pub fn from_torch<T: StateTensor>(
     theirs: &Value<T>,
     like: &Value<T>,
@@ -242,10 +243,10 @@ pub fn from_torch<T: StateTensor>(
                 return Err(layout("names in a parameter's state", slot));
             }
             let value = match value {
-                // SGD's buffer without momentum.
+                // SGD without momentum has no buffer.
                 Value::None => continue,
                 Value::Tensor(tensor) => tensor.clone(),
-                // Steps were plain numbers once.
+                // Old versions stored steps as plain numbers.
                 value => T::from_scalar(
                     number_of(value).ok_or_else(|| layout("tensors and numbers", value))?,
                 ),
@@ -277,7 +278,7 @@ fn layout<T>(expected: &str, found: &Value<T>) -> TorchStateError {
     TorchStateError::Layout { expected: expected.to_owned(), found: found.describe().to_owned() }
 }
 
-/// PyTorch's numbers of a group's parameters with our names.
+/// Returns PyTorch's numbers of a group's parameters, with Brigade's names.
 fn names<T>(
     index: usize,
     group: &Value<T>,
@@ -295,7 +296,7 @@ fn names<T>(
         let (expected, found) = (own.len(), params.len());
         return Err(TorchStateError::Sizes { group: index, expected, found });
     }
-    // The order inside a group means nothing where there are names.
+    // With names, the order inside a group is irrelevant.
     if names.iter().any(|name| !own.contains(name)) {
         let differing = names.iter().zip(own).enumerate().find(|(_, (found, own))| found != own);
         if let Some((place, (found, expected))) = differing {
@@ -312,7 +313,7 @@ fn names<T>(
     params.iter().map(number).zip(names).map(|(number, name)| Ok((number?, name))).collect()
 }
 
-/// What their names have before ours.
+/// Returns the prefix of PyTorch's names before Brigade's.
 fn own_prefix(names: &[String], own: &[String]) -> String {
     let prefix = wrapper_prefix(names, own);
     let is_own = |name: &str| own.iter().any(|own| own == name);
@@ -325,8 +326,8 @@ fn own_prefix(names: &[String], own: &[String]) -> String {
     prefixes_around(names, own).into_iter().find(fits).unwrap_or_default()
 }
 
-/// A group's hyperparameters under our names. Of those that a file does not have, ours are taken where
-/// older versions of PyTorch lacked them, and 0 where PyTorch has no such thing.
+/// Returns a group's hyperparameters under Brigade's names. For one that a file lacks, keeps the program's value if
+/// older versions of PyTorch lacked it, and takes 0 if PyTorch does not have it.
 fn numbers<T: StateTensor>(
     index: usize,
     group: &Value<T>,
@@ -338,7 +339,7 @@ fn numbers<T: StateTensor>(
     for (key, ours) in own {
         let name = key.as_str().unwrap_or_default();
         let only_ours = match name {
-            // Adam and RAdam have it there, too.
+            // Adam and RAdam have it in PyTorch, too.
             "decoupled_weight_decay" => !has("beta2"),
             name => OURS.contains(&name),
         };
@@ -359,7 +360,7 @@ fn numbers<T: StateTensor>(
     Ok(Value::Dict(made))
 }
 
-/// A hyperparameter of PyTorch's group under our name.
+/// Returns a hyperparameter of PyTorch's group by Brigade's name.
 fn hyperparameter<T: StateTensor>(group: &Value<T>, key: &str) -> Option<f64> {
     let item = |list: &str, index: usize| group.get(list)?.as_items()?.get(index);
     let found = match key {
@@ -388,8 +389,8 @@ fn number_of<T: StateTensor>(value: &Value<T>) -> Option<f64> {
     }
 }
 
-/// The optimizer's own rate, which PyTorch's does not have: that of the first group, in the ratio that the
-/// two have in `like`.
+/// Returns the optimizer's own rate, which PyTorch's does not have: that of the first group, with the ratio of the two
+/// in `like`.
 fn rate<T>(key: &str, like: &Value<T>, made: &[Value<T>]) -> Value<T> {
     let of = |group: Option<&Value<T>>, key: &str| group?.get("numbers")?.get(key)?.as_float();
     let first = like.get("groups").and_then(Value::as_items).and_then(<[_]>::first);
@@ -408,9 +409,9 @@ fn strings<T>(list: Option<&Value<T>>) -> Option<Vec<String>> {
     list?.as_items()?.iter().map(|item| item.as_str().map(str::to_owned)).collect()
 }
 
-/// Hyperparameters that a schedule or the program moves: every optimizer that has them saves them.
+/// Hyperparameters that a schedule or the program changes: every optimizer that has them saves them.
 const MOVED: [&str; 5] = ["lr", "initial_lr", "weight_decay", "momentum", "beta1"];
 
-/// Hyperparameters that PyTorch does not have.
+/// Hyperparameters that only Brigade has.
 const OURS: [&str; 4] =
     ["eps_of_unbiased", "momentum_of_gradient", "lookahead_every", "lookahead_alpha"];

@@ -1,15 +1,14 @@
-//! States as trees: what Python's dictionaries, lists and numbers become.
+//! States as trees of values, as in Python's dictionaries, lists and numbers.
 
 use serde_json::{Map, Number, json};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
-/// A tree of plain values with tensors of type `T` at its leaves: the state of an optimizer, of a
-/// schedule, of a user's own object.
+/// A tree of plain values with tensors of type `T` as leaves: the state of an optimizer, of a schedule, or of a user's
+/// own object.
 ///
-/// What `T` is depends on where the values come from: a place in a file
-/// ([`crate::pth::StoredTensor`]), or a tensor of libtorch.
+/// `T` depends on the source of the values: a place in a file ([`crate::pth::StoredTensor`]), or a tensor of libtorch.
 ///
 /// ```
 /// use brigade_checkpoint::Value;
@@ -19,44 +18,44 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value<T> {
-    /// The Python value `None`.
+    /// The value `None` of Python.
     None,
-    /// A Boolean value.
+    /// A boolean, Python's `bool`.
     Bool(bool),
-    /// An integer value.
+    /// An integer, Python's `int`.
     Int(i64),
-    /// A floating-point value.
+    /// A floating-point number, Python's `float`.
     Float(f64),
-    /// A string value.
+    /// A string, Python's `str`.
     Str(String),
-    /// A byte string.
+    /// A byte string, Python's `bytes`.
     Bytes(Vec<u8>),
-    /// A Python list.
+    /// A list of values.
     List(Vec<Self>),
-    /// A Python tuple.
+    /// A tuple of values.
     Tuple(Vec<Self>),
-    /// A dictionary in order; keys may be of any kind, and of equal keys the last counts.
+    /// A dictionary with ordered entries. Keys may be of any kind. The last of equal keys counts.
     Dict(Vec<(Self, Self)>),
-    /// A tensor value.
+    /// A tensor as a leaf.
     Tensor(T),
-    /// An object of Python that was passed over: its class or function, `module.name`.
+    /// A Python object that was not read: its class or function as `module.name`.
     Foreign(String),
 }
 
 impl<T> Value<T> {
-    /// A dictionary with strings for keys.
+    /// Creates a dictionary with strings as keys.
     pub fn dict<K: Into<String>>(entries: impl IntoIterator<Item = (K, Self)>) -> Self {
         Self::Dict(entries.into_iter().map(|(key, value)| (Self::Str(key.into()), value)).collect())
     }
 
-    /// The value under a string of a dictionary.
+    /// Returns a dictionary's value for a string key. `None` if it is missing, or for another type of value.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Self> {
         let entries = self.as_dict()?;
         entries.iter().rev().find(|(k, _)| matches!(k, Self::Str(k) if k == key)).map(|(_, v)| v)
     }
 
-    /// The entries of a dictionary.
+    /// Returns the entries of a dictionary, or `None` for another type of value.
     #[must_use]
     pub fn as_dict(&self) -> Option<&[(Self, Self)]> {
         match self {
@@ -65,7 +64,7 @@ impl<T> Value<T> {
         }
     }
 
-    /// The items of a list or tuple.
+    /// Returns the items of a list or tuple, or `None` for another type of value.
     #[must_use]
     pub fn as_items(&self) -> Option<&[Self]> {
         match self {
@@ -92,7 +91,7 @@ impl<T> Value<T> {
         }
     }
 
-    /// A float, or an integer as one.
+    /// Returns the float, or an integer as a float. `None` for another type of value.
     #[must_use]
     pub fn as_float(&self) -> Option<f64> {
         match self {
@@ -120,12 +119,12 @@ impl<T> Value<T> {
         }
     }
 
-    /// Whether it is neither a tensor nor a container of some.
+    /// Returns `true` unless the value is a tensor or a container.
     fn is_plain(&self) -> bool {
         !matches!(self, Self::Tensor(_) | Self::List(_) | Self::Tuple(_) | Self::Dict(_))
     }
 
-    /// `a dictionary`, `an integer`, … for messages.
+    /// Returns a noun for the type of value, for messages: `a dictionary`, `an integer`, ….
     #[must_use]
     pub fn describe(&self) -> &'static str {
         match self {
@@ -143,7 +142,7 @@ impl<T> Value<T> {
         }
     }
 
-    /// Returns the same tree with references to its tensors.
+    /// Returns a copy of the tree with references to its tensors.
     ///
     /// ```
     /// use brigade_checkpoint::Value;
@@ -171,11 +170,11 @@ impl<T> Value<T> {
         }
     }
 
-    /// The same tree with other tensors. `f` also gets the tensor's place in the tree, its keys
-    /// joined by dots.
+    /// Returns the tree with each tensor replaced by the result of `f`, which gets the tensor and its place in the
+    /// tree: its keys joined by dots.
     ///
     /// # Errors
-    /// Those of `f`.
+    /// Returns the first error of `f`.
     pub fn try_map<U, E>(self, f: &mut dyn FnMut(&str, T) -> Result<U, E>) -> Result<Value<U>, E> {
         self.map_under("", f)
     }
@@ -189,7 +188,7 @@ impl<T> Value<T> {
             "" => key,
             place => format!("{place}.{key}"),
         };
-        // Numbers and texts have no tensors, and there may be many of them under a long place.
+        // No place is formed for plain values: there may be many of them at a long place.
         let place_of = |value: &Self, key: &dyn Fn() -> String| {
             if value.is_plain() { String::new() } else { below(key()) }
         };
@@ -231,14 +230,14 @@ impl<T> Value<T> {
     }
 }
 
-/// Trees whose tensors are names: as they stand in a checkpoint's JSON, the tensors themselves
-/// beside them in safetensors files.
+/// JSON of trees whose tensors are names, as in a checkpoint's JSON files. The tensors themselves are in safetensors
+/// files.
 ///
-/// JSON has no tuples, no bytes, no keys but strings and no infinities. Each of these is an object
-/// with one key that begins with `$`: `{"$tensor": "state.0.exp_avg"}`, `{"$tuple": […]}`,
-/// `{"$bytes": "base64"}`, `{"$float": "inf"}`, `{"$dict": [[key, value], …]}`.
+/// JSON has no tuples, no bytes, only strings as keys, and no infinities. Each of these is an object with one key that
+/// begins with `$`: `{"$tensor": "state.0.exp_avg"}`, `{"$tuple": […]}`, `{"$bytes": "base64"}`, `{"$float": "inf"}`,
+/// `{"$dict": [[key, value], …]}`.
 impl Value<String> {
-    /// Converts the value to JSON.
+    /// Converts the tree to JSON.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         let items = |items: &[Self]| items.iter().map(Self::to_json).collect::<Vec<_>>();
@@ -272,10 +271,10 @@ impl Value<String> {
         }
     }
 
-    /// Reads a value from JSON.
+    /// Converts JSON into a tree.
     ///
     /// # Errors
-    /// A sentence, where an object's key begins with `$` and is none of the known.
+    /// Returns a message for an object whose key begins with `$` and is unknown, and for a number that fits no type.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, String> {
         let items = |items: &[serde_json::Value]| -> Result<Vec<Self>, String> {
             items.iter().map(Self::from_json).collect()
@@ -305,7 +304,8 @@ impl Value<String> {
                         object.iter().map(entry).collect::<Result<_, String>>()?,
                     ));
                 };
-                let unknown = || format!("{json} is not a value that this version knows");
+                let unknown =
+                    || format!("{json} is not a value that this version of Brigade supports");
                 match marked {
                     ("$tensor", serde_json::Value::String(name)) => Self::Tensor(name.clone()),
                     ("$foreign", serde_json::Value::String(name)) => Self::Foreign(name.clone()),
@@ -333,8 +333,8 @@ impl Value<String> {
     }
 }
 
-/// A number where JSON's readers give exactly this one back: serde_json's fast way is off by the last
-/// bit of some, and a resumed run must not differ in one bit.
+/// Returns a JSON number, or a marked string unless JSON parsers return exactly this number: serde_json's fast path is
+/// off by the last bit for some, and a resumed run must not differ in one bit.
 fn float(number: f64) -> serde_json::Value {
     let exact = Number::from_f64(number).filter(|json| {
         let read = serde_json::from_str::<f64>(&json.to_string());
@@ -373,7 +373,7 @@ mod tests {
         })
     }
 
-    /// JSON's objects are sorted and hold a key once.
+    /// Sorts dictionaries and removes duplicate keys, like JSON objects.
     fn plain(value: &Value<String>) -> Value<String> {
         match value {
             Value::List(list) => Value::List(list.iter().map(plain).collect()),

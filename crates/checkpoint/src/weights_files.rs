@@ -1,4 +1,4 @@
-//! Where weights lie: in a file, in the parts of an index, in files of a tensor each, or in a folder of these.
+//! Search for weights: in a file, in the parts of an index, in files of one tensor each, or in a folder of these.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,18 +11,18 @@ use crate::offload_folder;
 use crate::pth::shown;
 use crate::shards::Index;
 
-/// A weights file, open.
+/// An open weights file.
 #[derive(Debug)]
 pub struct WeightsFile {
-    /// Its path.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Its tensors.
+    /// Tensors of the file.
     pub weights: OpenWeights,
 }
 
 /// Opens weights: a safetensors file, a file of `torch.save`, an index of several (`model.safetensors.index.json`), the
-/// `index.json` of a folder into which Accelerate has offloaded weights, or a folder that [`weights_file`] finds one of these
-/// in. No tensor is read.
+/// `index.json` of a folder into which Accelerate has offloaded weights, or a folder with one of these, as found by
+/// [`weights_file`]. No tensor is read.
 ///
 /// ```
 /// use brigade_checkpoint::open_weights;
@@ -34,8 +34,8 @@ pub struct WeightsFile {
 /// ```
 ///
 /// # Errors
-/// Those of [`format_of`] and [`WeightsFormat::open`](crate::WeightsFormat::open); [`Error::UnknownFormat`] for a
-/// folder without weights; [`Error::Damaged`] where the parts of an index hold something else than it says.
+/// Returns the errors of [`format_of`] and [`WeightsFormat::open`](crate::WeightsFormat::open),
+/// [`Error::UnknownFormat`] for a folder without weights, and [`Error::Damaged`] if the parts do not match their index.
 pub fn open_weights(place: &Path, key: Option<&str>) -> Result<Vec<WeightsFile>, Error> {
     let file = if place.is_dir() { in_folder(place)? } else { place.to_owned() };
     if file.file_name().is_some_and(|name| name == offload_folder::INDEX) {
@@ -44,7 +44,7 @@ pub fn open_weights(place: &Path, key: Option<&str>) -> Result<Vec<WeightsFile>,
                 let files = offload_folder::open(&file)?.into_iter();
                 Ok(files.map(|(path, weights)| WeightsFile { path, weights }).collect())
             }
-            // The index has names alone.
+            // The format has no keys, only tensor names.
             Some(key) => {
                 let (key, keys) = (key.to_owned(), vec![String::new()]);
                 Err(Error::NoSuchKey { path: file, key, keys })
@@ -57,13 +57,14 @@ pub fn open_weights(place: &Path, key: Option<&str>) -> Result<Vec<WeightsFile>,
     }
 }
 
-/// The file of weights in a folder, or the index of several: `model.safetensors`, `pytorch_model.bin` and the like.
+/// Returns the weights file of a folder, or the index of several: `model.safetensors`, `pytorch_model.bin` and the
+/// like. `None` if there is none.
 #[must_use]
 pub fn weights_file(folder: &Path) -> Option<PathBuf> {
     NAMES.iter().map(|name| folder.join(name)).find(|file| file.is_file())
 }
 
-/// Whether a file of this name holds weights.
+/// Returns `true` if a file of this name contains weights or their index.
 pub(crate) fn is_weights(name: &str) -> bool {
     let is_part = name.starts_with("pytorch_model-") && name.ends_with(".bin");
     name.ends_with(".safetensors") || is_part || NAMES.contains(&name)
@@ -82,7 +83,7 @@ fn open_file(path: PathBuf, key: Option<&str>) -> Result<WeightsFile, Error> {
     Ok(WeightsFile { path, weights })
 }
 
-/// The parts of an index, which hold what it says, each tensor once.
+/// Opens the parts of an index, and checks that they match it and contain each tensor once.
 fn open_parts(path: &Path, key: Option<&str>) -> Result<Vec<WeightsFile>, Error> {
     let index = Index::read(path)?;
     let damaged = |fact: String| Error::Damaged { path: path.to_owned(), fact };
@@ -116,7 +117,7 @@ fn open_parts(path: &Path, key: Option<&str>) -> Result<Vec<WeightsFile>, Error>
     }
 }
 
-/// In the order in which they are looked for.
+/// Names of weights files and indexes, in the order of lookup.
 const NAMES: [&str; 7] = [
     "model.safetensors",
     "model.safetensors.index.json",

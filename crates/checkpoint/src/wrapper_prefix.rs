@@ -1,10 +1,10 @@
-//! The prefixes that PyTorch's wrappers put before the names of a model's tensors.
+//! Prefixes that PyTorch's wrappers put before the names of a model's tensors.
 
 use std::collections::{HashMap, HashSet};
 
-/// Returns the prefix of DistributedDataParallel (`module.`), of `torch.compile` (`_orig_mod.`), or of one
-/// around the other, that all `names` have; empty where one name lacks it, and where one of the model's
-/// `own` names begins with it too. Something is left of every name without it.
+/// Returns the prefix of DistributedDataParallel (`module.`), of `torch.compile` (`_orig_mod.`), or of both nested,
+/// that all `names` have. Empty if a name lacks it, if one of the model's `own` names also begins with it, or if
+/// nothing would be left of a name.
 ///
 /// ```
 /// use brigade_checkpoint::wrapper_prefix;
@@ -27,11 +27,11 @@ pub fn wrapper_prefix(names: &[impl AsRef<str>], own: &[impl AsRef<str>]) -> Str
     prefix
 }
 
-/// Returns the prefixes that wrappers and other modules may have put before a model's names in `names`: those of
-/// [`wrapper_prefix`], `model.` (Lightning's modules) and `backbone.`, and each around the others, up to four
-/// deep. Some of the names have each of them.
+/// Returns the prefixes that wrappers and outer modules may have put before a model's names: those of
+/// [`wrapper_prefix`], `model.` (Lightning's modules) and `backbone.`, in any nesting up to four deep. At least one of
+/// `names` has each of them.
 ///
-/// Which of them is one shows only in the model: it is the one with which all of its tensors fit.
+/// The right one depends on the model: it is the one with which all of its tensors fit.
 ///
 /// ```
 /// use brigade_checkpoint::prefix_candidates;
@@ -58,9 +58,9 @@ pub fn prefix_candidates(names: &[impl AsRef<str>]) -> Vec<String> {
     candidates.split_off(1)
 }
 
-/// Returns the [`prefix_candidates`], the paths that all names begin with (`net.`), and the path that the most of
-/// the model's `own` names have before them (`net.` beside a loss), where it is one alone. For a run whose states
-/// are taken over whole: weights alone could be of another module with the same names.
+/// Returns the [`prefix_candidates`], the paths that all names begin with (`net.`), and the path that most of the
+/// model's `own` names have before them (`net.` next to a loss), if it is unique. For a run whose states are taken over
+/// completely: with weights alone, a match could be another module with the same names.
 pub(crate) fn prefixes_around(names: &[impl AsRef<str>], own: &[impl AsRef<str>]) -> Vec<String> {
     let mut candidates = prefix_candidates(names);
     for path in common_paths(names).chain(path_before(names, own)) {
@@ -71,17 +71,17 @@ pub(crate) fn prefixes_around(names: &[impl AsRef<str>], own: &[impl AsRef<str>]
     candidates
 }
 
-/// The paths that all names begin with, up to four deep, the shortest one first.
+/// Returns the paths that all names begin with, up to four deep, the shortest first.
 fn common_paths(names: &[impl AsRef<str>]) -> impl Iterator<Item = &str> {
     let first = names.first().map(AsRef::as_ref).unwrap_or_default();
     let paths = first.match_indices('.').take(MAX_DEPTH).map(|(dot, _)| &first[..=dot]);
     paths.take_while(|path| names.iter().all(|name| has(name.as_ref(), path)))
 }
 
-/// The path that the most of the model's own names have before them; `None` where two have as many.
+/// Returns the path that most of the model's own names have before them. `None` for a tie.
 fn path_before<'n>(names: &'n [impl AsRef<str>], own: &[impl AsRef<str>]) -> Option<&'n str> {
     let own: HashSet<&str> = own.iter().map(AsRef::as_ref).collect();
-    // A long name may have many dots.
+    // Bounds the work, since a long name may have many dots.
     let longest = own.iter().map(|name| name.len()).max().unwrap_or_default();
     let mut counts: HashMap<&str, usize> = HashMap::new();
     for name in names.iter().map(AsRef::as_ref) {
@@ -97,13 +97,13 @@ fn path_before<'n>(names: &'n [impl AsRef<str>], own: &[impl AsRef<str>]) -> Opt
     paths.next().filter(|_| paths.next().is_none())
 }
 
-/// Whether `name` is more than the prefix it begins with.
+/// Returns `true` if `name` begins with the prefix and is longer.
 fn has(name: &str, prefix: &str) -> bool {
     name.len() > prefix.len() && name.starts_with(prefix)
 }
 
 const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
-/// Names that programs give a model inside of another module.
+/// Names that programs give to a model inside of another module.
 const CONTAINERS: [&str; 2] = ["model.", "backbone."];
 const MAX_DEPTH: usize = 4;
 
@@ -138,7 +138,7 @@ mod tests {
             (&["a.b.c.d.e.f", "a.b.c.d.e.g"], &["a.", "a.b.", "a.b.c.", "a.b.c.d."]),
             (&["model.net.a", "model.net.b"], &["model.", "model.net."]),
             (&["net.a", "network.a"], &[]),
-            // Nothing would be left of a name.
+            // Nothing would be left of the first name.
             (&["net.", "net.a"], &[]),
             (&["net.a", "a"], &[]),
             (&["größe.a", "größe.b"], &["größe."]),
@@ -147,7 +147,7 @@ mod tests {
         for (names, expected) in table {
             assert_eq!(prefixes_around(names, &[""; 0]), expected, "{names:?}");
         }
-        // Of a shared parameter the file has one name, and two paths fit it.
+        // The file has one name of a shared parameter, and two paths fit it.
         assert_eq!(prefixes_around(&["net.head.w"], &["head.w", "w"]), ["net.", "net.head."]);
     }
 

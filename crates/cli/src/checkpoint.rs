@@ -253,13 +253,13 @@ impl ConvertArgs {
                 also: self.also.clone(),
                 skip: self.skip.clone(),
             };
-            return Ok(told(quantize(&self.from, &self.to, &options)?));
+            return Ok(report_lines(quantize(&self.from, &self.to, &options)?));
         }
         let report = match &self.like {
             Some(like) => convert_like(&self.from, &self.to, like, &self.keep_state)?,
             None => convert_with(&self.from, &self.to, self.target()?, &self.options())?,
         };
-        Ok(told(report))
+        Ok(report_lines(report))
     }
 
     fn options(&self) -> WeightsOptions {
@@ -281,7 +281,7 @@ impl ConvertArgs {
             Some(ending) => format_named(ending).map(Layout::Weights).ok_or_else(|| {
                 let names: Vec<_> = FORMATS.iter().map(|format| format.name()).collect();
                 anyhow::anyhow!(
-                    "the ending .{} names no layout: give --to {}, accelerate or dcp",
+                    "the ending .{} is not that of a layout: give --to {}, accelerate or dcp",
                     escaped(ending.display()),
                     names.join(", ")
                 )
@@ -299,7 +299,7 @@ impl ConvertArgs {
             && !matches!(target, Target::Accelerate(_))
         {
             anyhow::bail!(
-                "--num-processes and --split-batches are about a run of Accelerate: give --to accelerate"
+                "--num-processes and --split-batches apply only to --to accelerate: add it"
             );
         }
         Ok(target)
@@ -307,7 +307,7 @@ impl ConvertArgs {
 }
 
 /// Describes a conversion, in lines.
-fn told(report: Report) -> String {
+fn report_lines(report: Report) -> String {
     let mut text = String::new();
     for line in report.read {
         text.push_str(&format!("read {}\n", escaped(line)));

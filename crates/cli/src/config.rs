@@ -191,8 +191,8 @@ fn set(name: &str, value: &str, file: &FileArgs, variables: &Variables) -> anyho
     {
         // A settings file of Brigade's own would hide everything in this one.
         anyhow::bail!(Usage(format!(
-            "the settings are in {}, a file of Accelerate's: `brigade config update` makes one of \
-             Brigade's own of it, which can be changed",
+            "the settings are in {}, an Accelerate settings file: run `brigade config update` to convert \
+             it to a Brigade settings file, which can be changed",
             other.path.display()
         )));
     }
@@ -268,7 +268,7 @@ impl FileArgs {
         let place = brigade_config::to_read(self.config.as_deref(), variables, Path::exists);
         place.ok_or_else(|| {
             Usage(
-                "there is no settings file to update: `brigade config default` makes one"
+                "there is no settings file to update: run `brigade config default` to write one"
                     .to_owned(),
             )
             .into()

@@ -125,7 +125,7 @@ impl SourceArgs {
             let labeller = Labeller::regex(pattern)?;
             if shards || table || ends(".pack") {
                 return Err(ImageError::InvalidArgument(format!(
-                    "--label is for folders of files; {} has labels of its own",
+                    "--label is for folders of files; {} contains its labels",
                     self.images
                 )));
             }

@@ -396,8 +396,8 @@ const PRECISIONS: [(&str, Precision); 5] = [
     ("int4, inference", Precision::Int4),
 ];
 
-const UNKNOWN_SHAPE: &str = "activations unknown: the tensors' names and shapes do not tell; for a \
-                             model with convolutions give --image-size";
+const UNKNOWN_SHAPE: &str = "activations unknown: they cannot be derived from the tensors' names and \
+                             shapes; for a model with convolutions give --image-size";
 
 const EXAMPLES: &str = "\
 Examples:

@@ -90,7 +90,7 @@ impl Default for JobFile {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EmitError {
     /// The scheduler has no equivalent of an option.
-    #[error("--{option} means nothing to {scheduler}: leave it out")]
+    #[error("--{option} does not apply to {scheduler}: leave it out")]
     NotFor {
         /// Name of the option.
         option: &'static str,

@@ -71,13 +71,13 @@ fn install(args: &InstallArgs, mut out: impl Write) -> anyhow::Result<()> {
     };
     let evcxr = match &args.evcxr {
         Some(program) => fs::canonicalize(program)
-            .with_context(|| format!("there is no evcxr at {}", program.display()))?,
+            .with_context(|| format!("cannot find evcxr at {}", program.display()))?,
         None => find_evcxr().context(
             "evcxr_jupyter is missing: install it with `cargo install --locked evcxr_jupyter`, or name it \
              with --evcxr",
         )?,
     };
-    let program = env::current_exe().context("cannot tell where this program is")?;
+    let program = env::current_exe().context("cannot find the path of this program")?;
     let folder = data_folder(args.prefix.as_deref())?.join("kernels/brigade");
     fs::create_dir_all(&folder)
         .with_context(|| format!("cannot make the folder {}", folder.display()))?;

@@ -218,7 +218,7 @@ impl JobArgs {
         if self.foreign.is_standalone() || by_variable {
             if let Some(source) = layers.source("master-port").filter(|_| is_given).cloned() {
                 layers.reset("master-port");
-                layers.note(source, "master-port gives way to standalone, as in torchrun");
+                layers.note(source, "master-port is overridden by standalone, as in torchrun");
             }
             return Ok(());
         }

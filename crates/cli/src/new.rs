@@ -96,7 +96,7 @@ pub(crate) fn run(args: &NewArgs, out: impl Write) -> anyhow::Result<()> {
     }
     if path.is_dir() && !path.join("Cargo.toml").exists() {
         let shown = path.display();
-        let text = format!("{shown} is there: `brigade init {shown}` makes a project in it");
+        let text = format!("{shown} exists: run `brigade init {shown}` to create a project in it");
         return Err(Usage(text).into());
     }
     make(path, "new", &args.project, out)
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &NewArgs, out: impl Write) -> anyhow::Result<()> {
 pub(crate) fn init(args: &InitArgs, out: impl Write) -> anyhow::Result<()> {
     if !args.path.is_dir() {
         let shown = args.path.display();
-        let text = format!("there is no folder {shown}: `brigade new {shown}` makes one");
+        let text = format!("there is no folder {shown}: run `brigade new {shown}` to create it");
         return Err(Usage(text).into());
     }
     make(&args.path, "init", &args.project, out)
@@ -123,7 +123,7 @@ fn make(path: &Path, command: &str, args: &ProjectArgs, mut out: impl Write) -> 
     let Filled { name, kept } = fill(project.root(), args.template, &brigade)?;
     writeln!(out, "made {}: {}", path.display(), args.template.description())?;
     for file in kept {
-        writeln!(out, "kept {file}, which was there")?;
+        writeln!(out, "kept the existing {file}")?;
     }
     if args.no_setup {
         writeln!(out, "`brigade setup` in it finds or fetches libtorch")?;
@@ -131,7 +131,7 @@ fn make(path: &Path, command: &str, args: &ProjectArgs, mut out: impl Write) -> 
         let ready = setup::set_up(&project, &args.libtorch, &mut out);
         ready.with_context(|| {
             let path = path.display();
-            format!("the project is made, but has no libtorch: run `brigade setup` in {path}")
+            format!("the project was created without libtorch: run `brigade setup` in {path}")
         })?;
     }
     writeln!(out, "\nNext:")?;
@@ -143,7 +143,7 @@ fn make(path: &Path, command: &str, args: &ProjectArgs, mut out: impl Write) -> 
         for line in jupyter(&name).lines() {
             writeln!(out, "  {line}")?;
         }
-        writeln!(out, "{name}.ipynb is the notebook, README.md says more.")?;
+        writeln!(out, "{name}.ipynb is the notebook; see README.md.")?;
         return Ok(());
     }
     writeln!(out, "  cargo run --release")?;
@@ -151,14 +151,14 @@ fn make(path: &Path, command: &str, args: &ProjectArgs, mut out: impl Write) -> 
         writeln!(out, "  brigade launch --nproc 2 --release")?;
     }
     let program = if is_here { PathBuf::new() } else { path.to_owned() }.join("src/main.rs");
-    writeln!(out, "{} is the program, README.md says more.", program.display())?;
+    writeln!(out, "{} is the program; see README.md.", program.display())?;
     Ok(())
 }
 
 /// Creates an empty package with cargo, which checks the name, chooses the edition, and detects workspaces and
 /// repositories.
 fn make_package(path: &Path, command: &str, name: Option<&str>) -> anyhow::Result<()> {
-    let setup = "`brigade setup` in it sets up a project that is there";
+    let setup = "run `brigade setup` in it to set up an existing project";
     let shown = path.display();
     if command == "init"
         && let Some(file) = adopted(path, name).into_iter().find(|file| path.join(file).exists())
@@ -475,12 +475,12 @@ impl Source {
             }
             let output = cargo.output().context("cannot start cargo")?;
             return Self::installed(&String::from_utf8_lossy(&output.stdout)).context(
-                "`cargo install --list` does not say which repository this program is from: name a \
-                 checkout with --brigade",
+                "`cargo install --list` does not show the repository of this program: name a checkout \
+                 with --brigade",
             );
         }
         let checkout = package.parent().and_then(Path::parent);
-        let checkout = checkout.context("this program was built in no checkout")?;
+        let checkout = checkout.context("this program was not built in a checkout")?;
         Self::checkout(checkout).map_err(|_| {
             let place = checkout.display();
             let text = format!("this program was built in {place}, which is gone: name a checkout of Brigade with --brigade");
@@ -503,7 +503,7 @@ impl Source {
         let folder = fs::canonicalize(folder)
             .with_context(|| format!("--brigade {}: there is no such folder", folder.display()))?;
         if !folder.join("crates/brigade/Cargo.toml").is_file() {
-            bail!(Usage(format!("--brigade {}: no checkout of Brigade", folder.display())));
+            bail!(Usage(format!("--brigade {}: not a checkout of Brigade", folder.display())));
         }
         Ok(Self::Checkout(folder))
     }

@@ -34,8 +34,8 @@ pub(crate) struct ManArgs {
 /// Prints the completion script.
 pub(crate) fn completions(cli: &Command, args: &CompletionsArgs) -> anyhow::Result<u8> {
     let shell = args.shell.or_else(Shell::from_env).context(
-        "the shell is not known: SHELL names none that completions exist for; name one, as in \
-         `brigade completions bash`",
+        "cannot detect the shell: SHELL is not one that completions exist for; name one, as in `brigade \
+         completions bash`",
     )?;
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut for_users(cli), NAME, &mut script);

@@ -79,7 +79,7 @@ pub(crate) fn run(args: &ReportArgs, mut out: impl Write) -> anyhow::Result<()> 
     if record.is_empty() {
         return Err(anyhow::Error::msg(match record.broken.first() {
             Some((line, reason)) => format!(
-                "{} holds no JSON lines: line {line}: {reason}; a run is a file .jsonl of the tracker JsonLines",
+                "{} is not a run: line {line}: {reason}; expected a .jsonl file of the tracker JsonLines",
                 path.display()
             ),
             None => format!("{} is empty: the run has logged nothing yet", path.display()),

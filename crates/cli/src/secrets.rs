@@ -15,7 +15,7 @@ pub(crate) fn shown<'a>(name: &str, value: &'a str) -> &'a str {
     if is_secret && !is_known && !value.is_empty() { NOT_SHOWN } else { value }
 }
 
-const NOT_SHOWN: &str = "(not shown: its name says that it is a secret)";
+const NOT_SHOWN: &str = "(not shown: its name marks it as a secret)";
 /// Words between underscores, in the singular.
 const SECRET_WORDS: [&str; 13] = [
     "TOKEN",

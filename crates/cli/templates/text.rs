@@ -43,7 +43,7 @@ fn main() -> MainResult {
     learner.save("model.pth", false)?;
 
     let prediction = learner.predict(Item::Text(options.text.clone()))?;
-    let class = prediction.class.context("the data name no classes")?;
+    let class = prediction.class.context("the data have no classes")?;
     accelerator.println(format!("{:?}: {class}", options.text));
     Ok(())
 }

@@ -96,12 +96,12 @@ pub fn read(path: &Path, text: &str) -> Result<Import, ConfigError> {
     }
     // Checked last: a file for SageMaker lacks this key, and is refused with a better message.
     if keys.entry(keys::KIND).is_none() {
-        let message = format!("every file of Accelerate's has {}, this one has not", keys::KIND);
+        let message = format!("the key {} is missing", keys::KIND);
         let path = path.to_owned();
         return Err(ConfigError::Syntax {
             path,
             line: 1,
-            format: "a file of Accelerate's",
+            format: "an Accelerate settings file",
             message,
         });
     }
@@ -132,7 +132,7 @@ impl Import {
                 self.layer.warn(source, format!("{} is not honoured: {reason}", entry.key));
             }
             KeyOutcome::Idle(reason) => {
-                self.layer.note(source, format!("{} does nothing: {reason}", entry.key));
+                self.layer.note(source, format!("{} has no effect: {reason}", entry.key));
             }
             KeyOutcome::Nothing | KeyOutcome::Refused(_) => {}
         }

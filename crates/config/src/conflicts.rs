@@ -24,7 +24,7 @@ use crate::source::Source;
 /// flags.set("hosts", "a,b", Source::Flag("hosts".into()))?;
 /// let resolved = conflicts::resolve(flags.over(file))?;
 /// assert_eq!(resolved.settings.text("nnodes").as_deref(), Some("1"));
-/// assert_eq!(resolved.notes[0].to_string(), "a.toml:4: nnodes 2 gives way to flag --hosts");
+/// assert_eq!(resolved.notes[0].to_string(), "a.toml:4: nnodes 2 is overridden by flag --hosts");
 /// # Ok::<(), brigade_config::ConfigError>(())
 /// ```
 pub fn resolve(layer: Layer) -> Result<Layer, ConfigError> {
@@ -59,11 +59,11 @@ fn resolve_nodes(layer: &mut Layer, list: &str) {
     let nodes = layer.settings.nnodes.unwrap_or_default();
     if of_nodes.layer() < of_list.layer() {
         layer.reset("nnodes");
-        layer.note(of_nodes, format!("nnodes {nodes} gives way to {of_list}"));
+        layer.note(of_nodes, format!("nnodes {nodes} is overridden by {of_list}"));
     } else if of_nodes.layer() > of_list.layer() && nodes == NodeRange::default() {
         let text = layer.settings.text(list).unwrap_or_default();
         layer.reset(list);
-        layer.note(of_list, format!("{list} {text} gives way to {of_nodes}"));
+        layer.note(of_list, format!("{list} {text} is overridden by {of_nodes}"));
     }
 }
 
@@ -75,7 +75,7 @@ fn resolve_address(layer: &mut Layer, list: &str) {
     if of_address.layer() < of_list.layer() {
         let text = layer.settings.text("master-addr").unwrap_or_default();
         layer.reset("master-addr");
-        layer.note(of_address, format!("master-addr {text} gives way to {of_list}"));
+        layer.note(of_address, format!("master-addr {text} is overridden by {of_list}"));
     }
 }
 
@@ -94,7 +94,7 @@ fn resolve_two(layer: &mut Layer, one: &str, other: &str, reason: &str) -> Resul
             )));
         }
     };
-    let note = format!("{loser} {} gives way to {winner}", text(loser));
+    let note = format!("{loser} {} is overridden by {winner}", text(loser));
     layer.reset(loser);
     layer.note(beaten, note);
     Ok(())
@@ -111,7 +111,7 @@ const CONFLICTS: &[Conflict] = &[
     Conflict {
         some: &["include"],
         others: &["exclude"],
-        reason: "one says which slots are used, the other says which are not",
+        reason: "one lists the slots to use, the other the slots to leave out",
     },
     Conflict { some: &["hosts"], others: &["hostfile"], reason: "one list of hosts is enough" },
     Conflict {
@@ -140,22 +140,22 @@ mod tests {
                 &[("hosts", "a")],
                 &[("hostfile", "f")],
                 &[("hosts", None), ("hostfile", Some("f"))],
-                &["f:1: hosts a gives way to flag --hostfile"],
+                &["f:1: hosts a is overridden by flag --hostfile"],
             ),
             (
                 &[("nnodes", "2"), ("node-rank", "1")],
                 &[("hosts", "a,b")],
                 &[("nnodes", Some("1")), ("node-rank", None)],
                 &[
-                    "f:1: node-rank 1 gives way to flag --hosts",
-                    "f:1: nnodes 2 gives way to flag --hosts",
+                    "f:1: node-rank 1 is overridden by flag --hosts",
+                    "f:1: nnodes 2 is overridden by flag --hosts",
                 ],
             ),
             (
                 &[("hosts", "a,b")],
                 &[("nnodes", "1")],
                 &[("nnodes", Some("1")), ("hosts", None)],
-                &["f:1: hosts a,b gives way to flag --nnodes"],
+                &["f:1: hosts a,b is overridden by flag --nnodes"],
             ),
             (
                 &[("hosts", "a,b")],
@@ -167,7 +167,7 @@ mod tests {
                 &[("master-addr", "a")],
                 &[("hosts", "b,c")],
                 &[("master-addr", None), ("hosts", Some("b,c"))],
-                &["f:1: master-addr a gives way to flag --hosts"],
+                &["f:1: master-addr a is overridden by flag --hosts"],
             ),
             (
                 &[("hosts", "a,b")],
@@ -179,19 +179,19 @@ mod tests {
                 &[("hosts", "a,b")],
                 &[("node-rank", "1"), ("nnodes", "2")],
                 &[("node-rank", Some("1")), ("hosts", None)],
-                &["f:1: hosts a,b gives way to flag --node-rank"],
+                &["f:1: hosts a,b is overridden by flag --node-rank"],
             ),
             (
                 &[("cpu", "true")],
                 &[("devices", "0")],
                 &[("cpu", Some("false"))],
-                &["f:1: cpu true gives way to flag --devices"],
+                &["f:1: cpu true is overridden by flag --devices"],
             ),
             (
                 &[("nproc", "gpu")],
                 &[("cpu", "true")],
                 &[("nproc", None)],
-                &["f:1: nproc gpu gives way to flag --cpu"],
+                &["f:1: nproc gpu is overridden by flag --cpu"],
             ),
             (&[("cpu", "false")], &[("devices", "0")], &[("devices", Some("0"))], &[]),
         ];

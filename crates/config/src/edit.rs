@@ -221,7 +221,7 @@ mod tests {
             (text, "nprc", "2", "no setting is called `nprc`: did you mean `nproc`?"),
             (text, "learning-rate", "2", "no setting is called `learning-rate`: `brigade config "),
             (text, "nproc", "0", "nproc is `0`: expected a whole number from 1"),
-            (text, "env.RANK", "0", "env.RANK: RANK is for the launcher to set"),
+            (text, "env.RANK", "0", "env.RANK: RANK is set by the launcher"),
             (
                 text,
                 "accelerate.fsdp_version",

@@ -56,7 +56,7 @@ pub enum ConfigError {
         hint: String,
     },
     /// A key occurs twice.
-    #[error("{at}: `{key}` is there a second time", at = escaped(at), key = escaped(key))]
+    #[error("{at}: duplicate key `{key}`", at = escaped(at), key = escaped(key))]
     Twice {
         /// Source of the second occurrence.
         at: Source,
@@ -97,7 +97,7 @@ pub enum ConfigError {
     #[error("{}", escaped(.0))]
     Contradiction(String),
     /// A file already exists and must not be overwritten.
-    #[error("{} already exists: --force writes over it", escaped(.0.display()))]
+    #[error("{} already exists: pass --force to overwrite it", escaped(.0.display()))]
     Exists(PathBuf),
     /// A file could not be written.
     #[error("cannot write {}: {reason}", escaped(path.display()))]

@@ -89,8 +89,8 @@ fn check_version(path: &Path, text: &str, document: &DeTable<'_>) -> Result<(), 
             return Ok(());
         }
         let message = format!(
-            "no version: write `{VERSION_KEY} = {VERSION}` above everything else, or let \
-             `brigade config update --config {}` do it",
+            "no version: write `{VERSION_KEY} = {VERSION}` above everything else, or run `brigade config \
+             update --config {}`",
             path.display()
         );
         return Err(ConfigError::Version { path, line: 1, message });
@@ -101,8 +101,8 @@ fn check_version(path: &Path, text: &str, document: &DeTable<'_>) -> Result<(), 
     }
     let message = match found {
         Raw::Integer(newer) if newer > VERSION => format!(
-            "version {newer} is newer than this program, which knows up to {VERSION}: use a newer \
-             brigade"
+            "version {newer} is newer than this program, which reads versions up to {VERSION}: use a \
+             newer brigade"
         ),
         other => format!("version is {}, expected {VERSION}", other.shown()),
     };
@@ -255,8 +255,11 @@ mod tests {
     fn each_fault_names_its_line() {
         let table = [
             ("version = 1\n[ranks]\nnproc = [\n", "f:3: this is not TOML: unclosed array"),
-            ("[ranks]\n", "f:1: no version: write `version = 1` above everything else, or let "),
-            ("\nversion = 2\n", "f:2: version 2 is newer than this program, which knows up to 1"),
+            ("[ranks]\n", "f:1: no version: write `version = 1` above everything else, or run "),
+            (
+                "\nversion = 2\n",
+                "f:2: version 2 is newer than this program, which reads versions up to 1",
+            ),
             ("version = \"1\"\n", "f:1: version is \"1\", expected 1"),
             ("version = 1\n[rank]\n", "f:2: unknown key `rank`: did you mean [ranks]?"),
             ("version = 1\n[model]\n", "f:2: unknown key `model`"),
@@ -302,7 +305,7 @@ mod tests {
             ),
             (
                 "version = 1\n[hosts]\nenv-pass = [\"A\"]\nenv_pass = [\"B\"]\n",
-                "f:4: `env_pass` is there a second time",
+                "f:4: duplicate key `env_pass`",
             ),
             ("version = 1\n[output]\ntee = \"0:9\"\n", "f:3: tee is \"0:9\", expected "),
             (
@@ -310,7 +313,7 @@ mod tests {
                 "f:3: devices is a list, expected all, or numbers",
             ),
             ("version = 1\n[env]\nA = [1]\n", "f:3: A is a list, expected a text"),
-            ("version = 1\n[env]\nRANK = 1\n", "f:3: RANK is for the launcher to set"),
+            ("version = 1\n[env]\nRANK = 1\n", "f:3: RANK is set by the launcher"),
             ("distributed_type: NO\n", "f:1: this is not TOML: "),
         ];
         for (text, expected) in table {

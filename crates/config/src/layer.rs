@@ -118,9 +118,9 @@ impl Layer {
         let reason = if name.is_empty() || name.contains(['=', '\0']) {
             "is not a valid name of a variable"
         } else if env::TABLE.iter().any(|it| it.name == name) {
-            "is for the launcher to set: every rank has a value of its own"
+            "is set by the launcher, with a different value for each rank"
         } else if env::LAUNCHERS_OWN.contains(&name) {
-            "is read by the launcher and kept from the ranks: set it where the launcher runs"
+            "is read by the launcher and not passed to the ranks: set it where the launcher runs"
         } else if value.contains('\0') {
             "has a value with a zero byte in it"
         } else {
@@ -276,9 +276,9 @@ mod tests {
         }
         assert_eq!(layer, Layer::default());
         let error = layer.set_env("BRIGADE_RDZV_SECRET", "0", flag("env")).unwrap_err().to_string();
-        let expected = "flag --env: BRIGADE_RDZV_SECRET is read by the launcher and kept from";
+        let expected = "flag --env: BRIGADE_RDZV_SECRET is read by the launcher and not passed";
         assert!(error.starts_with(expected), "{error}");
         let error = layer.set_env("RANK", "0", flag("env")).unwrap_err().to_string();
-        assert!(error.starts_with("flag --env: RANK is for the launcher to set"), "{error}");
+        assert!(error.starts_with("flag --env: RANK is set by the launcher"), "{error}");
     }
 }

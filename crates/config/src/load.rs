@@ -60,7 +60,7 @@ fn read_place(place: &SettingsPath) -> Result<Layer, ConfigError> {
             let source = Source::File { path: place.path.clone(), line: 1 };
             layer.warn(
                 source,
-                format!("not used: {error}; `brigade config` makes a file of Brigade's own"),
+                format!("not used: {error}; run `brigade config` to write a Brigade settings file"),
             );
             Ok(layer)
         }

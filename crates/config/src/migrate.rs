@@ -71,7 +71,7 @@ fn change(row: &accelerate::Row) -> String {
             let words = |(name, value): &(String, String)| format!("{name} = {value}");
             settings.iter().map(words).collect::<Vec<_>>().join(", ")
         }
-        KeyOutcome::Nothing => "nothing: it is so anyway".to_owned(),
+        KeyOutcome::Nothing => "nothing: this is the default".to_owned(),
         KeyOutcome::Idle(reason) => format!("nothing: {reason}"),
         KeyOutcome::LeftOut(reason) | KeyOutcome::Refused(reason) => format!("left out: {reason}"),
     };
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(
             migration.changes,
             [
-                "line 1: distributed_type: \"MULTI_GPU\" -> nothing: it is so anyway",
+                "line 1: distributed_type: \"MULTI_GPU\" -> nothing: this is the default",
                 "line 2: num_machines: 2 -> nnodes = 2",
                 "line 3: num_processes: 8 -> nproc = 4",
                 "line 4: tpu_name: \"x\" -> nothing: it is for TPUs only",
@@ -210,10 +210,7 @@ mod tests {
         let faults = [
             ("version = 2\n", "a.toml:1: version 2 is newer"),
             ("nprc = 2\n", "a.toml:1: unknown key `nprc`: did you mean `nproc`?"),
-            (
-                "nproc = 2\nnproc_per_node = 2\n",
-                "a.toml:2: `nproc_per_node` is there a second time",
-            ),
+            ("nproc = 2\nnproc_per_node = 2\n", "a.toml:2: duplicate key `nproc_per_node`"),
             ("[model]\nlayers = 2\n", "a.toml:1: unknown key `model`"),
             ("nproc = 0\n", "a.toml:1: nproc is 0, expected"),
         ];

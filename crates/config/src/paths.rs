@@ -41,7 +41,7 @@ impl ChosenBy {
             Self::Flag => "flag --config",
             Self::Variable => "environment BRIGADE_CONFIG",
             Self::User => "the user's own settings",
-            Self::Accelerate => "Accelerate's default, because there is no file of Brigade's own",
+            Self::Accelerate => "Accelerate's default, because there is no Brigade settings file",
         }
     }
 }

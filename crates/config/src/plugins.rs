@@ -87,7 +87,7 @@ impl Plugin {
 /// another one that it needs.
 pub fn resolve(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
     let is_on = |layer: &Layer, plugin: Plugin| plugin.is_on(layer);
-    let said =
+    let with_source =
         |layer: &Layer, plugin: Plugin| format!("{} ({})", plugin.name(), plugin.source(layer));
     let contradiction = |one: String, other: String| {
         ConfigError::Contradiction(format!(
@@ -95,7 +95,10 @@ pub fn resolve(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
         ))
     };
     if is_on(layer, Plugin::Fsdp) && is_on(layer, Plugin::DeepSpeed) {
-        return Err(contradiction(said(layer, Plugin::Fsdp), said(layer, Plugin::DeepSpeed)));
+        return Err(contradiction(
+            with_source(layer, Plugin::Fsdp),
+            with_source(layer, Plugin::DeepSpeed),
+        ));
     }
     if is_on(layer, Plugin::Parallelism)
         && !is_on(layer, Plugin::Fsdp)
@@ -106,7 +109,7 @@ pub fn resolve(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
         )));
     }
     if is_on(layer, Plugin::Megatron) && is_on(layer, Plugin::DeepSpeed) {
-        let winner = format!("{}, as in Accelerate", said(layer, Plugin::DeepSpeed));
+        let winner = format!("{}, as in Accelerate", with_source(layer, Plugin::DeepSpeed));
         turn_off(layer, Plugin::Megatron, &winner);
     }
     // `use_cpu` in a file is a default of Accelerate's; the flag is the user's choice.
@@ -119,7 +122,7 @@ pub fn resolve(layer: &mut Layer) -> Result<Option<Plugins>, ConfigError> {
             match plugin.source(layer) {
                 _ if !is_on(layer, plugin) => {}
                 Source::Flag(_) if is_refused => {
-                    return Err(contradiction(said(layer, plugin), format!("cpu ({cpu})")));
+                    return Err(contradiction(with_source(layer, plugin), format!("cpu ({cpu})")));
                 }
                 _ => turn_off(layer, plugin, &cpu.to_string()),
             }
@@ -142,7 +145,7 @@ fn turn_off(layer: &mut Layer, plugin: Plugin, winner: &str) {
     let Some(switch) = plugin.switch() else { return };
     let source = plugin.source(layer);
     layer.reset_plugin(switch);
-    layer.note(source, format!("{} gives way to {winner}", plugin.name()));
+    layer.note(source, format!("{} is overridden by {winner}", plugin.name()));
 }
 
 /// Returns the arguments that are set, with values in the form of flags, for a host that lacks the files of this one.
@@ -174,7 +177,7 @@ fn note_what_is_off(layer: &mut Layer, on: &[Plugin]) {
     };
     let idle: Vec<&PluginArgument> = ARGUMENTS.iter().filter(idle).collect();
     for argument in idle {
-        let text = format!("does nothing without {}", argument.plugin.flag());
+        let text = format!("has no effect without {}", argument.plugin.flag());
         let text = match source(layer, argument.name) {
             Source::Flag(_) => text,
             _ => format!("{} {text}", argument.name),
@@ -186,7 +189,7 @@ fn note_what_is_off(layer: &mut Layer, on: &[Plugin]) {
 /// Warns of paths that are lost, as they are, without a message, in Accelerate's own launcher.
 fn warn_of_what_is_lost(layer: &mut Layer, on: &[Plugin]) {
     if value(layer, "deepspeed-multinode-launcher").is_some() && on.contains(&Plugin::DeepSpeed) {
-        let text = "deepspeed-multinode-launcher changes nothing: Brigade starts the hosts itself";
+        let text = "deepspeed-multinode-launcher has no effect: Brigade starts the hosts itself";
         layer.note(source(layer, "deepspeed-multinode-launcher"), text);
     }
     for (name, variable) in [
@@ -196,7 +199,7 @@ fn warn_of_what_is_lost(layer: &mut Layer, on: &[Plugin]) {
         let path = value(layer, name).filter(|it| *it != "none").map(str::to_owned);
         if let (Some(path), true) = (path, on.contains(&Plugin::DeepSpeed)) {
             let text = format!(
-                "{name} reaches no program, neither with `accelerate launch`: give --env \
+                "{name} is not passed to the program (nor by `accelerate launch`): use --env \
                  {variable}={path}"
             );
             layer.warn(source(layer, name), text);

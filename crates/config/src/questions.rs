@@ -107,7 +107,7 @@ impl Questionnaire {
         ORDER
             .iter()
             .copied()
-            .find(|question| self.said(*question).is_none() && self.applies(*question))
+            .find(|question| self.answer_to(*question).is_none() && self.applies(*question))
     }
 
     /// Records an answer.
@@ -278,12 +278,12 @@ impl Questionnaire {
     }
 
     fn applies(&self, question: Question) -> bool {
-        let several = self.said(Question::Where) == Some(EACH);
+        let several = self.answer_to(Question::Where) == Some(EACH);
         let elastic = several && self.nodes().min != self.nodes().max;
         let compiles = self.is_yes(Question::Compile);
         match question {
             Question::Where | Question::Cpu | Question::Precision | Question::Compile => true,
-            Question::Hosts => self.said(Question::Where) == Some(HOSTS),
+            Question::Hosts => self.answer_to(Question::Where) == Some(HOSTS),
             Question::Machines => several,
             Question::Rank | Question::Address | Question::Port => several && !elastic,
             Question::Backend | Question::Endpoint | Question::Restarts => elastic,
@@ -297,12 +297,12 @@ impl Questionnaire {
         }
     }
 
-    fn said(&self, question: Question) -> Option<&str> {
+    fn answer_to(&self, question: Question) -> Option<&str> {
         self.answers.iter().find(|it| it.0 == question).map(|it| it.1.as_str())
     }
 
     fn is_yes(&self, question: Question) -> bool {
-        self.said(question).and_then(bool::parse) == Some(true)
+        self.answer_to(question).and_then(bool::parse) == Some(true)
     }
 
     fn is_on_cpu(&self) -> bool {
@@ -310,15 +310,15 @@ impl Questionnaire {
     }
 
     fn is_on_several(&self) -> bool {
-        self.said(Question::Where).is_some_and(|it| it != HERE)
+        self.answer_to(Question::Where).is_some_and(|it| it != HERE)
     }
 
     fn nodes(&self) -> NodeRange {
-        self.said(Question::Machines).and_then(NodeRange::parse).unwrap_or_default()
+        self.answer_to(Question::Machines).and_then(NodeRange::parse).unwrap_or_default()
     }
 
     fn hosts_say_how_many(&self) -> bool {
-        let hosts = self.said(Question::Hosts).and_then(List::parse);
+        let hosts = self.answer_to(Question::Hosts).and_then(List::parse);
         hosts.is_some_and(|hosts| hosts.0.iter().all(|it| it.contains(':')))
     }
 }

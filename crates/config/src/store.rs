@@ -140,7 +140,7 @@ mod tests {
         let path = folder.path().join("a.toml");
         assert_eq!(write(&path, "one", Existing::Refuse).unwrap(), None);
         let error = write(&path, "two", Existing::Refuse).unwrap_err().to_string();
-        assert!(error.ends_with("already exists: --force writes over it"), "{error}");
+        assert!(error.ends_with("already exists: pass --force to overwrite it"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "one");
 
         fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();

@@ -127,15 +127,15 @@ pub(crate) const BIND_OF_AFFINITY: &str = "numa";
 
 /// Variables of torchrun that have no effect here, with the reason.
 const WITHOUT_MEANING: &[(&str, &str)] = &[
-    ("PET_MONITOR_INTERVAL", "changes nothing: the end of a rank is noticed at once"),
-    ("PET_START_METHOD", "changes nothing: ranks are programs, which are always started anew"),
+    ("PET_MONITOR_INTERVAL", "has no effect: the end of a rank is noticed at once"),
+    ("PET_START_METHOD", "has no effect: ranks are programs, which are always started anew"),
     (
         "PET_SIGNALS_TO_HANDLE",
-        "changes nothing: SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 reach the ranks",
+        "has no effect: SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 reach the ranks",
     ),
-    ("PET_EVENT_LOG_HANDLER", "changes nothing: there are no event handlers"),
-    ("PET_RUN_PATH", "changes nothing: a rank's Python runs one script"),
-    ("PET_LOGS_SPECS", "changes nothing: log files have torchrun's own layout"),
+    ("PET_EVENT_LOG_HANDLER", "has no effect: there are no event handlers"),
+    ("PET_RUN_PATH", "has no effect: a rank's Python runs one script"),
+    ("PET_LOGS_SPECS", "has no effect: log files have torchrun's own layout"),
 ];
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A batch and what is known of its place among all batches.
+//! A batch and its position among all batches.
 
 use std::ops::{Deref, DerefMut};
 
@@ -8,24 +8,23 @@ use brigade_torch::{Result, TensorTree};
 
 use crate::DataError;
 
-/// One batch of one rank, with the count of its rows that are real.
+/// The batch of one rank, with the number of its valid rows.
 ///
-/// It can be used as the data itself. The rows past [`valid`](Batch::valid) are duplicates of
-/// samples that some rank has in this epoch anyway; they keep the ranks in step and must not be
-/// counted by a metric.
+/// It dereferences to its data. The rows past [`valid`](Batch::valid) are duplicates of samples that some rank has in
+/// this epoch anyway; they keep the ranks in step, and a metric must not count them.
 #[derive(Clone, Debug)]
 pub struct Batch<T> {
     data: T,
     index: usize,
     last: bool,
-    /// The rank that this batch is for; `None` when it holds a whole round.
+    /// The rank to which this batch belongs; `None` if it holds a whole round.
     rank: Option<usize>,
     round: Round,
 }
 
 impl<T> Batch<T> {
-    /// A batch with all that is known of it; for a loader of one's own, or data that another process
-    /// read. `rank` is the rank that the data are for, `None` when they hold a whole round.
+    /// Creates a batch from its data and position, for a custom loader or for data that another process read. `rank` is
+    /// the rank to which the data belong, `None` if they hold a whole round.
     #[must_use]
     pub fn from_parts(
         data: T,
@@ -37,35 +36,35 @@ impl<T> Batch<T> {
         Self { data, index, last, rank, round }
     }
 
-    /// The data alone.
+    /// Returns the data without the position.
     #[must_use]
     pub fn into_data(self) -> T {
         self.data
     }
 
-    /// The same batch with other data, as after a move to a device.
+    /// Replaces the data by the result of `f`, for example to move them to a device.
     ///
     /// # Errors
-    /// Those of `f`.
+    /// Returns the error of `f`.
     pub fn try_map<U, E>(self, f: impl FnOnce(T) -> Result<U, E>) -> Result<Batch<U>, E> {
         let Self { data, index, last, rank, round } = self;
         Ok(Batch { data: f(data)?, index, last, rank, round })
     }
 
-    /// The batch's number in the epoch, from 0; batches that were skipped count.
+    /// Returns the number of the batch in the epoch, from 0. Skipped batches are counted.
     #[must_use]
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Whether no batch follows for this rank. Known before the batch is given out, so that the
-    /// last step of an epoch can be treated as such.
+    /// Returns `true` if this is the last batch of the epoch for this rank. Known as soon as the batch is returned, so
+    /// that the last step of an epoch can be handled as such.
     #[must_use]
     pub fn is_last(&self) -> bool {
         self.last
     }
 
-    /// Rows of the batch, duplicates included.
+    /// Returns the number of rows of the batch, duplicates included.
     #[must_use]
     pub fn rows(&self) -> usize {
         match self.rank {
@@ -74,8 +73,8 @@ impl<T> Batch<T> {
         }
     }
 
-    /// Rows that are real: this rank's first so many. In a dispatcher's batch, which holds all
-    /// ranks' rows, [`Round::valid_ranges`] says which they are.
+    /// Returns the number of valid rows, which are the first rows of the batch. In a dispatcher's batch, which holds
+    /// the rows of all ranks, [`Round::valid_ranges`] gives their positions.
     #[must_use]
     pub fn valid(&self) -> usize {
         match self.rank {
@@ -84,7 +83,7 @@ impl<T> Batch<T> {
         }
     }
 
-    /// Rows and valid rows of this round on all ranks, known without a message.
+    /// Returns the numbers of rows and valid rows of this round on all ranks, which are known without communication.
     #[must_use]
     pub fn round(&self) -> &Round {
         &self.round
@@ -92,16 +91,16 @@ impl<T> Batch<T> {
 }
 
 impl<T: TensorTree> Batch<T> {
-    /// The rows that belong to `rank`, of a dispatcher's batch: views, not copies.
+    /// Returns the rows that belong to `rank` from a dispatcher's batch, as views.
     ///
     /// # Errors
-    /// When this batch does not hold a whole round, when the rank does not exist, or when a tensor
-    /// has not one row for each sample.
+    /// Fails if this batch does not hold a whole round, the rank is not below the world size, or a tensor does not have
+    /// one row for each sample.
     pub fn part(&self, rank: usize) -> Result<T::Owned> {
         let world = self.round.rows.len();
         if self.rank.is_some() || rank >= world {
             let message = match self.rank {
-                Some(own) => format!("the batch is rank {own}'s alone: it has no parts"),
+                Some(own) => format!("the batch belongs to rank {own} alone: it has no parts"),
                 None => {
                     format!("rank {rank} does not exist among {}", counted(world, "rank"))
                 }

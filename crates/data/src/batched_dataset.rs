@@ -1,4 +1,4 @@
-//! Data of known length, asked for by index: the dataset and what a batch knows of its place.
+//! Data of known length that is read in whole batches, and the position of a batch.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,30 +10,28 @@ use rand_pcg::rand_core::Rng;
 
 /// Data of known length that makes whole batches.
 ///
-/// This is the form for data in memory, where a batch is one pass over bytes. When samples are
-/// read one by one, implement [`Dataset`](crate::Dataset) instead: it is a `BatchedDataset` by itself.
+/// Suited to data in memory, where a batch is one pass over bytes. If samples are read one by one, implement
+/// [`Dataset`](crate::Dataset) instead: it is automatically a `BatchedDataset`.
 ///
-/// A loader calls `batch` from its threads, several at a time and in any order. What is random in
-/// a batch must therefore come from the [`BatchContext`], not from a generator in the dataset: then
-/// an epoch is the same at any number of threads.
+/// A loader calls `batch` from its threads, several at a time and in any order. Random choices must therefore come from
+/// the [`BatchContext`], not from a generator in the dataset: then an epoch is the same at any number of threads.
 pub trait BatchedDataset: Send + Sync {
-    /// What a batch is: tensors, or tuples, lists and maps of them.
+    /// Type of a batch: tensors, or tuples, lists and maps of tensors.
     type Batch: TensorTree + Send + 'static;
 
     /// Returns the number of samples.
     fn num_samples(&self) -> usize;
 
-    /// Makes the batch of these samples, in this order; an index may occur twice.
+    /// Makes the batch of the samples `indices`, in this order. An index may occur twice.
     ///
-    /// Every tensor of the batch has one row for each index. It runs beside the training step:
-    /// an operator of libtorch that is large enough to start a team of threads takes the cores
-    /// from it.
+    /// Every tensor of the batch has one row for each index. The call runs concurrently with the training step: a
+    /// libtorch operator that is large enough to start a team of threads takes cores from it.
     ///
     /// # Errors
-    /// The loader delivers them at this batch.
+    /// Any error of the dataset. The loader returns it in place of this batch.
     fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch>;
 
-    /// The same data with `f` applied to each batch, in the loader's threads.
+    /// Returns the dataset with `f` applied to each batch, in the loader's threads.
     ///
     /// ```
     /// use brigade_data::{BatchedDataset, TensorDataset};
@@ -54,22 +52,22 @@ pub trait BatchedDataset: Send + Sync {
     }
 }
 
-/// Where a batch stands, and the seeds that follow from it.
+/// Position of a batch, and the random seeds that follow from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchContext {
-    /// The loader's seed, the same on all ranks.
+    /// Seed of the loader, the same on all ranks.
     pub seed: u64,
-    /// The epoch, from 0.
+    /// Number of the epoch, from 0.
     pub epoch: u64,
-    /// The batch's number in the epoch of its rank, from 0.
+    /// Number of the batch in the epoch of its rank, from 0.
     pub batch: usize,
-    /// The rank whose batch this is.
+    /// The rank to which this batch belongs.
     pub rank: usize,
 }
 
 impl BatchContext {
-    /// A seed for what is random in the sample `index`: it depends on the loader's seed, the epoch
-    /// and the sample, so a sample is treated alike at any number of threads and ranks.
+    /// Returns the seed for random choices in the sample `index`. It depends on the loader's seed, the epoch and the
+    /// sample, so that a sample has the same seed at any number of threads and ranks.
     ///
     /// ```
     /// use brigade_data::BatchContext;
@@ -83,8 +81,8 @@ impl BatchContext {
         stream(self.seed, &[SAMPLE, self.epoch, index as u64]).next_u64()
     }
 
-    /// A seed for what is random in the batch as a whole: it depends on the loader's seed, the
-    /// epoch, the rank and the batch.
+    /// Returns the seed for random choices in the batch as a whole. It depends on the loader's seed, the epoch, the
+    /// rank and the batch.
     #[must_use]
     pub fn batch_seed(&self) -> u64 {
         let path = [BATCH, self.epoch, self.rank as u64, self.batch as u64];
@@ -92,11 +90,11 @@ impl BatchContext {
     }
 }
 
-/// First numbers of this crate's random streams; `brigade-sampling` uses 1 and 2.
+/// First numbers of the paths of this crate's random streams; `brigade-sampling` uses 1 and 2.
 const SAMPLE: u64 = 3;
 const BATCH: u64 = 4;
 
-/// A dataset whose batches a function changes; see [`BatchedDataset::map`].
+/// A dataset whose batches are changed by a function. Made by [`BatchedDataset::map`].
 #[derive(Clone)]
 pub struct Map<D, F> {
     dataset: D,
@@ -120,7 +118,7 @@ where
     }
 }
 
-/// A dataset of `len` samples whose batches a function makes.
+/// Creates a dataset of `len` samples whose batches are made by a function.
 ///
 /// ```
 /// use brigade_data::batches_from_fn;
@@ -143,7 +141,7 @@ where
     BatchesFromFn { len, f }
 }
 
-/// A dataset that is a function; see [`batches_from_fn`].
+/// A dataset whose batches are made by a function. Made by [`batches_from_fn`].
 #[derive(Clone)]
 pub struct BatchesFromFn<F> {
     len: usize,
@@ -166,7 +164,7 @@ where
     }
 }
 
-/// So data sets of several types can be one: `Arc<dyn BatchedDataset<Batch = B>>`.
+/// Allows datasets of several types to be one type: `Arc<dyn BatchedDataset<Batch = B>>`.
 impl<D: BatchedDataset + ?Sized> BatchedDataset for Arc<D> {
     type Batch = D::Batch;
 

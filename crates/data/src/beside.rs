@@ -1,37 +1,37 @@
-//! What a reading thread computes on a GPU, beside the thread that trains.
+//! GPU streams of reading threads: batches are computed on a GPU concurrently with the training thread.
 //!
-//! Threads of loaders may compute on a GPU. Each has a stream of its own from the pool of high priority, from which
-//! no training thread takes one, because a stream that is recorded in a graph must not get work of others. A thread
-//! starts behind the work that the starting thread has given the device, such as the copy of the dataset, and sends
-//! each batch with an event (`StreamEvent`). The stream of the receiving thread waits for that event, and the
-//! allocator is told that it uses the memory. So neither thread waits, and batches are ahead in the queue of the
-//! device as they are on the host.
+//! Threads of loaders may compute on a GPU. Each has a stream of its own from the pool of high priority, from which no
+//! training thread takes one, because a stream that is captured into a graph must not get work of other threads. A
+//! thread's stream starts after the work that the starting thread has queued on the device, such as the copy of the
+//! dataset, and each batch comes with an event (`StreamEvent`). The stream of the receiving thread waits for that
+//! event, and the allocator is notified that the stream uses the memory. So neither thread waits, and batches are ahead
+//! in the queue of the device as they are on the host.
 //!
 //! The memory that a thread reads was allocated on another stream. A thread that ends waits for its stream before it
 //! drops its closure. Streams are kept for the next thread: libtorch's allocator reserves a stream's memory for that
 //! stream alone, and epochs with new streams would leave memory behind for all 32 of the pool.
 //!
-//! A loader without a known device has no such stream, and a batch that its threads make on a GPU is an error.
-//! Waiting for each batch in the reading thread would need no events, but libtorch's events spin while they wait,
-//! which costs a core for each thread.
+//! A loader without a known device has no such stream, and a batch that its threads make on a GPU is an error. Waiting
+//! for each batch in the reading thread would need no events, but libtorch's events spin while they wait, which costs a
+//! core for each thread.
 
 use brigade_torch::{DeviceExt, Error, ErrorKind, Result, SideStream, StreamEvent, TensorTree};
 use tch::Device;
 
 use crate::DataError;
 
-/// What a thread needs to compute on a GPU, made by the thread that starts it.
+/// Everything that a thread needs to compute on a GPU, made by the thread that starts it.
 pub(crate) struct Beside {
     device: Option<Device>,
-    /// What the starting thread has given the device until then, such as the data set's copy.
+    /// Event after the work that the starting thread had queued on the device, such as the copy of the dataset.
     begun: Option<StreamEvent>,
 }
 
-/// A thread's stream on a GPU, or nothing of the kind.
+/// The GPU stream of a thread, if it has one.
 ///
-/// No thread waits for a batch: the one that takes it has its own stream wait. The thread itself waits once, when this
-/// is dropped. Whatever its closure and its data set hold lives until then, so that the memory of a tensor that it has
-/// read on its stream, and that another stream has allocated, is not used again too early.
+/// No thread waits for a batch: the stream of the receiving thread waits. The thread itself waits once, when this is
+/// dropped. Everything that its closure and its dataset hold lives until then, so that the memory of a tensor that was
+/// allocated on another stream and read on this one is not reused too early.
 pub(crate) struct OnStream {
     device: Option<Device>,
     entered: Result<Option<SideStream>, String>,
@@ -44,7 +44,7 @@ impl Beside {
         Ok(Self { device, begun })
     }
 
-    /// Gives the calling thread its stream. What fails is the error of each of its batches.
+    /// Sets the stream of the calling thread. An error is returned for each of its batches.
     pub(crate) fn enter(self) -> OnStream {
         let entered = match self.device {
             Some(device) => SideStream::enter(device, self.begun.as_ref()),
@@ -55,7 +55,7 @@ impl Beside {
 }
 
 impl OnStream {
-    /// Computes, and marks the point in the stream's work behind which the result is there.
+    /// Runs `work`, and records an event after which its result is complete.
     pub(crate) fn run<T>(
         &mut self,
         work: impl FnOnce() -> Result<T>,
@@ -68,11 +68,11 @@ impl OnStream {
     }
 }
 
-/// Puts this thread's stream behind the one that computes a thread's batch.
+/// Makes this thread's stream wait for the event of a batch.
 ///
 /// # Errors
-/// [`DataError::Options`] for a batch on a GPU from a thread that has no stream there: it was computed on the default
-/// stream, which nothing waits for.
+/// [`DataError::Options`] for a batch on a GPU from a thread without a stream on that GPU: it was computed on the
+/// default stream, for which nothing waits.
 pub(crate) fn take_over<T: TensorTree + ?Sized>(
     batch: &T,
     computed: Option<&StreamEvent>,
@@ -91,7 +91,7 @@ pub(crate) fn take_over<T: TensorTree + ?Sized>(
         None => Ok(()),
         Some(device) => Err(DataError::Options {
             message: format!(
-                "a reading thread has made a batch on {0}, and the loader does not know of it: name the device \
+                "a reading thread has made a batch on {0}, but the loader has no such device: set it \
                  (`DataLoader::device`), or prepare the loader with an Accelerator of {0}",
                 device.label()
             ),

@@ -1,4 +1,4 @@
-//! Collation: many samples become one batch.
+//! Collation: joining samples into a batch.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::DataError;
 
-/// A sample, and what a batch of such samples is.
+/// A sample that can be collated, and the type of its batches.
 ///
 /// | sample | batch of `b` |
 /// |---|---|
@@ -24,14 +24,14 @@ use crate::DataError;
     note = "a sample is a tensor, a number, a list of numbers or tensors, a tuple, a map from `String`, an `Option` or a struct with `#[derive(Batch)]`"
 )]
 pub trait Collate: Sized {
-    /// What a batch is.
+    /// Type of a batch.
     type Batch: TensorTree + Send + 'static;
 
     /// Joins samples into a batch with one row for each, in their order.
     ///
     /// # Errors
-    /// When the samples differ in shape, type or keys, and when there are none of a kind whose
-    /// shape is only known from a sample.
+    /// Fails if the samples differ in shape, type or keys, and for an empty list of samples of a type whose shape is
+    /// only known from a sample.
     fn collate(samples: &[&Self]) -> Result<Self::Batch>;
 }
 
@@ -80,23 +80,23 @@ impl Collate for bool {
     }
 }
 
-/// An element of a list that is a part of a sample: a number, of which a list is a row, or a tensor.
+/// An element of a list that is part of a sample: a number (a list of numbers is a row), or a tensor.
 pub trait CollateElement: Sized {
-    /// What a list is in a batch.
+    /// Type of a list in a batch.
     type List: TensorTree + Send + 'static;
-    /// What an array is in a batch.
+    /// Type of an array in a batch.
     type Array<const N: usize>: TensorTree + Send + 'static;
 
-    /// Joins the samples' lists.
+    /// Joins the lists of all samples.
     ///
     /// # Errors
-    /// As [`Collate::collate`]; also when the lists differ in length.
+    /// Returns the same errors as [`Collate::collate`], and fails if the lists differ in length.
     fn collate_lists(samples: &[&Vec<Self>]) -> Result<Self::List>;
 
-    /// Joins the samples' arrays.
+    /// Joins the arrays of all samples.
     ///
     /// # Errors
-    /// As [`Collate::collate`].
+    /// Returns the same errors as [`Collate::collate`].
     fn collate_arrays<const N: usize>(samples: &[&[Self; N]]) -> Result<Self::Array<N>>;
 }
 
@@ -116,7 +116,7 @@ impl<T: CollateElement, const N: usize> Collate for [T; N] {
     }
 }
 
-/// The length that the lists of all samples have.
+/// Returns the length that the lists of all samples have in common.
 fn common_length<T>(samples: &[&Vec<T>], of: &str) -> Result<usize> {
     let length = samples.first().ok_or(DataError::EmptyBatch)?.len();
     match samples.iter().position(|sample| sample.len() != length) {
@@ -202,8 +202,8 @@ impl Collate for Tensor {
         }
         let mut shape = vec![samples.len() as i64];
         shape.extend(first.size());
-        // Copied here, not by libtorch's stack: in a loader's thread that would start a second
-        // team of OpenMP threads beside the one that trains.
+        // Copied here, not by libtorch's stack: in a loader's thread, that would start a second team of OpenMP threads,
+        // which would compete with those of the training thread.
         match first.f_kind()? {
             Kind::Float => joined::<f32>(samples, &shape),
             Kind::Double => joined::<f64>(samples, &shape),
@@ -218,8 +218,8 @@ impl Collate for Tensor {
     }
 }
 
-/// The tensors' values one after another; None when they do not lie in plain memory or have a
-/// gradient to keep, which libtorch's own operator handles.
+/// Returns the concatenated values of the tensors; `None` if they are not in contiguous CPU memory or require a
+/// gradient: libtorch's own operator handles those.
 fn joined<T: Element>(samples: &[&Tensor], shape: &[i64]) -> Option<Result<Tensor>> {
     let mut values = Vec::with_capacity(samples.iter().map(|sample| sample.numel()).sum());
     for sample in samples {

@@ -9,9 +9,9 @@ use crate::{BatchContext, BatchedDataset, Collate, DataError};
 
 /// Data of known length that is read sample by sample.
 ///
-/// This is torch's map-style `Dataset`: a length and a sample by index. A [`DataLoader`](crate::DataLoader)
-/// collates the samples of a batch, in its threads. Data that is faster read as whole batches is a
-/// [`BatchedDataset`], which every `Dataset` is too.
+/// This is torch's map-style `Dataset`: a length and a sample by index. A [`DataLoader`](crate::DataLoader) collates
+/// the samples of a batch, in its threads. For data that is read faster as whole batches, implement [`BatchedDataset`];
+/// every `Dataset` is one too.
 ///
 /// ```
 /// use brigade_data::{DataLoader, Dataset};
@@ -38,28 +38,28 @@ use crate::{BatchContext, BatchedDataset, Collate, DataError};
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait Dataset: Send + Sync {
-    /// What a sample is.
+    /// Type of a sample.
     type Sample: Collate;
 
     /// Returns the number of samples.
     fn len(&self) -> usize;
 
-    /// Whether there are no samples.
+    /// Returns `true` if there are no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the sample `index`. What is random in it must follow from `seed`, which is new in every
-    /// epoch and the same on any number of threads and ranks.
+    /// Returns the sample `index`. Random choices must follow from `seed`, which is new in every epoch and the same on
+    /// any number of threads and ranks.
     ///
     /// # Errors
-    /// The loader delivers them at the sample's batch.
+    /// Any error of the dataset. The loader returns it in place of the sample's batch.
     fn get(&self, index: usize, seed: u64) -> Result<Self::Sample>;
 }
 
 /// A list of samples in memory as a dataset.
 ///
-/// A type of its own: [`Dataset::get`] on `Vec` would hide the slice's `get` wherever the trait is in scope.
+/// It is a separate type because [`Dataset::get`] on `Vec` would hide the slice's `get` wherever the trait is in scope.
 ///
 /// ```
 /// use brigade_data::{DataLoader, VecDataset};
@@ -82,7 +82,7 @@ impl<T: Collate + Clone + Send + Sync> Dataset for VecDataset<T> {
     }
 }
 
-/// So data sets of several types can be one: `Box<dyn Dataset<Sample = S>>`.
+/// Allows datasets of several types to be one type: `Box<dyn Dataset<Sample = S>>`.
 impl<D: Dataset + ?Sized> Dataset for Box<D> {
     type Sample = D::Sample;
 
@@ -95,7 +95,7 @@ impl<D: Dataset + ?Sized> Dataset for Box<D> {
     }
 }
 
-/// Makes a dataset of `len` samples that a function of the index and a seed reads.
+/// Creates a dataset of `len` samples that are read by a function of the index and a seed.
 ///
 /// ```
 /// use brigade_data::{DataLoader, dataset_from_fn};
@@ -110,7 +110,7 @@ where
     DatasetFromFn { len, f }
 }
 
-/// A dataset that a function of the index reads; see [`dataset_from_fn`].
+/// A dataset whose samples are read by a function of the index. Made by [`dataset_from_fn`].
 #[derive(Clone)]
 pub struct DatasetFromFn<F> {
     len: usize,
@@ -133,7 +133,7 @@ where
     }
 }
 
-/// The samples of a batch are read one after another, and collated.
+/// Reads the samples of a batch one after another, and collates them.
 impl<D: Dataset> BatchedDataset for D {
     type Batch = <D::Sample as Collate>::Batch;
 
@@ -150,24 +150,24 @@ impl<D: Dataset> BatchedDataset for D {
     }
 }
 
-/// Data without a length or without access by index: a stream that is read from its start in each
-/// epoch. [`StreamLoader`](crate::StreamLoader) makes batches of it.
+/// Data without a known length or without access by index: a stream that is read from its start in each epoch.
+/// [`StreamLoader`](crate::StreamLoader) makes batches of it.
 ///
-/// Several ranks each read the whole stream and keep their part, so every rank must see the same
-/// samples in the same order.
+/// Each rank reads the whole stream and keeps its part, so that the stream must return the same samples in the same
+/// order on every rank.
 pub trait IterableDataset: Send + Sync {
-    /// What a sample is.
+    /// Type of a sample.
     type Sample: Collate + 'static;
 
-    /// The samples of an epoch. What is random in their order or content must follow from `epoch`
-    /// and `seed`, which all ranks share.
+    /// Returns an iterator over the samples of an epoch. Random choices in their order or content must follow from
+    /// `epoch` and `seed`, which are the same on all ranks.
     fn iter(&self, epoch: u64, seed: u64) -> SampleStream<Self::Sample>;
 }
 
-/// The samples of one epoch.
+/// Iterator over the samples of one epoch of a stream.
 pub type SampleStream<S> = Box<dyn Iterator<Item = Result<S>> + Send>;
 
-/// A stream that a function of the epoch and the seed opens.
+/// Creates a stream that is opened by a function of the epoch and the seed.
 ///
 /// ```
 /// use brigade_data::{StreamLoader, stream_from_fn};
@@ -184,7 +184,7 @@ where
     StreamFromFn(f)
 }
 
-/// A stream that a function opens; see [`stream_from_fn`].
+/// A stream that is opened by a function. Made by [`stream_from_fn`].
 #[derive(Clone)]
 pub struct StreamFromFn<F>(F);
 

@@ -7,7 +7,7 @@ use brigade_torch::{Error, Result};
 
 use crate::Batch;
 
-/// The batches of one epoch of a loader. Dropping it stops the loader's threads.
+/// Iterator over the batches of one epoch of a loader. Dropping it stops the loader's threads.
 pub struct Epoch<T> {
     number: u64,
     remaining: Option<usize>,
@@ -23,20 +23,20 @@ impl<T: 'static> Epoch<T> {
         Self { number, remaining, batches }
     }
 
-    /// An epoch that could not begin: one error.
+    /// Returns an epoch that could not begin, which consists of one error.
     pub(crate) fn failed(number: u64, error: Error) -> Self {
         Self::new(number, Some(1), Box::new(iter::once(Err(error))))
     }
 }
 
 impl<T> Epoch<T> {
-    /// The epoch's number, from 0.
+    /// Returns the number of the epoch, from 0.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// How many batches are still to come; `None` when the data have no known length.
+    /// Returns the number of remaining batches; `None` if the data have no known length.
     #[must_use]
     pub fn remaining(&self) -> Option<usize> {
         self.remaining

@@ -1,13 +1,13 @@
-//! What can go wrong with data: one enum of facts, by fault.
+//! Errors of datasets and loaders.
 
 use std::io;
 
 use brigade_rank_env::text::counted;
-use brigade_torch::{Error, ErrorKind, says_out_of_memory};
+use brigade_torch::{Error, ErrorKind, is_out_of_memory_message};
 
-/// Why a batch could not be made, or a loader's options do not fit: the detail of an [`Error`].
+/// Reason why a batch could not be made, or why a loader's options do not fit: the detail of an [`Error`].
 ///
-/// Display is one line that names both sides of a mismatch, and has the cause in it.
+/// Its text is one line that names both sides of a mismatch and contains the cause.
 ///
 /// ```
 /// use brigade_data::{DataError, DataLoader, dataset_from_fn};
@@ -26,18 +26,18 @@ use brigade_torch::{Error, ErrorKind, says_out_of_memory};
 #[non_exhaustive]
 pub enum DataError {
     // ---- datasets ----
-    /// A dataset was asked for a sample that it does not have.
-    #[error("sample {index} was asked for, but the dataset holds {}", counted(.len, "sample"))]
+    /// A sample was requested whose index is not below the length of the dataset.
+    #[error("sample {index} is out of range: the dataset has {}", counted(.len, "sample"))]
     Index {
-        /// The sample's number.
+        /// Index of the sample.
         index: usize,
-        /// How many there are.
+        /// Number of samples in the dataset.
         len: usize,
     },
-    /// Pixels, sizes or tensors that do not make a dataset.
+    /// Pixels, sizes or tensors that cannot form a dataset.
     #[error("{message}")]
     Unfit {
-        /// What does not fit what.
+        /// Both sides of the mismatch.
         message: String,
     },
     /// Samples that cannot be stacked into one batch.
@@ -46,14 +46,14 @@ pub enum DataError {
          samples of one batch must agree; bring them to one size in the dataset"
     )]
     Collate {
-        /// Place in the batch, from 0.
+        /// Position of the sample in the batch, from 0.
         position: usize,
-        /// What the first sample has.
+        /// Type and shape, length, keys or presence of the first sample.
         expected: String,
-        /// What this one has.
+        /// Type and shape, length, keys or presence of this sample.
         found: String,
     },
-    /// A batch without samples cannot be collated: the shape of its tensors is unknown.
+    /// A batch without samples cannot be collated, because the shape of its tensors is unknown.
     #[error("a batch without samples has no shape")]
     EmptyBatch,
 
@@ -67,27 +67,27 @@ pub enum DataError {
     /// The dataset or its worker panicked.
     #[error("the dataset panicked: {message}")]
     Panicked {
-        /// What the panic said.
+        /// Message of the panic.
         message: String,
     },
-    /// The system refused to start a thread.
+    /// The system could not start a thread.
     #[error("cannot start loader thread {thread} of {threads}: {cause}; ask for fewer threads")]
     Spawn {
-        /// The thread's number, from 1.
+        /// Number of the thread, from 1.
         thread: usize,
-        /// How many were asked for.
+        /// Number of threads that were requested.
         threads: usize,
-        /// What the system said.
+        /// Error of the system.
         cause: io::Error,
     },
-    /// Any error, with the batch at which it was delivered.
+    /// Any error, with the batch in whose place it was returned.
     #[error("epoch {epoch}, batch {batch}: {cause}")]
     AtBatch {
-        /// The epoch, from 0.
+        /// Number of the epoch, from 0.
         epoch: u64,
-        /// The batch's number in this rank's epoch, from 0.
+        /// Number of the batch in this rank's epoch, from 0.
         batch: usize,
-        /// What happened.
+        /// Cause of the error.
         #[source]
         cause: Error,
     },
@@ -102,7 +102,7 @@ impl From<DataError> for Error {
             | DataError::EmptyBatch
             | DataError::Spawn { .. } => ErrorKind::Data,
             DataError::Options { .. } => ErrorKind::InvalidArgument,
-            DataError::Panicked { message } if says_out_of_memory(message) => {
+            DataError::Panicked { message } if is_out_of_memory_message(message) => {
                 ErrorKind::OutOfMemory
             }
             DataError::Panicked { .. } => ErrorKind::Data,

@@ -37,13 +37,13 @@ mod workers;
 
 pub use batch::Batch;
 pub use batched_dataset::{BatchContext, BatchedDataset, BatchesFromFn, Map, batches_from_fn};
-/// Makes a struct of tensors a sample and a batch: it implements [`Collate`],
-/// [`TensorTree`](brigade_torch::TensorTree) and [`Split`](brigade_torch::Split).
+/// Derives [`Collate`], [`TensorTree`](brigade_torch::TensorTree) and [`Split`](brigade_torch::Split) for a struct of
+/// tensors, so that it can be a sample and a batch.
 ///
-/// So it is collated by a loader, moved to a device, split into micro-batches and between ranks, gathered
-/// over ranks, and read on one rank for all. Fields are tensors or trees of them (tuples, `Vec`, `Option`,
-/// maps, other such structs); structs with names, tuple structs and generics are taken. A field that is a
-/// number in the sample and a tensor in the batch has a parameter as its type:
+/// A loader can then collate it, and it can be moved to a device, split into micro-batches and between ranks, gathered
+/// over ranks, and read on one rank for all. Fields are tensors or trees of them (tuples, `Vec`, `Option`, maps, other
+/// such structs); structs with named fields, tuple structs and generics are supported. A field that is a number in the
+/// sample and a tensor in the batch has a type parameter as its type:
 ///
 /// ```
 /// use brigade_data::{Batch, Collate, DataError, DataLoader, dataset_from_fn};
@@ -73,7 +73,7 @@ pub use batched_dataset::{BatchContext, BatchedDataset, BatchesFromFn, Map, batc
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Samples of which each is one of several kinds have no common shape, so an enum is refused:
+/// Enums are rejected, because samples that are each one of several kinds have no common shape:
 ///
 /// ```compile_fail
 /// use brigade_data::Batch;
@@ -87,7 +87,7 @@ pub use batched_dataset::{BatchContext, BatchedDataset, BatchesFromFn, Map, batc
 /// }
 /// ```
 ///
-/// and so is a field that is not made of tensors:
+/// A field that does not consist of tensors is rejected as well:
 ///
 /// ```compile_fail
 /// use brigade_data::Batch;
@@ -114,7 +114,7 @@ pub use seed::{draw_seed, set_thread_seed};
 pub use stream_loader::StreamLoader;
 pub use tensors::TensorDataset;
 
-/// What `#[derive(Batch)]` names.
+/// Items that the code of `#[derive(Batch)]` refers to.
 #[doc(hidden)]
 pub mod __derive {
     pub use brigade_torch::{Error, Split, TensorTree, TreeSpec};

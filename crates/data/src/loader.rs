@@ -15,14 +15,14 @@ use crate::options::{LoaderCore, ShardPosition, Start, loader_options};
 use crate::workers::{Work, Workers, guarded};
 use crate::{Batch, BatchContext, BatchedDataset, DataError, Epoch, LoaderOptions};
 
-/// Batches of a dataset, epoch after epoch.
+/// Iterates over the batches of a dataset, epoch after epoch.
 ///
-/// Each iteration is one epoch. Its order follows from the seed and the epoch's number, so it can
-/// be repeated, and several ranks with the same seed agree on it without a message. Threads change
-/// when batches are made, never what is in them.
+/// Each iteration is one epoch. Its order follows from the seed and the epoch number, so that it can be repeated, and
+/// ranks with the same seed have the same order without communication. The number of threads changes when batches are
+/// made, never their content.
 ///
-/// A batch that cannot be made is an error in its place, and the iteration goes on after it; a
-/// panic of the dataset is such an error. Dropping an iteration stops its threads.
+/// A batch that cannot be made is returned as an error in its place, and the iteration continues after it; a panic of
+/// the dataset is such an error. Dropping an iteration stops its threads.
 ///
 /// ```
 /// use brigade_data::{DataLoader, dataset_from_fn};
@@ -41,10 +41,10 @@ pub struct DataLoader<D> {
     upcoming: Arc<Mutex<Upcoming>>,
 }
 
-/// The [`MapBatches`] of an epoch that threads have begun before it was asked for, and what it was made by.
+/// The [`MapBatches`] of an epoch that threads have begun before it was requested, and the key that it was made with.
 type Upcoming = Option<(UpcomingKey, Box<dyn Any + Send>)>;
 
-/// What the batches of an epoch follow from besides the data set.
+/// Everything besides the dataset that determines the batches of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct UpcomingKey {
     epoch: u64,
@@ -54,15 +54,15 @@ struct UpcomingKey {
     position: ShardPosition,
 }
 
-/// Makes the batches of an epoch as lists of indices, as torch's `BatchSampler`.
+/// Makes the batches of an epoch as lists of indices, like torch's `BatchSampler`.
 ///
-/// All ranks must make the same ones.
+/// All ranks must make the same batches.
 pub trait BatchSampler: fmt::Debug + Send + Sync {
-    /// The batches of epoch `epoch`.
+    /// Returns the batches of epoch `epoch` as lists of sample indices.
     fn batches(&self, epoch: u64) -> Vec<Vec<usize>>;
 
-    /// The size that all batches but the last have. `None` when they vary: then sharding deals them
-    /// out whole.
+    /// Returns the size of all batches but the last. `None` if sizes vary: sharding then distributes whole batches.
+    /// Defaults to `None`.
     fn batch_size(&self) -> Option<usize> {
         None
     }
@@ -70,15 +70,15 @@ pub trait BatchSampler: fmt::Debug + Send + Sync {
 
 #[derive(Clone)]
 enum OrderRule {
-    /// By the options: in the dataset's order, or shuffled.
+    /// The order of the options: that of the dataset, or shuffled.
     Plain,
     Sampler(Arc<dyn Sampler>),
     Lists(Arc<dyn BatchSampler>),
 }
 
 impl<D: BatchedDataset> DataLoader<D> {
-    /// Makes a loader of a [`Dataset`](crate::Dataset) or a [`BatchedDataset`]: batches of one sample, in
-    /// the dataset's order, made in the calling thread; the methods below change that.
+    /// Creates a loader of a [`Dataset`](crate::Dataset) or a [`BatchedDataset`]. By default it returns batches of one
+    /// sample, in the dataset's order, made in the calling thread; the methods below change that.
     pub fn new(dataset: D) -> Self {
         Self {
             dataset: Arc::new(dataset),
@@ -92,12 +92,12 @@ impl<D: BatchedDataset> DataLoader<D> {
 impl<D> DataLoader<D> {
     loader_options!();
 
-    /// Lets threads begin the next epoch when the last batch of one is given out, so that its first
-    /// batches are there when validation is over. Batches are the same; as many more as are made ahead
-    /// lie in memory between two epochs, and are thrown away after the last one or when the seed, the
-    /// epoch or the position is set in between. Without threads it has no meaning.
+    /// Sets whether threads begin the next epoch when the last batch of an epoch is returned, so that its first batches
+    /// are ready when validation is over. The batches are the same. Between two epochs, as many batches as are
+    /// prefetched stay in memory; they are dropped after the last epoch, or if the seed, the epoch or the position is
+    /// set in between. Has no effect without threads. Defaults to `false`.
     ///
-    /// A data set that counts its reads, or changes between epochs, sees those of the next one early.
+    /// A dataset that counts its reads, or that changes between epochs, is read early for the next epoch.
     ///
     /// ```
     /// use brigade_data::{DataLoader, dataset_from_fn};
@@ -114,31 +114,31 @@ impl<D> DataLoader<D> {
         self
     }
 
-    /// Visits the samples in an order that is new in each epoch.
+    /// Sets whether samples are visited in a random order that is new in each epoch. Defaults to `false`.
     #[must_use]
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.core.options.shuffle = shuffle;
         self
     }
 
-    /// Sets the number of threads that make batches ahead; 0 makes each in the calling thread when
-    /// it is asked for. They take cores from the training step, so count them in.
+    /// Sets the number of threads that make batches ahead. With 0, each batch is made in the calling thread when it is
+    /// requested. The threads take cores from the training step, so count them in. Defaults to 0.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.core.options.threads = threads;
         self
     }
 
-    /// Sets how many batches the threads make ahead; two for each thread unless set. That many lie
-    /// in memory. Without threads it has no meaning.
+    /// Sets how many batches the threads make ahead, all of which are in memory. Has no effect without threads.
+    /// Defaults to two for each thread.
     #[must_use]
     pub fn prefetch(mut self, batches: usize) -> Self {
         self.core.options.prefetch = Some(batches);
         self
     }
 
-    /// Visits the samples in the order of `sampler`, in place of [`shuffle`](Self::shuffle). The
-    /// sampler has a seed of its own; with several ranks, it must be the same on all.
+    /// Visits the samples in the order of `sampler`, instead of [`shuffle`](Self::shuffle). The sampler has a seed of
+    /// its own; with several ranks, it must be the same on all.
     #[must_use]
     pub fn sampler(mut self, sampler: impl Sampler + 'static) -> Self {
         self.order = OrderRule::Sampler(Arc::new(sampler));
@@ -146,8 +146,7 @@ impl<D> DataLoader<D> {
         self
     }
 
-    /// Takes the batches that `batches` makes, in place of batch size, order and
-    /// [`shuffle`](Self::shuffle).
+    /// Takes the batches of `batches`, instead of batch size, order and [`shuffle`](Self::shuffle).
     #[must_use]
     pub fn batch_sampler(mut self, batches: impl BatchSampler + 'static) -> Self {
         self.order = OrderRule::Lists(Arc::new(batches));
@@ -155,21 +154,21 @@ impl<D> DataLoader<D> {
         self
     }
 
-    /// The dataset.
+    /// Returns the dataset.
     #[must_use]
     pub fn dataset(&self) -> &D {
         &self.dataset
     }
 
-    /// Whether the order can differ between processes that were given the same program: it follows
-    /// from a seed that was perhaps drawn at random.
+    /// Returns `true` if the order depends on the loader's seed. Unless a seed was set, processes that run the same
+    /// program then have different orders, because each draws its own seed.
     #[must_use]
     pub fn depends_on_seed(&self) -> bool {
         matches!(self.order, OrderRule::Plain) && self.core.options.shuffle
     }
 }
 
-/// Its options and its position in the data.
+/// Gives access to the loader's options and its position in the data.
 impl<D> Deref for DataLoader<D> {
     type Target = LoaderCore;
 
@@ -178,8 +177,8 @@ impl<D> Deref for DataLoader<D> {
     }
 }
 
-/// A second handle of the same data and of the same position: an epoch that one of them begins is the other's
-/// as well. Options that are set afterwards are its own.
+/// Creates a second handle of the same data and the same position: an epoch that one of them begins is also counted by
+/// the other. Options that are set afterwards apply to one handle only.
 impl<D> Clone for DataLoader<D> {
     fn clone(&self) -> Self {
         Self {
@@ -192,32 +191,33 @@ impl<D> Clone for DataLoader<D> {
 }
 
 impl<D: BatchedDataset> DataLoader<D> {
-    /// The same loader for one rank of `world`. The batches of all ranks hold every sample; what
-    /// is needed to keep them in step is added as duplicates, which [`Batch::valid`] leaves out.
+    /// Shards the loader: it returns the batches of one rank of `world`. The batches of all ranks together contain
+    /// every sample, unless the options drop some; duplicates that keep the ranks in step are not counted by
+    /// [`Batch::valid`].
     ///
-    /// The seed must be the same on all ranks: give one, or take rank 0's from
-    /// [`options`](LoaderCore::options) before the first epoch.
+    /// The seed must be the same on all ranks: set one, or take rank 0's from [`options`](LoaderCore::options) before
+    /// the first epoch.
     ///
     /// # Errors
-    /// When the rank does not exist or the options do not fit the batch size or each other.
+    /// Fails if the rank is not below the world size, or the options do not fit the batch size or each other.
     pub fn shard(mut self, rank: usize, world: usize, options: ShardOptions) -> Result<Self> {
         self.core.position = ShardPosition::of_rank(rank, world, options)?;
         self.check()?;
         Ok(self)
     }
 
-    /// The same loader for a process that reads for all of `world` ranks: each batch holds a round,
-    /// the batches of all ranks one after another, and [`Batch::part`] gives a rank its own.
+    /// Makes this loader read for all of `world` ranks: each batch holds a round, the batches of all ranks
+    /// concatenated, and [`Batch::part`] returns the part of one rank.
     ///
     /// # Errors
-    /// As [`shard`](Self::shard).
+    /// Returns the same errors as [`shard`](Self::shard).
     pub fn dispatch(mut self, world: usize, options: ShardOptions) -> Result<Self> {
         self.core.position = ShardPosition { rank: None, world, options };
         self.check()?;
         Ok(self)
     }
 
-    /// Options that can never work are refused at once, before an order is made.
+    /// Rejects options that can never work, before an order is made.
     fn check(&self) -> Result<()> {
         let batch_size = match &self.order {
             OrderRule::Lists(lists) => lists.batch_size(),
@@ -233,11 +233,11 @@ impl<D: BatchedDataset> DataLoader<D> {
         Ok(())
     }
 
-    /// Number of batches that the next epoch gives to this rank: exact, whatever the options.
-    /// 0 when the options do not work, which the iteration then says.
+    /// Returns the number of batches that the next epoch has for this rank, exactly, whatever the options. Returns 0 if
+    /// the options do not fit together; the iteration then returns the error.
     #[must_use]
     pub fn len(&self) -> usize {
-        // The order's content does not change the count, and a shuffle costs time.
+        // The content of the order does not change the count, and a shuffle would cost time.
         let offset = self.core.progress.offset();
         let shards = match &self.order {
             OrderRule::Plain => {
@@ -251,21 +251,21 @@ impl<D: BatchedDataset> DataLoader<D> {
         shards.map_or(0, |shards| self.batches_here(&shards))
     }
 
-    /// Whether the next epoch has no batch for this rank.
+    /// Returns `true` if the next epoch has no batches for this rank.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The plan of an epoch for all ranks.
+    /// Returns the plan of an epoch for all ranks.
     ///
     /// # Errors
-    /// When the options do not fit together.
+    /// Fails if the options do not fit together.
     pub fn plan(&self, epoch: u64) -> Result<Shards> {
         self.plan_after(epoch, 0)
     }
 
-    /// The plan of what is left of an epoch after `offset` samples.
+    /// Returns the plan of the rest of an epoch after `offset` samples.
     fn plan_after(&self, epoch: u64, offset: usize) -> Result<Shards> {
         let rest = |order: Vec<usize>| order.get(offset..).unwrap_or_default().to_vec().into();
         match &self.order {
@@ -281,7 +281,7 @@ impl<D: BatchedDataset> DataLoader<D> {
             OrderRule::Sampler(sampler) => self.deal(rest(sampler.order(epoch))),
             OrderRule::Lists(lists) => {
                 let rules = self.rules();
-                // Whole batches: they were made with a reason.
+                // Whole batches are skipped: a batch sampler's batches must not be cut.
                 let mut left = offset;
                 let mut batches = lists.batches(epoch);
                 batches.retain(|batch| {
@@ -312,9 +312,8 @@ impl<D: BatchedDataset> DataLoader<D> {
         }
     }
 
-    /// Overrides whether ranks get equally many, equally large batches, from the next epoch on; `None`
-    /// goes back to the options of [`DataLoader::shard`]. Nothing changes for a loader that is not
-    /// shared out.
+    /// Overrides, from the next epoch on, whether all ranks get the same number of batches of the same size. `None`
+    /// restores the options of [`DataLoader::shard`]. Has no effect on a loader that is not sharded.
     pub fn override_even_batches(&self, even: Option<bool>) {
         self.core.progress.override_even(even);
     }
@@ -325,7 +324,7 @@ impl<D: BatchedDataset> DataLoader<D> {
 }
 
 impl<D: BatchedDataset + 'static> DataLoader<D> {
-    /// Begins the next epoch. With threads, they start now.
+    /// Begins the next epoch. Threads start at once.
     #[must_use]
     pub fn iter(&self) -> Epoch<D::Batch> {
         let Start { epoch, offset, skip } = self.core.progress.begin();
@@ -356,7 +355,8 @@ impl<D: BatchedDataset + 'static> DataLoader<D> {
         }
     }
 
-    /// Starts the threads of an epoch. What stops that is said when the epoch is asked for.
+    /// Starts the threads of an epoch. An error here is dropped: it occurs again, and is returned, when the epoch is
+    /// requested.
     fn begin_early(&self, epoch: u64) {
         let begun = self.plan_after(epoch, 0).and_then(|shards| self.begin(epoch, 0, shards));
         let begun = begun
@@ -365,7 +365,7 @@ impl<D: BatchedDataset + 'static> DataLoader<D> {
         *self.upcoming.lock() = begun;
     }
 
-    /// Takes the epoch that threads have begun, if it is this one; another one's threads are stopped.
+    /// Takes the epoch that threads have begun, if it is the requested one. The threads of another epoch are stopped.
     fn take_upcoming(&self, epoch: u64) -> Option<MapBatches<D::Batch>> {
         let upcoming = self.upcoming.lock().take();
         let (key, batches) = upcoming?;
@@ -395,13 +395,13 @@ impl<D: BatchedDataset + 'static> DataLoader<D> {
     }
 }
 
-/// The samples of a rank's batch, or of a round.
+/// Returns the sample indices of a rank's batch, or of a whole round if `rank` is `None`.
 fn indices(shards: &Shards, rank: Option<usize>, batch: usize) -> Vec<usize> {
     let ranks = rank.map_or_else(|| 0..shards.world(), |rank| rank..rank + 1);
     ranks.filter_map(|rank| shards.batch(rank, batch)).flat_map(|batch| batch.indices).collect()
 }
 
-/// One epoch of a [`DataLoader`].
+/// The batches of one epoch of a [`DataLoader`].
 struct MapBatches<T> {
     maker: Maker<T>,
     shards: Arc<Shards>,
@@ -409,8 +409,8 @@ struct MapBatches<T> {
     epoch: u64,
     next: usize,
     end: usize,
-    /// Called before the last batch is given out. Never set in an epoch that waits in the loader, whose
-    /// threads it would keep alive.
+    /// Called before the last batch is returned. Never set in an epoch that waits in the loader: the closure holds the
+    /// loader, which would keep the epoch's threads alive.
     before_last: Option<Box<dyn FnOnce() + Send>>,
 }
 

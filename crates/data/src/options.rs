@@ -1,4 +1,4 @@
-//! Options of both loaders, and their positions.
+//! Options of both loaders, and their positions in the data.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -10,26 +10,27 @@ use tch::Device;
 
 use crate::draw_seed;
 
-/// The settings of a loader. The builder methods of [`DataLoader`](crate::DataLoader) and
+/// Options of a loader. The builder methods of [`DataLoader`](crate::DataLoader) and
 /// [`StreamLoader`](crate::StreamLoader) set them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoaderOptions {
-    /// Samples of a batch.
+    /// Number of samples in a batch. Defaults to 1.
     pub batch_size: usize,
-    /// Whether the order is new in each epoch.
+    /// `true` to visit the samples in a random order that is new in each epoch. Defaults to `false`.
     pub shuffle: bool,
-    /// What the order and all other random choices follow from. Drawn for each loader
-    /// ([`draw_seed`]) unless it is given; all ranks must agree on it.
+    /// Seed of the order and of all other random choices. Must be the same on all ranks. Defaults to a number that is
+    /// drawn for each loader ([`draw_seed`]).
     pub seed: u64,
-    /// Whether a smaller last batch is left out.
+    /// `true` to leave out a last batch that is smaller than the others. Defaults to `false`.
     pub drop_last: bool,
-    /// Threads that make batches; with 0 the calling thread makes each when it is asked for.
+    /// Number of threads that make batches. With 0, the calling thread makes each batch when it is requested. Defaults
+    /// to 0 for a [`DataLoader`](crate::DataLoader) and 1 for a [`StreamLoader`](crate::StreamLoader).
     pub threads: usize,
-    /// Batches that are made ahead. `None`: two for each thread.
+    /// Number of batches that are made ahead. `None` stands for two per thread.
     pub prefetch: Option<usize>,
-    /// Whether threads begin the next epoch before it is asked for.
+    /// `true` if threads begin the next epoch before it is requested. Defaults to `false`.
     pub overlap_epochs: bool,
-    /// The GPU on which threads compute on streams of their own. `None`: on their default streams.
+    /// The GPU on which each thread computes on a GPU stream of its own. `None`: threads have no stream of their own.
     pub device: Option<Device>,
 }
 
@@ -47,16 +48,16 @@ impl LoaderOptions {
         }
     }
 
-    /// Batches that are out at a time when there are threads.
+    /// Returns the number of batches that are in progress at a time if there are threads.
     pub(crate) fn ahead(&self) -> usize {
         self.prefetch.unwrap_or_else(|| self.threads.saturating_mul(2)).max(1)
     }
 }
 
-/// Whose batches a loader gives out.
+/// The rank whose batches a loader returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShardPosition {
-    /// The rank; `None` for a dispatcher, which gives out whole rounds.
+    /// The rank; `None` for a dispatcher, which returns whole rounds.
     pub(crate) rank: Option<usize>,
     pub(crate) world: usize,
     pub(crate) options: ShardOptions,
@@ -74,8 +75,8 @@ impl ShardPosition {
         Ok(Self { rank: Some(rank), world, options })
     }
 
-    /// The rules to plan by: a process that runs alone keeps step with no other, so its last
-    /// batch is not completed.
+    /// Returns the sharding options to plan with. A process that runs alone does not have to stay in step with others,
+    /// so that its last batch is not completed.
     pub(crate) fn rules(&self, drop_last: bool) -> ShardOptions {
         let drop_last = drop_last || self.options.drop_last;
         match self.world {
@@ -85,31 +86,31 @@ impl ShardPosition {
     }
 }
 
-/// How far a loader came; changes while it is shared.
+/// The position of a loader in the data. It is shared by the loader's clones.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     next_epoch: AtomicU64,
     skip: AtomicUsize,
-    /// Overrides the rules' `even_batches`: 0 does not, 1 is false, 2 is true.
+    /// Override of the rules' `even_batches`: 0 for none, 1 for `false`, 2 for `true`.
     even: AtomicU8,
-    /// Samples of the next epoch that are left out before the rest is dealt to the ranks.
+    /// Number of samples at the start of the next epoch that are left out before the rest is distributed to the ranks.
     offset: AtomicUsize,
-    /// In place of the options' seed, where a run goes on with another one's.
+    /// Replaces the options' seed if a resumed run continues with the seed of another run.
     seed: Mutex<Option<u64>>,
 }
 
-/// Which epoch begins, and what of it is left out.
+/// The epoch that begins, and the part of it that is skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Start {
     pub(crate) epoch: u64,
-    /// Samples before the first batch.
+    /// Number of samples that are left out before the first batch.
     pub(crate) offset: usize,
-    /// Batches of this rank.
+    /// Number of batches of this rank that are left out.
     pub(crate) skip: usize,
 }
 
 impl Progress {
-    /// Begins an epoch. What is left out is left out of this one only.
+    /// Begins an epoch. The number of samples and batches to leave out applies to this epoch only.
     pub(crate) fn begin(&self) -> Start {
         let epoch = self.next_epoch.fetch_add(1, Ordering::Relaxed);
         let offset = self.offset.swap(0, Ordering::Relaxed);
@@ -140,7 +141,7 @@ impl Progress {
         self.next_epoch.store(epoch, Ordering::Relaxed);
     }
 
-    /// The rules with what overrides them for now.
+    /// Returns the rules with the current override of `even_batches`.
     pub(crate) fn overriding(&self, rules: ShardOptions) -> ShardOptions {
         match self.even.load(Ordering::Relaxed) {
             0 => rules,
@@ -157,8 +158,8 @@ impl Progress {
     }
 }
 
-/// What a [`DataLoader`](crate::DataLoader) and a [`StreamLoader`](crate::StreamLoader) have in common, and
-/// dereference to: their options, and the position in the data, which changes while they are in use.
+/// Common part of [`DataLoader`](crate::DataLoader) and [`StreamLoader`](crate::StreamLoader), to which both
+/// dereference: the options, and the position in the data, which changes during use.
 ///
 /// ```
 /// use brigade_data::{DataLoader, dataset_from_fn};
@@ -183,13 +184,13 @@ impl LoaderCore {
         Self { options, position: ShardPosition::alone(), progress: Arc::default() }
     }
 
-    /// Returns all settings, among them the seed that was drawn.
+    /// Returns all options, including the seed that was drawn.
     #[must_use]
     pub fn options(&self) -> &LoaderOptions {
         &self.options
     }
 
-    /// Returns the number of ranks that share the data; 1 before the loader is sharded.
+    /// Returns the world size: the number of ranks that share the data; 1 before the loader is sharded.
     #[must_use]
     pub fn world(&self) -> usize {
         self.position.world
@@ -201,17 +202,17 @@ impl LoaderCore {
         self.progress.epoch()
     }
 
-    /// Makes the next iteration epoch `epoch`; each iteration counts on from there.
+    /// Sets the number of the epoch that the next iteration begins. Each iteration increases it by 1.
     pub fn set_epoch(&self, epoch: u64) {
         self.progress.set_epoch(epoch);
     }
 
-    /// Counts an epoch that another process reads in place of this one.
+    /// Advances to the next epoch without an iteration, for an epoch that another process reads in place of this one.
     pub fn pass_epoch(&self) {
         self.progress.begin();
     }
 
-    /// Returns the seed of all random choices: the one that was given or drawn, or set since.
+    /// Returns the seed of all random choices: the one that was set last, or else the one that was drawn.
     #[must_use]
     pub fn current_seed(&self) -> u64 {
         self.progress.seed().unwrap_or(self.options.seed)
@@ -222,47 +223,46 @@ impl LoaderCore {
         self.progress.set_seed(seed);
     }
 
-    /// Leaves out the first batches of the next epoch, and of that one only, as `skip_batches` of a loader that is
-    /// not in use yet.
+    /// Sets the number of batches to skip at the start of the next epoch, and of that epoch only, like `skip_batches`
+    /// of a loader that is not in use yet.
     pub fn set_skip_batches(&self, batches: usize) {
         self.progress.set_skip(batches);
     }
 
-    /// Leaves out the first samples of the next epoch's order, and of that one only, and deals
-    /// the rest out as if it were all: where a run goes on with another number of ranks, whose
-    /// batches do not fall on the old ones. Batches count from 0 again.
+    /// Sets the number of samples to skip at the start of the next epoch's order, and of that epoch only. The rest is
+    /// distributed as if it were the whole epoch, which lets a run continue with another number of ranks, whose batches
+    /// do not coincide with the old ones. Batches are counted from 0 again.
     pub fn set_skip_samples(&self, samples: usize) {
         self.progress.set_offset(samples);
     }
 }
 
-/// The options that both loaders have: methods of a builder, which return the loader itself. All else that they share
-/// is in [`LoaderCore`].
+/// Builder methods for the options of both loaders, which return the loader itself. Everything else that the loaders
+/// share is in [`LoaderCore`].
 macro_rules! loader_options {
     () => {
-        /// Sets the number of samples of a batch (1 unless set). With several ranks, it is that of
-        /// one rank unless the batches are split.
+        /// Sets the number of samples of a batch. With several ranks, it is that of one rank unless `split_batches` is
+        /// set. Defaults to 1.
         #[must_use]
         pub fn batch_size(mut self, batch_size: usize) -> Self {
             self.core.options.batch_size = batch_size;
             self
         }
 
-        /// Sets the seed of all random choices. Without, each loader draws its own when it
-        /// is made: at random, or from the thread's seed ([`set_thread_seed`](crate::set_thread_seed),
-        /// `Accelerator::set_seed`).
+        /// Sets the seed of all random choices. Defaults to a seed that each loader draws when it is made: at random,
+        /// or from the thread's seed ([`set_thread_seed`](crate::set_thread_seed), `Accelerator::set_seed`).
         #[must_use]
         pub fn seed(mut self, seed: u64) -> Self {
             self.core.options.seed = seed;
             self
         }
 
-        /// Sets the GPU that the data set's batches are computed on, for threads: each gets a stream of its own
-        /// there, so that what it gathers, decodes or augments on the GPU runs beside the training step. A batch
-        /// is given out when its kernels are queued, and what the taking thread does with it comes behind them.
+        /// Sets the GPU on which threads compute the dataset's batches. Each thread gets a GPU stream of its own, so
+        /// that gathering, decoding and augmentation on the GPU overlap with the training step. A batch is returned as
+        /// soon as its kernels are queued, and the stream of the receiving thread waits for them.
         ///
-        /// A loader that an Accelerator prepares has its device. Without threads, batches are computed on the
-        /// calling thread's own stream. For the CPU it has no meaning.
+        /// A loader that an Accelerator prepares has its device. Without threads, batches are computed on the calling
+        /// thread's own stream. Has no effect for the CPU.
         ///
         /// ```
         /// use brigade_data::{DataLoader, TensorDataset};
@@ -283,15 +283,15 @@ macro_rules! loader_options {
             self
         }
 
-        /// Leaves out a last batch that is smaller than the others.
+        /// Sets whether a last batch that is smaller than the others is left out. Defaults to `false`.
         #[must_use]
         pub fn drop_last(mut self, drop_last: bool) -> Self {
             self.core.options.drop_last = drop_last;
             self
         }
 
-        /// Leaves out the first batches of the next epoch, and of that one only. The batches that
-        /// follow are the same as without, counts of valid rows included.
+        /// Sets the number of batches to skip at the start of the next epoch, and of that epoch only. The batches that
+        /// follow are the same as without skipping, including their numbers of valid rows.
         #[must_use]
         pub fn skip_batches(self, batches: usize) -> Self {
             self.core.progress.set_skip(batches);

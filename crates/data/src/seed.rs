@@ -1,4 +1,4 @@
-//! The seeds of what is given none.
+//! Seeds of loaders to which none is given.
 
 use std::cell::RefCell;
 
@@ -6,17 +6,17 @@ use brigade_sampling::stream;
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::Rng;
 
-/// The first part of the stream's path: sets these numbers apart from those of a loader with the same seed.
+/// The first part of the stream's path, which separates these numbers from those of a loader with the same seed.
 const DRAWN: u64 = 5;
 
 thread_local! {
     static SEEDS: RefCell<Option<Pcg64>> = const { RefCell::new(None) };
 }
 
-/// Seeds the numbers that [`draw_seed`] returns in this thread: loaders that it makes from then on and that are given
-/// no seed have the same ones in each run that makes them in the same order.
+/// Seeds the numbers that [`draw_seed`] returns in this thread: loaders that are made in this thread from then on
+/// without a seed have the same seeds in each run that makes them in the same order.
 ///
-/// `Accelerator::set_seed` calls it. It is a setting of the thread, since ranks may be threads of one process.
+/// `Accelerator::set_seed` calls it. The setting belongs to the thread, since ranks may be threads of one process.
 ///
 /// ```
 /// use brigade_data::{DataLoader, dataset_from_fn, set_thread_seed};
@@ -32,7 +32,7 @@ pub fn set_thread_seed(seed: u64) {
     SEEDS.set(Some(stream(seed, &[DRAWN])));
 }
 
-/// Draws a seed: the next one of those that [`set_thread_seed`] has begun in this thread, or a random one.
+/// Draws a seed: the next one of the sequence that [`set_thread_seed`] has begun in this thread, or a random one.
 #[must_use]
 pub fn draw_seed() -> u64 {
     SEEDS.with_borrow_mut(|seeds| seeds.as_mut().map_or_else(rand::random, Pcg64::next_u64))

@@ -1,4 +1,4 @@
-//! The loader for streams: data without a length.
+//! The loader for streams: data without a known length.
 
 use std::fmt;
 use std::ops::Deref;
@@ -19,14 +19,13 @@ use crate::options::{LoaderCore, ShardPosition, Start, loader_options};
 use crate::workers::guarded;
 use crate::{Batch, Collate, DataError, Epoch, IterableDataset, LoaderOptions};
 
-/// Batches of a stream, epoch after epoch.
+/// Iterates over the batches of a stream, epoch after epoch.
 ///
-/// One thread reads and collates ahead of the training step. With several ranks, each reads the
-/// whole stream and keeps its part of every round; [`dispatch`](StreamLoader::dispatch) lets one
-/// rank read for all instead.
+/// One thread reads and collates ahead of the training step. With several ranks, each reads the whole stream and keeps
+/// its part of every round; with [`dispatch`](StreamLoader::dispatch), one rank reads for all instead.
 ///
-/// A sample that cannot be read, or a panic of the stream, is an error at its batch and ends the
-/// epoch: what would follow belongs to other rounds than on the other ranks.
+/// A sample that cannot be read, or a panic of the stream, is returned as an error in place of its batch and ends the
+/// epoch: later samples would fall into other rounds than on the other ranks.
 ///
 /// ```
 /// use brigade_data::{StreamLoader, stream_from_fn};
@@ -46,7 +45,7 @@ pub struct StreamLoader<I> {
 }
 
 impl<I: IterableDataset> StreamLoader<I> {
-    /// A loader of batches of one sample, of which two are made ahead.
+    /// Creates a loader of batches of one sample, with two batches prefetched.
     pub fn new(dataset: I) -> Self {
         let options =
             LoaderOptions { threads: 1, prefetch: Some(2), ..LoaderOptions::with_drawn_seed() };
@@ -57,8 +56,8 @@ impl<I: IterableDataset> StreamLoader<I> {
 impl<I> StreamLoader<I> {
     loader_options!();
 
-    /// Sets how many batches the reading thread makes ahead. With 0 there is no thread: the calling
-    /// one reads when a batch is asked for. One more batch is always read, to know the last.
+    /// Sets the number of batches that the reading thread makes ahead. With 0, no thread is started: the calling thread
+    /// reads when a batch is requested. One more batch is always read, to detect the last. Defaults to 2.
     #[must_use]
     pub fn prefetch(mut self, batches: usize) -> Self {
         self.core.options.prefetch = Some(batches);
@@ -66,27 +65,27 @@ impl<I> StreamLoader<I> {
         self
     }
 
-    /// The dataset.
+    /// Returns the dataset.
     #[must_use]
     pub fn dataset(&self) -> &I {
         &self.dataset
     }
 
-    /// The same loader for one rank of `world`, by the rules of [`StreamShard`].
+    /// Shards the loader: it returns the batches of one rank of `world`, by the rules of [`StreamShard`].
     ///
     /// # Errors
-    /// When the rank does not exist or the options do not fit the batch size or a stream.
+    /// Fails if the rank is not below the world size, or the options do not fit the batch size or a stream.
     pub fn shard(mut self, rank: usize, world: usize, options: ShardOptions) -> Result<Self> {
         self.core.position = ShardPosition::of_rank(rank, world, options)?;
         StreamShard::<()>::new(self.core.options.batch_size, rank, world, options)?;
         Ok(self)
     }
 
-    /// The same loader for a process that reads for all of `world` ranks: each batch holds a round,
-    /// the batches of all ranks one after another, and [`Batch::part`] gives a rank its own.
+    /// Makes this loader read for all of `world` ranks: each batch holds a round, the batches of all ranks
+    /// concatenated, and [`Batch::part`] returns the part of one rank.
     ///
     /// # Errors
-    /// As [`shard`](Self::shard).
+    /// Returns the same errors as [`shard`](Self::shard).
     pub fn dispatch(mut self, world: usize, options: ShardOptions) -> Result<Self> {
         StreamShard::<()>::new(self.core.options.batch_size, 0, world, options)?;
         self.core.position = ShardPosition { rank: None, world, options };
@@ -96,7 +95,7 @@ impl<I> StreamLoader<I> {
     fn reader<S: Collate>(&self, epoch: u64, skip: usize) -> Result<Plan> {
         let rules = self.core.position.rules(self.core.options.drop_last);
         let (batch_size, world) = (self.core.options.batch_size, self.core.position.world);
-        // Found out here, where the error is the caller's; the reader makes its own.
+        // Checked here, where the caller gets the error; the reading thread creates its own shard.
         StreamShard::<Rc<S>>::new(
             batch_size,
             self.core.position.rank.unwrap_or_default(),
@@ -107,7 +106,7 @@ impl<I> StreamLoader<I> {
     }
 }
 
-/// Its options and its position in the data.
+/// Gives access to the loader's options and its position in the data.
 impl<I> Deref for StreamLoader<I> {
     type Target = LoaderCore;
 
@@ -117,12 +116,12 @@ impl<I> Deref for StreamLoader<I> {
 }
 
 impl<I: IterableDataset + 'static> StreamLoader<I> {
-    /// Begins the next epoch; the thread starts to read now.
+    /// Begins the next epoch. The thread starts to read at once.
     #[must_use]
     pub fn iter(&self) -> Epoch<<I::Sample as Collate>::Batch> {
         let Start { epoch, offset, skip } = self.core.progress.begin();
         let (dataset, seed) = (Arc::clone(&self.dataset), self.current_seed());
-        // An error among those that are left out is an error of the next: it must not be lost.
+        // An error among the skipped samples is returned in place of the next sample, so that it is not lost.
         let open = move || -> SampleStream<I::Sample> {
             let mut left = offset;
             Box::new(dataset.iter(epoch, seed).filter(move |sample| {
@@ -164,7 +163,7 @@ impl<I> fmt::Debug for StreamLoader<I> {
     }
 }
 
-/// How one epoch of a stream is cut.
+/// Position and sharding of one epoch of a stream.
 #[derive(Clone, Copy)]
 struct Plan {
     batch_size: usize,
@@ -178,7 +177,7 @@ struct Plan {
 impl Plan {
     fn shard<S>(&self) -> Result<StreamShard<Rc<S>>> {
         let Some(rank) = self.rank else {
-            // A round of all ranks is a batch of one: same samples, same completion.
+            // A round of all ranks is planned as the batch of a single rank: same samples, same completion.
             let size = self.rows().saturating_mul(self.world);
             let rules = ShardOptions { split_batches: false, ..self.rules };
             return Ok(StreamShard::new(size, 0, 1, rules)?);
@@ -186,12 +185,12 @@ impl Plan {
         Ok(StreamShard::new(self.batch_size, rank, self.world, self.rules)?)
     }
 
-    /// Rows of a rank in a full round.
+    /// Returns the number of rows of one rank in a full round.
     fn rows(&self) -> usize {
         if self.rules.split_batches { self.batch_size / self.world } else { self.batch_size }
     }
 
-    /// The round as the ranks see it, from what the shard says.
+    /// Returns the sizes of all ranks' batches in a round, given the round that the shard reported.
     fn round(&self, round: Round) -> Round {
         if self.rank.is_some() {
             return round;
@@ -204,17 +203,17 @@ impl Plan {
     }
 }
 
-/// One epoch, read where `next` is called.
+/// The batches of one epoch of a stream, read in the thread that calls `next`.
 ///
-/// Samples are shared because those of the first round may be needed again at the end, and a
-/// sample (a tensor, say) cannot always be cloned.
+/// Samples are in an `Rc` because those of the first round may be needed again at the end, and a sample (a tensor, for
+/// example) cannot always be cloned.
 struct StreamBatches<S, O> {
     plan: Plan,
     stop: Arc<AtomicBool>,
     open: Option<O>,
     samples: Option<SampleStream<S>>,
     shard: Option<StreamShard<Rc<S>>>,
-    /// Read ahead: the batch, or the error, after the one that is given out.
+    /// The next batch or error, read ahead to detect the last batch.
     held: Option<Result<StreamBatch<Rc<S>>>>,
     index: usize,
 }
@@ -224,7 +223,7 @@ impl<S: Collate, O: FnOnce() -> SampleStream<S>> StreamBatches<S, O> {
         Self { plan, stop, open: Some(open), samples: None, shard: None, held: None, index: 0 }
     }
 
-    /// The next batch of the stream; `None` at its end and after an error.
+    /// Returns the next batch of the stream; `None` at its end and after an error.
     fn read(&mut self) -> Option<Result<StreamBatch<Rc<S>>>> {
         let result = guarded(|| self.read_unguarded()).transpose();
         if !matches!(result, Some(Ok(_))) {
@@ -288,10 +287,10 @@ impl<S: Collate, O: FnOnce() -> SampleStream<S>> Iterator for StreamBatches<S, O
     }
 }
 
-/// A batch, and the point in the reading thread's stream behind which it is there.
+/// A batch, and the event of the reading thread's GPU stream after which its values are complete.
 type Read<T> = Result<(Batch<T>, Option<StreamEvent>)>;
 
-/// One epoch, read by a thread.
+/// The batches of one epoch of a stream, read by a thread.
 struct Reader<T> {
     batches: Option<Receiver<Read<T>>>,
     stop: Arc<AtomicBool>,
@@ -304,7 +303,7 @@ impl<T: Send + 'static> Reader<T> {
         S: Collate<Batch = T> + 'static,
         O: FnOnce() -> SampleStream<S> + Send + 'static,
     {
-        // One batch more is in the thread's hands while it waits for room.
+        // The thread holds one more batch while it waits for room in the channel.
         let (sender, batches) = bounded(ahead.saturating_sub(1));
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -313,7 +312,7 @@ impl<T: Send + 'static> Reader<T> {
             .name("brigade-data-stream".into())
             .spawn(move || {
                 let mut batches = StreamBatches::new(plan, open, stopped);
-                // Waits for its kernels when it is dropped, before what the batches were read from.
+                // When this is dropped, it waits for its kernels, before the data that they read are dropped.
                 let mut stream = beside.enter();
                 for batch in &mut batches {
                     if sender.send(stream.run(|| batch)).is_err() {
@@ -339,13 +338,13 @@ impl<T: TensorTree> Iterator for Reader<T> {
 }
 
 impl<T> Drop for Reader<T> {
-    /// Wakes the thread where it waits for room, and waits for it; a sample that is being read is
-    /// read to its end.
+    /// Wakes the thread if it waits for room in the channel, and joins it. A sample that is being read is read to its
+    /// end.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         self.batches = None;
         if let Some(thread) = self.thread.take() {
-            // Its panics were delivered as errors.
+            // Its panics were returned as errors.
             let _ = thread.join();
         }
     }

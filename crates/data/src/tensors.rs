@@ -7,10 +7,10 @@ use tch::{Device, Kind, Tensor};
 
 use crate::{BatchContext, BatchedDataset, DataError, DataLoader};
 
-/// Tensors whose first dimension counts the samples, as torch's `TensorDataset`: one tensor, or a
-/// tuple, list or map of them. A batch is the same with the rows that were asked for, copied.
+/// A dataset of tensors whose first dimension counts the samples, like torch's `TensorDataset`: one tensor, or a tuple,
+/// list or map of tensors. A batch has the same structure, with copies of the requested rows.
 ///
-/// Tensors of a GPU ([`to_device`](Self::to_device)) are gathered there, in batches that lie there.
+/// Tensors on a GPU ([`to_device`](Self::to_device)) are gathered on it, into batches on that GPU.
 ///
 /// ```
 /// use brigade_data::{DataLoader, TensorDataset};
@@ -30,10 +30,10 @@ pub struct TensorDataset<T> {
 }
 
 impl<T: TensorTree + Send> TensorDataset<T> {
-    /// Takes over the tensors.
+    /// Creates a dataset of the tensors.
     ///
     /// # Errors
-    /// When there is no tensor, one has no dimension, or they differ in their number of rows.
+    /// Fails if there are no tensors, one has no dimensions, or they differ in their number of rows.
     pub fn new(tensors: T) -> Result<Self> {
         match tensors.rows() {
             Ok(len) => Ok(Self { tensors: Mutex::new(tensors), len }),
@@ -44,7 +44,7 @@ impl<T: TensorTree + Send> TensorDataset<T> {
         }
     }
 
-    /// Returns the bytes of all values.
+    /// Returns the size of all values in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let mut bytes = 0;
@@ -67,9 +67,9 @@ impl<T> TensorDataset<T>
 where
     T: TensorTree<Owned = T> + Send + 'static,
 {
-    /// Returns the data set on a device: on a GPU its batches are gathered there, and only their indices are sent,
-    /// without a wait. Order, shuffling and the ranks' parts are the loader's, so that batches hold the same values
-    /// wherever the data lie. `Processes::place_dataset` does this where there is room.
+    /// Copies the dataset to a device. On a GPU, batches are gathered on the device, and only their indices are sent,
+    /// without synchronizing. The loader decides order, shuffling and sharding, so that batches hold the same values on
+    /// every device. `Processes::place_dataset` does this if the memory of the GPU suffices.
     ///
     /// ```
     /// use brigade_data::TensorDataset;
@@ -81,17 +81,17 @@ where
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::OutOfMemory`], as when the device's memory is full.
+    /// [`brigade_torch::ErrorKind::OutOfMemory`] if the memory of the device is full.
     pub fn to_device(&self, device: Device) -> Result<Self> {
         let tensors = self.tensors.lock().to_device(device)?;
         Ok(Self { tensors: Mutex::new(tensors), len: self.len })
     }
 
-    /// Reads a whole data set into tensors, on `threads` threads (0: on this one): decoded once, they can be put on a
-    /// GPU. Images are to be bytes, a quarter of the memory of `f32`.
+    /// Reads a whole dataset into tensors, on `threads` threads (0: on this thread), so that samples are decoded only
+    /// once and can be copied to a GPU. Images should be bytes, which take a quarter of the memory of `f32`.
     ///
-    /// Each sample is read as that of epoch 0, with seed 0, so that what a data set draws is drawn for good: leave
-    /// that to what comes after. All samples must have one shape.
+    /// Each sample is read as in epoch 0 with seed 0, so that random augmentations of the dataset are fixed: apply them
+    /// to the batches instead. All samples must have one shape.
     ///
     /// ```
     /// use brigade_data::{TensorDataset, dataset_from_fn};
@@ -103,8 +103,8 @@ where
     /// ```
     ///
     /// # Errors
-    /// Those of the data set; [`DataError::Unfit`] for samples of several shapes and for a data set without samples;
-    /// [`brigade_torch::ErrorKind::OutOfMemory`] when memory is full.
+    /// Returns the errors of the dataset; [`DataError::Unfit`] for samples of several shapes and for a dataset without
+    /// samples; [`brigade_torch::ErrorKind::OutOfMemory`] if memory is full.
     pub fn read_all<D>(dataset: D, threads: usize) -> Result<Self>
     where
         D: BatchedDataset<Batch = T> + 'static,
@@ -146,8 +146,8 @@ where
     }
 }
 
-/// Samples that are read at once: few enough that threads end together, and that they take little memory beside the
-/// whole.
+/// Number of samples that are read at once: few enough that threads end at about the same time, and that they take
+/// little memory besides the whole.
 const READ_AT_ONCE: usize = 64;
 
 /// Writes a batch into the rows from `start` on.
@@ -183,7 +183,7 @@ impl<T> TensorDataset<T> {
         self.len
     }
 
-    /// Returns whether there are no samples.
+    /// Returns `true` if there are no samples.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -210,7 +210,7 @@ where
             let tensors = self.tensors.lock();
             tensors.visit(&mut |tensor| handles.push(tensor.shallow_clone()));
         }
-        // Copied outside the lock, so that threads do not wait for each other.
+        // Copied outside of the lock, so that threads do not wait for each other.
         let mut copied = Vec::with_capacity(handles.len());
         let mut sent = Sent::default();
         for handle in &handles {
@@ -226,8 +226,8 @@ where
     }
 }
 
-/// The rows `indices` of a tensor. Plain memory is copied here, on this thread; libtorch's own
-/// operator, which may start a team of threads, serves the other kinds and devices.
+/// Returns the rows `indices` of a tensor. Contiguous CPU memory of the usual types is copied on this thread;
+/// libtorch's own operator, which may start a team of threads, handles the other types and devices.
 fn select(tensor: &Tensor, indices: &[usize], sent: &mut Sent) -> Result<Tensor> {
     match tensor.f_kind()? {
         Kind::Float => rows::<f32>(tensor, indices),
@@ -240,8 +240,8 @@ fn select(tensor: &Tensor, indices: &[usize], sent: &mut Sent) -> Result<Tensor>
     .unwrap_or_else(|| Ok(tensor.f_index_select(0, sent.on(tensor.device(), indices)?)?))
 }
 
-/// A batch's indices as a tensor, on the device of the last tensor that needed them there: the tensors of a data set
-/// mostly share one, and a copy is sent to it once.
+/// A batch's indices as a tensor, on the device of the last tensor that needed them on a device: the tensors of a
+/// dataset usually share one device, so that the indices are sent once.
 #[derive(Default)]
 struct Sent(Option<Tensor>);
 

@@ -1,4 +1,4 @@
-//! Threads that work ahead and deliver in order.
+//! Threads that make batches ahead and return them in order.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -14,25 +14,26 @@ use tch::Device;
 use crate::DataError;
 use crate::beside::Beside;
 
-/// What a worker does with a ticket: makes the batch of that number.
+/// Work of a worker thread: makes the batch with the given number.
 pub(crate) type Work<T> = Arc<dyn Fn(usize) -> Result<T> + Send + Sync>;
 
-/// What a thread has made, and the point in its stream's work behind which it is there; `None` for the CPU.
+/// The result of a worker, and the event of its GPU stream after which the values are complete. The event is `None` on
+/// the CPU.
 type Made<T> = Result<(T, Option<StreamEvent>)>;
 
-/// Threads that turn tickets into results, which come back in the order of the tickets.
+/// Threads that process tickets (batch numbers). Results are returned in the order of the tickets.
 ///
-/// At most `ahead` tickets are out at a time, counting results that wait for an earlier one, so
-/// memory is bounded however slow the consumer or one ticket is. Neither channel can ever be full,
-/// so no worker blocks but for want of tickets.
+/// At most `ahead` tickets are in progress at a time, including results that wait for an earlier one, so that memory is
+/// bounded however slow the consumer or one ticket is. Neither channel can ever be full, so that a worker blocks only
+/// when there are no tickets.
 pub(crate) struct Workers<T> {
     tickets: Option<Sender<usize>>,
     results: Receiver<(usize, Made<T>)>,
-    /// Results that came before their turn.
+    /// Results that came before an earlier ticket's result.
     early: BTreeMap<usize, Made<T>>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    /// The tickets that are out: `due..next`.
+    /// The tickets in progress are `due..next`.
     due: usize,
     next: usize,
     end: usize,
@@ -40,8 +41,8 @@ pub(crate) struct Workers<T> {
 }
 
 impl<T: Send + 'static> Workers<T> {
-    /// Starts `threads` threads on the tickets `start..end`, with `ahead` of them out at a time, each with a stream of
-    /// its own on the device, if that is a GPU.
+    /// Starts `threads` threads on the tickets `start..end`, with at most `ahead` of them in progress at a time. Each
+    /// thread has a GPU stream of its own if the device is a GPU.
     pub(crate) fn start(
         threads: usize,
         ahead: usize,
@@ -50,7 +51,7 @@ impl<T: Send + 'static> Workers<T> {
         work: &Work<T>,
     ) -> Result<Self> {
         let (start, end) = (tickets.start, tickets.end.max(tickets.start));
-        // More threads than tickets would only be started to be stopped.
+        // More threads than tickets would be started only to be stopped.
         let ahead = ahead.max(1).min(end - start).max(1);
         let threads = threads.min(ahead);
         let (ticket_sender, ticket_receiver) = bounded(ahead);
@@ -80,7 +81,7 @@ impl<T: Send + 'static> Workers<T> {
         Ok(workers)
     }
 
-    /// The result of the next ticket, waiting for it; `None` when all are done.
+    /// Returns the result of the next ticket, and waits for it; `None` after the last.
     pub(crate) fn next(&mut self) -> Option<Made<T>> {
         if self.due == self.end {
             return None;
@@ -114,13 +115,13 @@ impl<T: Send + 'static> Workers<T> {
 }
 
 impl<T> Drop for Workers<T> {
-    /// Stops the threads and waits for them. A thread that is inside a batch finishes that batch
-    /// (there is no safe way to stop it); tickets that wait are not begun.
+    /// Stops the threads and joins them. A thread that is making a batch finishes it, because a thread cannot be
+    /// stopped safely; tickets that wait are not begun.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         self.tickets = None;
         for thread in self.threads.drain(..) {
-            // Its panics were delivered as results.
+            // Its panics were returned as results.
             let _ = thread.join();
         }
     }
@@ -133,7 +134,7 @@ fn serve<T>(
     beside: Beside,
     work: &Work<T>,
 ) {
-    // Waits for its kernels at the end, before the data set that they read may go.
+    // When this is dropped, it waits for its kernels, before the dataset that they read may be dropped.
     let mut stream = beside.enter();
     for ticket in tickets {
         if stop.load(Ordering::Relaxed) {
@@ -146,10 +147,10 @@ fn serve<T>(
     }
 }
 
-/// Runs user code; its panic becomes an error.
+/// Runs user code, and returns its panic as an error.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    // Unwind safety: what the panic may have left half-done is the dataset's own state, which
-    // its own locks can protect by poisoning; nothing of the loader's is touched.
+    // Unwind safety: the panic can leave only the dataset's own state inconsistent, which its own locks can protect by
+    // poisoning; no state of the loader is touched.
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(&*panic)))
 }
 
@@ -206,7 +207,7 @@ mod tests {
         for _ in 0..5 {
             notice.recv().unwrap();
         }
-        // All five tickets are used up: every worker waits for a ticket that nothing has sent.
+        // All five tickets are used up: every worker waits for a ticket that is never sent.
         assert_eq!((begun.load(Ordering::SeqCst), workers.next), (5, 5));
         workers.next().unwrap().unwrap();
         notice.recv().unwrap();
@@ -244,7 +245,7 @@ mod tests {
         let mut first = [notice.recv().unwrap(), notice.recv().unwrap()];
         first.sort_unstable();
         assert_eq!(first, [0, 1]);
-        // Six more tickets wait. Both workers sit in a batch; let them out once the drop has begun.
+        // Six more tickets wait. Both workers are inside a batch; release them once the drop has begun.
         let stop = Arc::clone(&workers.stop);
         let releaser = thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {

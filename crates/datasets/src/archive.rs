@@ -1,8 +1,8 @@
-//! Archives from strangers: unpacked into a folder that appears whole or not at all.
+//! Unpacking of untrusted archives into a folder that appears whole or not at all.
 //!
-//! An archive is unpacked into a folder beside its place, which is then renamed. Absolute paths, `..`, links that
-//! lead out of the folder, devices, and sizes and numbers of files above a limit are refused. Links are made last, so
-//! nothing is written through one.
+//! An archive is unpacked into a temporary folder next to the target, which is then renamed. Absolute paths, `..`,
+//! links that point out of the folder, devices, and sizes and numbers of files above a limit are refused. Links are
+//! made last, so that nothing is written through one.
 
 mod tar;
 mod tree;
@@ -18,15 +18,15 @@ use crate::lock::open_locked;
 use brigade_rank_env::text::counted;
 use tree::Tree;
 
-/// Unpacks an archive (tar, tar.gz or zip, by its content) into a folder of its own.
+/// Unpacks an archive (tar, tar.gz or zip, recognized by its content) into a new folder.
 ///
-/// The archive may come from a stranger. Refused are absolute names and names with `..`, links that lead out of
-/// the folder, devices, pipes and sockets, encrypted and sparse files, and an archive that becomes larger, or more
-/// files, than the limits. Of an entry's mode only whether it is executable is kept; owners and times are not.
+/// The archive need not be trusted. Refused are absolute names and names with `..`, links that point out of the folder,
+/// devices, pipes and sockets, encrypted and sparse files, and an archive with more bytes or more files than the
+/// limits. Of an entry's mode only the executable bit is kept; owners and times are not.
 ///
-/// Where everything in the archive lies in one folder, that folder is what appears, under the new name.
-/// It is unpacked beside its place, under the name `.NAME.extracting`, and renamed when it is whole and on the
-/// disk; what a killed process leaves behind is removed by the next call.
+/// If everything in the archive is in one folder, that folder is renamed to the target. The archive is unpacked next to
+/// the target, under the name `.NAME.extracting`, and renamed when it is complete and synced to disk. The next call
+/// removes what a killed process left behind.
 ///
 /// ```
 /// use brigade_datasets::Extraction;
@@ -54,20 +54,21 @@ pub struct Extraction {
 }
 
 impl Extraction {
-    /// Begins with the limits that follow from the archive's size, and leaves a folder alone that is there.
+    /// Creates options with limits that depend on the size of the archive, which do not replace an existing folder.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets how many bytes all files together may have; else a hundred times the archive's and a gigabyte.
+    /// Sets the maximum size of all files together in bytes. Defaults to a hundred times the archive's size plus one
+    /// GiB.
     #[must_use]
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = Some(bytes);
         self
     }
 
-    /// Sets how many files, folders and links there may be; else one for every 32 bytes of the archive, and
+    /// Sets the maximum number of files, folders and links. Defaults to one for every 32 bytes of the archive, plus
     /// 100,000.
     #[must_use]
     pub fn max_files(mut self, files: u64) -> Self {
@@ -75,19 +76,19 @@ impl Extraction {
         self
     }
 
-    /// Sets whether a folder that is there already is replaced. It stays until the new one is whole.
+    /// Sets whether an existing folder is replaced. It stays until the new folder is complete. Defaults to `false`.
     #[must_use]
     pub fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
         self
     }
 
-    /// Unpacks the file `archive` as `folder`, unless there is one. One process at a time does this; the others
-    /// wait, and find it done.
+    /// Unpacks the file `archive` as `folder`, unless that folder exists. One process at a time does this; other
+    /// processes wait for it and then return at once.
     ///
     /// # Errors
-    /// When the archive cannot be read, is damaged or none, holds what is refused or exceeds a limit, and when
-    /// the folder cannot be written. Nothing is left behind then.
+    /// Fails if the archive cannot be read, is damaged or of another format, has an entry that is refused or exceeds a
+    /// limit, or if the folder cannot be written. Nothing is left behind then.
     pub fn extract(
         &self,
         archive: impl AsRef<Path>,
@@ -114,7 +115,7 @@ impl Extraction {
         work.push(name);
         work.push(".extracting");
         let work = Work::new(around.join(work)).map_err(failed)?;
-        // Another process may have had the lock until now.
+        // Another process may have held the lock until now, and unpacked the archive.
         if !self.replace && folder.exists() {
             return Ok(());
         }
@@ -124,20 +125,20 @@ impl Extraction {
         let mut tree = Tree::new(archive, &content, limits);
         unpack(file, bytes, &mut tree)?;
         let top = tree.finish()?;
-        // One call for all of the file system costs less than one for each of many small files.
+        // One call for the whole file system costs less than one for each of many small files.
         rustix::fs::syncfs(&work.lock).map_err(|cause| failed(cause.into()))?;
         let replaced = work.path.join("replaced");
         if fs::symlink_metadata(folder).is_ok() {
             fs::rename(folder, &replaced).map_err(failed)?;
         }
         fs::rename(top, folder).map_err(|cause| {
-            // Does nothing where there was no folder.
+            // Does nothing if there was no folder.
             let _ = fs::rename(&replaced, folder);
             failed(cause)
         })
     }
 
-    /// Those of an archive of this size.
+    /// Returns the limits for an archive of this size.
     fn limits(&self, bytes: u64) -> Limits {
         let expanded = bytes.saturating_mul(EXPANSION).saturating_add(FREE_BYTES);
         Limits {
@@ -147,14 +148,14 @@ impl Extraction {
     }
 }
 
-/// What an archive may become.
+/// Limits on the size and the number of files of an unpacked archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limits {
     bytes: u64,
     files: u64,
 }
 
-/// The folder in which an archive is unpacked, locked; removed in the end, whatever happens.
+/// The locked folder in which an archive is unpacked. It is removed when this is dropped.
 struct Work {
     path: PathBuf,
     lock: File,
@@ -162,7 +163,8 @@ struct Work {
 }
 
 impl Work {
-    /// Makes an empty one. What is there is of a process that was killed: nothing else has the lock.
+    /// Creates an empty folder. An existing one is left from a process that was killed, because nothing else has the
+    /// lock.
     fn new(path: PathBuf) -> io::Result<Self> {
         let lock_path = path.with_added_extension("lock");
         let lock = open_locked(&lock_path)?;
@@ -204,17 +206,16 @@ fn unpack(file: File, bytes: u64, tree: &mut Tree<'_>) -> Result<(), DatasetErro
     }
 }
 
-/// How many times its size an archive may become. Deflate can make 1032 bytes of one; texts become ten times as
-/// large at most.
+/// Factor by which an archive may grow. Deflate can expand one byte to 1032; text grows tenfold at most.
 const EXPANSION: u64 = 100;
-/// Beside that, for small archives.
+/// Added to that limit, for small archives.
 const FREE_BYTES: u64 = 1 << 30;
 /// Small images take some 200 bytes each.
 const BYTES_PER_FILE: u64 = 32;
 const FREE_FILES: u64 = 100_000;
-/// Of the first header of a tar archive.
+/// Size of the first header of a tar archive.
 const START_BYTES: u64 = 512;
-/// Of what is no archive, in the error.
+/// Number of bytes of an unrecognized file that are shown in the error.
 const SHOWN_BYTES: usize = 40;
 
 #[cfg(test)]

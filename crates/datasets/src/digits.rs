@@ -1,4 +1,4 @@
-//! The digits that every program carries with it.
+//! The dataset of handwritten digits that is embedded in the program.
 
 use std::path::Path;
 
@@ -6,8 +6,7 @@ use brigade_torch::Result;
 
 use crate::{IdxFile, LabelledImages};
 
-/// 1,797 real handwritten digits of 8x8 pixels, embedded in the program: 1,438 to train and 359
-/// to test.
+/// A dataset of 1,797 handwritten digits of 8x8 pixels, embedded in the program: 1,438 to train and 359 to test.
 ///
 /// E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
 /// Repository (1998), doi 10.24432/C50P49, under CC BY 4.0.
@@ -23,10 +22,10 @@ use crate::{IdxFile, LabelledImages};
 pub struct Digits;
 
 impl Digits {
-    /// The 1,438 images of the train part, 8x8.
+    /// Returns the 1,438 images of the train part, 8x8 pixels each.
     ///
     /// # Errors
-    /// Only when the program itself is damaged.
+    /// Fails only if the program itself is damaged.
     pub fn train() -> Result<LabelledImages> {
         open(
             include_bytes!("../assets/digits/train-images-idx3-ubyte.gz"),
@@ -34,10 +33,10 @@ impl Digits {
         )
     }
 
-    /// The 359 images of the test part, 8x8.
+    /// Returns the 359 images of the test part, 8x8 pixels each.
     ///
     /// # Errors
-    /// Only when the program itself is damaged.
+    /// Fails only if the program itself is damaged.
     pub fn test() -> Result<LabelledImages> {
         open(
             include_bytes!("../assets/digits/t10k-images-idx3-ubyte.gz"),

@@ -1,4 +1,4 @@
-//! Downloads that are whole or not there: resumed, checked, then renamed into place.
+//! Downloads that are resumed, checked, then renamed to their final name.
 
 mod checks;
 mod part;
@@ -18,10 +18,10 @@ use transfer::Received;
 
 use crate::DatasetError;
 
-/// How to download: from where, and how long to try.
+/// Options of a download: mirrors, number of attempts, time limits and proxies.
 ///
-/// What has arrived is kept in `.NAME.part` beside the file, also when the process is killed; the next try or
-/// call asks for the rest, if the server has ranges and says that its file is still the same (`ETag` or
+/// Bytes that were received are kept in `.NAME.part` beside the file, also if the process is killed. The next attempt
+/// or call requests the rest, if the server supports ranges and reports that its file has not changed (`ETag` or
 /// `Last-Modified`).
 ///
 /// ```
@@ -33,18 +33,20 @@ use crate::DatasetError;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Download {
-    /// Addresses that the file's name is appended to, in the order of trial. Empty: the mirrors
-    /// of the set. What comes from here must have the published checksum as well, where there is one.
+    /// Base addresses to which the file name is appended, in the order in which they are tried. If empty, the published
+    /// mirrors of the dataset are used. Files from these addresses are also compared with the published checksum, if
+    /// one is known. Defaults to an empty list.
     pub base_urls: Vec<String>,
-    /// How often in a row a mirror is tried that cannot be reached, breaks off or reports a fault of its
-    /// own. A try that brings more of the file than there was before counts as the first. A file that is not
-    /// there (404) is not asked for again, one with another checksum once more.
+    /// Maximum number of attempts in a row for a mirror that cannot be reached, breaks off or reports a server error.
+    /// An attempt that extends the received part of the file resets the count. A file that does not exist (404) is not
+    /// requested again, one with a wrong checksum once more. Defaults to 3.
     pub attempts: u32,
-    /// The pause before the second attempt; doubled before each further one.
+    /// Pause before the second attempt. It is doubled before each further one. Defaults to 1 second.
     pub pause: Duration,
-    /// The time limit for a connection and for each pause of the sender.
+    /// Time limit for connecting and for each pause of the sender. Defaults to 30 seconds.
     pub timeout: Duration,
-    /// Whether the variables `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` count.
+    /// `true` to use the proxies of the variables `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`. Defaults to
+    /// `true`.
     pub proxy_from_environment: bool,
 }
 
@@ -61,23 +63,23 @@ impl Default for Download {
 }
 
 impl<const N: usize> From<[&str; N]> for Download {
-    /// The defaults, with these addresses in place of the published mirrors.
+    /// Returns the default options with these addresses instead of the published mirrors.
     fn from(base_urls: [&str; N]) -> Self {
         Self { base_urls: base_urls.map(str::to_owned).into(), ..Self::default() }
     }
 }
 
-/// Whether a file was downloaded now.
+/// Extent of a download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fetched {
-    /// All of it.
+    /// The whole file was downloaded.
     Now,
-    /// At least a part of it was there before.
+    /// Only the rest of the file, or nothing: a part or the whole existed before.
     Before,
 }
 
 impl Download {
-    /// Brings each of `files` into `folder`, unless it lies there already with the right digest.
+    /// Downloads the `files` that do not exist in `folder` with the right digest.
     pub(crate) fn fetch_all(
         &self,
         files: &[RemoteFile<'_>],
@@ -91,9 +93,9 @@ impl Download {
         Ok(())
     }
 
-    /// Brings `file` into `folder` from the first of `urls`, or of this object's own addresses, that has it,
-    /// unless it lies there already and `again` is not set. It appears under its name only when it is whole,
-    /// checked and on the disk. One process at a time does this; the others find it done.
+    /// Downloads `file` into `folder` from the first address that has it (one of `urls`, or of this object's own
+    /// addresses), unless it exists there and `again` is not set. It appears under its name only when it is complete,
+    /// checked and synced to disk. One process at a time does this; the others find the file complete.
     pub(crate) fn fetch(
         &self,
         file: &RemoteFile<'_>,
@@ -102,7 +104,7 @@ impl Download {
         again: bool,
     ) -> Result<Fetched, DatasetError> {
         let target = folder.join(file.name);
-        // Without a lock first: the folder may be read-only.
+        // Checked without a lock first, because the folder may be read-only.
         if !again && matches!(existing(file, &target), Existing::Published) {
             return Ok(Fetched::Before);
         }
@@ -138,7 +140,7 @@ impl Download {
         Err(DatasetError::Download { file: file.name.into(), failures })
     }
 
-    /// Tries one address until nothing more can be hoped for.
+    /// Tries one address until further attempts are useless.
     fn fetch_from(
         &self,
         agent: &Agent,
@@ -196,16 +198,16 @@ fn joined(base: &str, name: &str) -> String {
     format!("{}/{name}", base.trim_end_matches('/'))
 }
 
-/// Why one attempt failed, by what can be done about it.
+/// Reason why one attempt failed, by how to continue.
 #[derive(Debug)]
 enum Failure {
-    /// Worth another attempt.
+    /// A temporary failure: worth another attempt.
     Passing(String),
-    /// Another file than the published one: damaged on its way, or replaced.
+    /// The file differs from the published one: damaged in transit, or replaced.
     Mismatch(String),
-    /// The mirror would say the same again.
+    /// A permanent failure: the mirror would return the same again.
     Lasting(String),
-    /// Another mirror would not help.
+    /// A failure of the local disk: another mirror would not help.
     Disk(DatasetError),
 }
 

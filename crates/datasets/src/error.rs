@@ -1,4 +1,4 @@
-//! What can go wrong with the files of a data set, and with fetching them.
+//! Errors of reading and downloading the files of a dataset.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use brigade_rank_env::text::counted;
 use brigade_torch::{Error, ErrorKind};
 
-/// Why the files of a data set could not be read or fetched.
+/// Reason why the files of a dataset could not be read or downloaded.
 ///
-/// Functions of this crate give it as the detail of an [`Error`], which a training loop's `?` takes:
+/// Functions of this crate return it as the detail of an [`Error`], which the `?` of a training loop accepts:
 ///
 /// ```
 /// use brigade_datasets::{DatasetError, FashionMnist};
@@ -17,8 +17,8 @@ use brigade_torch::{Error, ErrorKind};
 /// assert!(matches!(error.downcast_ref(), Some(DatasetError::NotFound { .. })));
 /// ```
 ///
-/// Display is one line that names both sides of a mismatch. The cause is part of that line, so
-/// `source()` is empty and a printed chain says nothing twice.
+/// Its text is one line that names both sides of a mismatch. The cause is part of that line, so that `source()` is
+/// empty and a printed chain does not repeat it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DatasetError {
@@ -26,25 +26,25 @@ pub enum DatasetError {
     /// The file or folder could not be opened or read.
     #[error("cannot read {path}: {cause}")]
     Read {
-        /// What was read.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         cause: io::Error,
     },
     /// The file or folder could not be written.
     #[error("cannot write {path}: {cause}{}", needed(*.bytes))]
     Write {
-        /// What was written.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// Size of the whole file; 0 where it is not known.
+        /// Size of the whole file in bytes; 0 if it is not known.
         bytes: u64,
-        /// What the system said.
+        /// Error of the system.
         cause: io::Error,
     },
-    /// A file of zero bytes.
+    /// The file has zero bytes.
     #[error("{path} is empty: expected an IDX file; fetch it again")]
     EmptyFile {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
     /// The first four bytes are not those of the expected kind of IDX file.
@@ -54,9 +54,9 @@ pub enum DatasetError {
         counted(.dimensions, "dimension")
     )]
     Magic {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// 3 for images, 1 for labels.
+        /// Number of dimensions: 3 for images, 1 for labels.
         dimensions: usize,
         /// The magic number that was expected.
         expected: u32,
@@ -69,126 +69,126 @@ pub enum DatasetError {
         counted(.expected, "byte")
     )]
     Truncated {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Bytes that header and data take, uncompressed.
+        /// Size of header and data in bytes, uncompressed.
         expected: u64,
-        /// Bytes that are there, uncompressed.
+        /// Number of bytes in the file, uncompressed.
         found: u64,
     },
-    /// There is more in the file than its header announces.
+    /// The file is longer than its header announces.
     #[error(
-        "{path} has more than {}, the size that its header announces; fetch it again",
+        "{path} has more than {}, the size that its header declares; fetch it again",
         counted(.expected, "byte")
     )]
     TrailingBytes {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Bytes that header and data take, uncompressed.
+        /// Size of header and data in bytes, uncompressed.
         expected: u64,
     },
-    /// The header announces images without pixels, or more data than a machine can hold.
-    #[error("{path} announces data of shape {shape:?}, which no images or labels have")]
+    /// The header announces images without pixels, or more data than memory can hold.
+    #[error("{path} declares the shape {shape:?}, which images or labels cannot have")]
     Shape {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The dimensions in its header.
+        /// Dimensions in the header.
         shape: Vec<usize>,
     },
-    /// The gzip stream does not decompress.
+    /// The gzip stream cannot be decompressed.
     #[error(
         "{path} is a damaged gzip file: {cause}, after {}; fetch it again",
         counted(.found, "good byte")
     )]
     Gzip {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Bytes that could be decompressed.
+        /// Number of bytes that could be decompressed.
         found: u64,
-        /// What the decompressor said.
+        /// Error of the decompressor.
         cause: io::Error,
     },
-    /// A small gzip file that would become a very large one.
+    /// A small gzip file that would expand to a very large one.
     #[error(
-        "{path} would take more than {found} bytes of memory, many times its size: images and labels are \
-         not packed so well; unpack it with `gzip -d` if it is what you meant"
+        "{path} would take more than {found} bytes of memory, far more than images and labels of its \
+         size; unpack it with `gzip -d` if that is intended"
     )]
     Expansion {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Bytes that were decompressed.
+        /// Number of bytes that were decompressed.
         found: u64,
     },
-    /// A pair of files that do not belong together.
+    /// A file of images and a file of labels that differ in their number of samples.
     #[error(
         "{images} holds {}, but {labels} holds {}: the two files do not belong together",
         counted(.image_count, "image"),
         counted(.label_count, "label")
     )]
     CountMismatch {
-        /// The file of images.
+        /// Path of the file of images.
         images: PathBuf,
-        /// How many it holds.
+        /// Number of images in the first file.
         image_count: usize,
-        /// The file of labels.
+        /// Path of the file of labels.
         labels: PathBuf,
-        /// How many it holds.
+        /// Number of labels in the second file.
         label_count: usize,
     },
-    /// A label that no class has.
+    /// A label that is not below the number of classes.
     #[error("{path}: label {label} at position {position}, expected 0 to {}", .classes.saturating_sub(1))]
     Label {
-        /// The file of labels.
+        /// Path of the file of labels.
         path: PathBuf,
-        /// The label.
+        /// The label that is too large.
         label: u8,
-        /// Its place in the file, from 0.
+        /// Position of the label in the file, from 0.
         position: usize,
-        /// How many classes there are.
+        /// Number of known classes.
         classes: usize,
     },
-    /// None of the folders holds the file.
+    /// None of the folders contains the file.
     #[error(
         "found neither {file} nor {file}.gz in {}; {advice}",
         .looked_in.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
     )]
     NotFound {
-        /// The file's name, without `.gz`.
+        /// Name of the file, without `.gz`.
         file: String,
-        /// The folders, in the order of search.
+        /// Folders in the order of the search.
         looked_in: Vec<PathBuf>,
-        /// What to do now.
+        /// Advice on how to proceed.
         advice: String,
     },
 
     // ---- downloads ----
-    /// No mirror gave the file.
+    /// The file could not be downloaded from any mirror.
     #[error("cannot download {file}: {}", .failures.join("; "))]
     Download {
-        /// The file's name.
+        /// Name of the file.
         file: String,
-        /// One line for every mirror: its address and why it failed.
+        /// A line for every mirror: its address and why it failed.
         failures: Vec<String>,
     },
-    /// An address from which no file can come.
+    /// An address that cannot be downloaded from.
     #[error("cannot download {url:?}: {reason}")]
     InvalidUrl {
-        /// The address.
+        /// The address that cannot be downloaded from.
         url: String,
-        /// What is wrong with it.
+        /// Reason why the address is invalid.
         reason: &'static str,
     },
-    /// There is no folder for downloads.
+    /// The user has no home folder for downloads.
     #[error("this user has no home folder for downloads: set FASTAI_HOME, or name a folder")]
     NoHome,
 
     // ---- archives ----
-    /// The file is of another kind.
+    /// The file is not a tar, tar.gz or zip archive.
     #[error("{path} is not a tar, tar.gz or zip archive: found {found}; fetch it again")]
     NotAnArchive {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What was found in it.
+        /// Description of the file's content.
         found: String,
     },
     /// The archive cannot be read to its end.
@@ -197,36 +197,36 @@ pub enum DatasetError {
         counted(.entries, "good entry")
     )]
     DamagedArchive {
-        /// The archive.
+        /// Path of the archive.
         path: PathBuf,
-        /// How many entries could be read.
+        /// Number of entries that could be read.
         entries: u64,
-        /// What its reader said.
+        /// Error of the reader.
         cause: io::Error,
     },
-    /// The archive holds what could do harm, or what no data set needs.
+    /// The archive has an entry that could do harm, or that no dataset needs.
     #[error("{path}: the entry {entry:?} is refused: {reason}; nothing was unpacked")]
     Refused {
-        /// The archive.
+        /// Path of the archive.
         path: PathBuf,
-        /// The entry's name.
+        /// Name of the entry.
         entry: String,
-        /// What is wrong with it.
+        /// Reason why the entry is refused.
         reason: String,
     },
-    /// The archive becomes larger than allowed.
+    /// The unpacked archive exceeds a limit.
     #[error(
         "{path} holds more than {limit} {unit}, too many for its size; nothing was unpacked: \
          allow more by `{option}` if you trust it"
     )]
     ArchiveTooLarge {
-        /// The archive.
+        /// Path of the archive.
         path: PathBuf,
-        /// How much is allowed.
+        /// Value of the limit.
         limit: u64,
-        /// Of what: `bytes` or `files`.
+        /// Unit of the limit: `bytes` or `files`.
         unit: &'static str,
-        /// The option of `Extraction` and `UntarData` that sets the limit.
+        /// Option of `Extraction` and `UntarData` that sets the limit.
         option: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! IDX files, plain or gzip: the format of MNIST and its kin.
+//! Reader of IDX files, plain or gzip: the format of MNIST and similar datasets.
 //!
 //! Two zero bytes, the type of the values (8: unsigned byte), the number of dimensions, each
 //! dimension as a big-endian u32, then the values, last dimension fastest.
@@ -13,30 +13,29 @@ use flate2::bufread::GzDecoder;
 
 use crate::DatasetError;
 
-/// The content of one IDX file of unsigned bytes.
+/// The content of an IDX file of unsigned bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdxFile {
-    /// The dimensions: `[count, height, width]` for images, `[count]` for labels.
+    /// Shape of the data: `[count, height, width]` for images, `[count]` for labels.
     pub shape: Vec<usize>,
-    /// The values, last dimension fastest. As many as the product of the dimensions.
+    /// Values, last dimension fastest. Their number is the product of the dimensions.
     pub data: Vec<u8>,
 }
 
 impl IdxFile {
-    /// Reads the file at `path`, which must hold unsigned bytes in `dimensions` dimensions
-    /// (3 for images, 1 for labels). Whether it is compressed shows in its first two bytes; the
-    /// name does not matter.
+    /// Reads the IDX file at `path`, which must contain unsigned bytes in `dimensions` dimensions (3 for images, 1 for
+    /// labels). Compression is detected by the first two bytes, not by the name.
     ///
     /// # Errors
-    /// Missing, empty, truncated, over-long or damaged files, another magic number: each with
-    /// the path, what was expected and what was found.
+    /// Fails if the file is missing, empty, truncated, too long or damaged, or has another magic number. Each error
+    /// contains the path, what was expected and what was found.
     pub fn open(path: impl AsRef<Path>, dimensions: usize) -> Result<Self> {
         let path = path.as_ref();
         let file = File::open(path).map_err(|cause| read_error(path, cause))?;
         Self::read(BufReader::new(file), path, dimensions)
     }
 
-    /// Reads from anything; `path` is only the name under which errors speak of it.
+    /// Reads an IDX file from any reader. `path` is used in error messages only.
     ///
     /// ```
     /// use brigade_datasets::IdxFile;
@@ -48,7 +47,7 @@ impl IdxFile {
     /// ```
     ///
     /// # Errors
-    /// As [`IdxFile::open`].
+    /// Returns the same errors as [`IdxFile::open`].
     pub fn read(mut bytes: impl BufRead, path: &Path, dimensions: usize) -> Result<Self> {
         let start = bytes.fill_buf().map_err(|cause| read_error(path, cause))?;
         if start.is_empty() {
@@ -65,7 +64,7 @@ impl IdxFile {
     }
 }
 
-/// The content of a gzip stream, up to what a small file may cost.
+/// Reader of the content of a gzip stream, limited in how far a small file may expand.
 struct Unpacked<R> {
     decoder: GzDecoder<Counted<R>>,
     bytes: u64,
@@ -84,7 +83,7 @@ impl<R: BufRead> Read for Unpacked<R> {
     }
 }
 
-/// A reader that counts what is taken from it.
+/// A reader that counts the bytes that are read from it.
 struct Counted<R> {
     inner: R,
     bytes: u64,
@@ -109,7 +108,7 @@ impl<R: BufRead> BufRead for Counted<R> {
     }
 }
 
-/// A reader that knows how far it came, for its errors.
+/// A reader that counts bytes for its error messages.
 struct Reader<'a, R> {
     inner: R,
     gzip: bool,
@@ -146,8 +145,8 @@ impl<R: Read> Reader<'_, R> {
         };
 
         let total = header_len + len as u64;
-        // One byte more than announced: it finds trailing bytes, and at the end of a gzip stream
-        // it is what makes the decoder compare the checksum.
+        // One byte more than announced: this detects trailing bytes, and at the end of a gzip stream it makes the
+        // decoder compare the checksum.
         let mut data = Vec::with_capacity(len.min(MAX_FIRST_ALLOCATION) + 1);
         self.append(&mut data, len as u64 + 1)?;
         data.shrink_to_fit();
@@ -160,7 +159,7 @@ impl<R: Read> Reader<'_, R> {
         }
     }
 
-    /// Appends up to `limit` bytes; fewer only at the end of the data.
+    /// Appends up to `limit` bytes, fewer only at the end of the data.
     fn append(&mut self, to: &mut Vec<u8>, limit: u64) -> Result<(), DatasetError> {
         let before = to.len();
         let result = self.inner.by_ref().take(limit).read_to_end(to);
@@ -186,7 +185,7 @@ fn big_endian(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0, |value, byte| value << 8 | u32::from(*byte))
 }
 
-/// Kinds by which the gzip decoder reports bad data, unlike those of a disk.
+/// Returns `true` for the kinds of errors by which the gzip decoder reports bad data, unlike those of a disk.
 fn is_damage(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(error.kind(), Kind::UnexpectedEof | Kind::InvalidData | Kind::InvalidInput)
@@ -198,14 +197,13 @@ fn read_error(path: &Path, cause: io::Error) -> DatasetError {
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const MAGIC_UNSIGNED_BYTE: u32 = 0x0800;
-/// Above this a header is noise: a Vec cannot be longer.
+/// A larger length is invalid: a `Vec` cannot be longer.
 const MAX_LEN: usize = isize::MAX as usize - 64;
-/// A header may lie: memory beyond this is only taken as data arrives.
+/// A header may be wrong: memory beyond this is only allocated as data arrives.
 const MAX_FIRST_ALLOCATION: usize = 1 << 20;
-/// How many times its size a gzip file may become. The format allows 1032; images become ten times as large
-/// at most.
+/// Factor by which a gzip file may expand. The format allows 1032; images expand tenfold at most.
 const MAX_EXPANSION: u64 = 200;
-/// Beside that: labels in order are one byte repeated.
+/// Added to that limit, because sorted labels are one byte repeated.
 const FREE_EXPANSION_BYTES: u64 = 4 << 20;
 
 #[cfg(test)]
@@ -269,7 +267,7 @@ mod tests {
             (
                 "one byte more",
                 [&good[..], &[0]].concat(),
-                "f has more than 24 bytes, the size that its header announces",
+                "f has more than 24 bytes, the size that its header declares",
             ),
             ("no pixels", idx(0x0803, &[5, 0, 28], &[]), "shape [5, 0, 28]"),
             (

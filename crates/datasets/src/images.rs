@@ -1,4 +1,4 @@
-//! Grey images with labels, held in memory as bytes and turned into tensors batch by batch.
+//! Greyscale images with labels, stored in memory as bytes and converted to tensors batch by batch.
 
 use std::path::Path;
 
@@ -12,11 +12,11 @@ use tch::Tensor;
 
 use crate::{DatasetError, IdxFile};
 
-/// Grey images and their labels, one byte each, all in memory.
+/// A dataset of greyscale images and their labels, one byte each, all in memory.
 ///
 /// A batch is `(images, labels)`: images `f32 [b, 1, height, width]`, scaled to 0..1 and, after
-/// [`normalize`](LabelledImages::normalize), shifted and divided; labels `i64 [b]`. Sixty thousand
-/// images of 28x28 take 47 MB; as `f32` they would take four times that.
+/// [`normalize`](LabelledImages::normalize), normalized by mean and standard deviation; labels `i64 [b]`. Sixty
+/// thousand images of 28x28 take 47 MB; as `f32` they would take four times that.
 ///
 /// ```
 /// use brigade_datasets::LabelledImages;
@@ -38,11 +38,11 @@ pub struct LabelledImages {
 }
 
 impl LabelledImages {
-    /// Takes over `pixels`, `[count, height, width]` with the width fastest, and `labels`,
-    /// `[count]`. There are as many classes as the largest label asks for.
+    /// Creates a dataset of `pixels`, `[count, height, width]` with the width fastest, and `labels`, `[count]`. The
+    /// number of classes is the largest label plus one.
     ///
     /// # Errors
-    /// When the lengths do not fit together, or an image has no pixels.
+    /// Fails if the lengths do not match, or an image has no pixels.
     pub fn new(pixels: Vec<u8>, labels: Vec<u8>, height: usize, width: usize) -> Result<Self> {
         let expected = height.checked_mul(width).and_then(|area| area.checked_mul(labels.len()));
         if height == 0 || width == 0 || expected != Some(pixels.len()) {
@@ -60,13 +60,13 @@ impl LabelledImages {
     /// Reads a pair of IDX files, plain or gzip.
     ///
     /// # Errors
-    /// As [`IdxFile::open`], and when the files differ in number.
+    /// Returns the same errors as [`IdxFile::open`], and fails if the numbers of images and labels differ.
     pub fn open(images: impl AsRef<Path>, labels: impl AsRef<Path>) -> Result<Self> {
         let (images, labels) = (images.as_ref(), labels.as_ref());
         Self::from_idx(IdxFile::open(images, 3)?, images, IdxFile::open(labels, 1)?, labels)
     }
 
-    /// Joins what two IDX files hold; the paths are for errors.
+    /// Joins the content of two IDX files. The paths are used in error messages.
     pub(crate) fn from_idx(
         images: IdxFile,
         images_path: &Path,
@@ -90,10 +90,10 @@ impl LabelledImages {
         Self::new(images.data, labels.data, height, width)
     }
 
-    /// Fixes the number of classes; `path` is the file of the labels, for the error.
+    /// Sets the number of classes. `path` is the file of the labels, for the error message.
     ///
     /// # Errors
-    /// When a label is not below `classes`.
+    /// Fails if a label is not below `classes`.
     pub fn with_classes(mut self, classes: usize, path: impl AsRef<Path>) -> Result<Self> {
         let wrong = self.labels.iter().position(|label| usize::from(*label) >= classes);
         if let Some(position) = wrong {
@@ -104,12 +104,11 @@ impl LabelledImages {
         Ok(self)
     }
 
-    /// Brings every image to `height` x `width`, once, by bilinear interpolation with pixel
-    /// centres at half coordinates. When it shrinks, the filter widens, as in Pillow, so that no
-    /// pixel is passed over.
+    /// Resizes every image to `height` x `width`, once, by bilinear interpolation with pixel centres at half
+    /// coordinates. When it shrinks, the filter is widened as in Pillow, so that every source pixel contributes.
     ///
     /// # Errors
-    /// When a side is 0 or the images would not fit into memory.
+    /// Fails if a side is 0 or the images would not fit into memory.
     pub fn resize(self, height: usize, width: usize) -> Result<Self> {
         if (height, width) == (self.height, self.width) {
             return Ok(self);
@@ -144,7 +143,7 @@ impl LabelledImages {
         for image in self.pixels.chunks_exact(self.height * self.width) {
             let source = TypedImageRef::<U8>::from_buffer(source_area.0, source_area.1, image)
                 .map_err(|cause| refused(&cause))?;
-            // `resize` would compile the kernels of all kinds of pixels: a minute.
+            // `resize` would compile the kernels of all pixel types, which takes a minute.
             resizer
                 .resize_typed(&source, &mut target, &options)
                 .map_err(|cause| refused(&cause))?;
@@ -153,11 +152,11 @@ impl LabelledImages {
         Ok(Self { pixels, height, width, ..self })
     }
 
-    /// Makes every value of a batch `(x / 255 - mean) / std`, in place of `x / 255`.
-    /// MNIST's usual figures are 0.1307 and 0.3081, FashionMNIST's 0.2860 and 0.3530.
+    /// Normalizes the values of batches: each becomes `(x / 255 - mean) / std` instead of `x / 255`. The usual values
+    /// are 0.1307 and 0.3081 for MNIST, 0.2860 and 0.3530 for FashionMNIST.
     ///
     /// # Errors
-    /// When `std` is not above 0 or a figure is not finite.
+    /// Fails if `std` is not above 0, or `mean` or `std` is not finite.
     pub fn normalize(mut self, mean: f32, std: f32) -> Result<Self> {
         if !(mean.is_finite() && std.is_finite() && std > 0.0) {
             let message = format!(
@@ -170,10 +169,10 @@ impl LabelledImages {
         Ok(self)
     }
 
-    /// The bytes of one image, row by row, and its label.
+    /// Returns the bytes of one image, row by row, and its label.
     ///
     /// # Errors
-    /// When there is no such sample.
+    /// Fails if `index` is not below the number of images.
     pub fn sample(&self, index: usize) -> Result<(&[u8], u8)> {
         let label = self.labels.get(index);
         let label = label.ok_or(DataError::Index { index, len: self.labels.len() })?;
@@ -187,25 +186,25 @@ impl LabelledImages {
         self.labels.len()
     }
 
-    /// Returns whether there are no images.
+    /// Returns `true` if there are no images.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
 
-    /// Rows of pixels of one image.
+    /// Returns the height of the images in pixels.
     #[must_use]
     pub fn height(&self) -> usize {
         self.height
     }
 
-    /// Pixels of one row.
+    /// Returns the width of the images in pixels.
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// How many classes there are: every label is below.
+    /// Returns the number of classes. Every label is below it.
     #[must_use]
     pub fn classes(&self) -> usize {
         self.classes
@@ -223,8 +222,8 @@ impl BatchedDataset for LabelledImages {
         let area = self.height * self.width;
         let mut images = Vec::with_capacity(indices.len() * area);
         let mut labels = Vec::with_capacity(indices.len());
-        // Shuffled rows lie anywhere in memory. Copying some of them first lets the machine fetch
-        // many at once; converting each where it lies took twice as long.
+        // Shuffled rows are scattered over memory. Copying some of them first lets the processor fetch many at once;
+        // converting each in place took twice as long.
         let rows_together = (GATHERED_BYTES / area).max(1);
         let mut gathered = Vec::with_capacity(rows_together.min(indices.len()) * area);
         for indices in indices.chunks(rows_together) {
@@ -255,18 +254,18 @@ impl std::fmt::Debug for LabelledImages {
     }
 }
 
-/// `byte / 255` to the last bit, without a division, which takes more than twice as long: 1/255 is
-/// split into a part whose product with a byte is exact and a small rest.
+/// Returns `byte / 255`, exact to the last bit, without a division, which takes more than twice as long: 1/255 is split
+/// into a part whose product with a byte is exact and a small rest.
 fn unit(byte: u8) -> f32 {
     let byte = f32::from(byte);
     byte * INVERSE_HIGH + byte * INVERSE_LOW
 }
 
-/// 1/255 with its last eight bits cleared, and what is missing.
+/// 1/255 with its last eight bits cleared, and the rest.
 const INVERSE_HIGH: f32 = f32::from_bits((1.0f32 / 255.0).to_bits() & !0xff);
 const INVERSE_LOW: f32 = (1.0 / 255.0 - INVERSE_HIGH as f64) as f32;
 
-/// Fits into the first-level cache beside what it becomes.
+/// Fits into the first-level cache together with the converted values.
 const GATHERED_BYTES: usize = 16 << 10;
 
 #[cfg(test)]
@@ -356,6 +355,6 @@ mod tests {
         assert_eq!(error, "labels: label 3 at position 0, expected 0 to 2");
         assert_eq!(two().with_classes(10, "labels").unwrap().classes(), 10);
         let error = two().batch(&[0, 2], &BatchContext::default()).unwrap_err().to_string();
-        assert_eq!(error, "sample 2 was asked for, but the dataset holds 2 samples");
+        assert_eq!(error, "sample 2 is out of range: the dataset has 2 samples");
     }
 }

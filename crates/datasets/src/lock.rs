@@ -5,12 +5,12 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Opens the file at `path`, or makes it, and has it locked until it is closed; waits while another process has
-/// it. The process that has the lock may rename or remove the file.
+/// Opens or creates the file at `path`, and locks it until it is closed. Waits while another process holds the lock.
+/// The process that holds the lock may rename or remove the file.
 pub(crate) fn open_locked(path: &Path) -> io::Result<File> {
     loop {
         let mut options = File::options();
-        // As any other file: a data folder is often shared. The process's mask still applies.
+        // The usual mode of a file, because a data folder is often shared. The process's umask still applies.
         options.read(true).write(true).create(true).truncate(false).mode(0o666);
         let file = options.open(path)?;
         lock(&file, path);
@@ -22,14 +22,14 @@ pub(crate) fn open_locked(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Where the file system has no locks, work goes on without: what two processes then write into each other is
-/// found by the checksums.
+/// Locks the file. On a file system without locks, work continues without one: if two processes then write to the same
+/// file, the checksums detect it.
 fn lock(file: &File, path: &Path) {
     let error = match file.try_lock() {
         Ok(()) => return,
         Err(TryLockError::Error(error)) => error,
         Err(TryLockError::WouldBlock) => {
-            tracing::info!(path = %path.display(), "another process is at work on it; waiting for it");
+            tracing::info!(path = %path.display(), "another process is using the file; waiting for it");
             loop {
                 match file.lock() {
                     Ok(()) => return,
@@ -42,6 +42,6 @@ fn lock(file: &File, path: &Path) {
     tracing::warn!(
         path = %path.display(),
         %error,
-        "it cannot be locked; let one process of each host go first, as `main_process_first` does"
+        "the file cannot be locked; run this in one process of each host first, as `main_process_first` does"
     );
 }

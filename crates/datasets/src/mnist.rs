@@ -1,5 +1,4 @@
-//! MNIST and FashionMNIST by name, from a folder or from their mirrors, and any folder of files
-//! with MNIST's names.
+//! MNIST and FashionMNIST, from a folder or from their mirrors, and any folder of files with MNIST's names.
 
 use std::path::{Path, PathBuf};
 
@@ -8,13 +7,13 @@ use brigade_torch::Result;
 use crate::download::{Download, RemoteFile};
 use crate::{DatasetError, LabelledImages};
 
-/// A folder with files of MNIST's names: `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`,
+/// A folder of IDX files with MNIST's names: `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`,
 /// `t10k-images-idx3-ubyte` and `t10k-labels-idx1-ubyte`, each plain or with `.gz`.
 #[derive(Clone, Debug)]
 pub struct IdxFolder(PathBuf);
 
 impl IdxFolder {
-    /// Names the folder; the files may also lie in its sub-folder `raw`. Nothing is read yet.
+    /// Sets the folder. The files may also be in its sub-folder `raw`. Nothing is read yet.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self(folder.into())
     }
@@ -22,7 +21,7 @@ impl IdxFolder {
     /// Reads the train part.
     ///
     /// # Errors
-    /// When a file is missing or wrong; see [`LabelledImages::open`].
+    /// Fails if a file is missing or invalid; see [`LabelledImages::open`].
     pub fn train(&self) -> Result<LabelledImages> {
         self.open("train")
     }
@@ -30,7 +29,7 @@ impl IdxFolder {
     /// Reads the test part.
     ///
     /// # Errors
-    /// When a file is missing or wrong; see [`LabelledImages::open`].
+    /// Fails if a file is missing or invalid; see [`LabelledImages::open`].
     pub fn test(&self) -> Result<LabelledImages> {
         self.open("t10k")
     }
@@ -43,7 +42,7 @@ impl IdxFolder {
     }
 }
 
-/// One table for the sets that are known by name.
+/// Defines the datasets that have a name.
 macro_rules! published_sets {
     ($($(#[$doc:meta])* $name:ident = $set:expr;)*) => { $(
         $(#[$doc])*
@@ -51,43 +50,42 @@ macro_rules! published_sets {
         pub struct $name;
 
         impl $name {
-            /// The names of the classes, by label.
+            /// Names of the classes, by label.
             pub const CLASSES: [&str; 10] = $set.classes;
 
-            /// The train part: 60,000 images of 28x28.
+            /// Reads the train part: 60,000 images of 28x28 pixels.
             ///
-            /// Looks in torchvision's sub-folder, in `raw` and in the folder itself, for files
-            /// with and without `.gz`. Downloads nothing: see `download`.
+            /// Searches torchvision's sub-folder, `raw` and the folder itself, for files with and without `.gz`. Does
+            /// not download: see `download`.
             ///
             /// # Errors
-            /// When a file is missing or wrong; see [`LabelledImages::open`].
+            /// Fails if a file is missing or invalid; see [`LabelledImages::open`].
             pub fn train(folder: impl AsRef<Path>) -> Result<LabelledImages> {
                 $set.open(folder.as_ref(), "train")
             }
 
-            /// The test part: 10,000 images of 28x28, found as those of `train`.
+            /// Reads the test part: 10,000 images of 28x28 pixels, in the same folders as `train`.
             ///
             /// # Errors
-            /// As `train`.
+            /// Returns the same errors as `train`.
             pub fn test(folder: impl AsRef<Path>) -> Result<LabelledImages> {
                 $set.open(folder.as_ref(), "t10k")
             }
 
-            /// Fetches what is missing in `folder` from the set's mirrors, with checksums, into
-            /// torchvision's sub-folder. A folder that is complete is left alone and needs no
-            /// network. Only one rank of a machine needs to do this. The mirrors are on the web, so
-            /// this needs the feature `https`.
+            /// Downloads missing files from the mirrors of the dataset, with checksums, into torchvision's sub-folder
+            /// of `folder`. If all files exist, nothing is downloaded and no network is needed. Only one rank per host
+            /// needs to do this. Mirrors with `https` addresses need the feature `https`.
             ///
             /// # Errors
-            /// When no mirror gives a file, it cannot be written, or the feature is off.
+            /// Fails if a file cannot be downloaded from any mirror or cannot be written, or if the feature is off.
             pub fn download(folder: impl AsRef<Path>) -> Result<()> {
                 Self::download_with(folder, &Download::default())
             }
 
-            /// Like `download`, with another mirror, time limit or number of attempts.
+            /// Downloads missing files with other mirrors, time limits or numbers of attempts than those of `download`.
             ///
             /// # Errors
-            /// As `download`.
+            /// Returns the same errors as `download`.
             pub fn download_with(
                 folder: impl AsRef<Path>,
                 download: &Download,
@@ -101,14 +99,14 @@ macro_rules! published_sets {
 published_sets! {
     /// MNIST: handwritten digits (LeCun, Cortes, Burges), 12 MB to download.
     Mnist = MNIST;
-    /// FashionMNIST: pictures of clothes (Xiao, Rasul, Vollgraf), 31 MB to download.
+    /// FashionMNIST: images of clothes (Xiao, Rasul, Vollgraf), 31 MB to download.
     FashionMnist = FASHION_MNIST;
 }
 
-/// A published set: where it comes from and what it must be.
+/// Mirrors, checksums and classes of a published dataset.
 struct PublishedSet {
     name: &'static str,
-    /// torchvision's sub-folder.
+    /// Name of torchvision's sub-folder.
     folder: &'static str,
     mirrors: &'static [&'static str],
     files: [RemoteFile<'static>; 4],
@@ -170,7 +168,7 @@ const MNIST: PublishedSet = PublishedSet {
 const FASHION_MNIST: PublishedSet = PublishedSet {
     name: "FashionMnist",
     folder: "FashionMNIST",
-    // Served without TLS: the checksum is what makes it safe.
+    // Served without TLS: the checksum protects against tampering.
     mirrors: &["http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"],
     files: [
         RemoteFile::new(
@@ -208,7 +206,8 @@ const FASHION_MNIST: PublishedSet = PublishedSet {
     ],
 };
 
-/// The images and labels of a part: the first folder that holds the images must hold the labels.
+/// Returns the paths of the images and labels of a part. Both must be in the same folder: the first that contains the
+/// images.
 fn find_pair(
     folders: &[PathBuf],
     part: &str,
@@ -220,7 +219,7 @@ fn find_pair(
     Ok((images, labels))
 }
 
-/// Plain before compressed: torchvision leaves both, and plain is read faster.
+/// Searches for a plain file before a compressed one: torchvision keeps both, and the plain file is read faster.
 fn find(folders: &[PathBuf], file: &str, advice: &str) -> Result<PathBuf, DatasetError> {
     folders
         .iter()
@@ -240,7 +239,7 @@ mod tests {
     use super::*;
     use crate::Digits;
 
-    /// Writes four small files of MNIST's names; `.gz` ones are the embedded digits.
+    /// Writes four small files with MNIST's names; those with `.gz` are the embedded digits.
     fn fill(folder: &Path, gz: bool) {
         fs::create_dir_all(folder).unwrap();
         let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/digits");
@@ -274,7 +273,7 @@ mod tests {
                 assert_eq!((train.len(), test.len()), (1438, 359), "{layout}");
                 let digits = Digits::train().unwrap();
                 assert_eq!(train.sample(1437).unwrap(), digits.sample(1437).unwrap());
-                // Complete: no network is asked, so no mirror is needed.
+                // All files exist: nothing is requested, so no mirror is needed.
                 Mnist::download_with(&root, &Download::from(["http://127.0.0.1:1/"])).unwrap();
                 assert_eq!(FashionMnist::train(&root).is_ok(), layout != "MNIST/raw");
             }

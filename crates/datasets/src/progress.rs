@@ -1,8 +1,8 @@
-//! Events that tell how far something has come.
+//! Log events that report progress.
 
 use std::time::{Duration, Instant};
 
-/// Counts bytes, and tells of them every few seconds.
+/// Counts bytes, and logs the count every few seconds.
 #[derive(Debug)]
 pub(crate) struct Progress {
     what: String,
@@ -12,7 +12,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Begins at `bytes` of `total`.
+    /// Starts at `bytes` of `total`.
     pub(crate) fn new(what: impl Into<String>, bytes: u64, total: Option<u64>) -> Self {
         Self { what: what.into(), bytes, total, next: Instant::now() + EVERY }
     }

@@ -1,4 +1,4 @@
-//! fastai's `untar_data`: archives of data sets, downloaded and unpacked into fastai's folders.
+//! fastai's `untar_data`: archives of datasets, downloaded and unpacked into fastai's folders.
 
 mod folders;
 
@@ -12,11 +12,11 @@ use crate::download::{Download, Fetched, RemoteFile};
 use crate::urls::{is_model, published};
 use folders::Folders;
 
-/// Downloads the archive at `url` and unpacks it, unless that was done before; returns the folder.
+/// Downloads the archive at `url` and unpacks it, unless that was done before. Returns the path of the unpacked folder.
 ///
 /// `url` is one of [`Urls`](crate::Urls) or any other address of a `.tgz`, `.tar.gz`, `.tar` or `.zip`. See
-/// [`UntarData`] for the folders, the checks and the options. All processes of a host may call it at once: one works,
-/// the others wait. Each host needs it once, or all of them together where they share a file system:
+/// [`UntarData`] for the folders, the checks and the options. All processes of a host may call it at the same time: one
+/// does the work, the others wait. It is needed once per host, or once for all hosts that share a file system:
 ///
 /// ```no_run
 /// use brigade_datasets::{Urls, untar_data};
@@ -28,31 +28,31 @@ use folders::Folders;
 /// ```
 ///
 /// # Errors
-/// As [`UntarData::extract`]; a [`DatasetError`] within the error that the Accelerator's scopes take.
+/// Returns the same errors as [`UntarData::extract`], wrapped in the error type of an Accelerator's closures, from
+/// which `downcast_ref` returns the [`DatasetError`].
 pub fn untar_data(url: impl Into<String>) -> Result<PathBuf> {
     Ok(UntarData::new(url).extract()?)
 }
 
-/// An archive to download and unpack, with options.
+/// Options to download and unpack an archive.
 ///
-/// # Where
+/// # Folders
 ///
-/// In fastai's folders, so that both find what the other has downloaded: below `$FASTAI_HOME` or `~/.fastai`, the
-/// archive as `archive/NAME`, what was in it as `data/STEM`, or `models/STEM` for the models among
-/// [`Urls`](crate::Urls). The keys `archive`, `data` and `model` in the section `DEFAULT` of `config.ini` there name
-/// other folders. `STEM` is the archive's name without its ending; if the archive has everything in one folder, that
-/// one is renamed to it. A folder of that name is returned as it is, without a look at the network.
+/// fastai's folders are used, so that fastai and this crate find what the other has downloaded: below `$FASTAI_HOME` or
+/// `~/.fastai`, the archive as `archive/NAME`, its content as `data/STEM`, or `models/STEM` for the models among
+/// [`Urls`](crate::Urls). The keys `archive`, `data` and `model` in the section `DEFAULT` of the `config.ini` in that
+/// folder set other folders. `STEM` is the archive's name without its ending; if everything in the archive is in one
+/// folder, that folder is renamed to it. If a folder of that name exists, it is returned without network access.
 ///
-/// # What is checked
+/// # Checks
 ///
-/// For an address of [`Urls`](crate::Urls), the size of the archive and the MD5 of its first MiB, which is all that
-/// fastai's table of checksums covers. What comes after the first MiB is held against the checksums that gzip and zip
-/// have of their own contents: they find damage, and no intent. For an address without a row in the table only the
-/// size is known, from the server. [`sha256`](Self::sha256) checks all of an archive. One with another checksum is
-/// downloaded once more, and so is one from an earlier call that cannot be unpacked.
+/// For an address of [`Urls`](crate::Urls), the size of the archive and the MD5 of its first MiB are checked, which is
+/// all that fastai's table of checksums covers. The bytes after the first MiB are checked only by the checksums in gzip
+/// and zip, which detect damage but not tampering. For an address without a row in the table only the size is known,
+/// from the server. [`sha256`](Self::sha256) checks the whole archive. An archive with a wrong checksum is downloaded
+/// once more, and so is one from an earlier call that cannot be unpacked.
 ///
-/// A download that was broken off goes on where it ended: see [`Download`]. For what may be in an archive see
-/// [`Extraction`].
+/// An interrupted download is resumed: see [`Download`]. For the permitted content of an archive see [`Extraction`].
 ///
 /// ```
 /// use brigade_datasets::{Download, UntarData};
@@ -99,7 +99,7 @@ pub struct UntarData {
 }
 
 impl UntarData {
-    /// Names the archive. Nothing is done yet.
+    /// Creates options for the archive at `url`. Nothing is downloaded yet.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         let url = url.into();
@@ -116,76 +116,79 @@ impl UntarData {
         }
     }
 
-    /// Sets the folder of `config.ini`, `archive` and `data`, in place of `$FASTAI_HOME` or `~/.fastai`.
+    /// Sets the base folder, which contains `config.ini`, `archive` and `data`. Defaults to `$FASTAI_HOME` or
+    /// `~/.fastai`.
     #[must_use]
     pub fn base(mut self, folder: impl Into<PathBuf>) -> Self {
         self.base = Some(folder.into());
         self
     }
 
-    /// Sets the folder in which the archive's own folder appears.
+    /// Sets the folder in which the archive is unpacked to a sub-folder. Defaults to fastai's folder of data or, for a
+    /// model, of models.
     #[must_use]
     pub fn data_folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.data_folder = Some(folder.into());
         self
     }
 
-    /// Sets the folder for the archive.
+    /// Sets the folder to which the archive is downloaded. Defaults to fastai's folder of archives.
     #[must_use]
     pub fn archive_folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.archive_folder = Some(folder.into());
         self
     }
 
-    /// Sets whether it goes among the models, in place of the data: fastai's `c_key`.
+    /// Sets whether the archive is unpacked into the folder of models instead of that of data: fastai's `c_key`.
+    /// Defaults to `true` for the models among [`Urls`](crate::Urls).
     #[must_use]
     pub fn model(mut self, is_model: bool) -> Self {
         self.is_model = is_model;
         self
     }
 
-    /// Sets whether to download and unpack it also where that was done before. What is there is replaced when the
-    /// new folder is whole.
+    /// Sets whether to download and unpack the archive again if that was done before. The existing folder is replaced
+    /// when the new one is complete. Defaults to `false`.
     #[must_use]
     pub fn force_download(mut self, force: bool) -> Self {
         self.force_download = force;
         self
     }
 
-    /// Sets the SHA-256 of the archive, in hexadecimal digits, which it must then have.
+    /// Sets the expected SHA-256 of the whole archive, in hexadecimal digits. Defaults to none.
     #[must_use]
     pub fn sha256(mut self, digits: impl Into<String>) -> Self {
         self.sha256 = Some(digits.into());
         self
     }
 
-    /// Sets how many bytes all files of the archive together may have: see [`Extraction::max_bytes`].
+    /// Sets the maximum size of all files of the archive together in bytes: see [`Extraction::max_bytes`].
     #[must_use]
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.extraction = self.extraction.max_bytes(bytes);
         self
     }
 
-    /// Sets how many files the archive may hold: see [`Extraction::max_files`].
+    /// Sets the maximum number of files in the archive: see [`Extraction::max_files`].
     #[must_use]
     pub fn max_files(mut self, files: u64) -> Self {
         self.extraction = self.extraction.max_files(files);
         self
     }
 
-    /// Sets how to download: mirrors, which have the archive under the same name, attempts and time limits.
+    /// Sets the download options: mirrors, which have the archive under the same name, number of attempts and time
+    /// limits.
     #[must_use]
     pub fn download(mut self, download: impl Into<Download>) -> Self {
         self.download = download.into();
         self
     }
 
-    /// Brings the folder there, if it is not, and returns its path.
+    /// Downloads and unpacks the archive, unless its folder exists, and returns the path of the folder.
     ///
     /// # Errors
-    /// When the archive cannot be downloaded (an `https` address needs the feature of that name), has another
-    /// checksum twice, cannot be unpacked safely, and when a folder cannot be written. The folder is whole or not
-    /// there.
+    /// Fails if the archive cannot be downloaded (an `https` address needs the feature `https`), has a wrong checksum
+    /// twice or cannot be unpacked safely, or if a folder cannot be written. The folder is complete or does not exist.
     pub fn extract(&self) -> Result<PathBuf, DatasetError> {
         let (name, stem) = names(&self.url)?;
         let folders = Folders::find(self.base.as_deref(), |name| std::env::var_os(name))?;
@@ -229,7 +232,7 @@ impl UntarData {
     }
 }
 
-/// The names of the archive and of its folder: each is one part of a path.
+/// Returns the names of the archive and of its folder, each of which is one component of a path.
 fn names(url: &str) -> Result<(&str, &str), DatasetError> {
     let invalid = |reason| DatasetError::InvalidUrl { url: url.to_owned(), reason };
     let end = url.find(['?', '#']).unwrap_or(url.len());
@@ -240,7 +243,7 @@ fn names(url: &str) -> Result<(&str, &str), DatasetError> {
     let name = path.rsplit('/').next().unwrap_or_default();
     let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
     let stem = stem.strip_suffix(".tar").unwrap_or(stem);
-    // Hidden ones are this crate's own, and those of dots alone are other folders.
+    // Hidden names are reserved for this crate's own files, and names of dots alone are other folders.
     let is_sound = |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains('\0');
     if is_sound(name) && is_sound(stem) {
         Ok((name, stem))

@@ -1,8 +1,8 @@
-//! The archives that fastai names, and what it knows of each.
+//! Addresses and checksums of the archives that fastai offers.
 //!
 //! Source: `fastai/data/external.py` and `fastai/data/download_checks.py` of fastai 2.8.12.
 
-/// The addresses of the archives that fastai offers, under its names.
+/// Addresses of the archives that fastai offers, under fastai's names.
 ///
 /// ```
 /// use brigade_datasets::Urls;
@@ -12,21 +12,21 @@
 #[derive(Clone, Copy, Debug)]
 pub struct Urls;
 
-/// What fastai's table has of an archive.
+/// An archive's row in fastai's table of checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Published {
     pub(crate) url: &'static str,
     pub(crate) bytes: u64,
-    /// Of the first mebibyte alone.
+    /// MD5 of the first mebibyte alone.
     pub(crate) md5_of_start: &'static str,
 }
 
-/// The table's row of an address.
+/// Returns the row of an address in fastai's table.
 pub(crate) fn published(url: &str) -> Option<&'static Published> {
     PUBLISHED.iter().find(|row| row.url == url)
 }
 
-/// Whether fastai keeps what comes from this address among the models.
+/// Returns `true` if fastai unpacks archives of this address into its folder of models.
 pub(crate) fn is_model(url: &str) -> bool {
     url.starts_with("https://s3.amazonaws.com/fast-ai-modelzoo/")
 }
@@ -156,7 +156,8 @@ urls! {
     OPENAI_TRANSFORMER = "https://s3.amazonaws.com/fast-ai-modelzoo/transformer.tgz", 432_848_315, "024b0d2203ebb0cd1fc64b27cf8af18e";
     /// Weights and vocabulary of fastai's language model AWD-LSTM, trained on WikiText-103. fastai has no checksum of it.
     WT103_FWD = "https://s3.amazonaws.com/fast-ai-modelzoo/wt103-fwd.tgz";
-    /// The same, trained on the texts from their ends. fastai has no checksum of it.
+    /// Weights and vocabulary of fastai's language model AWD-LSTM, trained on WikiText-103 from the end of each text
+    /// backwards. fastai has no checksum of it.
     WT103_BWD = "https://s3.amazonaws.com/fast-ai-modelzoo/wt103-bwd.tgz";
 }
 

@@ -1,4 +1,4 @@
-//! A loader over real data.
+//! Tests of a loader over real data.
 
 #![allow(clippy::unwrap_used)] // tests
 

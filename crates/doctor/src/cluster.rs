@@ -171,7 +171,7 @@ pub struct Measured {
 impl Route {
     /// Returns an address that was open by the host's own name or address.
     #[must_use]
-    pub fn open_door(&self) -> Option<SocketAddr> {
+    pub fn open_address(&self) -> Option<SocketAddr> {
         let mut open = self.attempts.iter().filter(|it| it.outcome == Outcome::Open);
         open.find(|it| matches!(it.by, AddressSource::Name | AddressSource::Reached))
             .map(|candidate| candidate.address)

@@ -63,7 +63,7 @@ impl Default for Examination {
 #[error("interrupted")]
 pub struct Interrupted;
 
-/// Examines all hosts and the routes between them. Progress messages are passed to `said`.
+/// Examines all hosts and the routes between them. Progress messages are passed to `progress`.
 ///
 /// # Errors
 /// [`Interrupted`] if `cancelled` was set meanwhile. All processes, local and remote, are then ended.
@@ -71,12 +71,12 @@ pub fn examine(
     hosts: Vec<Host>,
     what: &Examination,
     cancelled: &AtomicBool,
-    said: &mut dyn FnMut(&str),
+    progress: &mut dyn FnMut(&str),
 ) -> Result<Cluster, Interrupted> {
     let mut question = what.question.clone();
     question.names = hosts.iter().map(|host| host.name.clone()).collect();
     let mut sessions = Sessions { sessions: Vec::new(), hosts: Vec::new(), cancelled };
-    said("reaching the hosts");
+    progress("reaching the hosts");
     for host in hosts {
         let session = Session::start(host.command, &host.name);
         let Host { name, here, ranks, .. } = host;
@@ -93,7 +93,7 @@ pub fn examine(
         }
     }
     sessions.meet(what.timeout)?;
-    said("looking at each host");
+    progress("looking at each host");
     sessions.read_clocks()?;
     sessions.gather_facts(&question)?;
     sessions.look_for_a_shared_folder()?;
@@ -107,12 +107,12 @@ pub fn examine(
         hosts: std::mem::take(&mut sessions.hosts),
         routes: Vec::new(),
     };
-    said("connecting to ports");
+    progress("connecting to ports");
     cluster.routes = plan_routes(&cluster, &addresses);
     sessions.hosts = std::mem::take(&mut cluster.hosts);
     sessions.probe_ports(&nonce, &mut cluster.routes)?;
     if what.measure {
-        sessions.measure(&nonce, &mut cluster.routes, said)?;
+        sessions.measure(&nonce, &mut cluster.routes, progress)?;
     }
     for (host, session) in sessions.hosts.iter_mut().zip(&sessions.sessions) {
         host.login_banner =

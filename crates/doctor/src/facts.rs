@@ -144,7 +144,7 @@ impl Facts {
     #[must_use]
     pub fn working_folder(&self) -> Option<&Path> {
         let folder = self.folders.iter().find(|it| it.used_for == FolderUse::Working)?;
-        matches!(folder.state, FolderState::There(_)).then_some(&folder.path)
+        matches!(folder.state, FolderState::Present(_)).then_some(&folder.path)
     }
 }
 

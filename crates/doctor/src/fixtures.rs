@@ -34,7 +34,7 @@ pub(crate) fn host(name: &str, address: &str) -> Facts {
     let folder = |used_for, path: &str, total: u64| Folder {
         used_for,
         path: path.into(),
-        state: FolderState::There(Space {
+        state: FolderState::Present(Space {
             looked_at: path.into(),
             kind: "ext4".to_owned(),
             source: "/dev/sda".to_owned(),

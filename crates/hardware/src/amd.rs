@@ -1,4 +1,4 @@
-//! AMD's GPUs with ROCm, as the kernel driver amdgpu lists them among all that computes.
+//! AMD GPUs with ROCm, found in the compute topology of the kernel driver amdgpu (`/sys/class/kfd`).
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +14,8 @@ impl Vendor for Amd {
 
     fn discover(&self, root: &Path) -> Vec<Device> {
         let nodes = numbered(&root.join("sys/class/kfd/kfd/topology/nodes"), "");
-        // Processors are nodes, too, with the number 0. The file of a GPU that a container was not
-        // given is there and cannot be read.
+        // CPUs are nodes too, with GPU id 0. In a container, the file of a GPU that was not passed in exists but cannot
+        // be read.
         let gpus = nodes.into_iter().filter(|(_, path)| {
             read(&path.join("gpu_id")).is_some_and(|id| !id.is_empty() && id != "0")
         });
@@ -53,7 +53,7 @@ impl Vendor for Amd {
         gpus.enumerate().map(device).collect()
     }
 
-    /// ROCm's runtime hides devices from HIP, which numbers what is left.
+    /// The ROCm runtime hides devices from HIP, which numbers the remaining ones.
     fn visibility(&self) -> &'static [&'static [&'static str]] {
         &[&["ROCR_VISIBLE_DEVICES"], &["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"]]
     }
@@ -77,7 +77,7 @@ impl Vendor for Amd {
 
     fn driver(&self, root: &Path, devices: &[Device]) -> Driver {
         let module = root.join("sys/module/amdgpu");
-        // The driver within the kernel has no version of its own.
+        // The in-tree driver has no version of its own.
         let version = read(&module.join("version")).or_else(|| {
             (module.exists() || !devices.is_empty()).then(|| "of the kernel".to_owned())
         });
@@ -136,7 +136,7 @@ fn meaning(text: &str) -> Option<(&'static str, &'static str, bool)> {
         ));
     }
     text.contains("page fault (").then_some((
-        "a kernel of the program used an address that is not its own",
+        "a kernel of the program accessed an invalid address",
         "find the kernel with AMD_SERIALIZE_KERNEL=3",
         false,
     ))

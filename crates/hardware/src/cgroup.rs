@@ -1,20 +1,22 @@
-//! Limits of the control group that a process runs in: what a container or a batch system allows.
+//! Folders of the control groups (cgroups) of this process, whose files hold the limits of a container or batch system.
 
 use std::path::{Path, PathBuf};
 
 use crate::Sources;
 use crate::mounts;
 
-/// The folders of this process's group and of the groups around it, innermost first.
+/// The control groups of this process for one controller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Groups {
-    /// The folders of this process's group and of the groups around it, innermost first.
+    /// Folders of this process's group and of its parent groups, innermost first.
     pub folders: Vec<PathBuf>,
-    /// The unified hierarchy, whose files have other names than those of version 1.
+    /// `true` for the unified hierarchy (cgroup v2), whose files have other names than those of version 1.
     pub unified: bool,
 }
 
-/// The groups that a controller (`memory`, `cpu`) obeys.
+/// Returns the control groups that limit this process for a controller (`memory`, `cpu`).
+///
+/// The list of folders is empty where the controller is not mounted.
 #[must_use]
 pub fn of(sources: &Sources, controller: &str) -> Groups {
     let text = sources.read("/proc/self/cgroup").unwrap_or_default();
@@ -26,7 +28,7 @@ pub fn of(sources: &Sources, controller: &str) -> Groups {
         if controllers.is_empty() {
             unified = Some(path);
         } else if controllers.split(',').any(|it| it == controller) {
-            // A controller of version 1 is not in the unified hierarchy.
+            // A controller mounted as version 1 is not in the unified hierarchy.
             let mount = mounts.iter().find(|mount| {
                 mount.kind == "cgroup" && mount.options.split(',').any(|it| it == controller)
             });
@@ -42,8 +44,8 @@ pub fn of(sources: &Sources, controller: &str) -> Groups {
     Groups { folders, unified: true }
 }
 
-/// From the group's folder up to the mount point. In a container the mount shows only the part of
-/// the tree below its root.
+/// Returns the folders from the group's own up to the mount point. In a container the mount shows only the part of the
+/// tree below its root.
 fn chain(mount: &mounts::Mount, path: &str) -> Vec<PathBuf> {
     let inside = Path::new(path).strip_prefix(&mount.root).unwrap_or_else(|_| Path::new(""));
     let inside = inside.strip_prefix("/").unwrap_or(inside);
@@ -87,7 +89,7 @@ mod tests {
         let groups = of(&Sources::under(root.path()), "memory");
         assert!(!groups.unified);
         assert_eq!(groups.folders, [Path::new("/sys/fs/cgroup/memory/")]);
-        // The controller is not mounted: nothing can be said.
+        // The controller is not mounted: there are no folders.
         assert_eq!(of(&Sources::under(root.path()), "cpu").folders, Vec::<PathBuf>::new());
     }
 }

@@ -7,26 +7,26 @@ use serde::{Deserialize, Serialize};
 /// A device fault that one kernel message reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Driver's name for such reports: `Xid`, `SXid`, or the name of the driver.
+    /// Driver's name for such reports: `Xid`, `SXid`, `NVRM` or `amdgpu`.
     pub source: &'static str,
-    /// The driver's number for the kind of fault, where it has one.
+    /// The driver's code for the kind of fault. `None` for messages without a code.
     pub code: Option<u32>,
-    /// The card's PCI address without function, where the message has one.
+    /// PCI address of the card, without the function. `None` for messages without an address.
     pub pci: Option<String>,
-    /// The device or a link may be broken: it is not the program's own fault.
+    /// `true` if the device or a link may be broken, rather than the program.
     pub is_serious: bool,
     /// `true` if the fault only follows from another fault, or from the end of the program.
     pub is_consequence: bool,
-    /// The device stays useless until it is reset, or the host restarted.
+    /// `true` if the device is unusable until it is reset or the host is restarted.
     pub needs_reset: bool,
-    /// Meaning of the fault.
+    /// Meaning of the fault, in words for the user.
     pub means: String,
-    /// Remedy for the fault.
+    /// Recommended action for the user.
     pub remedy: String,
 }
 
 impl Fault {
-    /// Returns `true` if the fault is of the device with this PCI address.
+    /// Returns `true` if the fault belongs to the device with this PCI address.
     #[must_use]
     pub fn is_of(&self, address: &str) -> bool {
         let rest = self.pci.as_deref().and_then(|card| address.strip_prefix(card));
@@ -34,35 +34,35 @@ impl Fault {
     }
 }
 
-/// A fault of a device of a job, as its launcher reports it.
+/// A device fault that affects a job, as the launcher reports it.
 ///
-/// `docs/events.md` has it as an object in `device_faults`.
+/// Described in `docs/events.md` as an object in `device_faults`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DeviceFault {
     /// Name of the host.
     pub host: String,
-    /// PCI address of the device, or of its card; empty where the message has none.
+    /// PCI address of the device or of its card. Empty for messages without an address.
     pub device: String,
-    /// The rank in the job whose device it is, where there is one.
+    /// Rank of the job that uses the device. `None` if no rank does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<usize>,
     /// Driver's name for the fault, such as `Xid 79`.
     pub fault: String,
-    /// Number of reports.
+    /// Number of kernel messages that reported this fault.
     pub count: usize,
     /// `true` if the fault was reported before the attempt began and the device is unusable until it is reset.
     pub is_earlier: bool,
-    /// Meaning of the fault.
+    /// Meaning of the fault, in words for the user.
     pub means: String,
-    /// Remedy for the fault.
+    /// Recommended action for the user.
     pub remedy: String,
-    /// The driver's own words, of the first report.
+    /// Kernel message of the first report.
     pub message: String,
 }
 
 impl DeviceFault {
-    /// Returns the same with every text passed through `shown`: of another host, before it is shown.
+    /// Returns the fault with every text passed through `shown`, which escapes texts from another host before display.
     #[must_use]
     pub fn with_texts(self, shown: impl Fn(&str) -> String) -> Self {
         Self {

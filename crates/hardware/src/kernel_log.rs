@@ -11,51 +11,54 @@ use rustix::fs::OFlags;
 /// Path of the kernel log.
 pub const KMSG: &str = "/dev/kmsg";
 
-/// A reader of the kernel's log. It reads what was there when it was opened, or what comes after that.
+/// A reader of the kernel log that never blocks. Starts at the oldest message, or at the next one.
 #[derive(Debug)]
 pub struct KernelLog {
     file: File,
-    /// The beginning of a line whose end was not read yet.
+    /// Beginning of a line whose end has not been read yet.
     pending: Vec<u8>,
 }
 
 /// A message of the kernel log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelMessage<'a> {
-    /// How long after the start of the system, by the kernel's clock for its log.
+    /// Time since boot, by the clock of the kernel log.
     pub at: Duration,
-    /// The text, in which the kernel has escaped control characters.
+    /// Text of the message, in which the kernel has escaped control characters.
     pub text: &'a str,
 }
 
 impl KernelLog {
-    /// Opens the log, to be read from its oldest message.
+    /// Opens the log at its oldest message.
     ///
-    /// Errors when this user may not read it, or it is not there.
+    /// # Errors
+    /// Fails if the file is missing or this user may not read it.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
         Ok(Self { file, pending: Vec::new() })
     }
 
-    /// Opens the log, to be read from the next message: for those that come while something runs. The
-    /// place is exact, where the log's clock may differ from the system's by seconds.
+    /// Opens the log at its end, to read only messages logged from now on. The position is exact, whereas the log's
+    /// clock may differ from the system's by seconds.
     ///
-    /// Errors as [`KernelLog::open`].
+    /// # Errors
+    /// Returns the same errors as [`KernelLog::open`], and fails if the log can be opened but not read.
     pub fn open_at_end(path: &Path) -> io::Result<Self> {
         let mut this = Self::open(path)?;
         this.file.seek(SeekFrom::End(0))?;
-        // The kernel may allow to open its log and not to read it.
+        // The kernel may allow opening its log but not reading it.
         this.read(|_| {})?;
         Ok(this)
     }
 
-    /// Reads all messages up to the present one. Never waits; stops after 64 MB, more than the kernel
-    /// keeps, so that a flood of messages holds up no caller.
+    /// Reads all messages logged so far and passes each to `take`. Never waits. Stops after 64 MiB, more than the
+    /// kernel keeps, so that a flood of messages cannot block the caller.
     ///
-    /// Errors when the log cannot be read; what `take` was given before that is right.
+    /// # Errors
+    /// Fails if the log cannot be read. Messages passed to `take` before that are valid.
     pub fn read(&mut self, mut take: impl FnMut(KernelMessage<'_>)) -> io::Result<()> {
-        // The device gives one message per read, and an error when there are no more for now.
+        // The device returns one message per read, and an error when there are no more for now.
         let mut buffer = [0; 8192];
         let mut total = 0;
         while total < MAX_READ {
@@ -63,7 +66,7 @@ impl KernelLog {
                 Ok(0) => break,
                 Ok(length) => length,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // A message was overwritten before it was read: the next one is the oldest there is.
+                // A message was overwritten before it was read: continue with the oldest one left.
                 Err(error)
                     if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::Interrupted) =>
                 {
@@ -74,7 +77,7 @@ impl KernelLog {
             total += length;
             self.pending.extend_from_slice(&buffer[..length]);
             let Some(end) = self.pending.iter().rposition(|byte| *byte == b'\n') else {
-                // A line that does not end is not one of the kernel's.
+                // The kernel writes no line this long: not a kernel log.
                 if self.pending.len() > MAX_LINE {
                     self.pending.clear();
                 }
@@ -88,8 +91,8 @@ impl KernelLog {
     }
 }
 
-/// Priority, number, microseconds since the start, flags; the message. Lines that begin with a blank
-/// tell more of the message before.
+/// Parses a line of `/dev/kmsg`: priority, number, microseconds since boot and flags, a semicolon, the message. Lines
+/// that begin with a space continue the message before and give `None`.
 fn message(line: &str) -> Option<KernelMessage<'_>> {
     let (header, text) = line.split_once(';').filter(|_| !line.starts_with(' '))?;
     let micros = header.split(',').nth(2)?.parse().ok()?;
@@ -137,10 +140,10 @@ mod tests {
             return;
         }
         assert!(!times.is_empty());
-        // Nothing that was there before is read again.
+        // Messages from before are not read again.
         let newest = times.into_iter().max().unwrap();
         let mut new = KernelLog::open_at_end(Path::new(KMSG)).unwrap();
-        // The clocks of processors differ a little.
+        // Clocks differ slightly between processors.
         let is_new = |at: Duration| at + Duration::from_secs(1) >= newest;
         new.read(|message| assert!(is_new(message.at), "{message:?}")).unwrap();
     }

@@ -36,52 +36,53 @@ pub use nics::{NearNic, Nic, nearest, nics, of_device};
 pub use pci::Distance;
 pub use sources::{Sources, within};
 
-/// A maker of accelerators: one file that implements it, and a line in [`VENDORS`].
+/// A vendor of accelerators. A new one takes one file that implements this trait, and a line in [`VENDORS`].
 pub trait Vendor: fmt::Debug + Sync {
-    /// Returns the maker's name, as messages have it.
+    /// Returns the vendor's name, as used in messages.
     fn name(&self) -> &'static str;
 
-    /// Returns the devices that the kernel shows under `root`, where the file system begins, in the
-    /// order in which programs number them. Those that programs cannot open are among them, marked.
+    /// Returns the devices that the kernel lists under `root`, where the file system begins, in the order in which
+    /// programs number them. Devices that programs cannot open are included and marked.
     fn discover(&self, root: &Path) -> Vec<Device>;
 
-    /// Returns the variables that leave a program a part of the devices. Each layer numbers what the
-    /// layer before has left; in a layer the first variable that is set counts. A launcher sets the
-    /// first one of the last layer.
+    /// Returns the environment variables that restrict a program to some of the devices, in layers. Each layer numbers
+    /// the devices that the layer before has left; within a layer the first variable that is set counts. A launcher
+    /// sets the first variable of the last layer.
     fn visibility(&self) -> &'static [&'static [&'static str]];
 
-    /// Returns the beginnings of names that stand for a device besides its number.
+    /// Returns the prefixes of device names other than numbers, such as `GPU-`.
     fn id_prefixes(&self) -> &'static [&'static str];
 
-    /// Tells whether a name is one of a part of a device, which the kernel's files do not list.
+    /// Returns `true` if a name denotes a part of a device (MIG), which the kernel's files do not list.
     fn is_part(&self, id: &str) -> bool;
 
-    /// Returns the backend that carries collectives between such devices.
+    /// Returns the default backend for collectives between these devices.
     fn default_backend(&self) -> &'static str;
 
-    /// Returns what Kubernetes calls one such device in the limits of a container.
+    /// Returns the Kubernetes resource name of one device, as used in the limits of a container.
     fn kubernetes_resource(&self) -> &'static str;
 
-    /// Returns the driver's state under `root`; `devices` are those that were found there.
+    /// Returns the state of the driver under `root`, given the devices found under the same root.
     fn driver(&self, root: &Path, devices: &[Device]) -> Driver;
 
-    /// Returns what to say of a driver that is not as it should be.
+    /// Returns names and commands for messages about a missing or incomplete driver.
     fn driver_words(&self) -> &'static DriverWords;
 
-    /// Returns the oldest driver with which a version of the maker's toolkit works, where that is known.
+    /// Returns the oldest driver version that supports a version of the vendor's toolkit. `None` if unknown.
     fn oldest_driver(&self, _toolkit: &str) -> Option<&'static str> {
         None
     }
 
-    /// Returns the program that tells the devices' memory, where the kernel's files do not.
+    /// Returns the program that prints the memory sizes of devices. `None` where the kernel's files have them.
     fn memory_query(&self) -> Option<&'static MemoryQuery> {
         None
     }
 
-    /// Returns the fault that a message of the kernel's log reports, if it is one of such a device.
+    /// Returns the fault that a message of the kernel log reports. `None` if it does not report a fault of this
+    /// vendor's devices.
     fn fault(&self, message: &str) -> Option<Fault>;
 
-    /// Returns the variable that a launcher sets to choose devices.
+    /// Returns the environment variable that a launcher sets to choose devices.
     fn visibility_variable(&self) -> &'static str {
         self.visibility().last().and_then(|layer| layer.first()).copied().unwrap_or_default()
     }
@@ -96,78 +97,78 @@ impl PartialEq for dyn Vendor {
 
 impl Eq for dyn Vendor {}
 
-/// The vendor that a host without devices is taken to have: the first of [`VENDORS`].
+/// The default vendor, for a host without devices: the first of [`VENDORS`].
 impl Default for &'static dyn Vendor {
     fn default() -> Self {
         VENDORS[0]
     }
 }
 
-/// A device of the host.
+/// An accelerator of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Device {
-    /// Its name in the visibility variable: a number, or a UUID. Empty where it is not usable.
+    /// Name of the device in the visibility variable: a number or a UUID. Empty if the device is not usable.
     pub id: String,
-    /// Its UUID, where the driver tells it.
+    /// UUID of the device. `None` if the driver does not report it.
     pub uuid: Option<String>,
-    /// Its model, where the driver tells it.
+    /// Model name of the device. `None` if the driver does not report it.
     pub model: Option<String>,
-    /// Its memory, where the kernel's files tell it or an examination has asked: see [`MemoryQuery`].
+    /// Memory size in bytes. `None` if neither the kernel's files nor a [`MemoryQuery`] have supplied it.
     pub memory_bytes: Option<u64>,
-    /// Its PCI address, in lower case: `0000:3b:00.0`.
+    /// PCI address in lower case, such as `0000:3b:00.0`.
     pub pci: Option<String>,
-    /// The NUMA node that it is attached to, where that is known.
+    /// NUMA node that the device is attached to. `None` if unknown.
     pub numa_node: Option<usize>,
-    /// Programs can open it.
+    /// `true` if programs can open the device.
     pub is_usable: bool,
-    /// The driver was told to leave it alone.
+    /// `true` if the driver is configured to exclude the device.
     pub is_excluded: bool,
 }
 
-/// A driver, as the kernel shows it.
+/// State of a vendor's driver, from the kernel's files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Driver {
-    /// Its version, or another word where it tells none; `None` where it is not loaded.
+    /// Version of the driver, or a substitute if the driver has none. `None` if the driver is not loaded.
     pub version: Option<String>,
-    /// Devices on the bus, taken by a driver or not.
+    /// Number of the vendor's devices on the PCI bus, with or without a driver.
     pub on_bus: usize,
-    /// Device files that programs need and that are not there.
+    /// Paths of the device files that programs need and that do not exist.
     pub missing_files: Vec<String>,
 }
 
-/// What to say of a driver that is not as it should be.
+/// Names and commands for messages about a missing or incomplete driver.
 #[derive(Debug)]
 pub struct DriverWords {
     /// Name of the driver.
     pub driver: &'static str,
-    /// A command that loads it.
+    /// Command that loads the driver.
     pub load: &'static str,
-    /// How missing device files are made.
+    /// Instruction for making the missing device files.
     pub make_files: &'static str,
-    /// A command that makes them.
+    /// Command that makes the missing device files, or shows them.
     pub make_files_command: &'static str,
-    /// The driver's library for programs, where that is not a part of libtorch.
+    /// The driver's library for programs. `None` if it is part of libtorch.
     pub library: Option<&'static str>,
-    /// A command that shows what the driver knows of broken devices.
+    /// Command that shows the driver's records of broken devices.
     pub inspect: &'static str,
 }
 
-/// A program that tells the memory of devices. It loads the driver's library, which may take seconds: for examinations,
-/// not for launches.
+/// A program that prints the memory sizes of devices. It loads the driver's library, which may take seconds: use it in
+/// diagnostics, not in launches.
 #[derive(Debug)]
 pub struct MemoryQuery {
-    /// Possible paths of the program.
+    /// Possible paths of the program, tried in order until one succeeds.
     pub programs: &'static [&'static str],
     /// Arguments of the program.
     pub arguments: &'static [&'static str],
-    /// Reads PCI address and bytes from a line of what it prints.
+    /// Parses a line of the output into PCI address and bytes.
     pub read: fn(&str) -> Option<(String, u64)>,
 }
 
 impl MemoryQuery {
-    /// Fills in the memory of the devices whose addresses the program has printed, where none is known.
+    /// Fills in the memory sizes that the program printed, for devices whose size is unknown.
     ///
     /// ```
     /// use brigade_hardware::{Device, named};
@@ -191,8 +192,8 @@ impl MemoryQuery {
 /// All vendors, in the order in which a host is searched for their devices.
 pub const VENDORS: &[&dyn Vendor] = &[&nvidia::Nvidia, &amd::Amd];
 
-/// Returns where this host's file system begins: `/`, or the folder that
-/// [`BRIGADE_HOST_ROOT`](brigade_rank_env::env::BRIGADE_HOST_ROOT) names.
+/// Returns the folder where this host's file system begins: `/`, or the value of
+/// [`BRIGADE_HOST_ROOT`](brigade_rank_env::env::BRIGADE_HOST_ROOT).
 #[must_use]
 pub fn host_root() -> PathBuf {
     let given =
@@ -200,27 +201,27 @@ pub fn host_root() -> PathBuf {
     given.map_or_else(|| PathBuf::from("/"), PathBuf::from)
 }
 
-/// Finds the devices of a host: those of the first vendor that has any there, by number.
+/// Returns the devices of a host, with their vendor: the first of [`VENDORS`] that has any under `root`.
 #[must_use]
 pub fn find(root: &Path) -> (&'static dyn Vendor, Vec<Device>) {
     let found = VENDORS.iter().map(|vendor| (*vendor, vendor.discover(root)));
     found.into_iter().find(|(_, devices)| !devices.is_empty()).unwrap_or_default()
 }
 
-/// Returns the vendor with this name.
+/// Returns the vendor with this name. `None` if there is none.
 #[must_use]
 pub fn named(name: &str) -> Option<&'static dyn Vendor> {
     VENDORS.iter().find(|vendor| vendor.name() == name).copied()
 }
 
-/// Tells whether a variable leaves programs a part of a host's devices: such a value is right on that
-/// host only.
+/// Returns `true` if an environment variable restricts programs to some of a host's devices. Such a value is valid only
+/// on that host.
 #[must_use]
 pub fn is_visibility_variable(name: &str) -> bool {
     VENDORS.iter().any(|vendor| vendor.visibility().iter().any(|layer| layer.contains(&name)))
 }
 
-/// Returns the fault of a device of any vendor that a message of the kernel's log reports.
+/// Returns the device fault, of any vendor, that a message of the kernel log reports.
 ///
 /// ```
 /// let line = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=train, GPU has fallen off the bus.";
@@ -245,7 +246,7 @@ fn entries(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The entries of a folder that are called `name0`, `name1`, ..., by number.
+/// Returns the entries of a folder named `name0`, `name1`, ..., sorted by number.
 fn numbered(folder: &Path, name: &str) -> Vec<(usize, PathBuf)> {
     let numbers = entries(folder).into_iter().filter_map(|entry| {
         let number = entry.strip_prefix(name)?.parse().ok()?;
@@ -256,12 +257,12 @@ fn numbered(folder: &Path, name: &str) -> Vec<(usize, PathBuf)> {
     found
 }
 
-/// Displays of this vendor on the bus, and its processors for computing.
+/// Returns the number of this vendor's displays and accelerators on the PCI bus.
 fn on_bus(root: &Path, vendor: &str) -> usize {
     let folder = root.join("sys/bus/pci/devices");
     let is_gpu = |device: &String| {
         let value = |file| read(&folder.join(device).join(file));
-        // 0x03 is a display, 0x12 an accelerator; switches and sound devices are others.
+        // 0x03 is a display, 0x12 an accelerator. Switches and sound devices have other classes.
         value("vendor").is_some_and(|it| it == vendor)
             && value("class")
                 .is_some_and(|class| class.starts_with("0x03") || class.starts_with("0x12"))
@@ -270,7 +271,7 @@ fn on_bus(root: &Path, vendor: &str) -> usize {
 }
 
 fn numa_node(root: &Path, address: &str) -> Option<usize> {
-    // -1 where the firmware does not say.
+    // The value -1 (the firmware reports no node) does not parse as an index.
     read(&root.join("sys/bus/pci/devices").join(address).join("numa_node"))?.parse().ok()
 }
 

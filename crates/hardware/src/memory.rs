@@ -1,32 +1,32 @@
-//! Memory of the host, and how much of it the control group may use.
+//! Memory of the host, and the limit of the control group.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Sources;
 use crate::cgroup;
 
-/// Memory in bytes.
+/// Memory of the host in bytes, with the limit of the control group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Memory {
-    /// All of the host's.
+    /// Total memory of the host.
     pub total_bytes: u64,
-    /// What programs could get without swapping.
+    /// Memory that programs can allocate without swapping (`MemAvailable`).
     pub available_bytes: u64,
     /// Size of the swap space.
     pub swap_bytes: u64,
-    /// How much of it is in use.
+    /// Swap space in use.
     pub swap_used_bytes: u64,
-    /// The limit of the control group, where it is below the host's total.
+    /// Memory limit of the control group. `None` unless it is below the host's total.
     pub group_limit_bytes: Option<u64>,
-    /// What the group under that limit uses and cannot give back at once.
+    /// Memory that the limited group uses and cannot release at once: its usage without inactive file pages.
     pub group_used_bytes: Option<u64>,
     /// Memory set aside as huge pages, which other programs cannot use.
     pub huge_page_bytes: u64,
 }
 
 impl Memory {
-    /// Reads what the kernel says now.
+    /// Reads the current state from `/proc/meminfo` and the control groups. Values that cannot be read are 0 or `None`.
     #[must_use]
     pub fn gather(sources: &Sources) -> Self {
         let text = sources.read("/proc/meminfo").unwrap_or_default();
@@ -49,7 +49,8 @@ impl Memory {
         }
     }
 
-    /// What a program could get now: the host's or the group's rest, whichever is less.
+    /// Returns the memory that a program can allocate now: the minimum of the host's available memory and what is left
+    /// of the group's limit.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         let of_group = self
@@ -75,7 +76,7 @@ fn tightest_group(sources: &Sources) -> Option<Group> {
         let limit: u64 = sources.value(folder.join(limit))?.parse().ok()?;
         let used = sources.value(folder.join(used)).and_then(|it| it.parse::<u64>().ok());
         let stat = sources.read(folder.join("memory.stat")).unwrap_or_default();
-        // Unused pages of files go first when memory is wanted.
+        // The kernel reclaims inactive file pages first.
         let reclaimable = stat
             .lines()
             .find_map(|line| line.strip_prefix(reclaimable)?.trim().parse::<u64>().ok())
@@ -114,7 +115,7 @@ mod tests {
         assert_eq!(memory.group_limit_bytes, Some(204_800));
         assert_eq!(memory.free_bytes(), 204_800 - 51_200);
 
-        // A limit above what the host has is no limit; version 1 writes one when there is none.
+        // A limit above the host's memory does not count. Version 1 writes one if there is none.
         write("cg/box/memory.max", "9223372036854771712\n");
         let memory = Memory::gather(&Sources::under(root.path()));
         assert_eq!(memory.group_limit_bytes, None);

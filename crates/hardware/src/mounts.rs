@@ -1,32 +1,32 @@
-//! What is mounted where.
+//! Mounted file systems, from `/proc/self/mountinfo`.
 
 use std::path::{Path, PathBuf};
 
 use crate::Sources;
 
-/// A line of `/proc/self/mountinfo`.
+/// A mounted file system: one line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// The folder of the file system that is mounted.
+    /// Folder within the file system that is mounted.
     pub root: PathBuf,
     /// Path of the mount point.
     pub point: PathBuf,
-    /// Such as `ext4` or `nfs4`.
+    /// Type of the file system, such as `ext4` or `nfs4`.
     pub kind: String,
-    /// The device, or the server and its folder.
+    /// Source of the file system: the device, or the server and its folder.
     pub source: String,
-    /// Options of the file system itself: the controllers, for a control group.
+    /// Options of the file system itself. For a control group, its controllers.
     pub options: String,
 }
 
-/// Returns all mounts that this process sees.
+/// Returns all mounts in the mount namespace of this process.
 #[must_use]
 pub fn all(sources: &Sources) -> Vec<Mount> {
     let text = sources.read("/proc/self/mountinfo").unwrap_or_default();
     text.lines().filter_map(parse).collect()
 }
 
-/// The mount that a path lies in; of several at one point, the last one hides the others.
+/// Returns the mount that contains a path. Of several at one mount point, returns the last, which hides the others.
 #[must_use]
 pub fn of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     let depth = |mount: &Mount| mount.point.components().count();
@@ -46,7 +46,7 @@ fn parse(line: &str) -> Option<Mount> {
     })
 }
 
-/// The kernel writes spaces and the like as three octal digits.
+/// Decodes the kernel's escapes: spaces and the like are written as three octal digits.
 fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! Network cards, and which of them are near a device.
+//! Network adapters, and their distances from a device.
 
 use std::path::Path;
 
@@ -7,48 +7,49 @@ use serde::{Deserialize, Serialize};
 use super::pci::{Distance, Place};
 use super::{Device, entries, numbered, read};
 
-/// A network card, or a port of one that is a PCI device of its own.
+/// A network adapter, or a port of one that is a PCI device of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nic {
-    /// Its name for RDMA, such as `mlx5_0`, where it has one.
+    /// Name of the RDMA device, such as `mlx5_0`. `None` for an adapter without RDMA.
     pub rdma: Option<String>,
     /// Network interfaces of the adapter.
     pub interfaces: Vec<String>,
-    /// A port is active, or an interface is up.
+    /// `true` if a port is active. For an adapter without RDMA: if an interface is up.
     pub is_up: bool,
-    /// Where it is attached.
+    /// PCI and NUMA location of the adapter.
     pub place: Place,
 }
 
-/// A network card, as a device sees it.
+/// A network adapter, with its distance from one device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NearNic {
-    /// Its name for RDMA, where it has one.
+    /// Name of the RDMA device. `None` for an adapter without RDMA.
     pub rdma: Option<String>,
     /// Network interfaces of the adapter.
     pub interfaces: Vec<String>,
     /// `true` if the adapter can carry data.
     pub is_up: bool,
-    /// What lies between.
+    /// Distance between the adapter and the device on the PCI bus.
     pub distance: Distance,
 }
 
 impl NearNic {
-    /// Returns the name by which NCCL is told of it.
+    /// Returns the name by which NCCL's settings select the adapter: the RDMA device or the first interface, or `?`
+    /// without either.
     #[must_use]
     pub fn name(&self) -> &str {
         self.rdma.as_deref().or_else(|| self.interfaces.first().map(String::as_str)).unwrap_or("?")
     }
 
-    /// Tells whether this is one of its names.
+    /// Returns `true` if `name` is the adapter's RDMA device or one of its interfaces.
     #[must_use]
     pub fn is_called(&self, name: &str) -> bool {
         self.rdma.as_deref() == Some(name) || self.interfaces.iter().any(|it| it == name)
     }
 }
 
-/// Reads the network cards under `root`, where the file system begins. Interfaces of software alone
-/// (bridges, tunnels, bonds) are not among them.
+/// Returns the network adapters of the host whose file system begins at `root`. Virtual interfaces (bridges, tunnels,
+/// bonds) are left out.
 #[must_use]
 pub fn nics(root: &Path) -> Vec<Nic> {
     let mut found: Vec<Nic> = Vec::new();
@@ -67,7 +68,7 @@ pub fn nics(root: &Path) -> Vec<Nic> {
         let Some(place) = Place::of_folder(root, &folder.join("device")) else { continue };
         let is_up = read(&folder.join("operstate")).is_some_and(|state| state == "up");
         match found.iter_mut().find(|nic| nic.place == place) {
-            // An adapter for RDMA is as its port is: the interface on it may be unused.
+            // The port decides for an RDMA adapter: the interface on it may be unused.
             Some(nic) => {
                 nic.interfaces.push(name);
                 nic.is_up |= is_up && nic.rdma.is_none();
@@ -78,8 +79,8 @@ pub fn nics(root: &Path) -> Vec<Nic> {
     found
 }
 
-/// Returns all network cards as a device sees them, the nearest first; none where its place is not
-/// known.
+/// Returns all network adapters with their distances from a device, the nearest first. Empty if the device's location
+/// is unknown.
 #[must_use]
 pub fn of_device(root: &Path, device: &Device, nics: &[Nic]) -> Vec<NearNic> {
     let place = device.pci.as_deref().and_then(|address| Place::of_address(root, address));
@@ -95,8 +96,8 @@ pub fn of_device(root: &Path, device: &Device, nics: &[Nic]) -> Vec<NearNic> {
     all
 }
 
-/// Returns those cards that a library would prefer for the device: of those that can carry data, the
-/// ones with RDMA where there are any, and of these the nearest.
+/// Returns the adapters that NCCL would prefer for the device: of those that are up, the ones with RDMA if any have it,
+/// and of these the nearest.
 #[must_use]
 pub fn nearest(nics: &[NearNic]) -> Vec<&NearNic> {
     let up = || nics.iter().filter(|nic| nic.is_up);

@@ -1,4 +1,4 @@
-//! NVIDIA's GPUs.
+//! NVIDIA GPUs, as the driver lists them in `/proc/driver/nvidia`.
 
 mod xid;
 
@@ -17,8 +17,8 @@ impl Vendor for Nvidia {
         "NVIDIA"
     }
 
-    /// Numbers follow the PCI addresses. CUDA's own order is the same on hosts with GPUs of one kind,
-    /// and everywhere under `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+    /// Numbers the devices by PCI address. CUDA's own order is the same on hosts with GPUs of one kind, and everywhere
+    /// with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
     fn discover(&self, root: &Path) -> Vec<Device> {
         let files = numbered(&root.join("dev"), "nvidia");
         let folder = root.join(GPUS);
@@ -26,13 +26,13 @@ impl Vendor for Nvidia {
             .into_iter()
             .map(|address| {
                 let about = read(&folder.join(&address).join("information"));
-                // PCI addresses are lower-case everywhere else.
+                // All other PCI addresses in the system are lower-case.
                 (address.to_ascii_lowercase(), about.unwrap_or_default())
             })
             .collect();
         gpus.sort_unstable();
         if gpus.is_empty() {
-            // The driver's folder is hidden, as in some containers.
+            // Some containers hide the driver's folder.
             let device = |number: usize| Device {
                 id: number.to_string(),
                 is_usable: true,
@@ -44,7 +44,7 @@ impl Vendor for Nvidia {
         let device = |(address, about): (String, String)| {
             let is_excluded = field(&about, "GPU Excluded").is_some_and(|it| it == "Yes");
             let minor: Option<usize> = minor(&about);
-            // A container may have been given some of them only: those have a device file.
+            // A container may have been given only some devices: those have a device file.
             let has_file =
                 files.is_empty() || minor.is_none_or(|minor| files.iter().any(|it| it.0 == minor));
             let is_usable = has_file && !is_excluded;
@@ -52,7 +52,7 @@ impl Vendor for Nvidia {
             next += usize::from(is_usable);
             Device {
                 id,
-                // Unset until something has used the device: "GPU-????????-...".
+                // Masked until a program has used the device: "GPU-????????-...".
                 uuid: field(&about, "GPU UUID").filter(|uuid| !uuid.contains('?')),
                 model: field(&about, "Model").filter(|model| !model.is_empty()),
                 memory_bytes: None,
@@ -113,7 +113,7 @@ impl Vendor for Nvidia {
         }
     }
 
-    /// By CUDA's major version: within one, newer programs run with an older driver.
+    /// Goes by CUDA's major version: within one, newer programs run with an older driver.
     fn oldest_driver(&self, toolkit: &str) -> Option<&'static str> {
         match toolkit.split('.').next()?.parse().ok()? {
             11 => Some("450.80.02"),
@@ -136,8 +136,8 @@ impl Vendor for Nvidia {
     }
 }
 
-/// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 ...`; the words between
-/// differ for the open driver.
+/// Returns the version in `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 ...`. The words
+/// before it differ for the open driver.
 fn version(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
     let is_version =
@@ -145,7 +145,8 @@ fn version(text: &str) -> Option<String> {
     line.split_whitespace().find(is_version).map(str::to_owned)
 }
 
-/// `00000000:3B:00.0, 81559`: the domain has eight digits here, and memory is in MiB; `[N/A]` where it is the host's.
+/// Parses a line of `nvidia-smi`, such as `00000000:3B:00.0, 81559`: an address whose domain has eight digits, and
+/// memory in MiB. Returns the usual address and bytes. `None` for `[N/A]`, for GPUs that use the host's memory.
 fn memory(line: &str) -> Option<(String, u64)> {
     let (address, mebibytes) = line.split_once(',')?;
     let (domain, rest) = address.trim().split_once(':')?;
@@ -154,12 +155,12 @@ fn memory(line: &str) -> Option<(String, u64)> {
     Some((format!("{domain:04x}:{}", rest.to_ascii_lowercase()), bytes))
 }
 
-/// The number of its device file.
+/// Returns the minor number of the device file.
 fn minor(about: &str) -> Option<usize> {
     field(about, "Device Minor")?.parse().ok()
 }
 
-/// `Name: \t value`
+/// Returns the value of a line `Name: \t value`.
 fn field(text: &str, name: &str) -> Option<String> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_prefix(':'))?;
     Some(value.trim().to_owned())

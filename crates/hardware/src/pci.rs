@@ -1,27 +1,27 @@
-//! Places on the PCI bus, and how far apart two of them are.
+//! Locations on the PCI bus, and distances between them.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// What lies between two devices, the nearest first. NCCL's names for it stand behind.
+/// Distance between two devices, the nearest first. The names in parentheses are NCCL's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Distance {
-    /// They are parts of one card, or at one PCI switch (PIX).
+    /// Functions of one card, or devices at one PCI switch (PIX).
     Switch,
-    /// Several PCI switches, and no root of the bus (PXB).
+    /// Several PCI switches, without the root of the bus (PXB).
     Switches,
-    /// The root of the PCI bus, which is a part of a processor (PHB).
+    /// One PCI root, also called host bridge, which is part of a CPU (PHB).
     Root,
-    /// Several roots at one NUMA node (NODE).
+    /// Several PCI roots at one NUMA node (NODE).
     Node,
-    /// The connection between NUMA nodes, or nothing that is known (SYS).
+    /// Different NUMA nodes, or an unknown distance (SYS).
     System,
 }
 
 impl Distance {
-    /// Returns it in words.
+    /// Returns the distance in words, such as "same PCI switch".
     #[must_use]
     pub const fn words(self) -> &'static str {
         match self {
@@ -37,22 +37,22 @@ impl Distance {
 /// PCI and NUMA location of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// The root of its bus, the bridges on the way, and its own address.
+    /// Path in `/sys/devices`: the PCI root, the bridges on the way, and the device's own address.
     pub path: Vec<String>,
-    /// Its NUMA node, where that is known.
+    /// NUMA node of the device. `None` if unknown.
     pub numa_node: Option<usize>,
 }
 
 impl Place {
-    /// Reads the place of the device with a PCI address; `root` is where the file system begins.
-    /// `None` where there is no such device.
+    /// Returns the location of the device with a PCI address, on the host whose file system begins at `root`. `None` if
+    /// the device does not exist.
     #[must_use]
     pub fn of_address(root: &Path, address: &str) -> Option<Self> {
         Self::of_folder(root, &root.join("sys/bus/pci/devices").join(address))
     }
 
-    /// Reads the place of a device that is described by a folder in `/sys`, which may lie below that of
-    /// its PCI device. `None` for one that is not at a PCI bus.
+    /// Returns the location of the device that a folder in `/sys` describes, which may lie below the folder of its PCI
+    /// device. `None` for a device that is not on a PCI bus.
     #[must_use]
     pub fn of_folder(root: &Path, folder: &Path) -> Option<Self> {
         let folder = folder.canonicalize().ok()?;
@@ -60,22 +60,22 @@ impl Place {
         let below = folder.strip_prefix(&devices).ok()?;
         let mut path: Vec<String> =
             below.iter().map(|part| part.to_string_lossy().into_owned()).collect();
-        // A device of virtio, a port of a card and so on lie below their PCI device.
+        // Virtio devices, ports of a card and the like lie below their PCI device.
         let last = path.iter().rposition(|part| is_address(part))?;
         path.truncate(last + 1);
-        // -1 where the firmware does not say.
+        // The value -1 (the firmware reports no node) does not parse as an index.
         let own = devices.join(path.iter().collect::<PathBuf>());
         let numa_node = super::read(&own.join("numa_node")).and_then(|node| node.parse().ok());
         Some(Self { path, numa_node })
     }
 
-    /// Returns its own PCI address.
+    /// Returns the PCI address of the device. Empty for a default `Place`.
     #[must_use]
     pub fn address(&self) -> &str {
         self.path.last().map_or("", String::as_str)
     }
 
-    /// Returns what lies between two places.
+    /// Returns the distance between two locations.
     #[must_use]
     pub fn distance(&self, other: &Self) -> Distance {
         let common = self.path.iter().zip(&other.path).take_while(|(a, b)| a == b).count();
@@ -87,17 +87,17 @@ impl Place {
                 (Some(ours), Some(theirs)) if ours == theirs => Distance::Node,
                 _ => Distance::System,
             },
-            // Only the root is common.
+            // Only the root is shared.
             1 => Distance::Root,
-            // A switch is two bridges: the one that all share, and one for each of its ports.
+            // A switch is two bridges: a shared upstream one, and one for each port.
             _ if rest <= 2 => Distance::Switch,
             _ => Distance::Switches,
         }
     }
 }
 
-/// Returns an address without its function, which is how drivers name a card: `0000:3b:00` of
-/// `0000:3B:00.0`. `None` for what is not an address.
+/// Returns a PCI address without its function, as drivers name a card: `0000:3b:00` for `0000:3B:00.0`. `None` if
+/// `text` is not an address.
 #[must_use]
 pub fn prefix_of(text: &str) -> Option<String> {
     let text = text.to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! Where facts are read from: the running system, or a tree of files that a test has made.
+//! Source of the facts: the running system, or a folder of files that a test has made.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// A root folder for `/proc`, `/sys`, `/dev` and `/etc`, and the variables of the environment.
+/// Source of the facts about a host: a root folder with `/proc`, `/sys`, `/dev` and `/etc`, and environment variables.
 #[derive(Clone, Debug)]
 pub struct Sources {
     root: PathBuf,
@@ -17,7 +17,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// The host as it is.
+    /// Returns the running system: root `/` and the environment of this process.
     #[must_use]
     pub fn system() -> Self {
         let variables = std::env::vars_os()
@@ -28,13 +28,13 @@ impl Sources {
         Self { root: PathBuf::from("/"), variables }
     }
 
-    /// A host that consists of the files under `root` and has no variables.
+    /// Returns a host that consists of the files under `root`, without environment variables.
     #[must_use]
     pub fn under(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into(), variables: BTreeMap::new() }
     }
 
-    /// The same with a variable.
+    /// Adds an environment variable.
     #[must_use]
     pub fn with_variable(mut self, name: &str, value: &str) -> Self {
         self.variables.insert(name.to_owned(), value.to_owned());
@@ -47,26 +47,27 @@ impl Sources {
         &self.root
     }
 
-    /// All variables of the environment.
+    /// Returns all environment variables.
     #[must_use]
     pub fn variables(&self) -> &BTreeMap<String, String> {
         &self.variables
     }
 
-    /// A variable that is set and not empty.
+    /// Returns an environment variable. `None` if it is not set or empty.
     #[must_use]
     pub fn variable(&self, name: &str) -> Option<&str> {
         self.variables.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// Where a file of the host lies for us.
+    /// Returns the path in this process of a file on the host: `path` below the root.
     #[must_use]
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// What a path of ours is called on the host.
+    /// Returns the path on the host of a file in this process, the inverse of [`path`](Self::path). A path outside of
+    /// the root is returned as is.
     #[must_use]
     pub fn on_host(&self, path: &Path) -> PathBuf {
         match path.strip_prefix(&self.root) {
@@ -75,7 +76,7 @@ impl Sources {
         }
     }
 
-    /// The text of a small file, if it can be read.
+    /// Returns the text of a file, at most the first 4 MiB. `None` if it cannot be read.
     #[must_use]
     pub fn read(&self, path: impl AsRef<Path>) -> Option<String> {
         let mut bytes = Vec::new();
@@ -84,7 +85,8 @@ impl Sources {
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The one value in a small file, without the end of its line.
+    /// Returns the value in a small file, without surrounding white space and null characters. `None` if the file is
+    /// empty or cannot be read.
     #[must_use]
     pub fn value(&self, path: impl AsRef<Path>) -> Option<String> {
         let text = self.read(path)?;
@@ -92,7 +94,8 @@ impl Sources {
         (!value.is_empty()).then(|| value.to_owned())
     }
 
-    /// What a program of the host prints, where it is there and ends well, and soon.
+    /// Runs a program of the host and returns its standard output. `None` if the program is missing, fails, or takes
+    /// longer than 10 seconds.
     #[must_use]
     pub fn output(&self, program: &str, arguments: &[&str]) -> Option<String> {
         let program = self.path(program);
@@ -108,7 +111,7 @@ impl Sources {
             out.read_to_end(&mut text).map(|_| text)
         });
         let Some(text) = read else {
-            // One that hangs in the driver cannot be ended, nor waited for.
+            // A process that hangs in the driver can neither be killed nor waited for.
             let _ = child.kill();
             return None;
         };
@@ -116,7 +119,7 @@ impl Sources {
         status.success().then(|| String::from_utf8_lossy(&text.unwrap_or_default()).into_owned())
     }
 
-    /// Names in a folder, sorted; none where there is no such folder.
+    /// Returns the names in a folder, sorted. Empty if the folder does not exist.
     #[must_use]
     pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.path(path)) else { return Vec::new() };
@@ -128,8 +131,8 @@ impl Sources {
     }
 }
 
-/// What `work` gives, or `None` when it takes longer than that: a dead file server or name server
-/// blocks its callers for minutes. The thread is then left behind, the only way out.
+/// Runs `work` on a thread of its own and returns its result, or `None` after the limit. For calls to a file server or
+/// name server, which may block for minutes. After the limit the thread is left running, since it cannot be stopped.
 pub fn within<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
@@ -143,8 +146,8 @@ pub fn within<T: Send + 'static>(
     receiver.recv_timeout(limit).ok()
 }
 
-/// A driver that was not loaded needs seconds; one whose device hangs does not answer.
+/// Loading a driver takes seconds; a program whose device hangs never answers.
 const PROGRAM_LIMIT: Duration = Duration::from_secs(10);
 
-/// Files in `/proc` have no length to look at first.
+/// A limit is needed because files in `/proc` have no length.
 const MAX_TEXT_LEN: u64 = 4 << 20;

@@ -1,4 +1,4 @@
-//! Devices, drivers and network cards of made-up hosts.
+//! Devices, drivers and network adapters of simulated hosts.
 
 use std::os::unix::fs::symlink;
 
@@ -18,7 +18,7 @@ fn write(root: &Path, files: &[(&str, &str)]) {
     }
 }
 
-/// Four GPUs, whose minor numbers do not follow their addresses.
+/// Makes a host with four GPUs, whose minor numbers do not follow their addresses.
 fn four() -> tempfile::TempDir {
     let about = |minor: usize, uuid: &str| {
         format!("Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n")
@@ -81,7 +81,7 @@ fn a_container_with_some_of_the_devices() {
     for gone in ["nvidia0", "nvidia3"] {
         fs::remove_file(root.path().join("dev").join(gone)).unwrap();
     }
-    // The one whose minor number is not known stays.
+    // A GPU of unknown minor number stays usable.
     let gpus = usable(root.path());
     assert_eq!(uuids(&gpus), [Some("GPU-aaaa"), None, None]);
     assert_eq!(gpus.iter().map(|it| it.id.as_str()).collect::<Vec<_>>(), ["0", "1", "2"]);
@@ -89,7 +89,7 @@ fn a_container_with_some_of_the_devices() {
     write(root.path(), &[("proc/driver/nvidia/gpus/0000:19:00.0/information", excluded)]);
     assert_eq!(usable(root.path()).len(), 2);
     assert!(find(root.path()).1[0].is_excluded);
-    // Without the driver's folder, the device files count.
+    // Without the driver's folder, the device files are counted.
     fs::remove_dir_all(root.path().join("proc")).unwrap();
     assert_eq!(usable(root.path()).len(), 2);
     assert_eq!(find(tree(&[]).path()), (<&dyn Vendor>::default(), vec![]));
@@ -164,7 +164,7 @@ fn every_kind_says_all_that_others_ask() {
     assert!(!is_visibility_variable("PATH") && named("none").is_none());
 }
 
-/// Two GPUs at a switch each, an adapter beside each, and a card of the board.
+/// Makes a host with two GPUs at a switch each, an adapter next to each, and an onboard adapter.
 fn with_nics() -> tempfile::TempDir {
     let root = four();
     let (first, second) =
@@ -221,7 +221,7 @@ fn each_gpu_and_its_network_card() {
     assert_eq!(of("eth0").distance, Distance::Node);
     assert_eq!(of("ib1").rdma.as_deref(), Some("mlx5_1"));
     assert_eq!((of("mlx5_1").distance, of("mlx5_2").is_up), (Distance::System, false));
-    // Without RDMA the interfaces count.
+    // Without RDMA, the interfaces decide.
     fs::remove_dir_all(root.path().join("sys/class/infiniband")).unwrap();
     let all = nics(root.path());
     let seen = of_device(root.path(), &gpus[0], &all);

@@ -1,8 +1,8 @@
-//! Encoded images to pixels, as Pillow's `Image.open(…).convert("RGB")` gives them.
+//! Decoding of images to pixels, with the same results as Pillow's `Image.open(…).convert("RGB")`.
 //!
-//! The format is known from a file's first bytes, not from its name. Alpha is dropped, not blended;
-//! grey becomes three equal colours; palettes are looked up; CMYK is converted by Pillow's formula,
-//! without colour profiles. Of an animation, the first frame is read.
+//! The format is recognized by a file's first bytes, not by its name. Alpha is dropped, not blended; grey becomes three
+//! equal colours; palettes are looked up; CMYK is converted by Pillow's formula, without colour profiles. Of an
+//! animation, the first frame is read.
 
 mod bmp;
 mod gif;
@@ -20,7 +20,7 @@ pub use self::orientation::Orientation;
 use crate::image::{CropBox, Image, NoMemory, Region, Size};
 use crate::{ImageError, Result};
 
-/// What is read of a file, and how much of it.
+/// Options of a [`Decoder`]: the maximum number of pixels, and the use of the EXIF orientation.
 ///
 /// ```
 /// use brigade_images::decode::DecodeOptions;
@@ -34,7 +34,7 @@ pub struct DecodeOptions {
     exif_orientation: bool,
 }
 
-/// As many as Pillow reads without an error (`2 * Image.MAX_IMAGE_PIXELS`).
+/// Maximum number of pixels that Pillow reads without an error (`2 * Image.MAX_IMAGE_PIXELS`).
 const MAX_PIXELS: u64 = 178_956_970;
 
 impl Default for DecodeOptions {
@@ -44,23 +44,23 @@ impl Default for DecodeOptions {
 }
 
 impl DecodeOptions {
-    /// Makes the defaults: at most 178,956,970 pixels, as in Pillow, and pixels as they are stored,
-    /// as torchvision's and fastai's loaders take them.
+    /// Creates the default options: at most 178,956,970 pixels, as in Pillow, and pixels in their stored orientation,
+    /// like torchvision's and fastai's loaders.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the limit on the number of pixels of an image; larger ones are an error. An image needs
-    /// three to eight bytes for each pixel while it is decoded.
+    /// Sets the maximum number of pixels of an image. A larger image is an error. Decoding takes three to eight bytes
+    /// of memory per pixel. Defaults to 178,956,970, as in Pillow.
     #[must_use]
     pub fn max_pixels(mut self, limit: u64) -> Self {
         self.max_pixels = limit;
         self
     }
 
-    /// Sets whether images are turned as the orientation in their EXIF data says, as Pillow's
-    /// `ImageOps.exif_transpose` does.
+    /// Sets whether images are rotated and mirrored by the orientation in their EXIF data, like Pillow's
+    /// `ImageOps.exif_transpose`. Defaults to `false`.
     #[must_use]
     pub fn exif_orientation(mut self, turn: bool) -> Self {
         self.exif_orientation = turn;
@@ -78,18 +78,18 @@ pub enum ImageFormat {
     Png,
     /// WebP, lossy or lossless.
     WebP,
-    /// Windows bitmap.
+    /// Windows bitmap files (BMP).
     Bmp,
-    /// GIF.
+    /// GIF; of an animation, the first frame.
     Gif,
-    /// TIFF and BigTIFF.
+    /// TIFF and BigTIFF; of a file with several images, the first.
     Tiff,
     /// PBM, PGM and PPM, plain or binary.
     Pnm,
 }
 
 impl ImageFormat {
-    /// Returns the format that begins with these bytes, if it is one of them.
+    /// Returns the format of a file that begins with these bytes, or `None` if it is not known.
     ///
     /// ```
     /// use brigade_images::decode::ImageFormat;
@@ -134,7 +134,7 @@ impl fmt::Display for ImageFormat {
     }
 }
 
-/// What is known of an image before its pixels are decoded.
+/// Format, size and orientation of an image, known before its pixels are decoded.
 ///
 /// ```
 /// use brigade_images::Size;
@@ -147,16 +147,16 @@ impl fmt::Display for ImageFormat {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The format, by the first bytes.
+    /// Format of the image, recognized by the first bytes.
     pub format: ImageFormat,
-    /// Width and height as they are decoded: turned, if [`DecodeOptions::exif_orientation`] is on.
+    /// Size of the decoded image, after the EXIF orientation if [`DecodeOptions::exif_orientation`] is on.
     pub size: Size,
-    /// How the decoder turns the stored pixels; [`Orientation::Normal`] unless that option is on or the
-    /// format is TIFF, which Pillow always turns.
+    /// Rotation and mirroring that the decoder applies to the stored pixels. [`Orientation::Normal`] unless that option
+    /// is on or the format is TIFF, whose orientation Pillow always applies.
     pub orientation: Orientation,
 }
 
-/// Decodes images. A thread that decodes many keeps one.
+/// Decodes images. It reuses memory, so that a thread should keep one for many images.
 ///
 /// ```
 /// use brigade_images::Image;
@@ -170,37 +170,37 @@ pub struct Header {
 #[derive(Debug)]
 pub struct Decoder {
     options: DecodeOptions,
-    /// The pixels as they are stored, while they are turned.
+    /// The stored pixels, before the orientation is applied.
     stored: Image,
     warning: Option<String>,
 }
 
-/// What a format's decoder has found: a size, and the orientation in EXIF data.
+/// Header of a file, as its format's decoder reads it: the size, and the orientation in EXIF data.
 struct Found {
     size: Size,
     orientation: Orientation,
 }
 
 impl Decoder {
-    /// Makes a decoder.
+    /// Creates a decoder.
     #[must_use]
     pub fn new(options: DecodeOptions) -> Self {
         Self { options, stored: Image::scratch(), warning: None }
     }
 
-    /// Returns what was wrong with the last image if it was damaged and could be read nonetheless: a JPEG that
-    /// libjpeg, and so Pillow, reads with a warning, such as one with a wrong Huffman code. Its pixels are
-    /// those of libjpeg, some of them wrong.
+    /// Returns the warning of the last image, if it is damaged and was decoded nevertheless: a JPEG that libjpeg, and
+    /// therefore Pillow, reads with a warning, such as one with a wrong Huffman code. Its pixels equal those of
+    /// libjpeg; some of them are wrong.
     #[must_use]
     pub fn warning(&self) -> Option<&str> {
         self.warning.as_deref()
     }
 
-    /// Reads the format and the size of an image, without its pixels. `name` is what errors call it.
+    /// Reads the format and the size of an image, without its pixels. `name` is used in error messages.
     ///
     /// # Errors
-    /// [`ImageError::Decode`] when the bytes are not an image of a known format or its header is
-    /// damaged, and [`ImageError::TooLarge`] beyond [`DecodeOptions::max_pixels`].
+    /// [`ImageError::Decode`] if the bytes are not an image of a known format or the header is damaged, and
+    /// [`ImageError::TooLarge`] beyond [`DecodeOptions::max_pixels`].
     pub fn header(&self, name: &str, bytes: &[u8]) -> Result<Header> {
         let format = format_of(name, bytes)?;
         let found = guarded(name, format, || match format {
@@ -220,17 +220,17 @@ impl Decoder {
         if width == 0 || height == 0 {
             return Err(broken(name, format, &format!("it is {} pixels", found.size)));
         }
-        // Pillow turns TIFF whether it is asked or not.
+        // Pillow applies the orientation of TIFF files in any case.
         let turned = self.options.exif_orientation || format == ImageFormat::Tiff;
         let orientation = if turned { found.orientation } else { Orientation::Normal };
         Ok(Header { format, size: orientation.size_after(found.size), orientation })
     }
 
-    /// Decodes an image into the memory of `target`.
+    /// Decodes an image into `target`, whose memory is reused.
     ///
     /// # Errors
-    /// As [`Decoder::header`], and when the pixels are damaged or end too early. What `target` holds
-    /// is then any image.
+    /// Returns the same errors as [`Decoder::header`], and fails if the pixels are damaged or end too early. The
+    /// content of `target` is then undefined.
     pub fn decode(&mut self, name: &str, bytes: &[u8], target: &mut Image) -> Result<()> {
         let header = self.header(name, bytes)?;
         self.decode_of(header, name, bytes, target)
@@ -258,19 +258,18 @@ impl Decoder {
     /// Decodes an image into new memory.
     ///
     /// # Errors
-    /// As [`Decoder::decode`].
+    /// Returns the same errors as [`Decoder::decode`].
     pub fn decode_new(&mut self, name: &str, bytes: &[u8]) -> Result<Image> {
         let mut image = Image::scratch();
         self.decode(name, bytes, &mut image)?;
         Ok(image)
     }
 
-    /// Decodes a mask, whose pixels are numbers of classes: grey values, or the places of colours in the
-    /// palette of a PNG, TIFF or BMP file, as Pillow gives them without a conversion. All three bytes of a pixel of
-    /// the result are its class.
+    /// Decodes a segmentation mask, whose pixels are class numbers: grey values, or the palette indices of a PNG, TIFF
+    /// or BMP file, as Pillow reads them without a conversion. All three bytes of a pixel of the result are its class.
     ///
     /// # Errors
-    /// As [`Decoder::decode`], and when the pixels are colours.
+    /// Returns the same errors as [`Decoder::decode`], and fails if the pixels are colours.
     ///
     /// ```
     /// use brigade_images::decode::{DecodeOptions, Decoder};
@@ -299,8 +298,8 @@ impl Decoder {
             let coloured = |pixel: &&[u8; 3]| pixel[0] != pixel[1] || pixel[0] != pixel[2];
             if let Some(pixel) = mask.pixels().as_chunks::<3>().0.iter().find(coloured) {
                 let detail = format!(
-                    "it is no mask: a pixel is of the colour {pixel:?}, where grey values or a \
-                     palette of PNG, TIFF or BMP are the classes"
+                    "not a mask: a pixel has the colour {pixel:?}; classes must be grey values or a \
+                     palette of PNG, TIFF or BMP"
                 );
                 return Err(broken(name, format, &detail));
             }
@@ -313,16 +312,16 @@ impl Decoder {
         Ok(turned)
     }
 
-    /// Decodes a region of an image, and returns where it lies in `target`, which may hold more.
+    /// Decodes a region of an image, and returns its position in `target`, which may contain more than the region.
     ///
-    /// With a size in `at_least`, a JPEG is decoded at the smallest of 1/1, 1/2, 1/4 and 1/8 of its
-    /// size at which the region has at least that many pixels in each direction, as Pillow's `draft`
-    /// does; with `None` the pixels are those of [`Decoder::decode`]. Of a JPEG, only the blocks that
-    /// the region needs become pixels; other formats are decoded whole.
+    /// With a size in `at_least`, a JPEG is decoded at the smallest of 1/1, 1/2, 1/4 and 1/8 of its size at which the
+    /// region has at least that many pixels in each direction, like Pillow's `draft`; with `None` the pixels are those
+    /// of [`Decoder::decode`]. Of a JPEG, only the blocks that the region needs are converted to pixels; other formats
+    /// are decoded completely.
     ///
     /// # Errors
-    /// As [`Decoder::decode`], and [`ImageError::InvalidArgument`] for a region that is not in the
-    /// image.
+    /// Returns the same errors as [`Decoder::decode`], and [`ImageError::InvalidArgument`] for a region that is not
+    /// inside of the image.
     pub fn decode_region(
         &mut self,
         name: &str,
@@ -335,8 +334,8 @@ impl Decoder {
         self.decode_region_of(header, name, bytes, region, at_least, target)
     }
 
-    /// Decodes a region of an image whose header was read: a JPEG's costs as much as a fortieth of its
-    /// pixels.
+    /// Decodes a region of an image whose header was read before. Reading a JPEG's header costs a fortieth of decoding
+    /// its pixels.
     pub(crate) fn decode_region_of(
         &mut self,
         header: Header,
@@ -416,7 +415,7 @@ fn format_of(name: &str, bytes: &[u8]) -> Result<ImageFormat> {
     })
 }
 
-/// The name of a format of photographs that is not decoded, and how its files are mostly called.
+/// Returns the name of a known format that is not supported, and its usual file extension.
 fn refused(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
     if bytes.starts_with(b"\0\0\0\x0cjP  \r\n\x87\n") || bytes.starts_with(b"\xff\x4f\xff\x51") {
         return Some(("JPEG 2000", "*.jp2"));
@@ -433,8 +432,8 @@ fn refused(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// Runs a decoder. One that panics has met damage that it does not know, which is an error like any
-/// other: what it was writing is thrown away.
+/// Runs a decoder. A panic is caused by damage that the decoder does not handle, and becomes an error; the partial
+/// result is discarded.
 fn guarded<T>(
     name: &str,
     format: ImageFormat,
@@ -449,7 +448,7 @@ fn broken(name: &str, format: ImageFormat, detail: &str) -> ImageError {
     ImageError::Decode { name: name.to_owned(), detail: format!("as {format}: {detail}") }
 }
 
-/// What is wrong with an image.
+/// Description of a fault in an image.
 #[derive(Debug)]
 struct Problem(String);
 
@@ -458,7 +457,7 @@ impl Problem {
         Self(error.to_string())
     }
 
-    /// The pixels of a header cannot be in so few bytes.
+    /// Returns the fault of a file that is too short for the pixels of its header.
     fn too_few_bytes(size: Size, bytes: usize) -> Self {
         Self(format!("{bytes} bytes are too few for the {size} pixels of its header"))
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with images.
+//! Errors of reading, decoding and transforming images.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,24 +8,24 @@ use brigade_rank_env::text::{counted, escaped};
 /// The result of a function of this crate.
 pub type Result<T, E = ImageError> = std::result::Result<T, E>;
 
-/// Why images could not be found, read or transformed.
+/// Reason why images could not be found, read or transformed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
     /// The system could not read a file or a folder.
     #[error("cannot read {}: {cause}", escaped(path.display()))]
     Read {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// The system's reason.
+        /// Error of the system.
         cause: io::Error,
     },
     /// The bytes of an image could not be decoded.
     #[error("cannot decode {name}: {detail}", detail = escaped(detail), name = escaped(name))]
     Decode {
-        /// The image's path, or its name in an archive.
+        /// Path of the image, or its name in an archive.
         name: String,
-        /// The format, as far as it is known, and what is wrong.
+        /// Format, if it is known, and description of the fault.
         detail: String,
     },
     /// An image has more pixels than the limit allows.
@@ -35,42 +35,42 @@ pub enum ImageError {
         name = escaped(name)
     )]
     TooLarge {
-        /// The image's path, or its name in an archive.
+        /// Path of the image, or its name in an archive.
         name: String,
-        /// Its width in pixels.
+        /// Width of the image in pixels.
         width: u32,
-        /// Its height in pixels.
+        /// Height of the image in pixels.
         height: u32,
-        /// The limit.
+        /// Maximum number of pixels.
         limit: u64,
     },
-    /// An archive or a table cannot be read as what it should be.
-    #[error("{} is damaged or of another kind: {detail}", escaped(path.display()), detail = escaped(detail))]
+    /// An archive or a table is damaged or has another format.
+    #[error("{} is damaged or in another format: {detail}", escaped(path.display()), detail = escaped(detail))]
     Format {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where, and what is wrong.
+        /// Position and description of the fault.
         detail: String,
     },
-    /// The name of an image does not tell its label.
+    /// No label can be found for an image.
     #[error("{name} has no label: {detail}", detail = escaped(detail), name = escaped(name))]
     NoLabel {
-        /// The image's path, or its name in an archive.
+        /// Path of the image, or its name in an archive.
         name: String,
-        /// What was looked for.
+        /// Reason why no label was found.
         detail: String,
     },
-    /// A label is none of the classes.
+    /// A label is not among the classes.
     #[error("the label {label:?} is not among the {}: {known}", counted(classes, "class"), known = escaped(known))]
     UnknownLabel {
-        /// The label.
+        /// The label that is not among the classes.
         label: String,
-        /// The number of classes.
+        /// Number of known classes.
         classes: usize,
-        /// Some of them.
+        /// Names of some of the classes.
         known: String,
     },
-    /// A value that was given cannot be used.
+    /// An argument cannot be used; the text contains the reason.
     #[error("{}", escaped(.0))]
     InvalidArgument(String),
 }

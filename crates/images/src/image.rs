@@ -1,4 +1,4 @@
-//! Images in memory, and the sizes and regions that the rest of the crate speaks of.
+//! Images in memory, and their sizes and regions.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ImageError, Result};
 
-/// A width and a height in pixels.
+/// Width and height in pixels.
 ///
 /// ```
 /// use brigade_images::Size;
@@ -16,14 +16,14 @@ use crate::{ImageError, Result};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Size {
-    /// Columns.
+    /// Number of columns: the width in pixels.
     pub width: u32,
-    /// Rows.
+    /// Number of rows: the height in pixels.
     pub height: u32,
 }
 
 impl Size {
-    /// Makes a size of a width and a height; torchvision writes them the other way round.
+    /// Creates a size from a width and a height. torchvision has the opposite order.
     #[must_use]
     pub const fn new(width: u32, height: u32) -> Self {
         Self { width, height }
@@ -35,7 +35,7 @@ impl Size {
         u64::from(self.width) * u64::from(self.height)
     }
 
-    /// Returns the number of bytes of an image of three bytes a pixel, if it fits into memory.
+    /// Returns the number of bytes of an image with three bytes per pixel; `None` if it is too large for memory.
     pub(crate) fn bytes(self) -> Option<usize> {
         usize::try_from(self.pixels()).ok()?.checked_mul(3)
     }
@@ -49,7 +49,7 @@ impl Size {
     }
 }
 
-/// A square.
+/// Returns a square size.
 impl From<u32> for Size {
     fn from(side: u32) -> Self {
         Self::new(side, side)
@@ -73,13 +73,13 @@ impl fmt::Display for Size {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Region {
-    /// The first column.
+    /// Index of the first column.
     pub left: u32,
-    /// The first row.
+    /// Index of the first row.
     pub top: u32,
-    /// Columns.
+    /// Number of columns of the region.
     pub width: u32,
-    /// Rows.
+    /// Number of rows of the region.
     pub height: u32,
 }
 
@@ -90,13 +90,13 @@ impl Region {
         Self { left: 0, top: 0, width: size.width, height: size.height }
     }
 
-    /// Returns the width and the height.
+    /// Returns the width and the height of the region.
     #[must_use]
     pub const fn size(self) -> Size {
         Size { width: self.width, height: self.height }
     }
 
-    /// Whether the region has pixels and all of them are in an image of this size.
+    /// Returns `true` if the region is not empty and is inside of an image of this size.
     #[must_use]
     pub fn lies_in(self, size: Size) -> bool {
         let inside = |start: u32, length: u32, limit: u32| {
@@ -112,7 +112,7 @@ impl fmt::Display for Region {
     }
 }
 
-/// A rectangle in an image whose sides need not lie between pixels: Pillow's `box`.
+/// A rectangle in an image, whose sides may lie within pixels: Pillow's `box`.
 ///
 /// ```
 /// use brigade_images::{CropBox, Region};
@@ -123,13 +123,13 @@ impl fmt::Display for Region {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CropBox {
-    /// Pixels between the image's left side and the box.
+    /// Distance in pixels between the image's left side and the box.
     pub left: f64,
-    /// Pixels between the image's top and the box.
+    /// Distance in pixels between the image's top and the box.
     pub top: f64,
-    /// Columns.
+    /// Width of the box in pixels.
     pub width: f64,
-    /// Rows.
+    /// Height of the box in pixels.
     pub height: f64,
 }
 
@@ -140,7 +140,7 @@ impl From<Region> for CropBox {
     }
 }
 
-/// An image: `height * width` pixels of three bytes (red, green, blue), row by row from the top.
+/// An image of `height * width` pixels of three bytes (red, green, blue), row by row from the top.
 ///
 /// ```
 /// use brigade_images::Image;
@@ -157,10 +157,10 @@ pub struct Image {
 }
 
 impl Image {
-    /// Takes over pixels of three bytes each.
+    /// Creates an image from pixels of three bytes each.
     ///
     /// # Errors
-    /// When a side is 0 or there are not `3 * width * height` bytes.
+    /// Fails if a side is 0 or the number of bytes is not `3 * width * height`.
     pub fn new(width: u32, height: u32, pixels: Vec<u8>) -> Result<Self> {
         let size = checked(Size::new(width, height), pixels.len())?;
         Ok(Self { size, pixels })
@@ -184,43 +184,42 @@ impl Image {
         self.size.height
     }
 
-    /// Returns the bytes: `[height, width, 3]`, the colours fastest.
+    /// Returns the pixels as bytes: `[height, width, 3]`, the colours fastest.
     #[must_use]
     pub fn pixels(&self) -> &[u8] {
         &self.pixels
     }
 
-    /// Returns the bytes, to be changed in place.
+    /// Returns the pixels as mutable bytes: `[height, width, 3]`, the colours fastest.
     #[must_use]
     pub fn pixels_mut(&mut self) -> &mut [u8] {
         &mut self.pixels
     }
 
-    /// Gives up the bytes.
+    /// Converts the image into its pixels, as bytes: `[height, width, 3]`.
     #[must_use]
     pub fn into_pixels(self) -> Vec<u8> {
         self.pixels
     }
 
-    /// Returns the pixel in column `x` and row `y`, if there is one.
+    /// Returns the pixel in column `x` and row `y`, or `None` outside of the image.
     #[must_use]
     pub fn pixel(&self, x: u32, y: u32) -> Option<[u8; 3]> {
         self.view().pixel(x, y)
     }
 
-    /// Lends the image.
+    /// Returns a view of the image.
     #[must_use]
     pub fn view(&self) -> ImageView<'_> {
         ImageView { size: self.size, pixels: &self.pixels }
     }
 
-    /// Returns an image without pixels, whose memory later images take.
+    /// Returns an image without pixels, whose memory is reused for later images.
     pub(crate) fn scratch() -> Self {
         Self { size: Size::new(0, 0), pixels: Vec::new() }
     }
 
-    /// Makes it an image of `size`, whose pixels are any, and lends them. Memory that the image has
-    /// is used again.
+    /// Changes the size, and returns the pixels, whose values are undefined. The memory is reused.
     pub(crate) fn reset(&mut self, size: Size) -> Result<&mut [u8], NoMemory> {
         let bytes = size.bytes().ok_or(NoMemory(size))?;
         self.pixels
@@ -231,20 +230,20 @@ impl Image {
         Ok(&mut self.pixels)
     }
 
-    /// Makes it an image of `size` with these pixels; `None` when there are not as many.
+    /// Replaces the image by one of `size` with these pixels. Returns `None` if their number does not match.
     pub(crate) fn replace(&mut self, size: Size, pixels: Vec<u8>) -> Option<()> {
         *self = checked(size, pixels.len()).map(|size| Self { size, pixels }).ok()?;
         Some(())
     }
 
-    /// Makes it a copy of `view`.
+    /// Replaces the image by a copy of `view`.
     pub(crate) fn copy_from(&mut self, view: ImageView<'_>) -> Result<(), NoMemory> {
         self.reset(view.size)?.copy_from_slice(view.pixels);
         Ok(())
     }
 }
 
-/// An image whose bytes another one holds, such as a mapped file.
+/// A view of an image whose bytes are stored elsewhere, such as in a mapped file.
 ///
 /// ```
 /// use brigade_images::{ImageView, Size};
@@ -261,10 +260,10 @@ pub struct ImageView<'a> {
 }
 
 impl<'a> ImageView<'a> {
-    /// Takes bytes as `[height, width, 3]`.
+    /// Creates a view of bytes of the shape `[height, width, 3]`.
     ///
     /// # Errors
-    /// When a side is 0 or there are not `3 * width * height` bytes.
+    /// Fails if a side is 0 or the number of bytes is not `3 * width * height`.
     pub fn new(size: Size, pixels: &'a [u8]) -> Result<Self> {
         Ok(Self { size: checked(size, pixels.len())?, pixels })
     }
@@ -275,13 +274,13 @@ impl<'a> ImageView<'a> {
         self.size
     }
 
-    /// Returns the bytes: `[height, width, 3]`, the colours fastest.
+    /// Returns the pixels as bytes: `[height, width, 3]`, the colours fastest.
     #[must_use]
     pub fn pixels(self) -> &'a [u8] {
         self.pixels
     }
 
-    /// Returns the pixel in column `x` and row `y`, if there is one.
+    /// Returns the pixel in column `x` and row `y`, or `None` outside of the image.
     #[must_use]
     pub fn pixel(self, x: u32, y: u32) -> Option<[u8; 3]> {
         if x >= self.size.width || y >= self.size.height {
@@ -291,8 +290,7 @@ impl<'a> ImageView<'a> {
         self.pixels.get(start..start + 3)?.try_into().ok()
     }
 
-    /// Returns the rows of a region, each of `3 * region.width` bytes. The region must lie in the
-    /// image.
+    /// Returns the rows of a region, each of `3 * region.width` bytes. The region must be inside of the image.
     pub(crate) fn rows(self, region: Region) -> impl Iterator<Item = &'a [u8]> {
         let stride = 3 * self.size.columns();
         let (left, length) = (3 * region.left as usize, 3 * region.width as usize);
@@ -303,7 +301,7 @@ impl<'a> ImageView<'a> {
             .filter_map(move |row| row.get(left..left + length))
     }
 
-    /// Copies a region, which must lie in the image.
+    /// Copies a region, which must be inside of the image.
     pub(crate) fn crop_into(self, region: Region, target: &mut Image) -> Result<(), NoMemory> {
         let out = target.reset(region.size())?;
         for (row, out) in
@@ -315,7 +313,7 @@ impl<'a> ImageView<'a> {
     }
 }
 
-/// There is no memory for an image of this size.
+/// Error of an image of this size for which there is not enough memory.
 #[derive(Debug)]
 pub(crate) struct NoMemory(pub(crate) Size);
 

@@ -1,4 +1,4 @@
-//! Encoded images by index, and those of a list of files.
+//! Encoded images by index, and a source of image files.
 
 mod files;
 mod fingerprint;
@@ -21,41 +21,41 @@ pub(crate) use self::fingerprint::Hasher;
 pub(crate) use self::names::Names;
 use crate::Result;
 
-/// Encoded images by index: the files of a folder, the members of archives, the rows of tables.
+/// A list of encoded images: the files of a folder, the members of archives, the rows of tables.
 ///
-/// A source gives bytes and leaves decoding to its reader, so it is cheap to hold and safe to share
-/// between threads.
+/// A source returns encoded bytes and does not decode them, so that it takes little memory and can be shared between
+/// threads.
 pub trait ImageSource: Send + Sync {
     /// Returns the number of images.
     fn len(&self) -> usize;
 
-    /// Whether there are no images.
+    /// Returns `true` if there are no images.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Reads the encoded bytes of the image `index` into `buffer`, in place of what it holds.
+    /// Reads the encoded bytes of the image `index` into `buffer`, whose content is replaced.
     ///
     /// # Errors
-    /// When there is no such image or it cannot be read.
+    /// Fails if `index` is not below the number of images, or the image cannot be read.
     fn read(&self, index: usize, buffer: &mut Vec<u8>) -> Result<()>;
 
-    /// Returns what errors call the image `index`: a path, or an archive and the name of a member.
+    /// Returns the name of the image `index` in error messages: a path, or an archive and the name of a member.
     fn name(&self, index: usize) -> Cow<'_, str>;
 
-    /// Returns a number that is another one when an image was replaced, if only by as many bytes: what a
-    /// cache on this host compares before it gives out an image that was decoded in an earlier run. Here
-    /// it is 0 for all; sources of files take the [version](file_version) of each.
+    /// Returns a number that changes if the image is replaced, even by one with the same number of bytes. A cache on
+    /// this host compares it before it returns an image that was decoded in an earlier run. The default implementation
+    /// returns 0; sources of files return the [version](file_version) of each.
     fn version(&self, index: usize) -> u64 {
         let _ = index;
         0
     }
 
-    /// Returns a hash that tells whether two processes see the same images in the same order. Here
-    /// it is one of the names; sources that know the sizes of their images add them.
+    /// Returns a hash with which processes can check that they have the same images in the same order. The default
+    /// implementation hashes the names; sources in which the sizes of images are known include them.
     ///
     /// # Errors
-    /// When the source has to look again and cannot.
+    /// Fails if the source has to read from the file system again and cannot.
     fn fingerprint(&self) -> Result<Fingerprint> {
         let mut hasher = Hasher::new("names");
         for index in 0..self.len() {
@@ -93,15 +93,15 @@ macro_rules! delegate {
 
 delegate!(&S, Box<S>, Arc<S>);
 
-/// The most bytes that an encoded image may have: 1 GiB. What is longer is not an image that a
-/// decoder would accept, and would be in memory as a whole.
+/// Maximum size of an encoded image in bytes: 1 GiB. An image is in memory as a whole, and no decoder would accept a
+/// longer one.
 pub const MAX_ENCODED_BYTES: u64 = 1 << 30;
 
-/// Returns a number that is another one when a file was written to or replaced: of its inode, its size and the
-/// times, in nanoseconds, of the last change of its contents and of the inode. The last of these cannot be set
-/// back, so that a copy that keeps times (`cp -p`, `rsync -t`) is noticed, too; a change of owner, mode or
-/// number of links makes another number as well. The device's number is left out: it may be another one after a
-/// reboot. Costs one question to the system. 0 for a file that is not there.
+/// Returns a number that changes if a file is written to or replaced. It is a hash of its inode, its size and the
+/// times, in nanoseconds, of the last change of its content (mtime) and of the inode (ctime). The ctime cannot be set
+/// back, so that a copy that keeps times (`cp -p`, `rsync -t`) is detected too; a change of owner, mode or number of
+/// links also changes the number. The device's number is left out, because it may change at a reboot. Costs one system
+/// call. Returns 0 if the file does not exist.
 #[must_use]
 pub fn file_version(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |metadata| version_of(&metadata))
@@ -117,7 +117,7 @@ pub(crate) fn version_of(metadata: &Metadata) -> u64 {
     hasher.finish().number()
 }
 
-/// Makes `buffer` one of `bytes` bytes, which are any.
+/// Sets the length of `buffer` to `bytes`, with undefined content.
 pub(crate) fn reserve(buffer: &mut Vec<u8>, bytes: u64, name: &str) -> Result<()> {
     let refuse = |why: &str| {
         Err(crate::ImageError::InvalidArgument(format!("{name} has {bytes} bytes, {why}")))
@@ -132,10 +132,10 @@ pub(crate) fn reserve(buffer: &mut Vec<u8>, bytes: u64, name: &str) -> Result<()
     Ok(())
 }
 
-/// There is no image of this number.
+/// Returns the error of an index that is not below the number of images.
 pub(crate) fn no_image(index: usize, len: usize) -> crate::ImageError {
     crate::ImageError::InvalidArgument(format!(
-        "image {index} was asked for, but the source has {}",
+        "image {index} is out of range: the source has {}",
         counted(len, "image")
     ))
 }
@@ -148,7 +148,7 @@ mod tests {
     use crate::labels::{Labelled, Labeller};
     use crate::{CacheOptions, ImageSamples};
 
-    /// Puts other bytes, as many and as old, in the place of a file.
+    /// Replaces a file by other bytes, with the same size and times.
     fn replace(path: &Path, bytes: &[u8]) {
         let modified = fs::metadata(path).unwrap().modified().unwrap();
         let other = path.with_extension("new");
@@ -183,7 +183,7 @@ mod tests {
         replace(&root.join("a/2.pgm"), &pixel(99));
         assert_ne!(file_version(&root.join("a/2.pgm")), before);
         assert_eq!((read(0), read(0)), ([10, 99], [10, 99]));
-        // One file: the other image is still in it.
+        // In an archive, which is one file: the other image is still in it.
         assert_eq!(fs::read_dir(folder.path().join("cache")).unwrap().count(), 1);
         assert_eq!(file_version(&root.join("a/3.pgm")), 0);
     }

@@ -1,7 +1,7 @@
-//! The classes of images, and the division into images to train with and to validate with.
+//! Classes of images, and the split into images for training and for validation.
 //!
-//! A [`Labeller`] finds the label of an image in its path, or a [`LabelTable`] lists it;
-//! [`Categories`] number the labels; a [`Split`] tells which images are to validate with.
+//! A [`Labeller`] finds the label of an image in its path, or a [`LabelTable`] lists it; [`Categories`] number the
+//! labels; a [`Split`] lists the images for training and for validation.
 //!
 //! ```
 //! use brigade_images::labels::{Labelled, Labeller, Split};
@@ -34,7 +34,7 @@ pub use self::labeller::Labeller;
 pub use self::split::Split;
 pub use self::table::{CsvOptions, LabelTable};
 
-/// Returns the ends of a path at its slashes, the longest first: `a/b/c`, `b/c`, `c`.
+/// Returns the suffixes of a path that begin at a component, the longest first: `a/b/c`, `b/c`, `c`.
 fn ends(path: &str) -> impl Iterator<Item = &str> {
     let starts = path.match_indices('/').map(|(slash, _)| slash + 1);
     std::iter::once(0).chain(starts).filter_map(|start| path.get(start..))

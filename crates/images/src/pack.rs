@@ -1,9 +1,9 @@
-//! Images without encoding in one file.
+//! Decoded images in one file.
 //!
-//! Layout, little-endian: a header of 128 bytes, pixels, a table of 32 bytes for each image, and
-//! JSON with the names of images and classes. The header holds where table and JSON begin, their
-//! digest, and a checksum of itself; the table holds a checksum of each image's pixels, so the digest
-//! stands for all. The file gets its name when it is whole.
+//! Layout, little-endian: a header of 128 bytes, pixels, a table of 32 bytes for each image, and JSON with the names of
+//! images and classes. The header contains the positions of table and JSON, their digest, and a checksum of itself; the
+//! table contains a checksum of each image's pixels, so that the digest covers everything. The file is renamed to its
+//! final name when it is complete.
 
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -33,8 +33,8 @@ const ENTRY: usize = 32;
 
 /// Writes images, decoded and transformed once, into one file that [`PackedImages`] reads.
 ///
-/// Reading such a file costs a copy from the page cache for each image; it takes three bytes a pixel
-/// of disk and, to be fast, of memory.
+/// Reading an image from such a file costs a copy from the page cache. The file takes three bytes per pixel of disk
+/// space and, to be fast, of memory.
 ///
 /// ```
 /// use brigade_images::labels::{Categories, Labelled};
@@ -72,15 +72,15 @@ pub struct Packer {
     on_broken: OnBroken,
 }
 
-/// What [`Packer::write`] wrote.
+/// Result of [`Packer::write`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PackReport {
-    /// Images in the file.
+    /// Number of images in the file.
     pub images: usize,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// The images of the source that could not be read and are left out, with the reasons.
+    /// Indices of the images of the source that could not be read and are left out, with the reasons.
     pub broken: Vec<(usize, String)>,
 }
 
@@ -91,7 +91,7 @@ impl Default for Packer {
 }
 
 impl Packer {
-    /// Makes one that writes images as they are decoded, with a thread for each core.
+    /// Creates a packer that writes images as they are decoded, with one thread per core.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -102,28 +102,29 @@ impl Packer {
         }
     }
 
-    /// Sets what is done to each image before it is written, as in validation.
+    /// Sets the transforms of each image before it is written, which are applied as in validation. Defaults to none.
     #[must_use]
     pub fn transforms(mut self, transforms: Compose) -> Self {
         self.transforms = transforms;
         self
     }
 
-    /// Sets how images are decoded.
+    /// Sets the options of the decoder.
     #[must_use]
     pub fn decode(mut self, options: DecodeOptions) -> Self {
         self.decode = options;
         self
     }
 
-    /// Sets the number of threads that decode.
+    /// Sets the number of threads that decode. Defaults to the number of cores.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
         self
     }
 
-    /// Sets what is done about images that cannot be read: [`OnBroken::Skip`] leaves them out.
+    /// Sets how to handle images that cannot be read: [`OnBroken::Skip`] leaves them out. Defaults to
+    /// [`OnBroken::Fail`].
     #[must_use]
     pub fn on_broken(mut self, policy: OnBroken) -> Self {
         self.on_broken = policy;
@@ -132,20 +133,20 @@ impl Packer {
 
     /// Writes images with their labels and classes.
     ///
-    /// The file is the same with any number of threads. One that was at `path` is replaced once the
-    /// new one is whole and on the disk.
+    /// The file is the same with any number of threads. An existing file at `path` is replaced when the new one is
+    /// complete and synced to disk.
     ///
     /// # Errors
-    /// When an image cannot be read and the policy is not to skip it, or the file cannot be written.
+    /// Fails if an image cannot be read and the policy is not to skip it, or if the file cannot be written.
     pub fn write<S: ImageSource>(&self, images: &Labelled<S>, path: &Path) -> Result<PackReport> {
         self.write_with(images, path, |_| {})
     }
 
-    /// Writes images as [`write`](Self::write) does, and calls `progress` with the number of images
-    /// done, now and then.
+    /// Writes images with their labels and classes, and calls `progress` with the number of finished images after each
+    /// chunk of them.
     ///
     /// # Errors
-    /// As `write`.
+    /// Returns the same errors as `write`.
     pub fn write_with<S: ImageSource>(
         &self,
         images: &Labelled<S>,
@@ -160,7 +161,7 @@ impl Packer {
         written
     }
 
-    /// Writes the file under another name, and gives it its own at the end.
+    /// Writes the file under a temporary name, and renames it at the end.
     fn write_part<S: ImageSource>(
         &self,
         images: &Labelled<S>,
@@ -176,7 +177,7 @@ impl Packer {
         let mut broken = Vec::new();
         let mut readers: Vec<SampleReader> =
             (0..self.threads.max(1)).map(|_| SampleReader::new(&self.decode)).collect();
-        // Of a chunk each thread takes every so many images; they are written in their order.
+        // Each thread decodes every n-th image of a chunk; the images are written in their order.
         let indices: Vec<usize> = (0..source.len()).collect();
         for chunk in indices.chunks(8 * readers.len()) {
             let read = self.read(source, &mut readers, chunk);
@@ -206,8 +207,8 @@ impl Packer {
         Ok(PackReport { images: count, bytes, broken })
     }
 
-    /// Reads some images, in threads, and returns them in their order, those of a thread that
-    /// panicked left out.
+    /// Reads some images with several threads, and returns them in their order, without those of a thread that
+    /// panicked.
     fn read<S: ImageSource>(
         &self,
         source: &S,
@@ -244,7 +245,7 @@ impl Packer {
     }
 }
 
-/// A pack that is being written.
+/// Writer of a pack.
 struct Writer {
     file: BufWriter<File>,
     end: u64,
@@ -258,7 +259,7 @@ struct Words {
     names: Vec<String>,
 }
 
-/// Where the parts of a pack are.
+/// Positions of the parts of a pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Parts {
     images: u64,
@@ -293,7 +294,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes what follows the pixels, then the header, and gives the file its name.
+    /// Writes everything after the pixels, then the header, and renames the file.
     fn finish(self, classes: &[String], part: &Path, path: &Path) -> io::Result<u64> {
         let words = Words { classes: classes.to_vec(), names: self.names };
         let words = serde_json::to_vec(&words)?;
@@ -335,10 +336,10 @@ impl Parts {
         bytes
     }
 
-    /// Reads a header, and refuses one that does not fit a file of `len` bytes.
+    /// Parses a header, and rejects one that does not fit a file of `len` bytes.
     fn from_bytes(bytes: &[u8; HEADER as usize], len: u64) -> Result<Self, String> {
         if !bytes.starts_with(MAGIC) {
-            return Err("it is no pack of images".into());
+            return Err("not a Brigade image pack".into());
         }
         let number = |start: usize| {
             let mut number = [0; 8];
@@ -366,7 +367,7 @@ impl Parts {
             && table_bytes.and_then(|bytes| parts.table.checked_add(bytes)) == Some(parts.words)
             && parts.words <= parts.end;
         if !in_order || parts.end != len {
-            return Err(format!("it has {len} bytes, its header says {}", parts.end));
+            return Err(format!("it has {len} bytes, but its header declares {}", parts.end));
         }
         Ok(parts)
     }
@@ -409,8 +410,8 @@ impl Entry {
 
 /// Images of a file that [`Packer`] wrote.
 ///
-/// Header, table and names are checked when the file is opened, an image's pixels when it is read for
-/// the first time in a process.
+/// Header, table and names are checked when the file is opened, and an image's pixels when it is read for the first
+/// time in a process.
 #[derive(Debug)]
 pub struct PackedImages {
     file: File,
@@ -422,10 +423,10 @@ pub struct PackedImages {
 }
 
 impl PackedImages {
-    /// Opens a pack.
+    /// Opens a pack: a file that [`Packer`] wrote.
     ///
     /// # Errors
-    /// When the file cannot be read or is not a whole pack.
+    /// Fails if the file cannot be read or is not a complete pack.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let unreadable = |cause| ImageError::Read { path: path.clone(), cause };
@@ -435,7 +436,7 @@ impl PackedImages {
         let file = File::open(&path).map_err(unreadable)?;
         let len = file.metadata().map_err(unreadable)?.len();
         let mut header = [0; HEADER as usize];
-        file.read_exact_at(&mut header, 0).map_err(|_| unfit("it is no pack of images".into()))?;
+        file.read_exact_at(&mut header, 0).map_err(|_| unfit("not a Brigade image pack".into()))?;
         let parts = Parts::from_bytes(&header, len).map_err(unfit)?;
         // The file has these bytes: its length was compared.
         let read = |start: u64, end: u64| {
@@ -477,7 +478,7 @@ impl PackedImages {
     /// Opens a pack with its labels and classes.
     ///
     /// # Errors
-    /// As [`open`](PackedImages::open); when a label is not the number of a class.
+    /// Returns the same errors as [`open`](PackedImages::open), and fails if a label is not the number of a class.
     pub fn labelled(path: impl Into<PathBuf>) -> Result<Labelled<Self>> {
         let packed = Self::open(path)?;
         let labels = packed.entries.iter().map(|entry| entry.label).collect();
@@ -485,13 +486,13 @@ impl PackedImages {
         Labelled::new(packed, labels, categories)
     }
 
-    /// Returns the size of an image, if there is one of this number.
+    /// Returns the size of an image, or `None` if there is no image of this index.
     #[must_use]
     pub fn size(&self, index: usize) -> Option<Size> {
         self.entries.get(index).map(|entry| entry.size)
     }
 
-    /// Returns the SHA-256 that stands for all images, labels, names and classes.
+    /// Returns the SHA-256 that covers all images, labels, names and classes.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         self.digest
@@ -503,12 +504,11 @@ impl ImageSource for PackedImages {
         self.entries.len()
     }
 
-    /// Reads an image as [`ImageSamples`](crate::ImageSamples) takes it: without encoding, in a form
-    /// of this crate's own.
+    /// Reads an image in the unencoded format of this crate, which [`ImageSamples`](crate::ImageSamples) accepts.
     fn read(&self, index: usize, buffer: &mut Vec<u8>) -> Result<()> {
         let entry = self.entries.get(index).ok_or_else(|| {
             ImageError::InvalidArgument(format!(
-                "image {index} was asked for, but {} holds {}",
+                "image {index} is out of range: {} holds {}",
                 self.path.display(),
                 self.entries.len()
             ))

@@ -1,4 +1,4 @@
-//! Resampling as Pillow does it.
+//! Resampling with the same results as Pillow.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use crate::image::{CropBox, Image, ImageView, Region, Size};
 use crate::{ImageError, Result};
 
-/// How the pixels of a resized image are made of those of the image: Pillow's `Resampling`.
+/// The resampling filter of a resize: Pillow's `Resampling`.
 ///
-/// All but `Nearest` are antialiased: the filter becomes wider as the image becomes smaller, as in
-/// Pillow and in torchvision with `antialias=True`.
+/// All filters but `Nearest` are antialiased: the filter is widened when the image shrinks, as in Pillow and in
+/// torchvision with `antialias=True`.
 ///
 /// ```
 /// use brigade_images::Filter;
@@ -23,18 +23,18 @@ use crate::{ImageError, Result};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Filter {
-    /// The nearest pixel; the one for masks of classes.
+    /// Nearest pixel, for segmentation masks.
     Nearest,
-    /// The mean of the pixels that a new one covers.
+    /// Box filter: the mean of the pixels that a new one covers.
     Box,
-    /// A triangle of radius 1.
+    /// Triangle filter of radius 1.
     #[default]
     Bilinear,
-    /// Hamming's window over a sinc of radius 1.
+    /// Sinc filter of radius 1 with a Hamming window.
     Hamming,
-    /// Catmull's and Rom's cubic, of radius 2.
+    /// Cubic filter of Catmull and Rom, of radius 2.
     Bicubic,
-    /// Lanczos's window over a sinc of radius 3.
+    /// Sinc filter of radius 3 with a Lanczos window.
     Lanczos,
 }
 
@@ -47,13 +47,13 @@ impl Filter {
             Self::Box => Some(fir::FilterType::Box),
             Self::Bilinear => Some(fir::FilterType::Bilinear),
             Self::Hamming => Some(fir::FilterType::Hamming),
-            // A support of 2 is a valid one.
+            // The support of 2 is valid, so that this cannot fail.
             Self::Bicubic => fir::Filter::new("bicubic", bicubic, 2.0).ok().map(Custom),
             Self::Lanczos => Some(fir::FilterType::Lanczos3),
         }
     }
 
-    /// Returns how many pixels a filter reaches from its centre where the image is not made smaller.
+    /// Returns the radius of the filter in pixels if the image is not made smaller.
     pub(crate) fn radius(self) -> f64 {
         match self {
             Self::Nearest | Self::Box => 0.5,
@@ -64,10 +64,10 @@ impl Filter {
     }
 }
 
-/// Catmull's and Rom's cubic, whose zeros at a distance of 1 are replaced by a number that rounds to the
-/// weight 0. fast_image_resize (6.1) leaves zeros at the ends of a pixel's window out and takes the
-/// first window for the leftmost one. With a zero inside of the support it is not, where the image's edge
-/// cuts windows, and pixels outside of its memory would be read.
+/// The cubic of Catmull and Rom, whose zeros at a distance of 1 are replaced by a number that rounds to the weight 0.
+/// fast_image_resize (6.1) leaves out zeros at the ends of a pixel's window and takes the first window for the leftmost
+/// one. With a zero within the support that is wrong where the image's edge cuts windows, and pixels outside of its
+/// memory would be read.
 fn bicubic(distance: f64) -> f64 {
     const A: f64 = -0.5;
     let x = distance.abs();
@@ -81,7 +81,7 @@ fn bicubic(distance: f64) -> f64 {
     if weight == 0.0 { f64::MIN_POSITIVE } else { weight }
 }
 
-/// Resizes images, and keeps the memory of its steps for the next one.
+/// Resizes images. It reuses the memory of its steps.
 ///
 /// The result equals that of Pillow's `Image.resize` within one grey level.
 ///
@@ -100,16 +100,16 @@ pub struct Resizer {
 }
 
 impl Resizer {
-    /// Makes one without memory.
+    /// Creates a resizer, which allocates memory at the first image.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes `target` the image at another size.
+    /// Resizes `image` to `size` into `target`.
     ///
     /// # Errors
-    /// When a side of `size` is 0 or there is no memory for it.
+    /// Fails if a side of `size` is 0 or there is not enough memory.
     pub fn resize(
         &mut self,
         image: ImageView<'_>,
@@ -121,14 +121,14 @@ impl Resizer {
         self.resize_part(image, whole, whole.into(), size, filter, target)
     }
 
-    /// Makes `target` the part of an image in `part` at another size: Pillow's `box`.
+    /// Resizes the part of an image in the box `part` to `size` into `target`: Pillow's `box`.
     ///
-    /// The sides of the box need not be whole pixels. The filter reads no pixel outside of `edge`,
-    /// and outside of the box it does, so an image that was cut to `edge` before gives the same.
+    /// The sides of the box may lie within pixels. The filter reads pixels outside of the box, but none outside of
+    /// `edge`, so that an image that was cropped to `edge` before gives the same result.
     ///
     /// # Errors
-    /// When the box is not in `edge` or `edge` not in the image, a side of `size` is 0, or there is
-    /// no memory for it.
+    /// Fails if the box is not inside of `edge`, `edge` is not inside of the image, a side of `size` is 0, or there is
+    /// not enough memory.
     pub fn resize_part(
         &mut self,
         image: ImageView<'_>,
@@ -183,7 +183,7 @@ impl fmt::Debug for Resizer {
     }
 }
 
-/// Brings what rounding put outside of `0..limit` back in; `None` when it is more than that.
+/// Clamps to `0..limit` what is outside of it by rounding only; `None` if the excess is larger.
 fn within(start: f64, length: f64, limit: u32) -> Option<(f64, f64)> {
     const ROUNDING: f64 = 1e-6;
     let (limit, end) = (f64::from(limit), start + length);
@@ -191,7 +191,7 @@ fn within(start: f64, length: f64, limit: u32) -> Option<(f64, f64)> {
         return None;
     }
     let start = start.max(0.0);
-    // What is added again later must not come to more than the limit by a last bit.
+    // Start plus length, computed again later, must not exceed the limit by a last bit.
     let mut length = end.min(limit) - start;
     while start + length > limit {
         length = length.next_down();
@@ -227,8 +227,8 @@ fn nearest(
     Ok(())
 }
 
-/// Returns the place under the centre of each of `count` pixels. The centres are summed up as Pillow
-/// does: where one falls on the border between two places, the last bit decides.
+/// Returns the index under the centre of each of `count` pixels. The centres are summed up in the same way as in
+/// Pillow: if one falls on the border between two pixels, the last bit decides.
 fn nearest_places(start: f64, length: f64, count: u32, limit: u32) -> Vec<usize> {
     let scale = length / f64::from(count);
     let mut centre = start + scale * 0.5;
@@ -244,7 +244,7 @@ fn nearest_places(start: f64, length: f64, count: u32, limit: u32) -> Vec<usize>
 mod tests {
     use super::*;
 
-    /// Boxes of which a filter has a zero at the image's edge, in one pixel's window and not in the next.
+    /// Boxes for which a filter has a zero at the image's edge, in one pixel's window and not in the next.
     #[test]
     fn zeros_of_a_filter_at_the_edge_stay_in_its_window() {
         let size = Size::new(9, 7);

@@ -1,4 +1,4 @@
-//! Images of a source with their labels, decoded and transformed one at a time.
+//! Labelled images of a source, decoded and transformed one at a time.
 
 mod broken;
 mod cache;
@@ -21,22 +21,21 @@ use crate::labels::Labelled;
 use crate::transforms::{Compose, Operation, Phase, Plan, Presize};
 use crate::{ImageError, Result, Size};
 
-/// What a data set does with an image that cannot be read.
+/// Policy for images that cannot be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnBroken {
     /// The batch is an error that names the image.
     #[default]
     Fail,
-    /// The image's place is taken by the next one in the source that can be read, with its label;
-    /// after the last comes the first. The rule knows nothing but the index, so all ranks agree, and
-    /// so does a run that goes on.
+    /// The image is replaced by the next one in the source that can be read, with its label; after the last image comes
+    /// the first. The rule depends on the index only, so that all ranks agree, and so does a resumed run.
     Skip,
 }
 
-/// Images of a source with their labels and what is done to each: what data sets of batches are
-/// made of. `brigade-vision` makes tensors of them.
+/// Labelled images of a source with their transforms, from which datasets read their samples. `brigade-vision` converts
+/// them to tensors.
 ///
-/// What is random in a sample follows from its seed alone.
+/// Random choices in a sample follow from its seed alone.
 ///
 /// ```
 /// use brigade_images::source::ImageFolder;
@@ -68,11 +67,11 @@ pub struct ImageSamples<S> {
     on_broken: OnBroken,
     broken: Broken,
     cache: Option<CacheOptions>,
-    /// The transforms as they are used, known when the first sample is asked for.
+    /// The transforms in use, determined when the first sample is requested.
     stages: OnceLock<Stages>,
 }
 
-/// The transforms, and how many of them a cache has the results of.
+/// The transforms, the cache, and the number of transforms whose result it contains.
 #[derive(Debug)]
 struct Stages {
     transforms: Compose,
@@ -80,11 +79,11 @@ struct Stages {
 }
 
 impl<S: ImageSource> ImageSamples<S> {
-    /// Makes samples of a source with a label for each image: without transforms, for training. Of a
-    /// [`Labelled`] source `From` makes them.
+    /// Creates samples of a source with a label for each image, without transforms, in the training phase. `From`
+    /// creates them from a [`Labelled`] source.
     ///
     /// # Errors
-    /// When there are not as many labels as images.
+    /// Fails if the numbers of labels and images differ.
     pub fn new(source: S, labels: Vec<i64>) -> Result<Self> {
         if source.len() != labels.len() {
             return Err(ImageError::InvalidArgument(format!(
@@ -120,50 +119,50 @@ impl<S> ImageSamples<S> {
         }
     }
 
-    /// Sets what is done to each image.
+    /// Sets the transforms of each image. Defaults to none.
     #[must_use]
     pub fn transforms(mut self, transforms: Compose) -> Self {
         self.transforms = transforms;
         self
     }
 
-    /// Sets whether transforms draw, or do the same each time.
+    /// Sets whether transforms choose at random ([`Phase::Train`], the default) or do the same each time
+    /// ([`Phase::Valid`]).
     #[must_use]
     pub fn phase(mut self, phase: Phase) -> Self {
         self.phase = phase;
         self
     }
 
-    /// Sets how images are decoded.
+    /// Sets the options of the decoder.
     #[must_use]
     pub fn decode(mut self, options: DecodeOptions) -> Self {
         self.decode = options;
         self
     }
 
-    /// Lets the decoder scale images down where a resize follows that makes them smaller, as
-    /// Pillow's `reducing_gap` and `draft` do: to no less than `gap` times what the resize makes, at
-    /// least 1. `None`, the default, never does, and pixels equal Pillow's.
+    /// Allows the decoder to scale images down if a resize follows that makes them smaller, like Pillow's
+    /// `reducing_gap` and `draft`: to no less than `gap` times the size after the resize. `gap` is at least 1. With
+    /// `None`, the decoder does not scale, and pixels equal Pillow's. Defaults to `None`.
     ///
-    /// Only JPEG can be scaled while it is decoded, to 1/2, 1/4 or 1/8, which leaves out a part of
-    /// the work that comes after its entropy decoding: worth it for photographs of many times the
-    /// size of the batch's images, and nothing for those of 500 x 375 and crops of 160. The result
-    /// is a little smoother or sharper than without; Pillow calls a gap of 2 indistinguishable in
-    /// most cases and 3 in all.
+    /// Only JPEG can be scaled while it is decoded, to 1/2, 1/4 or 1/8, which saves a part of the work after entropy
+    /// decoding: useful for photographs of many times the size of the batch's images, and useless for those of 500 x
+    /// 375 and crops of 160. The result is a little smoother or sharper than without; Pillow calls a gap of 2
+    /// indistinguishable in most cases and 3 in all.
     #[must_use]
     pub fn reducing_gap(mut self, gap: Option<f64>) -> Self {
         self.reducing_gap = gap;
         self
     }
 
-    /// Sets what is done about images that cannot be read.
+    /// Sets how to handle images that cannot be read. Defaults to [`OnBroken::Fail`].
     #[must_use]
     pub fn on_broken(mut self, policy: OnBroken) -> Self {
         self.on_broken = policy;
         self
     }
 
-    /// Keeps decoded images in a file from the first epoch on.
+    /// Caches decoded images in a file from the first epoch on. Defaults to no cache.
     #[must_use]
     pub fn cache(mut self, options: CacheOptions) -> Self {
         self.cache = Some(options);
@@ -182,23 +181,23 @@ impl<S> ImageSamples<S> {
         &self.labels
     }
 
-    /// Returns the images that could not be read so far, in their order. Only those that this
-    /// process was asked for.
+    /// Returns the indices of the images that could not be read so far, ascending. Only images that this process has
+    /// tried to read are included.
     #[must_use]
     pub fn broken(&self) -> Vec<usize> {
         self.broken.images()
     }
 
-    /// Returns the images that are damaged and were read nonetheless so far, in their order: JPEG files that libjpeg
-    /// reads with a warning, whose pixels are wrong in part. Only those that this process decoded. Each is also logged
-    /// once.
+    /// Returns the indices of the images that are damaged and were read nevertheless so far, ascending: JPEG files that
+    /// libjpeg reads with a warning, some of whose pixels are wrong. Only images that this process decoded are
+    /// included. Each is also logged once.
     #[must_use]
     pub fn damaged(&self) -> Vec<usize> {
         self.broken.damaged()
     }
 
-    /// Returns how many samples of an epoch another image took the place of in this process. The
-    /// count is also logged once the next epoch begins or the data set is dropped.
+    /// Returns the number of samples of an epoch that were replaced by another image in this process. The number is
+    /// also logged when the next epoch begins or the samples are dropped.
     #[must_use]
     pub fn skipped(&self, epoch: u64) -> usize {
         self.broken.skipped(epoch)
@@ -206,28 +205,27 @@ impl<S> ImageSamples<S> {
 }
 
 impl<S: ImageSource> ImageSamples<S> {
-    /// Opens the cache where there is one, and logs how many samples of the epoch before were
-    /// replaced. To be called before an epoch's samples are read, as often as one likes.
+    /// Opens the cache, if there is one, and logs how many samples of the epoch before were replaced. Must be called
+    /// before an epoch's samples are read; repeated calls are harmless.
     ///
-    /// # Errors
-    /// When the cache's file cannot be made.
+    /// Fails if the file of the cache cannot be created.
     pub fn begin_epoch(&self, epoch: u64) -> Result<()> {
         self.stages()?;
         self.broken.begin(epoch);
         Ok(())
     }
 
-    /// Makes the memory that a thread needs to read samples.
+    /// Creates the memory that a thread needs to read samples.
     #[must_use]
     pub fn reader(&self) -> SampleReader {
         SampleReader::new(&self.decode)
     }
 
-    /// Reads a sample, transformed, into the reader, and returns which image it is: another one than
-    /// `index` where that is broken and skipped.
+    /// Reads and transforms a sample into the reader, and returns the index of its image: another one than `index` if
+    /// that image is broken and skipped.
     ///
     /// # Errors
-    /// When the image cannot be read and is not skipped; when none can.
+    /// Fails if the image cannot be read and is not skipped, or if no image can be read.
     pub fn read(
         &self,
         reader: &mut SampleReader,
@@ -238,12 +236,12 @@ impl<S: ImageSource> ImageSamples<S> {
         self.read_with(reader, index, epoch, seed, |_, _| Ok(()))
     }
 
-    /// Reads a sample as [`read`](Self::read) does, with what belongs to its image, such as a mask:
-    /// `also` is called with the image's index and, unless it comes from a cache, its size before all
-    /// transforms. Its error is one of the image.
+    /// Reads a sample like [`read`](Self::read), together with data that belong to its image, such as a mask: `also` is
+    /// called with the image's index and, unless it comes from a cache, its size before all transforms. An error of
+    /// `also` is handled like an error of the image.
     ///
     /// # Errors
-    /// As `read`.
+    /// Returns the same errors as `read`.
     pub fn read_with(
         &self,
         reader: &mut SampleReader,
@@ -258,12 +256,12 @@ impl<S: ImageSource> ImageSamples<S> {
         })
     }
 
-    /// Reads a sample as [`read`](Self::read) does, up to the first resize of its transforms, and returns the
-    /// operations from there on besides: for a device that resizes. A crop before it is done, so that only its
-    /// rows are decoded.
+    /// Reads a sample like [`read`](Self::read), but applies its transforms only up to the first resize, and also
+    /// returns the remaining operations, for a device that resizes. A crop before the resize is applied, so that only
+    /// its rows are decoded.
     ///
     /// # Errors
-    /// As `read`.
+    /// Returns the same errors as `read`.
     pub fn read_before_resize(
         &self,
         reader: &mut SampleReader,
@@ -277,7 +275,7 @@ impl<S: ImageSource> ImageSamples<S> {
         Ok((read, left.into_inner()))
     }
 
-    /// Reads a sample's image, or the one that takes its place, and returns which it is.
+    /// Reads a sample's image, or the one that replaces it, and returns the index of the image.
     fn read_by(
         &self,
         index: usize,
@@ -286,7 +284,7 @@ impl<S: ImageSource> ImageSamples<S> {
     ) -> Result<usize> {
         if index >= self.labels.len() {
             return Err(ImageError::InvalidArgument(format!(
-                "sample {index} was asked for, but there are {}",
+                "sample {index} is out of range: there are {}",
                 self.labels.len()
             )));
         }
@@ -319,15 +317,16 @@ impl<S: ImageSource> ImageSamples<S> {
         }))
     }
 
-    /// Returns what is done to the image of a sample, if it has this size.
+    /// Returns the operations that are applied to an image of this size with this seed.
     ///
     /// # Errors
-    /// When an image of this size does not allow it.
+    /// Fails if a transform cannot be applied to an image of this size.
     pub fn plan(&self, size: Size, seed: u64) -> Result<Plan> {
         self.stages()?.transforms.plan(size, self.phase, seed)
     }
 
-    /// Leaves an image in the reader, transformed: up to the first resize where `left` takes the rest.
+    /// Reads and transforms an image into the reader. If `left` is set, transforms up to the first resize only, and
+    /// stores the remaining operations in `left`.
     fn image(
         &self,
         reader: &mut SampleReader,
@@ -358,7 +357,7 @@ impl<S: ImageSource> ImageSamples<S> {
         reader.keep_and_transform(cache, index, rest)
     }
 
-    /// Leaves an image in the reader, decoded and transformed by a plan for its size.
+    /// Reads an image into the reader, decoded and transformed by a plan for its size.
     fn decoded(
         &self,
         reader: &mut SampleReader,
@@ -374,7 +373,7 @@ impl<S: ImageSource> ImageSamples<S> {
         Ok(())
     }
 
-    /// Returns the transforms, and the cache, which is opened once.
+    /// Returns the transforms and the cache, which is opened once.
     fn stages(&self) -> Result<&Stages> {
         if let Some(stages) = self.stages.get() {
             return Ok(stages);

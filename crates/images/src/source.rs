@@ -1,12 +1,12 @@
-//! Where encoded images and their labels come from.
+//! Sources of encoded images and their labels.
 //!
 //! - [`ImageFiles`]: the images below a folder, or those of a list.
 //! - [`ImageFolder`]: a folder for each class, as torchvision reads it.
 //! - [`WebDataset`]: tar archives.
 //! - `ParquetImages`: the tables of the Hugging Face hub, with the feature `parquet`.
 //!
-//! [`crate::labels`] gives the images of any source their classes and divides them into those to
-//! train with and those to validate with.
+//! [`crate::labels`] adds classes to the images of any source, and splits them into images for training and for
+//! validation.
 
 mod folder;
 #[cfg(feature = "parquet")]

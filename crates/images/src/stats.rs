@@ -1,4 +1,4 @@
-//! What a set of images holds: sizes, formats, broken files, mean and deviation of the colours.
+//! Statistics of a set of images: sizes, formats, broken files, mean and standard deviation of the colours.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -11,7 +11,7 @@ use crate::source::ImageSource;
 use crate::transforms::Compose;
 use crate::{ImageError, Result, Size};
 
-/// Sizes, formats, broken images, and the mean and standard deviation of each colour.
+/// Statistics of a set of images: sizes, formats, broken images, and the mean and standard deviation of each colour.
 ///
 /// ```
 /// use brigade_images::ImageStats;
@@ -33,18 +33,18 @@ use crate::{ImageError, Result, Size};
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct ImageStats {
-    /// Width and height of each image that can be read, in the order of the source.
+    /// Size of each image that can be read, in the order of the source.
     pub sizes: Vec<Size>,
-    /// How many images there are of each format, by its name.
+    /// Number of images of each format, by its name.
     pub formats: BTreeMap<String, usize>,
-    /// The images that cannot be read, with the reasons.
+    /// Indices of the images that cannot be read, with the reasons.
     pub broken: Vec<(usize, String)>,
-    /// The images that are damaged and can be read nonetheless, with the reasons: JPEG files that libjpeg reads with a
-    /// warning.
+    /// Indices of the images that are damaged and can be read nevertheless, with the reasons: JPEG files that libjpeg
+    /// reads with a warning.
     pub damaged: Vec<(usize, String)>,
-    /// Mean of red, green and blue over all pixels, 0 to 1: what `Normalize` takes away.
+    /// Mean of red, green and blue over all pixels, from 0 to 1: the mean for `Normalize`.
     pub mean: [f64; 3],
-    /// Standard deviation of the same, what `Normalize` divides by.
+    /// Standard deviation of red, green and blue over all pixels: the standard deviation for `Normalize`.
     pub std: [f64; 3],
 }
 
@@ -57,25 +57,25 @@ struct Sums {
     damaged: Vec<(usize, String)>,
     pixels: u64,
     values: [u64; 3],
-    /// A byte's square has 16 bits, so this is exact for 2^112 pixels.
+    /// A byte's square has 16 bits, so that this is exact for 2^112 pixels.
     squares: [u128; 3],
 }
 
 impl ImageStats {
-    /// Decodes all images of a source, with a thread for each core.
+    /// Decodes all images of a source, with one thread per core.
     ///
     /// # Errors
-    /// When a thread ends early. An image that cannot be read is no error.
+    /// Fails if a thread panics. An image that cannot be read is not an error.
     pub fn of<S: ImageSource + ?Sized>(source: &S) -> Result<Self> {
         let threads = thread::available_parallelism().map_or(1, NonZero::get);
         Self::with(source, &DecodeOptions::default(), threads, |_| {})
     }
 
-    /// Decodes all images of a source by `options` with as many threads as said, and calls
-    /// `progress` with the number of images done, from any of them.
+    /// Decodes all images of a source with `options` and `threads` threads, and calls `progress` with the number of
+    /// finished images, from any of the threads.
     ///
     /// # Errors
-    /// As [`of`](Self::of).
+    /// Returns the same errors as [`of`](Self::of).
     pub fn with<S: ImageSource + ?Sized>(
         source: &S,
         options: &DecodeOptions,
@@ -109,8 +109,8 @@ impl ImageStats {
         Ok(all.finish())
     }
 
-    /// Returns the smallest, the middle and the largest of the widths, and of the heights; `None`
-    /// where no image can be read.
+    /// Returns the smallest, the median and the largest of the widths, and of the heights; `None` if no image can be
+    /// read.
     #[must_use]
     pub fn spread(&self) -> Option<([u32; 3], [u32; 3])> {
         let of = |side: fn(&Size) -> u32| {
@@ -143,7 +143,7 @@ impl Sums {
         let (view, _) = reader.image();
         self.sizes.push((index, view.size()));
         self.pixels += view.size().pixels();
-        // In parts whose sums of values fit 32 bits.
+        // In chunks whose sums of values fit 32 bits.
         for part in view.pixels().chunks(3 * 65_536) {
             let (mut values, mut squares) = ([0_u32; 3], [0_u64; 3]);
             for pixel in part.as_chunks::<3>().0 {

@@ -1,10 +1,9 @@
-//! What is done to one image before it is part of a batch.
+//! Transforms of one image, before it is part of a batch.
 //!
-//! A [`Transform`] says for an image's size, a [`Phase`] and a random generator which
-//! [`Operation`]s come next; [`Compose`] is a list of transforms, and a [`Plan`] the operations that
-//! it drew for one image. Operations are plain data, known before the image is decoded, so a crop, a
-//! resize and a flip that stand first need not be steps of their own: only the rows that they keep
-//! are decoded and only the pixels that they keep are resampled.
+//! A [`Transform`] chooses the next [`Operation`]s for an image's size, a [`Phase`] and a random generator; [`Compose`]
+//! is a list of transforms, and a [`Plan`] the operations that it chose for one image. Operations are plain data, known
+//! before the image is decoded, so that a crop, a resize and a flip at the beginning need not be separate steps: only
+//! the rows that they keep are decoded and only the pixels that they keep are resampled.
 //!
 //! ```
 //! use brigade_images::transforms::{Compose, Operation, Phase, RandomHorizontalFlip, Resize};
@@ -64,7 +63,7 @@ macro_rules! exports {
     ($($variant:ident: $file:ident::$transform:ident, $order:literal { $($names:tt)* })+) => {
         $(pub use $file::$transform;)+
 
-        /// The types of the table, for crates that export them all.
+        /// The types of the table, for crates that re-export all of them.
         #[doc(hidden)]
         pub mod types {
             $(pub use super::$file::$transform;)+

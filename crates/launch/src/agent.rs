@@ -482,7 +482,7 @@ impl<'p> Agent<'p> {
         }
         self.result = Some(result);
         if !self.client.serves() {
-            self.events.push_back(Event::OthersTold);
+            self.events.push_back(Event::OthersNotified);
         }
     }
 

@@ -34,7 +34,9 @@ pub enum LaunchError {
         nproc: usize,
     },
     /// The terminal cannot be passed through to a rank.
-    #[error("--raw passes the terminal through to the rank, unseen: {reason}")]
+    #[error(
+        "--raw connects the rank to the terminal, so the launcher does not read its output: {reason}"
+    )]
     Raw {
         /// Explanation: the option, the reason, and what to give instead.
         reason: String,
@@ -52,7 +54,7 @@ pub enum LaunchError {
     #[error(
         "cannot use port {ports} for the ranks' store ({source_of}): {cause}; end the program that listens \
          there, or choose another port{}",
-        if *needs_one { "" } else { "; without a choice each attempt has a free one" }
+        if *needs_one { "" } else { "; without one, each attempt uses a free port" }
     )]
     StorePort {
         /// Port number, or the first and the last one of a range.

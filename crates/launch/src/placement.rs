@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(visible(&place(&one_each, &facts, 2).unwrap()), [Some("2"), Some("0")]);
         assert_eq!(
             place(&one_each, &facts, 3).unwrap_err().to_string(),
-            "--virtual-local-rank gives every rank a GPU of its own: 3 ranks need 3, but there are 2"
+            "--virtual-local-rank needs a GPU for each rank: 3 ranks need 3, but there are 2"
         );
         let on_a_cpu = PlacementFacts::default();
         let virtual_only = PlacementOptions { virtual_local_rank: true, ..Default::default() };

@@ -213,15 +213,13 @@ pub enum ProgramError {
         reason: String,
     },
     /// `cargo build` succeeded, but did not produce the executable.
-    #[error("cargo build made no executable of {target}; please file a bug")]
+    #[error("cargo build wrote no executable of {target}; please file a bug")]
     NothingBuilt {
         /// Target that was built.
         target: String,
     },
     /// No program was given, and no Cargo project was found whose binary could be run.
-    #[error(
-        "no program was given, and there is no Cargo project whose binary could be meant: {reason}"
-    )]
+    #[error("no program was given, and there is no Cargo project here: {reason}; name a program")]
     NoProject {
         /// Error message of Cargo.
         reason: String,

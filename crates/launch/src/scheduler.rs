@@ -53,10 +53,9 @@ pub enum SchedulerError {
     World(#[from] WorldError),
     /// Several launchers run on one host, and each would start all ranks of the host.
     #[error(
-        "{starter} started {launchers} launchers on one host, and one starts all ranks of a host: \
-         use `{one_per_host} brigade launch --nproc {launchers} PROGRAM`, or start the program by \
-         {starter} without `brigade launch`, or add --nnodes 1 to make each launcher a job of its \
-         own"
+        "{starter} started {launchers} launchers on one host, but one launcher starts all ranks of a \
+         host: use `{one_per_host} brigade launch --nproc {launchers} PROGRAM`, or start the program by \
+         {starter} without `brigade launch`, or add --nnodes 1 to make each launcher a separate job"
     )]
     SeveralLaunchers {
         /// Command that started the launchers.

@@ -69,7 +69,7 @@ fn loss_described(loss: &dyn Loss) -> Result<String> {
     match loss_named(name, None) {
         Some(_) => Ok(name.to_owned()),
         None => Err(Error::invalid_argument(format!(
-            "the loss `{name}` is the program's own and cannot be written down; its activation and decision are \
+            "the loss `{name}` is defined by the program and cannot be exported; its activation and decision are \
              needed for predictions: export with one of `brigade_learn::loss`"
         ))),
     }
@@ -146,7 +146,7 @@ impl Predictor {
         let text = |key: &str| value.get(key).and_then(Value::as_str);
         if text("format") != Some(FORMAT) {
             return Err(refused(
-                "it is no export of a Learner; weights alone are loaded by `Learner::load`".into(),
+                "it is not an export of a Learner; load weights alone by `Learner::load`".into(),
             )
             .into());
         }
@@ -160,10 +160,11 @@ impl Predictor {
                 .into());
             }
         }
-        let name = text("loss").ok_or_else(|| refused("it names no loss".into()))?;
+        let name = text("loss").ok_or_else(|| refused("it has no loss".into()))?;
         let threshold = value.get("threshold").and_then(Value::as_float);
-        let loss = loss_named(name, threshold)
-            .ok_or_else(|| refused(format!("it has the loss {name:?}, which is not known here")))?;
+        let loss = loss_named(name, threshold).ok_or_else(|| {
+            refused(format!("it has the loss {name:?}, which this program does not have"))
+        })?;
         let weights = value.get("model").ok_or_else(|| refused("it has no model".into()))?;
         let mut model = model.into_model()?;
         model

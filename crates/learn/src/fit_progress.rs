@@ -44,9 +44,10 @@ impl FitProgress {
                         return Err(LearnError::Format {
                             path: folder.to_owned(),
                             reason: format!(
-                                "it has files, but no {FILE}: it is no checkpoint of a Learner; give another folder"
+                                "not a Learner checkpoint: {FILE} is missing; pass another folder"
                             ),
-                        }.into());
+                        }
+                        .into());
                     }
                     None
                 }

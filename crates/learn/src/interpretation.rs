@@ -145,7 +145,7 @@ impl ClassInterpretation {
                 .into_iter()
                 .map(|number| {
                     usize::try_from(number).map_err(|_| {
-                        Error::invalid_argument(format!("{number} is the number of no class"))
+                        Error::invalid_argument(format!("{number} is not the number of a class"))
                     })
                 })
                 .collect()

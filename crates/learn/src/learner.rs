@@ -96,7 +96,7 @@ pub(crate) struct PreparedLoaders {
 impl Learner {
     /// Makes a Learner from data and a model, or the model's constructor: with fastai's Adam, the data's loss (cross
     /// entropy if they set none), no metrics, and the Accelerator's ranks and device. Where ranks divide layers or
-    /// sequences, the model is one of [`Accelerator::parallel_model`].
+    /// sequences, the model is one of [`Parallelism::model`](brigade_train::Parallelism::model).
     ///
     /// # Errors
     /// When the model cannot be built, or has no parameter; on the ranks of a pipeline, whose loop is that of
@@ -107,7 +107,7 @@ impl Learner {
         C: IntoModel,
         C::Module: for<'a> Module<X::Ref<'a>, Output = Tensor> + 'static,
     {
-        let mesh = accelerator.mesh()?;
+        let mesh = accelerator.parallel().mesh()?;
         if mesh.size(Axis::Pipeline) > 1 {
             return Err(Error::invalid_argument(format!(
                 "the Learner does not train on the mesh {mesh}, whose ranks have stages of a pipeline: write the loop with \
@@ -208,7 +208,7 @@ impl Learner {
     /// each rank has a part. Every rank calls it.
     pub(crate) fn place_model(&mut self) -> Result<()> {
         let model = &self.state.model;
-        let is_due = self.state.accelerator.sharding().is_some()
+        let is_due = self.state.accelerator.parallel().sharding().is_some()
             || model.is_deferred()
             || model.is_in_parts();
         if is_due && !model.is_prepared() {

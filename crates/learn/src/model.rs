@@ -311,6 +311,6 @@ fn not_prepared() -> Error {
 
 fn lost() -> Error {
     Error::invalid_argument(
-        "the model is gone: preparing it for the ranks has failed before; make the Learner anew",
+        "the model is missing, because preparing it for the ranks has failed before; create the Learner again",
     )
 }

@@ -303,7 +303,7 @@ impl LearnerState {
     }
 
     /// Prints a line on the first process of each host, unless the Learner is quiet.
-    pub fn say(&self, line: impl fmt::Display) {
+    pub fn println(&self, line: impl fmt::Display) {
         if !self.quiet {
             self.accelerator.println(line);
         }

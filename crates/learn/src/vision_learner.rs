@@ -106,6 +106,6 @@ fn outputs(data: &Loaders, given: Option<i64>) -> Option<i64> {
 
 fn no_outputs(what: &str) -> Error {
     Error::invalid_argument(format!(
-        "{what} does not know how many outputs the model has: the data name no classes; give the number"
+        "{what}: the number of the model's outputs is unknown, because the data have no classes; give the number"
     ))
 }

@@ -30,7 +30,7 @@ pub(crate) fn fetch(cache: &Cache, pins: &Pins, kind: Kind) -> Result<()> {
     match install::state(&place, pins, kind)? {
         State::Ready => return Ok(()),
         State::Absent => {}
-        State::Stale(reason) => eprintln!("{} is fetched anew: {reason}", place.display()),
+        State::Stale(reason) => eprintln!("{} is fetched again: {reason}", place.display()),
     }
     remove_leftovers(cache)?;
     let wheels = pins.of(kind);
@@ -216,7 +216,7 @@ impl Partial {
         let downloaded = fs::read_dir(self.wheels()).ok().and_then(|mut entries| entries.next());
         match downloaded {
             Some(Ok(entry)) => Ok(entry.path()),
-            _ => bail!("{}: pip says that it succeeded, but there is no wheel", pin.requirement()),
+            _ => bail!("{}: pip succeeded, but there is no wheel", pin.requirement()),
         }
     }
 
@@ -249,7 +249,7 @@ impl Partial {
             bail!(pip_log::disk_full(&pin.requirement()));
         }
         let text = String::from_utf8_lossy(&output.stderr);
-        let reason = text.lines().last().unwrap_or("it says nothing");
+        let reason = text.lines().last().unwrap_or("no output");
         bail!("{}: cannot unpack its wheel ({}): {reason}", pin.requirement(), output.status)
     }
 

@@ -178,13 +178,13 @@ impl Libtorch {
 /// Returns the version of the libtorch in this folder, if it is supported.
 fn validate(named: &str, folder: &Path) -> Result<String> {
     if folder.as_os_str().is_empty() {
-        bail!("{named} names nothing: unset it to have libtorch fetched, or name a folder");
+        bail!("{named} is empty: unset it to have libtorch fetched, or name a folder");
     }
     if folder.is_relative() {
         bail!("{named} is a relative path, and build scripts run elsewhere: make it absolute");
     }
     if !folder.is_dir() {
-        bail!("{named} names no folder: correct it, or unset it to have libtorch fetched");
+        bail!("{named} is not a folder: correct it, or unset it to have libtorch fetched");
     }
     for part in ["lib/libtorch_cpu.so", "include"] {
         if !folder.join(part).exists() {
@@ -192,7 +192,7 @@ fn validate(named: &str, folder: &Path) -> Result<String> {
         }
     }
     let version = version_of(folder).with_context(|| {
-        format!("{named} has no readable version: neither build-version nor version.py")
+        format!("{named} has no readable version: it has neither build-version nor version.py")
     })?;
     if !is_supported(&version) {
         bail!(

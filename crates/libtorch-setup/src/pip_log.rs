@@ -11,8 +11,8 @@ pub(crate) fn explain(log: &str, pin: &Pin) -> String {
     }
     if has(OTHER_HASH) {
         return format!(
-            "{requirement}: the wheel that pip got has another sha256 than this version of Brigade knows: an \
-             index or proxy on the way altered it, see `python3 -m pip config list`"
+            "{requirement}: the sha256 of the wheel that pip got is not the one that this version of \
+             Brigade expects: an index or proxy altered it; check `python3 -m pip config list`"
         );
     }
     // Before "not found": without network, pip's last message is that one, too.
@@ -32,7 +32,7 @@ pub(crate) fn explain(log: &str, pin: &Pin) -> String {
     }
     let line = log.lines().rfind(|line| line.contains("ERROR"));
     let line = line.or_else(|| log.lines().rfind(|line| !line.trim().is_empty()));
-    format!("{requirement}: pip failed: {}", line.unwrap_or("it said nothing").trim())
+    format!("{requirement}: pip failed: {}", line.unwrap_or("no output").trim())
 }
 
 pub(crate) fn disk_full(what: &str) -> String {
@@ -78,7 +78,7 @@ mod tests {
             ),
             (
                 "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
-                "another sha256",
+                "the sha256 of the wheel",
             ),
             (
                 "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError'\n\
@@ -90,7 +90,7 @@ mod tests {
                 "does not have it for manylinux_2_28",
             ),
             ("WARNING: x\nERROR: something new\n", "pip failed: ERROR: something new"),
-            ("", "it said nothing"),
+            ("", "no output"),
         ];
         for (log, expected) in table {
             let line = explain(log, &pin);

@@ -36,9 +36,9 @@ pub enum Change {
     /// The file was written or replaced.
     Wrote(PathBuf),
     /// A line or a key was added to the file.
-    Added(PathBuf),
+    LineAdded(PathBuf),
     /// A line or a key that had been added was removed from the file.
-    TookOut(PathBuf),
+    LineRemoved(PathBuf),
     /// The file was removed.
     Removed(PathBuf),
 }
@@ -47,8 +47,8 @@ impl fmt::Display for Change {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Wrote(path) => write!(out, "wrote {}", path.display()),
-            Self::Added(path) => write!(out, "added a line to {}", path.display()),
-            Self::TookOut(path) => write!(out, "took a line out of {}", path.display()),
+            Self::LineAdded(path) => write!(out, "added a line to {}", path.display()),
+            Self::LineRemoved(path) => write!(out, "removed a line from {}", path.display()),
             Self::Removed(path) => write!(out, "removed {}", path.display()),
         }
     }
@@ -66,7 +66,7 @@ impl Project {
         command.args(["locate-project", "--workspace", "--message-format", "plain"]);
         let output = match command.current_dir(from).output() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                bail!("cargo is missing, or there is no folder {}", from.display())
+                bail!("cannot find cargo, or the folder {}", from.display())
             }
             other => other.context("cannot start cargo")?,
         };
@@ -158,7 +158,7 @@ impl Project {
                 changes.push(Change::Removed(GITIGNORE.into()));
             } else {
                 self.write(GITIGNORE, &kept)?;
-                changes.push(Change::TookOut(GITIGNORE.into()));
+                changes.push(Change::LineRemoved(GITIGNORE.into()));
             }
         }
         Ok(changes)
@@ -216,7 +216,7 @@ impl Project {
         let mut includes = match document.remove("include") {
             None => Array::new(),
             Some(Item::Value(Value::Array(list))) => list,
-            Some(_) => bail!("{}: `include` is not a list, as cargo wants it", path.display()),
+            Some(_) => bail!("{}: `include` is not a list, which cargo requires", path.display()),
         };
         if includes.iter().any(is_ours) {
             return Ok(None);
@@ -232,7 +232,7 @@ impl Project {
             Change::Wrote(name.into())
         } else {
             self.write(&name, &document.to_string())?;
-            Change::Added(name.into())
+            Change::LineAdded(name.into())
         }))
     }
 
@@ -259,7 +259,7 @@ impl Project {
             Change::Removed(name.into())
         } else {
             self.write(&name, &rest)?;
-            Change::TookOut(name.into())
+            Change::LineRemoved(name.into())
         }))
     }
 
@@ -283,7 +283,7 @@ impl Project {
         self.write(GITIGNORE, &text)?;
         Ok(Some(match before {
             None => Change::Wrote(GITIGNORE.into()),
-            Some(_) => Change::Added(GITIGNORE.into()),
+            Some(_) => Change::LineAdded(GITIGNORE.into()),
         }))
     }
 

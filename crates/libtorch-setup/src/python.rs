@@ -60,7 +60,7 @@ fn output(command: &mut Command) -> Result<Output> {
     };
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
-        let reason = text.lines().last().unwrap_or("it says nothing");
+        let reason = text.lines().last().unwrap_or("no output");
         bail!("{python} fails ({}): {reason}", output.status);
     }
     Ok(output)

@@ -120,7 +120,7 @@ impl Metric for TopK {
     fn fold(&self, predictions: &Tensor, targets: &Tensor) -> Result<Fold> {
         let name = self.name();
         if self.0 < 1 {
-            return Err(read::failed(&name, format!("k is {}; it begins at 1", self.0)));
+            return Err(read::failed(&name, format!("k is {}: it must be at least 1", self.0)));
         }
         let scored = Scored::of(&name, predictions, targets)?;
         let (scores, targets) = scored.rows()?;

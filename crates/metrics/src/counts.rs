@@ -150,7 +150,7 @@ impl ByClass {
             Average::Binary if classes != 2 => Err(read::failed(
                 metric,
                 format!(
-                    "the binary average is of 2 classes, and there are {classes}; choose another"
+                    "the binary average is for 2 classes, but there are {classes}; choose another average"
                 ),
             )),
             Average::Binary if self.positive > 1 => Err(read::failed(
@@ -194,7 +194,9 @@ impl ByLabel {
         if self.average == Average::Binary && labels != 1 {
             return Err(read::failed(
                 metric,
-                format!("the binary average is of 1 label, and there are {labels}; choose another"),
+                format!(
+                    "the binary average is for 1 label, but there are {labels}; choose another average"
+                ),
             ));
         }
         let predicted = self.threshold.probabilities(&scores)?.f_ge(self.threshold.at)?;

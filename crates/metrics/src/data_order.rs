@@ -9,7 +9,7 @@ type RowShape = Option<(Vec<i64>, Dtype)>;
 
 /// Message of a rank to the others: the numbers of its batches, their rows, and the rows' shape or the reason why they
 /// cannot be concatenated.
-type Told = (Vec<usize>, Vec<i64>, Result<RowShape, String>);
+type RankRows = (Vec<usize>, Vec<i64>, Result<RowShape, String>);
 
 /// Gathers the batches of all ranks of a group, and concatenates them along their first dimension in the order of the
 /// data, on the CPU. `None` if there is no batch.
@@ -55,9 +55,9 @@ pub fn gather_in_data_order(
         }
         Err(error) => (None, Err(error.to_string())),
     };
-    let told: Vec<Told> = group.all_gather_object(&(numbers, rows, shape))?;
+    let reports: Vec<RankRows> = group.all_gather_object(&(numbers, rows, shape))?;
     let mut all: Vec<(Vec<usize>, Vec<i64>, RowShape)> = Vec::new();
-    for (rank, (numbers, rows, shape)) in told.into_iter().enumerate() {
+    for (rank, (numbers, rows, shape)) in reports.into_iter().enumerate() {
         let shape = shape.map_err(|reason| {
             Error::invalid_argument(format!("rank {rank}'s batches cannot be joined: {reason}"))
         })?;

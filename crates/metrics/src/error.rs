@@ -1,6 +1,6 @@
 //! Errors of metrics.
 
-use brigade_torch::{Error, ErrorKind, says_out_of_memory};
+use brigade_torch::{Error, ErrorKind, is_out_of_memory_message};
 
 /// A metric that failed or panicked: the detail of an [`Error`].
 #[derive(Debug, thiserror::Error)]
@@ -15,7 +15,7 @@ pub struct MetricError {
 
 impl From<MetricError> for Error {
     fn from(error: MetricError) -> Self {
-        let memory = says_out_of_memory(&error.reason);
+        let memory = is_out_of_memory_message(&error.reason);
         let kind = if memory { ErrorKind::OutOfMemory } else { ErrorKind::Metric };
         Self::new(kind, error)
     }

@@ -135,7 +135,7 @@ fn binary_fold(metric: &str, predictions: &Tensor, targets: &Tensor) -> Result<F
         Some(&classes) if classes > 2 => Err(read::failed(
             metric,
             format!(
-                "it is of 2 classes, and there are {classes}; take the one for several classes"
+                "it is for 2 classes, but there are {classes}; use the metric for several classes"
             ),
         )),
         _ => class_fold(metric, predictions, targets),
@@ -235,7 +235,7 @@ impl Metric for RocAuc {
             return Err(read::failed(
                 &self.name(),
                 format!(
-                    "there is no {:?} average of {:?}; choose Average::Macro or Average::Weighted",
+                    "no {:?} average of {:?} is defined; choose Average::Macro or Average::Weighted",
                     self.average, self.multi_class
                 ),
             ));
@@ -356,7 +356,7 @@ macro_rules! of_labels {
                 if self.average == Average::Binary && labels != 1 {
                     return Err(read::failed(
                         $column,
-                        format!("the binary average is of 1 label, and there are {labels}; choose another"),
+                        format!("the binary average is for 1 label, but there are {labels}; choose another average"),
                     ));
                 }
                 Ok(Fold::Rows(scores, targets))

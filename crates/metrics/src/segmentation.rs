@@ -12,7 +12,7 @@ fn binary(metric: &str, predictions: &Tensor, targets: &Tensor) -> Result<Fold> 
     if scored.classes != 2 {
         return Err(read::failed(
             metric,
-            format!("it is of 2 classes, and there are {}; take `{metric}_multi`", scored.classes),
+            format!("it is for 2 classes, but there are {}; use `{metric}_multi`", scored.classes),
         ));
     }
     count_classes(&scored)

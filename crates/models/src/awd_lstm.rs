@@ -163,7 +163,7 @@ impl AwdLstm {
             *options;
         if layers == 0 || embedding < 1 || hidden < 1 {
             path.reject(format_args!(
-                "an AWD-LSTM of {}, {} a word and {hidden} hidden ones: each has to be 1 at least",
+                "an AWD-LSTM of {}, {} a word and {hidden} hidden ones: each has to be at least 1",
                 counted(layers, "layer"),
                 counted(embedding, "number")
             ));

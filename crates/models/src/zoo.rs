@@ -52,7 +52,7 @@ macro_rules! zoo {
                     _ => {
                         let known = [$(stringify!($name)),*].join(", ");
                         Err(Error::invalid_argument(format!(
-                            "no architecture is called `{name}`; there are {known}"
+                            "unknown architecture `{name}`; expected one of {known}"
                         )))
                     }
                 }

@@ -196,8 +196,9 @@ fn compare(
         Some(first) => {
             if checksum()? != first.checksum {
                 let name = from.name();
-                let fact =
-                    format!("`{name}` was changed while the model was in use: load the model anew");
+                let fact = format!(
+                    "`{name}` was changed while the model was in use: load the model again"
+                );
                 let path = from.path().to_owned();
                 return Err(brigade_checkpoint::Error::Damaged { path, fact }.into());
             }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use brigade_torch::{Error, ErrorKind, says_out_of_memory};
+use brigade_torch::{Error, ErrorKind, is_out_of_memory_message};
 use tch::{TchError, Tensor};
 
 use crate::LoadReport;
@@ -87,7 +87,7 @@ pub enum ModelError {
     /// An operation needs the parameters' values of a deferred model that has none yet.
     #[error(
         "{action} needs the parameters' values, and the model has none yet, since it was built by `Model::deferred`: \
-         give it to `Accelerator::prepare`, or call `materialize`, before"
+         first give it to `Accelerator::prepare`, or call `materialize`"
     )]
     Deferred {
         /// Name of the operation, such as `forward`.
@@ -171,8 +171,8 @@ pub enum ModelError {
 
     /// A file that passed its checks could not be read to its end.
     #[error(
-        "{} was sound and could not be read to its end, so the model is partly changed; load it or \
-         another one again, or start anew: {source}",
+        "{} passed validation but could not be read completely, so the model is partly changed; load it \
+         or another file again, or restart the program: {source}",
         path.display()
     )]
     Interrupted {
@@ -196,7 +196,7 @@ impl From<ModelError> for Error {
     fn from(error: ModelError) -> Self {
         use ModelError as M;
         let by_text = |text: &str| {
-            if says_out_of_memory(text) { ErrorKind::OutOfMemory } else { ErrorKind::Model }
+            if is_out_of_memory_message(text) { ErrorKind::OutOfMemory } else { ErrorKind::Model }
         };
         let kind = match &error {
             M::NoSuchParameter { .. }

@@ -33,14 +33,14 @@ pub enum StageCut {
 impl StageCut {
     /// Returns the blocks of each stage.
     fn cut(&self, blocks: &[String], stages: usize) -> Result<Vec<Range<usize>>, String> {
-        let said = |error: PipelineError| match error {
+        let with_remedy = |error: PipelineError| match error {
             PipelineError::FewLayers { layers, .. } => {
                 format!("{error}; take {layers} stages or fewer")
             }
             _ => error.to_string(),
         };
         let cut = match self {
-            Self::Even => cut_evenly(blocks.len(), stages).map_err(said)?,
+            Self::Even => cut_evenly(blocks.len(), stages).map_err(with_remedy)?,
             Self::Costs(costs) if costs.len() != blocks.len() => {
                 return Err(format!(
                     "the cut has the costs of {} blocks, and there are {}",
@@ -48,11 +48,11 @@ impl StageCut {
                     blocks.len()
                 ));
             }
-            Self::Costs(costs) => cut_by_cost(costs, stages).map_err(said)?,
+            Self::Costs(costs) => cut_by_cost(costs, stages).map_err(with_remedy)?,
             Self::At(starts) => {
                 let blocks: Vec<&str> = blocks.iter().map(String::as_str).collect();
                 let starts: Vec<&str> = starts.iter().map(String::as_str).collect();
-                cut_at(&blocks, &starts).map_err(said)?
+                cut_at(&blocks, &starts).map_err(with_remedy)?
             }
         };
         if cut.len() != stages {
@@ -195,7 +195,7 @@ impl Stages {
                 Place::Cut { own, stages } => {
                     return Err(Error::invalid_argument(format!(
                         "this rank has {} of a pipeline of {stages}: run the model by `Accelerator::forward_backward` or \
-                         `Accelerator::forward_stages`",
+                         `Accelerator::parallel().forward_stages`",
                         words(own)
                     )));
                 }

@@ -14,8 +14,8 @@ use brigade_dylib_call::EntryError;
 pub enum NotebookError {
     /// The function is a closure: the ranks load it from the cell's library, which has none of its captured variables.
     #[error(
-        "{function} is not a function of its own: the ranks are other processes, which have none of the notebook's \
-         variables. Write a `fn` and pass what it needs as arguments"
+        "{function} is not a plain function: the ranks are other processes without the \
+         notebook's variables; write a `fn` and pass what it needs as arguments"
     )]
     NotAFunction {
         /// Name of the type that was passed.

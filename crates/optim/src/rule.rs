@@ -137,7 +137,7 @@ pub trait Rule: fmt::Debug + Send {
     /// libtorch's, and those of collectives.
     fn step_shards(&self, _step: &mut ShardedStep<'_>) -> Result<()> {
         Err(Error::invalid_argument(format!(
-            "{} says that it steps shards and does not implement `Rule::step_shards`",
+            "{} returns `true` from `Rule::steps_shards`, but does not implement `Rule::step_shards`",
             self.name()
         )))
     }

@@ -63,8 +63,8 @@ pub enum StateMismatch {
     },
     /// The state has another number of parameter groups.
     #[error(
-        "the optimizer's state has {found} parameter groups, this optimizer {expected}: build it with \
-         the same groups"
+        "the optimizer's state has {found} parameter groups, but this optimizer has {expected}: build it \
+         with the same groups"
     )]
     Groups {
         /// Number of groups of this optimizer.
@@ -74,7 +74,7 @@ pub enum StateMismatch {
     },
     /// The state has another number of parameters, or other names, in the model or in a group.
     #[error(
-        "the optimizer's state is of another model: as parameter {index} of {of} it has {found}, this \
+        "the optimizer's state belongs to another model: parameter {index} of {of} is {found}, but this \
          optimizer has {expected}"
     )]
     Parameter {
@@ -89,8 +89,8 @@ pub enum StateMismatch {
     },
     /// A hyperparameter that the program sets differs.
     #[error(
-        "the optimizer's state was made with {name} = {found} in group {group}, this optimizer has \
-         {expected}: build it with the same"
+        "the optimizer's state was made with {name} = {found} in group {group}, but this optimizer has \
+         {expected}: build it with the same value"
     )]
     Number {
         /// PyTorch's name of the hyperparameter.
@@ -130,8 +130,8 @@ pub enum StateMismatch {
     },
     /// A group of the state has another number of parameters.
     #[error(
-        "group {group} of the optimizer's state has {found} parameters, this optimizer's {expected}: \
-         choose the same parameters, in the same groups"
+        "group {group} of the optimizer's state has {found} parameters, but that of this optimizer has \
+         {expected}: choose the same parameters, in the same groups"
     )]
     Sizes {
         /// Index of the group.
@@ -151,7 +151,7 @@ pub enum StateMismatch {
     },
     /// A hyperparameter is missing in a file of PyTorch.
     #[error(
-        "the optimizer's state has no `{name}` in group {group}: it is of another kind of optimizer"
+        "the optimizer's state has no `{name}` in group {group}: it belongs to another kind of optimizer"
     )]
     Missing {
         /// Index of the group.

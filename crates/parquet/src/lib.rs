@@ -16,38 +16,38 @@ use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, DataType};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
-/// What can go wrong with a table.
+/// An error of reading a table.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The system could not read the file.
     #[error("cannot read {}: {cause}", escaped(path.display()))]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's reason.
+        /// Error of the operating system.
         cause: io::Error,
     },
-    /// The file is no table, or is damaged.
-    #[error("{} is damaged or of another kind: {detail}", escaped(path.display()), detail = escaped(detail))]
+    /// The file is not a Parquet file, or is damaged.
+    #[error("{} is damaged or in another format: {detail}", escaped(path.display()), detail = escaped(detail))]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where, and what is wrong.
+        /// Location and kind of the damage.
         detail: String,
     },
 }
 
-/// A value of a row.
+/// A value of one row and column.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value<'a> {
-    /// A truth value.
+    /// A boolean value.
     Bool(bool),
     /// An integer of 32 or 64 bits.
     Int(i64),
     /// A float of 32 or 64 bits.
     Float(f64),
-    /// Bytes, which texts are, too.
+    /// Bytes. Strings are bytes, too.
     Bytes(&'a [u8]),
 }
 
@@ -72,7 +72,7 @@ impl Table {
     /// Opens a file and reads its metadata.
     ///
     /// # Errors
-    /// When it cannot be read, or is damaged.
+    /// Fails if the file cannot be read, is not a Parquet file, or is damaged.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, Error> {
         let path = path.into();
         let failed = |cause| Error::Read { path: path.clone(), cause };
@@ -113,11 +113,11 @@ impl Table {
         self.bytes
     }
 
-    /// Reads the end of the file, where the places and sizes of all pages are, 64 KiB at most: with the file's name and
-    /// size it tells the table from others.
+    /// Reads the last bytes of the file, at most 64 KiB, which hold the positions and sizes of all pages. Together with
+    /// the file's name and size they identify the table.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// Fails if the file cannot be read.
     pub fn end(&self) -> Result<Vec<u8>, Error> {
         let failed = |cause| Error::Read { path: self.path.clone(), cause };
         let mut file = File::open(&self.path).map_err(failed)?;
@@ -128,32 +128,32 @@ impl Table {
         Ok(end)
     }
 
-    /// Returns an entry of the file's metadata.
+    /// Returns the value of a key in the file's key-value metadata. `None` if the key is missing or has no value.
     #[must_use]
     pub fn metadata(&self, key: &str) -> Option<&str> {
         let entries = self.reader.metadata().file_metadata().key_value_metadata()?;
         entries.iter().find(|entry| entry.key == key)?.value.as_deref()
     }
 
-    /// Returns the number of a column by the names on the way to it: one, or more for a column of structures.
+    /// Returns the index of a column, given its path in the schema: one name, or more for a field of a structure.
     #[must_use]
     pub fn column(&self, path: &[&str]) -> Option<usize> {
         let schema = self.reader.metadata().file_metadata().schema_descr();
         schema.columns().iter().position(|column| column.path().parts() == path)
     }
 
-    /// Returns the names of all columns, with dots between the names on the way to each.
+    /// Returns the names of all columns. The parts of a column's path are joined by dots.
     #[must_use]
     pub fn column_names(&self) -> Vec<String> {
         let schema = self.reader.metadata().file_metadata().schema_descr();
         schema.columns().iter().map(|column| column.path().string()).collect()
     }
 
-    /// Gives each row's value of a column to `visit`; `None` is a row without one.
+    /// Calls `visit` with each row's value of a column. `None` is a null.
     ///
     /// # Errors
-    /// When the file cannot be read or is damaged, the column is one of lists or of a type that has no [`Value`], and
-    /// what `visit` returns.
+    /// Fails if the file cannot be read or is damaged, or if the column holds lists or has a type without a [`Value`].
+    /// Returns the errors of `visit`.
     pub fn values<E: From<Error>>(
         &self,
         column: usize,
@@ -162,16 +162,17 @@ impl Table {
         self.group_values(0..self.reader.metadata().num_row_groups(), column, visit)
     }
 
-    /// Returns the number of groups of rows.
+    /// Returns the number of row groups.
     #[must_use]
     pub fn groups(&self) -> usize {
         self.reader.metadata().num_row_groups()
     }
 
-    /// Gives the values of a column in some groups of rows to `visit`, as [`values`](Self::values) does.
+    /// Calls `visit` with each value of a column in some row groups, as [`values`](Self::values) does for the whole
+    /// file.
     ///
     /// # Errors
-    /// As [`values`](Self::values).
+    /// Returns the same errors as [`values`](Self::values).
     pub fn group_values<E: From<Error>>(
         &self,
         groups: std::ops::Range<usize>,
@@ -184,7 +185,7 @@ impl Table {
             rows += 1;
             visit(value)
         };
-        // The reader asserts what a damaged file need not hold; what was read so far is thrown away.
+        // The reader panics on some damaged files. Its state is dropped afterwards, so it need not be unwind-safe.
         let read = panic::catch_unwind(AssertUnwindSafe(|| {
             for group in groups {
                 expected += self.group_rows(group);
@@ -200,7 +201,7 @@ impl Table {
         Err(self.damaged(format!("its column {name} has {rows} values for {expected} rows")).into())
     }
 
-    /// Returns the number of rows of a group.
+    /// Returns the number of rows of a row group. 0 if the group does not exist.
     #[must_use]
     pub fn group_rows(&self, group: usize) -> usize {
         let groups = self.reader.metadata().row_groups();
@@ -296,7 +297,7 @@ impl Table {
     }
 }
 
-/// Images of one reading lie in memory together.
+/// Rows per read. Kept small because a row may be an image, and the rows of one read are in memory together.
 const ROWS_AT_ONCE: usize = 16;
-/// More than the metadata of the hub's files.
+/// Bytes that [`Table::end`] reads: more than the metadata of a typical file from the hub.
 const END: u64 = 64 << 10;

@@ -1,4 +1,4 @@
-//! The headers of the pages of a column, looked at before the reader takes the memory that they claim.
+//! Checks of the page headers of a column, before the reader allocates the memory that they declare.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,8 +9,8 @@ use flate2::read::MultiGzDecoder;
 use parquet::basic::Compression;
 use parquet::file::metadata::ColumnChunkMetaData;
 
-/// Checks that no page of a column claims more bytes than its compressed ones can hold: the reader takes
-/// that memory before it has seen them.
+/// Checks that no page of a column declares more bytes than its compressed data can decode to. The reader allocates
+/// that memory before it decompresses.
 pub(crate) fn check(path: &Path, chunk: &ColumnChunkMetaData) -> Result<(), String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let (start, length) = chunk.byte_range();
@@ -33,7 +33,7 @@ pub(crate) fn check(path: &Path, chunk: &ColumnChunkMetaData) -> Result<(), Stri
                 chunk.compression()
             ));
         }
-        // Of these the reader takes whatever comes: ten bytes of Brotli may hold 16 MiB.
+        // The reader decodes these without a limit: ten bytes of Brotli may become 16 MiB.
         let unbounded =
             matches!(chunk.compression(), Compression::BROTLI(_) | Compression::GZIP(_));
         if is_compressed && unbounded {
@@ -58,44 +58,44 @@ pub(crate) fn check(path: &Path, chunk: &ColumnChunkMetaData) -> Result<(), Stri
     Ok(())
 }
 
-/// The most bytes that so many compressed ones can become.
+/// Returns the maximum size that `bytes` compressed bytes can decode to.
 fn limit(compression: Compression, bytes: u64) -> u64 {
     let times = match compression {
         Compression::UNCOMPRESSED => return bytes,
-        // A copy of 64 bytes takes three.
+        // A copy of 64 bytes takes three bytes.
         Compression::SNAPPY => 24,
-        // 255 for each byte of a length.
+        // Each byte of a length stands for up to 255 bytes.
         Compression::LZ4 | Compression::LZ4_RAW | Compression::LZO => 256,
         Compression::GZIP(_) => 1_040,
-        // A block of 128 KiB of one byte takes four.
+        // A block of 128 KiB of one repeated byte takes four bytes.
         Compression::ZSTD(_) => 43_691,
-        // A copy of 16 MiB takes some ten bytes: a page is a megabyte unless it has one value of more.
+        // A copy of 16 MiB takes about ten bytes. A page is at most a megabyte, unless one value is longer.
         Compression::BROTLI(_) => return BROTLI_COPY.saturating_add(bytes.saturating_mul(43_691)),
     };
     64 + bytes.saturating_mul(times)
 }
 
-/// What a few bytes of Brotli can hold.
+/// Maximum size that a few bytes of Brotli can decode to.
 const BROTLI_COPY: u64 = 16 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     uncompressed: u32,
     compressed: u32,
-    /// Bytes before the compressed ones, in pages of the second kind.
+    /// Bytes of repetition and definition levels before the compressed data, in pages of version 2.
     levels: u32,
-    /// Whether the bytes after the levels are compressed, if those of the column are.
+    /// `true` if the data after the levels is compressed, provided that the column is.
     is_compressed: bool,
 }
 
-/// Reads the header at `offset` and returns it with its size.
+/// Reads the page header at `offset` and returns it with its size.
 fn read(
     file: &File,
     offset: u64,
     end: u64,
     window: &mut Vec<u8>,
 ) -> Result<(Header, usize), String> {
-    // Statistics in a header hold values, so it can be as long as an image.
+    // Statistics in a header hold values, so a header can be as long as an image.
     let most = usize::try_from(end - offset).map_or(LONGEST, |rest| rest.min(LONGEST));
     let mut length = most.min(4 << 10);
     loop {
@@ -114,7 +114,7 @@ fn read(
     }
 }
 
-/// Of a header, statistics with an image or two included.
+/// Maximum size of a header, with an image or two in its statistics.
 const LONGEST: usize = 64 << 20;
 
 enum Bad {
@@ -123,28 +123,28 @@ enum Bad {
     Other,
 }
 
-/// Types of Thrift's compact protocol.
+/// Type codes of Thrift's compact protocol.
 const FALSE: u8 = 2;
 const I32: u8 = 5;
 const STRUCT: u8 = 12;
 
-/// The types of the first fields of `PageHeader` and of the structures in it, from field 1 on. The crate
-/// `parquet` reads these fields by their numbers, whatever type they say.
+/// Types of the first fields of `PageHeader` and of its nested structures, from field 1 on. The crate `parquet` reads
+/// these fields by their numbers and ignores their declared types.
 const PAGE: &[u8] = &[I32, I32, I32, I32, STRUCT, STRUCT, STRUCT, STRUCT];
 const DATA_PAGE: &[u8] = &[I32; 4];
 const DICTIONARY_PAGE: &[u8] = &[I32; 2];
 const DATA_PAGE_V2: &[u8] = &[I32; 6];
 
-/// The fields of a structure that were read.
+/// Fields of a structure that have been read.
 #[derive(Default)]
 struct Fields {
     last: i16,
     seen: u16,
 }
 
-/// Thrift's compact protocol, as far as the structure `PageHeader` needs it: four numbers and a truth value are
-/// taken, the rest is passed over. What `parquet` would read in another way is refused: fields that come twice
-/// or are of another type, and numbers that are too large.
+/// A reader of Thrift's compact protocol, limited to the structure `PageHeader`: takes four numbers and a boolean and
+/// skips the rest. Refuses whatever `parquet` would read differently: repeated fields, fields of another type, and
+/// numbers that are too large.
 struct Compact<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -183,8 +183,8 @@ impl Compact<'_> {
         Ok(Header { uncompressed, compressed, levels, is_compressed })
     }
 
-    /// Reads the beginning of a field, which is the first of its number and has the type of `types`, if it has one
-    /// there.
+    /// Reads the header of a field and returns its type, or `None` at the end of the structure. Fails if a field
+    /// repeats, or if its type is not the one in `types`.
     fn known_field(&mut self, fields: &mut Fields, types: &[u8]) -> Result<Option<u8>, Bad> {
         let mut number = i64::from(fields.last);
         let Some(kind) = self.field(&mut number)? else { return Ok(None) };
@@ -210,7 +210,7 @@ impl Compact<'_> {
         Ok(())
     }
 
-    /// Reads a number of 32 bits that is not negative.
+    /// Reads a non-negative 32-bit number.
     fn size(&mut self) -> Result<u32, Bad> {
         let number = i32::try_from(self.signed()?).ok();
         number.and_then(|number| u32::try_from(number).ok()).ok_or(Bad::Other)
@@ -239,7 +239,7 @@ impl Compact<'_> {
         Ok((number >> 1) as i64 ^ -((number & 1) as i64))
     }
 
-    /// The kind of the next field, `None` at the end of the structure.
+    /// Reads the header of the next field and returns its type. `None` at the end of the structure.
     fn field(&mut self, field: &mut i64) -> Result<Option<u8>, Bad> {
         let byte = self.byte()?;
         if byte == 0 {
@@ -259,7 +259,7 @@ impl Compact<'_> {
     }
 
     fn pass(&mut self, kind: u8, depth: usize) -> Result<(), Bad> {
-        // A header has three levels.
+        // A valid header has three levels.
         if depth > 8 {
             return Err(Bad::Other);
         }
@@ -279,7 +279,7 @@ impl Compact<'_> {
                     length => u64::from(length),
                 };
                 for _ in 0..length {
-                    // In a list, a truth value has a byte of its own.
+                    // Booleans in a list take one byte each.
                     match byte & 0x0f {
                         1 | 2 => self.skip(1)?,
                         kind => self.pass(kind, depth + 1)?,
@@ -303,8 +303,8 @@ impl Compact<'_> {
 mod tests {
     use super::*;
 
-    /// A page of the second kind of 100 bytes from 50, with `more` among its fields and `inner` among those of its
-    /// own structure; 3 and 4 bytes of levels.
+    /// Parses the header of a version 2 page of 100 bytes, compressed to 50, with 3 and 4 bytes of levels. `more` is
+    /// added to its fields, and `inner` to those of its nested structure.
     fn header(more: &[u8], inner: &[u8]) -> Result<Header, bool> {
         let page = [0x15, 6, 0x15, 200, 1, 0x15, 100];
         let levels = [0x15, 2, 0x15, 0, 0x15, 2, 0x15, 0, 0x15, 6, 0x15, 8];
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(header(&[0x15, 2], &[0x11]), Ok(expected));
         let plain = Header { is_compressed: false, ..expected };
         assert_eq!(header(&[], &[0x12]), Ok(plain));
-        // Fields that are not of this format.
+        // Fields unknown to the format.
         assert_eq!(header(&[0x05, 40, 2], &[0x05, 42, 2]), Ok(expected));
     }
 

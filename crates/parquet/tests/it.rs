@@ -1,4 +1,4 @@
-//! Values of columns of every type that is read, and files that are refused.
+//! Values of columns of every supported type, and files that are refused.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -28,7 +28,7 @@ fn column<T: DataType>(
     column.close().unwrap();
 }
 
-/// Two groups of two rows each.
+/// Writes a file with two row groups of two rows each.
 fn write(path: &Path) {
     let schema = "message schema {
         required boolean a; required int32 b; required int64 c; required float d; required double e;
@@ -95,7 +95,7 @@ fn values_of_every_type_come_row_by_row() {
     assert_eq!(second, [true, false]);
 }
 
-/// What pyarrow has written, by `golden/make.py`.
+/// Reads a file that pyarrow has written, by `golden/make.py`.
 #[test]
 fn every_compression_is_read() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
@@ -108,7 +108,7 @@ fn every_compression_is_read() {
     }
 }
 
-/// Both kinds of LZ4, and a page of which a few bytes of Brotli become megabytes.
+/// Reads both kinds of LZ4, and a page of which a few bytes of Brotli become megabytes.
 #[test]
 fn what_is_written_compressed_is_read() {
     let folder = tempfile::tempdir().unwrap();
@@ -141,7 +141,7 @@ fn what_is_written_compressed_is_read() {
     }
 }
 
-/// The reader takes all that such a page becomes before it compares the size.
+/// Otherwise the reader would decode all of such a page before it compares the size.
 #[test]
 fn pages_that_hold_more_than_they_claim_are_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -167,7 +167,7 @@ fn pages_that_hold_more_than_they_claim_are_refused() {
         let whole = Table::open(&path).unwrap();
         assert_eq!(shown(&whole, &["a"])[0].len(), 2 << 20);
 
-        // The first page's kind, then its size of four bytes: 1000 takes their place.
+        // The first page's kind, then its size in four bytes, replaced by 1000.
         let mut bytes = fs::read(&path).unwrap();
         let size = bytes.get_mut(4..11).unwrap();
         assert!(
@@ -197,7 +197,7 @@ fn what_is_not_read_is_an_error() {
     assert!(refuse("h").contains("its column h is of a type that is not read"));
     assert_eq!(table.column(&["f"]), None);
 
-    // Each byte once: an error or other values, and never a panic or much memory.
+    // Changes each byte once: gives an error or other values, and never a panic or much memory.
     let whole = fs::read(&path).unwrap();
     for place in 0..whole.len() {
         let mut bytes = whole.clone();

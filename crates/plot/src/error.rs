@@ -11,7 +11,8 @@ use brigade_rank_env::text::counted;
 pub enum PlotError {
     /// An image has more pixels than the limit.
     #[error(
-        "the plot has {width} x {height} pixels, and the most are {most} in all: make it smaller, or plot less at once"
+        "the plot has {width} x {height} pixels, more than the limit of {most} in all: make it \
+         smaller, or plot less at once"
     )]
     TooLarge {
         /// Width in pixels.
@@ -22,7 +23,7 @@ pub enum PlotError {
         most: u64,
     },
     /// A matrix has another number of values than its size.
-    #[error("a matrix of {rows} x {columns} has another number of values than the {found} given")]
+    #[error("a matrix of {rows} x {columns} cannot be made of {found} values")]
     Matrix {
         /// Number of rows.
         rows: usize,
@@ -43,7 +44,8 @@ pub enum PlotError {
     },
     /// An image's number of bytes does not match its size.
     #[error(
-        "an image of {width} x {height} pixels has {expected} bytes, and {found} were given; red, green and blue have one each, grey images one a pixel"
+        "an image of {width} x {height} pixels has {expected} bytes, but {found} were given; expected 3 \
+        bytes per pixel for colour images, or 1 for grey images"
     )]
     Image {
         /// Width in pixels.
@@ -56,7 +58,7 @@ pub enum PlotError {
         found: u64,
     },
     /// A file name has another extension than the supported ones.
-    #[error("{path} does not end in .png, .svg or .txt, so that the kind of file is unknown", path = .path.display())]
+    #[error("unknown kind of file: {path} does not end in .png, .svg or .txt", path = .path.display())]
     Extension {
         /// Path of the file.
         path: PathBuf,

@@ -7,13 +7,13 @@ use crate::WorldSize;
 #[non_exhaustive]
 pub enum WorldError {
     /// The number of ranks is 0 or does not fit a C `int`.
-    #[error("a world of {size} ranks is not possible: between 1 and {max} are", max = i32::MAX)]
+    #[error("a world size of {size} is not possible: expected 1 to {max} ranks", max = i32::MAX)]
     WorldSizeOutOfRange {
         /// Requested number of ranks.
         size: usize,
     },
     /// A rank is not below the number of ranks.
-    #[error("{kind} {index} is not below the number of ranks, {size}")]
+    #[error("{kind} {index} is out of range: expected less than the number of ranks, {size}")]
     RankOutOfRange {
         /// Kind of rank, for the message.
         kind: &'static str,
@@ -70,8 +70,7 @@ pub enum WorldError {
     },
     /// The ranks are on several hosts, and no variable has the address of rank 0.
     #[error(
-        "{launcher} started {size} ranks on several hosts and does not tell them where rank 0 is: \
-         {help}"
+        "{launcher} started {size} ranks on several hosts without the address of rank 0: {help}"
     )]
     NoAddress {
         /// Launcher that started the ranks.
@@ -83,8 +82,8 @@ pub enum WorldError {
     },
     /// The ranks are spread unevenly over hosts, so a rank cannot determine its host's number.
     #[error(
-        "{launcher} started {size} ranks, {local_size} of them on this host, and does not tell \
-         which host this is: give each host the same number of ranks, in order (`--map-by slot` or \
+        "{launcher} started {size} ranks, {local_size} of them on this host, without the number of this \
+         host: give each host the same number of ranks, in order (`--map-by slot` or \
          `-ppn N`), or start one `brigade launch` per host"
     )]
     UnevenHosts {

@@ -216,7 +216,7 @@ impl ProgressPipe {
     }
 
     /// Sends a report to the launcher without blocking. A report that does not fit into the pipe is dropped.
-    pub fn tell(&self, report: &ProgressReport) {
+    pub fn send(&self, report: &ProgressReport) {
         let _ = (&self.0).write(&report.encode());
     }
 }
@@ -397,10 +397,10 @@ mod tests {
         let report = ProgressReport { label: "x".repeat(80), ..Default::default() };
         // More than it holds.
         for _ in 0..2000 {
-            pipe.tell(&report);
+            pipe.send(&report);
         }
         drop(reader);
-        pipe.tell(&report);
+        pipe.send(&report);
         assert!(ProgressPipe::open(4000).is_none());
         let file = File::open("/dev/null").unwrap();
         assert!(ProgressPipe::open(file.as_raw_fd().cast_unsigned()).is_none());

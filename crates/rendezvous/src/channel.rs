@@ -35,7 +35,7 @@ impl Records {
     }
 
     /// A record has begun and is not complete.
-    pub(crate) fn is_amid(&self) -> bool {
+    pub(crate) fn has_partial(&self) -> bool {
         self.start < self.pending.len()
     }
 
@@ -171,7 +171,7 @@ pub(crate) mod tests {
                 plain.extend(far.open(record)?);
             }
         }
-        assert!(!records.is_amid());
+        assert!(!records.has_partial());
         Ok(plain)
     }
 

@@ -33,7 +33,7 @@ pub enum LinkError {
     #[error("the connection broke: {}", crate::plain_text(.0))]
     Broken(io::Error),
     /// No data was received for too long: the other side or the network has failed.
-    #[error("nothing was heard of the other side for {seconds} s")]
+    #[error("no message from the other side for {seconds} s")]
     Silent {
         /// Time without received data, in seconds.
         seconds: f64,
@@ -144,7 +144,7 @@ impl Connection {
         self.writer.is_none()
     }
 
-    pub(crate) fn wants_write(&self) -> bool {
+    pub(crate) fn needs_write(&self) -> bool {
         !self.finished && self.write_error.is_none() && self.sent < self.outbox.len()
     }
 
@@ -189,7 +189,7 @@ impl Connection {
     }
 
     pub(crate) fn flush(&mut self) {
-        while self.wants_write() {
+        while self.needs_write() {
             let writer = self.writer.as_ref().unwrap_or(&self.reader);
             match write(writer, &self.outbox[self.sent..]) {
                 Ok(count) => self.sent += count,
@@ -245,7 +245,7 @@ impl Connection {
             match read(&self.reader, &mut buffer) {
                 // The system reports an error once, to the first call: that may have been a write.
                 Ok(0) if let Some(error) = self.broken() => return Err(error),
-                Ok(0) if self.is_amid() => return Err(LinkError::CutOff),
+                Ok(0) if self.has_partial() => return Err(LinkError::CutOff),
                 Ok(0) => return Err(LinkError::Closed),
                 Ok(count) => {
                     self.last_received = Instant::now();
@@ -263,8 +263,8 @@ impl Connection {
         }
     }
 
-    fn is_amid(&self) -> bool {
-        self.decoder.is_amid() || self.records.as_ref().is_some_and(Records::is_amid)
+    fn has_partial(&self) -> bool {
+        self.decoder.has_partial() || self.records.as_ref().is_some_and(Records::has_partial)
     }
 
     /// Why nothing can be sent any more.

@@ -109,14 +109,14 @@ pub enum RendezvousNotice {
 pub enum RendezvousError {
     /// Another program listens on the port.
     #[error(
-        "port {port} on this host is in use by another program: end that, or give another port"
+        "port {port} on this host is in use by another program: stop it, or choose another port"
     )]
     PortTaken {
         /// Port that is in use.
         port: u16,
     },
     /// The operating system refuses to listen on the port.
-    #[error("cannot listen at port {port}: {source}")]
+    #[error("cannot listen on port {port}: {source}")]
     CannotListen {
         /// Port that was to be bound.
         port: u16,

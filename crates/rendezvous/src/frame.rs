@@ -13,7 +13,7 @@ pub enum FrameError {
     /// The announced length exceeds the maximum length of a message: the sender has a different protocol.
     #[error(
         "a message of {length} bytes was announced, at most {longest} are allowed: \
-             the other side does not speak Brigade's protocol"
+             the other side does not use Brigade's protocol"
     )]
     TooLong {
         /// Announced length in bytes.
@@ -81,7 +81,7 @@ impl Decoder {
 
     /// Returns `true` if the buffer holds the beginning of an incomplete message.
     #[must_use]
-    pub fn is_amid(&self) -> bool {
+    pub fn has_partial(&self) -> bool {
         self.start < self.pending.len()
     }
 

@@ -63,7 +63,7 @@ pub(crate) enum Kind {
 
 /// Error for a connection whose first bytes are not those of Brigade's protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it does not speak Brigade's protocol")]
+#[error("it does not use Brigade's protocol")]
 pub struct NotBrigade;
 
 impl Greeting {
@@ -211,7 +211,7 @@ pub(crate) fn answer(record: &[u8], secret: Option<&Secret>) -> Answer {
     let Ok(mut noise) = state(secret, &hello, Side::Coordinator) else { return Answer::Ignore };
     if noise.read_message(&hello.noise, &mut []).is_err() {
         return match secret {
-            Some(_) => refuse(Kind::WrongSecret, "it does not know the secret of this job".into()),
+            Some(_) => refuse(Kind::WrongSecret, "it does not have the secret of this job".into()),
             None => Answer::Ignore,
         };
     }

@@ -20,7 +20,7 @@ pub const OUTPUT_CREDIT: u64 = 256 << 10;
 /// The agent's end of its connection to the coordinator.
 ///
 /// It never waits. In each turn of its loop the agent polls [`Link::read_fd`], and
-/// [`Link::write_fd`] while [`Link::wants_write`], until [`Link::deadline`] at most; then it calls
+/// [`Link::write_fd`] while [`Link::needs_write`], until [`Link::deadline`] at most; then it calls
 /// [`Link::flush`], [`Link::receive`] until there is nothing more, and [`Link::keep_up`] last, so
 /// that what has come in the meantime counts before silence does. After an error the link is of no
 /// use. What the coordinator said before it closed is received before the error.
@@ -39,7 +39,7 @@ pub const OUTPUT_CREDIT: u64 = 256 << 10;
 /// let mut link = Link::over(near.into(), None)?;
 /// let sent = link.millis(Instant::now());
 /// link.send(&FromAgent::Join(Join { run_id: "night".into(), sent, ..Join::new("node1") }));
-/// assert!(!link.wants_write(), "the socket has taken it");
+/// assert!(!link.needs_write(), "the socket has taken it");
 /// assert_eq!(link.receive()?, None);
 /// assert_eq!(link.deadline(), None, "in one process there are no beats");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -114,7 +114,7 @@ impl Link {
         self.ends[0].as_fd()
     }
 
-    /// Returns the descriptor to be polled for writing while [`Link::wants_write`].
+    /// Returns the descriptor to be polled for writing while [`Link::needs_write`].
     #[must_use]
     pub fn write_fd(&self) -> BorrowedFd<'_> {
         self.ends[1].as_fd()
@@ -122,8 +122,8 @@ impl Link {
 
     /// Returns `true` if data waits to be sent.
     #[must_use]
-    pub fn wants_write(&self) -> bool {
-        self.shared.lock().wire.wants_write()
+    pub fn needs_write(&self) -> bool {
+        self.shared.lock().wire.needs_write()
     }
 
     /// Sends as much of a message as the system accepts now, and the rest on [`Link::flush`]. A lost connection is
@@ -167,9 +167,9 @@ impl Link {
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let limits = self.limits?;
-        let heard = self.shared.lock().wire.last_received();
-        let quiet = heard + limits.quiet();
-        Some(if Instant::now() < quiet { quiet } else { heard + limits.heartbeat_timeout() })
+        let received = self.shared.lock().wire.last_received();
+        let quiet = received + limits.quiet();
+        Some(if Instant::now() < quiet { quiet } else { received + limits.heartbeat_timeout() })
     }
 
     /// Checks that the coordinator has not been silent for too long.
@@ -312,7 +312,7 @@ mod tests {
         assert!(!link.is_quiet(after(5)) && link.is_quiet(after(6)));
         link.keep_up(after(29)).unwrap();
         let error = link.keep_up(after(30)).unwrap_err();
-        assert_eq!(error.to_string(), "nothing was heard of the other side for 30 s");
+        assert_eq!(error.to_string(), "no message from the other side for 30 s");
     }
 
     #[test]
@@ -321,12 +321,12 @@ mod tests {
         let (mut link, far) = pair(Some(limits));
         let mut wire = Connection::new(far.into(), None, 0).unwrap();
         link.send(&FromAgent::Finished { attempt: 0 });
-        let mut heard = Vec::new();
-        while heard.len() < 4 {
-            heard.extend(wait(&mut wire));
+        let mut received = Vec::new();
+        while received.len() < 4 {
+            received.extend(wait(&mut wire));
         }
-        assert_eq!(heard[0], FromAgent::Finished { attempt: 0 });
-        for message in &heard[1..] {
+        assert_eq!(received[0], FromAgent::Finished { attempt: 0 });
+        for message in &received[1..] {
             assert!(matches!(message, FromAgent::Beat { .. }), "{message:?}");
         }
     }
@@ -371,7 +371,7 @@ mod tests {
         let mut link = Link::new(near_in.into(), near_out.into(), None).unwrap();
         let output = FromAgent::Output { stream: Stream::Stdout, bytes: vec![7; 3 << 20] };
         link.send(&output);
-        assert!(link.wants_write());
+        assert!(link.needs_write());
         far_in.set_nonblocking(true).unwrap();
         let mut far = Connection::new(far_in.into(), None, 0).unwrap();
         let received = loop {
@@ -383,7 +383,7 @@ mod tests {
             link.flush();
         };
         assert_eq!(received, output);
-        assert!(!link.wants_write());
+        assert!(!link.needs_write());
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub enum SecretError {
         mode: u32,
     },
     /// The operating system has no source of random numbers.
-    #[error("the system gives no random numbers for the secret of the job: {0}")]
+    #[error("cannot get random numbers from the system for the secret of the job: {0}")]
     NoRandom(io::Error),
 }
 

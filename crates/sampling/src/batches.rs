@@ -4,8 +4,8 @@ use std::slice;
 
 use crate::PlanError;
 
-/// Cuts an order into batches of one size, as torch's `BatchSampler`. This is the plan of a process
-/// that runs alone; [`Shards`](crate::Shards) deals batches out to several.
+/// Cuts an order into batches of one size, like torch's `BatchSampler`. This is the plan of a process that runs alone;
+/// [`Shards`](crate::Shards) distributes batches to several ranks.
 ///
 /// ```
 /// use brigade_sampling::BatchSampler;
@@ -24,10 +24,10 @@ pub struct BatchSampler {
 }
 
 impl BatchSampler {
-    /// Batches of `batch_size` samples; a smaller last one is left out when `drop_last` is set.
+    /// Creates a sampler of batches of `batch_size` samples. With `drop_last`, a smaller last batch is left out.
     ///
     /// # Errors
-    /// A batch size of 0.
+    /// Fails if the batch size is 0.
     pub fn new(batch_size: usize, drop_last: bool) -> Result<Self, PlanError> {
         if batch_size == 0 {
             return Err(PlanError::Zero { what: "batch size" });
@@ -35,25 +35,25 @@ impl BatchSampler {
         Ok(Self { batch_size, drop_last })
     }
 
-    /// Samples in a full batch.
+    /// Returns the number of samples in a full batch.
     #[must_use]
     pub fn batch_size(&self) -> usize {
         self.batch_size
     }
 
-    /// Whether a smaller last batch is left out.
+    /// Returns `true` if a smaller last batch is left out.
     #[must_use]
     pub fn drop_last(&self) -> bool {
         self.drop_last
     }
 
-    /// How many batches `samples` samples make.
+    /// Returns the number of batches that `samples` samples make.
     #[must_use]
     pub fn num_batches(&self, samples: usize) -> usize {
         if self.drop_last { samples / self.batch_size } else { samples.div_ceil(self.batch_size) }
     }
 
-    /// The batches of `order`, borrowed from it.
+    /// Returns an iterator over the batches of `order`, which are borrowed from it.
     pub fn batches<'a>(&self, order: &'a [usize]) -> slice::Chunks<'a, usize> {
         let kept = (self.num_batches(order.len()).saturating_mul(self.batch_size)).min(order.len());
         order[..kept].chunks(self.batch_size)

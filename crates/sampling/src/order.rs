@@ -1,10 +1,10 @@
-//! The order of an epoch as a plan keeps it.
+//! The sample order of an epoch, as a plan stores it.
 
 use std::sync::Arc;
 
-/// The indices of an epoch: counted, or listed and shared without a copy.
+/// The sample indices of an epoch: a range, or a list that is shared without a copy.
 ///
-/// Counting costs no memory, so that a plan for an unshuffled set of any size is free.
+/// A range takes no memory, so that a plan for an unshuffled dataset of any size is free.
 ///
 /// ```
 /// use brigade_sampling::Order;
@@ -15,14 +15,14 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
-    /// The indices `0..n`.
+    /// The indices `0..n`, where `n` is the value.
     Sequential(usize),
-    /// These indices.
+    /// Listed indices, in this order.
     Listed(Arc<[usize]>),
 }
 
 impl Order {
-    /// Number of samples.
+    /// Returns the number of samples.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -31,13 +31,13 @@ impl Order {
         }
     }
 
-    /// Whether there are no samples.
+    /// Returns `true` if the order has no samples.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The index at `place`.
+    /// Returns the sample index at position `place`.
     ///
     /// # Panics
     /// When `place` is not below [`len`](Self::len), as indexing a slice does.

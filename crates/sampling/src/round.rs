@@ -1,63 +1,64 @@
-//! What a rank gets in a round, and what all ranks get.
+//! The batch of one rank, and the sizes of the batches of all ranks in one round.
 
 use std::ops::Range;
 
-/// A batch of one rank. Its first `valid` samples are this epoch's; the rest are duplicates of
-/// samples that some rank has in this epoch anyway, appended so that all ranks run the same shapes.
+/// A batch of one rank. Its first `valid` samples belong to this epoch; the rest are duplicates of samples that some
+/// rank has in this epoch anyway, appended so that all ranks run the same shapes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PlannedBatch {
-    /// Indices into the data set.
+    /// Indices into the dataset.
     pub indices: Vec<usize>,
-    /// How many of them, from the front, count; 0 for a batch that only keeps the rank in step.
+    /// Number of valid samples at the front of `indices`. 0 for a batch that only keeps the rank in step with the
+    /// others.
     pub valid: usize,
 }
 
 impl PlannedBatch {
-    /// The samples that count.
+    /// Returns the indices of the valid samples.
     #[must_use]
     pub fn valid_indices(&self) -> &[usize] {
         &self.indices[..self.valid]
     }
 
-    /// The duplicates that complete the batch.
+    /// Returns the duplicates that complete the batch.
     #[must_use]
     pub fn duplicates(&self) -> &[usize] {
         &self.indices[self.valid..]
     }
 }
 
-/// The sizes of one round on all ranks. Every rank computes it alone, so a gather can leave the
-/// duplicates out without another message.
+/// The batch sizes of all ranks in one round. Every rank computes them by itself, so that a gather can drop the
+/// duplicates without an exchange of sizes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Round {
-    /// Samples in each rank's batch; 0 where a rank has none in this round.
+    /// Number of samples in each rank's batch; 0 where a rank has no batch in this round.
     pub rows: Vec<usize>,
-    /// How many of them, from the front, are this epoch's.
+    /// Number of valid samples at the front of each rank's batch.
     pub valid: Vec<usize>,
 }
 
 impl Round {
-    /// Samples of all ranks that count.
+    /// Returns the number of valid samples of all ranks together.
     #[must_use]
     pub fn total_valid(&self) -> usize {
         self.valid.iter().sum()
     }
 
-    /// Whether every sample of every rank counts.
+    /// Returns `true` if no rank's batch contains duplicates.
     #[must_use]
     pub fn is_all_valid(&self) -> bool {
         self.rows == self.valid
     }
 
-    /// Whether all ranks have batches of one size, as a plain all-gather needs.
+    /// Returns `true` if all ranks have batches of one size, as a plain all-gather needs.
     #[must_use]
     pub fn is_even(&self) -> bool {
         self.rows.windows(2).all(|pair| pair[0] == pair[1])
     }
 
-    /// Which rows count when the batches of all ranks are put one after another in rank order.
-    /// Neighbouring ranges are merged, so a round without duplicates is one range, and the usual
-    /// last round, duplicates at its end, is one as well.
+    /// Returns the ranges of valid rows in the concatenation of all ranks' batches, in rank order. Neighbouring ranges
+    /// are merged: a round without duplicates is one range, and so is the usual last round, whose duplicates are at its
+    /// end.
     ///
     /// ```
     /// use brigade_sampling::Round;

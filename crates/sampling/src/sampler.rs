@@ -4,25 +4,25 @@ use std::fmt;
 
 use crate::stream::{SHUFFLE, below, stream};
 
-/// The order of an epoch, known to every rank without a word exchanged: it depends on the sampler
-/// and the epoch only.
+/// The sample order of each epoch. It depends on the sampler and the epoch only, so that every rank computes the same
+/// order without communication.
 ///
-/// An order holds indices into the data set. It may leave some out and repeat others
+/// An order consists of indices into the dataset. It may leave some out and repeat others
 /// ([`Weighted`](crate::Weighted)); its length is [`len`](Self::len) in every epoch.
 pub trait Sampler: fmt::Debug + Send + Sync {
-    /// Number of samples in an epoch.
+    /// Returns the number of samples in an epoch.
     fn len(&self) -> usize;
 
-    /// Whether an epoch has no samples.
+    /// Returns `true` if an epoch has no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The indices of epoch `epoch`, [`len`](Self::len) of them.
+    /// Returns the [`len`](Self::len) sample indices of epoch `epoch`.
     fn order(&self, epoch: u64) -> Vec<usize>;
 }
 
-/// Every sample in the order of the data set.
+/// Visits every sample in the order of the dataset.
 ///
 /// ```
 /// use brigade_sampling::{Sampler, Sequential};
@@ -35,7 +35,7 @@ pub struct Sequential {
 }
 
 impl Sequential {
-    /// The samples `0..len`.
+    /// Creates a sampler of the samples `0..len`, in that order.
     #[must_use]
     pub fn new(len: usize) -> Self {
         Self { len }
@@ -52,11 +52,11 @@ impl Sampler for Sequential {
     }
 }
 
-/// Every sample once, in an order that is new in each epoch and the same for the same seed.
+/// Visits every sample once, in an order that is new in each epoch and the same for the same seed.
 ///
-/// The order is a Fisher-Yates shuffle of `0..len` over [`stream`]`(seed, [1, epoch])`: for `i`
-/// from the last place down to 1, place `i` is exchanged with a uniform place in `0..=i`. It is
-/// fixed across versions and machines.
+/// The order is a Fisher-Yates shuffle of `0..len` with the random numbers of [`stream`]`(seed, [1, epoch])`: for `i`
+/// from the last position down to 1, position `i` is exchanged with a uniformly drawn position in `0..=i`. It is fixed
+/// across versions and machines.
 ///
 /// ```
 /// use brigade_sampling::{Sampler, Shuffle};
@@ -72,7 +72,7 @@ pub struct Shuffle {
 }
 
 impl Shuffle {
-    /// The samples `0..len`, shuffled by `seed` and the epoch.
+    /// Creates a sampler of the samples `0..len`, shuffled by `seed` and the epoch.
     #[must_use]
     pub fn new(len: usize, seed: u64) -> Self {
         Self { len, seed }
@@ -108,8 +108,8 @@ impl<S: Sampler + ?Sized> Sampler for Box<S> {
 mod tests {
     use super::*;
 
-    // Checkpoints count on these orders: a change here breaks them. The numbers were made by a second
-    // implementation of the documented stream, in Python.
+    // Checkpoints rely on these orders: a change here breaks them. The numbers were made by a second implementation of
+    // the documented stream, in Python.
     #[test]
     fn the_shuffle_is_pinned() {
         assert_eq!(Shuffle::new(12, 42).order(0), [4, 9, 8, 3, 2, 0, 1, 6, 5, 7, 10, 11]);

@@ -1,4 +1,4 @@
-//! Shards: which rank gets which samples.
+//! Shards: the assignment of samples to ranks.
 
 use std::ops::Range;
 
@@ -11,16 +11,15 @@ mod list;
 
 /// The batches of every rank for one epoch.
 ///
-/// A plan is arithmetic over the epoch's order: nothing is materialised until a batch is asked for,
-/// and any batch can be asked for at once, so that resuming is starting at a later round. Every rank
-/// makes the whole plan for itself, which takes no time and no memory beyond the order.
+/// A plan is arithmetic over the epoch's order: a batch is computed when it is requested, and any batch can be
+/// requested directly, so that resuming means starting at a later round. Every rank computes the whole plan by itself,
+/// which takes no time and no memory beyond the order.
 ///
-/// Over all ranks and rounds the valid samples are the order without what was dropped, each exactly
-/// once, in every scheme. What else a batch holds is a duplicate that keeps the ranks in step.
+/// In every scheme, the valid samples of all ranks and rounds together are the order without the dropped samples, each
+/// exactly once. All other samples of a batch are duplicates that keep the ranks in step.
 ///
-/// One rank is planned by the same rules, so that its last batch is completed as well unless
-/// `even_batches` is off. A process that runs alone needs no completion: see
-/// [`BatchSampler`](crate::BatchSampler).
+/// A world of one rank is planned by the same rules, so that its last batch is completed as well unless `even_batches`
+/// is off. A process that runs alone needs no completion: see [`BatchSampler`](crate::BatchSampler).
 ///
 /// ```
 /// use brigade_sampling::{Order, ShardOptions, Shards};
@@ -37,23 +36,21 @@ pub struct Shards {
     world: usize,
 }
 
-/// Whose rules share out the samples.
+/// The library whose rules distribute the samples among the ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// Accelerate's `BatchSamplerShard`: batches go round the ranks, or each batch is split among
-    /// them. Put together in rank order, the batches of a round are in the order of the epoch.
+    /// Accelerate's `BatchSamplerShard`: batches go to the ranks in turn, or each batch is split among them. The
+    /// batches of a round, concatenated in rank order, are in the order of the epoch.
     #[default]
     Accelerate,
-    /// torch's `DistributedSampler`: sample `i` goes to rank `i % world`, and each rank makes its
-    /// own batches.
+    /// torch's `DistributedSampler`: sample `i` goes to rank `i % world`, and each rank makes its own batches.
     Torch,
-    /// fastai's `DistributedDL`: each rank has one contiguous block of the order and makes its own
-    /// batches.
+    /// fastai's `DistributedDL`: each rank has one contiguous block of the order and makes its own batches.
     Fastai,
 }
 
 impl Scheme {
-    /// The name in options and messages.
+    /// Returns the name of the scheme in options and messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -64,24 +61,25 @@ impl Scheme {
     }
 }
 
-/// How samples are dealt out. The default is Accelerate's.
+/// Options of how samples are distributed among the ranks. The defaults are Accelerate's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ShardOptions {
-    /// Whose rules.
+    /// Rules by which samples are distributed. Defaults to [`Scheme::Accelerate`].
     pub scheme: Scheme,
-    /// The batch size is that of all ranks together, and each batch is cut into one piece per rank;
-    /// otherwise it is that of one rank. Only Accelerate has it.
+    /// `true` if the batch size is that of all ranks together, and each batch is cut into one piece per rank; `false`
+    /// if it is the batch size of one rank. Only with Accelerate's scheme. Defaults to `false`.
     pub split_batches: bool,
-    /// Complete the last round with samples from the start of the order, so that every rank has as
-    /// many batches as the others and all are full. Off, the last batch of a rank may be smaller or
-    /// missing. Only Accelerate has the choice; the other schemes always even out.
+    /// `true` to complete the last round with samples from the start of the order, so that every rank has the same
+    /// number of batches and all are full; `false` if the last batch of a rank may be smaller or missing. Can be
+    /// `false` only with Accelerate's scheme; the others always complete. Defaults to `true`.
     pub even_batches: bool,
-    /// Give out full batches only: Accelerate drops the last round when it is not full on every
-    /// rank, and with the others each rank drops its own smaller last batch.
+    /// `true` to return full batches only: with Accelerate's scheme the last round is dropped if it is not full on
+    /// every rank, with the others each rank drops its own smaller last batch. Defaults to `false`.
     pub drop_last: bool,
-    /// `DistributedSampler(drop_last=True)`: the samples at the end that do not divide by the number
-    /// of ranks are dropped, not completed by duplicates. It says nothing about batches; torch's
-    /// loader has a `drop_last` of its own, which is the one above. Only torch has it.
+    /// `true` to drop the samples at the end of the order that exceed a multiple of the world size instead of
+    /// completing them with duplicates: `drop_last` of torch's `DistributedSampler`. It does not change the batches;
+    /// `drop_last` of torch's data loader is [`drop_last`](Self::drop_last). Only with torch's scheme. Defaults to
+    /// `false`.
     pub drop_tail: bool,
 }
 
@@ -97,23 +95,23 @@ impl Default for ShardOptions {
     }
 }
 
-/// The sums of a plan over all ranks and rounds, in samples.
+/// Sums over all ranks and rounds of a plan, in samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Totals {
-    /// Samples of the order that some rank gets, each counted once.
+    /// Number of samples of the order that some rank gets, each counted once.
     pub seen: usize,
-    /// Places in batches that are filled with duplicates.
+    /// Number of places in batches that are filled with duplicates.
     pub duplicated: usize,
-    /// Samples of the order that no rank gets.
+    /// Number of samples of the order that no rank gets.
     pub dropped: usize,
 }
 
 impl Shards {
-    /// Deals out `order` in batches of `batch_size` to `world` ranks.
+    /// Distributes `order` in batches of `batch_size` to `world` ranks.
     ///
     /// # Errors
-    /// A batch size or world of 0; `split_batches` with a batch size that does not divide by
-    /// `world`; an option that the scheme does not have.
+    /// Fails if the batch size or the world size is 0, with `split_batches` if the batch size is not a multiple of
+    /// `world`, for an option that the scheme does not have, and for sizes whose product overflows.
     pub fn new(
         order: impl Into<Order>,
         batch_size: usize,
@@ -125,16 +123,16 @@ impl Shards {
         Ok(Self { plan: Plan::IndexSharding(sharding), world })
     }
 
-    /// Deals out batches that are made already, as of a batch sampler that groups samples by length.
+    /// Distributes batches that exist already, such as those of a batch sampler that groups samples by length.
     ///
-    /// With a `batch_size`, all batches but the last must have it, and the plan is that of
-    /// [`Shards::new`] over the batches put together. Without, batches may be of any size: they are
-    /// never cut or completed, and where the last round lacks batches, whole batches from the start
-    /// of the list are given out again with no valid sample (`even_batches`), or none are.
+    /// With a `batch_size`, all batches but the last must have that size, and the plan is that of [`Shards::new`] over
+    /// the concatenated batches. Without a `batch_size`, batches may have any size: they are never cut or completed.
+    /// Where the last round lacks batches, with `even_batches` whole batches from the start of the list are repeated,
+    /// none of their samples valid; without it, some ranks have no batch in that round.
     ///
     /// # Errors
-    /// As [`Shards::new`]; an empty batch; a batch that has not the declared size; `split_batches`
-    /// without a batch size; a scheme other than Accelerate's.
+    /// Returns the same errors as [`Shards::new`], and fails for an empty batch, a batch that does not have the
+    /// declared size, `split_batches` without a batch size, and a scheme other than Accelerate's.
     pub fn from_batches(
         batches: Vec<Vec<usize>>,
         batch_size: Option<usize>,
@@ -156,13 +154,13 @@ impl Shards {
         }
     }
 
-    /// Number of ranks.
+    /// Returns the world size: the number of ranks.
     #[must_use]
     pub fn world(&self) -> usize {
         self.world
     }
 
-    /// Number of rounds: the batches of the rank that has most.
+    /// Returns the number of rounds, which is the largest number of batches of any rank.
     #[must_use]
     pub fn rounds(&self) -> usize {
         match &self.plan {
@@ -171,8 +169,8 @@ impl Shards {
         }
     }
 
-    /// Number of batches of a rank. All ranks have [`rounds`](Self::rounds) unless `even_batches` is
-    /// off; a rank outside the world has none.
+    /// Returns the number of batches of a rank. All ranks have [`rounds`](Self::rounds) batches unless `even_batches`
+    /// is off; a rank that is not below the world size has none.
     #[must_use]
     pub fn num_batches(&self, rank: usize) -> usize {
         let rounds = self.rounds();
@@ -189,7 +187,7 @@ impl Shards {
         }
     }
 
-    /// The batch of a rank in a round, or `None` where it has none.
+    /// Returns the batch of a rank in a round, or `None` if the rank has none.
     #[must_use]
     pub fn batch(&self, rank: usize, round: usize) -> Option<PlannedBatch> {
         if rank >= self.world {
@@ -201,7 +199,8 @@ impl Shards {
         }
     }
 
-    /// The batches of a rank, in order. `skip(n)` costs nothing: it resumes at round `n`.
+    /// Returns an iterator over the batches of a rank, in order. `skip(n)` takes constant time, so that training can
+    /// resume at round `n`.
     ///
     /// ```
     /// use brigade_sampling::{Order, ShardOptions, Shards};
@@ -216,7 +215,7 @@ impl Shards {
         RankBatches { shards: self, rank, rounds: 0..self.num_batches(rank) }
     }
 
-    /// The sizes of all ranks' batches in a round; zeros from [`rounds`](Self::rounds) on.
+    /// Returns the batch sizes of all ranks in a round. All are 0 from [`rounds`](Self::rounds) on.
     #[must_use]
     pub fn round(&self, round: usize) -> Round {
         let (rows, valid) =
@@ -224,7 +223,7 @@ impl Shards {
         Round { rows, valid }
     }
 
-    /// Sums over the whole plan.
+    /// Returns the sums over the whole plan.
     #[must_use]
     pub fn totals(&self) -> Totals {
         match &self.plan {
@@ -233,7 +232,7 @@ impl Shards {
         }
     }
 
-    /// Rows and valid rows of a batch.
+    /// Returns the numbers of rows and of valid rows of a batch.
     fn sizes(&self, rank: usize, round: usize) -> Option<(usize, usize)> {
         if rank >= self.world {
             return None;
@@ -245,7 +244,7 @@ impl Shards {
     }
 }
 
-/// The batches of one rank: see [`Shards::rank`].
+/// Iterator over the batches of one rank, made by [`Shards::rank`].
 #[derive(Debug, Clone)]
 pub struct RankBatches<'a> {
     shards: &'a Shards,
@@ -273,14 +272,14 @@ impl ExactSizeIterator for RankBatches<'_> {}
 
 #[derive(Debug, Clone)]
 enum Plan {
-    /// An order, dealt out by position.
+    /// An order, distributed by position.
     IndexSharding(IndexSharding),
-    /// Batches of any size, dealt out whole.
+    /// Batches of any size, distributed whole.
     List(BatchList),
 }
 
 impl ShardOptions {
-    /// Checks what does not depend on the samples. `batch_size` is `None` where none is known.
+    /// Checks everything that does not depend on the samples. `batch_size` is `None` if no common size is known.
     pub(crate) fn check(&self, world: usize, batch_size: Option<usize>) -> Result<(), PlanError> {
         if world == 0 {
             return Err(PlanError::Zero { what: "number of ranks" });

@@ -1,17 +1,17 @@
-//! Random streams by name: a seed and a path of numbers give the same stream everywhere.
+//! Random number streams by name: a seed and a path of numbers give the same stream on every machine.
 
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-/// The random stream that belongs to `seed` and a `path` such as `[epoch, sample]`.
+/// Returns the random number stream of `seed` and a `path` such as `[epoch, sample]`.
 ///
-/// The stream is a [`Pcg64`] whose 256-bit seed is made with SplitMix64's mixing function: the seed
-/// and then each number of the path are folded into one 64-bit key, and the key is expanded into
-/// four words. Every number counts and so does its place: `stream(1, &[0])` and `stream(0, &[1])`
-/// have nothing in common, where adding seed and epoch would make them equal.
+/// The stream is a [`Pcg64`] whose 256-bit seed is made with SplitMix64's mixing function: the seed and then each
+/// number of the path are folded into one 64-bit key, and the key is expanded into four words. Both the value and the
+/// position of each number matter: `stream(1, &[0])` and `stream(0, &[1])` are independent, whereas adding seed and
+/// epoch would make them equal.
 ///
-/// The stream is part of the interface: a checkpoint counts on it to rebuild the order of an
-/// epoch, so it does not change between versions or machines.
+/// The stream is part of the interface: a checkpoint relies on it to rebuild the order of an epoch, so it does not
+/// change between versions or machines.
 ///
 /// ```
 /// use brigade_sampling::stream;
@@ -34,9 +34,9 @@ pub fn stream(seed: u64, path: &[u64]) -> Pcg64 {
     Pcg64::from_seed(bytes)
 }
 
-/// A uniform number below `bound` (not 0), without bias: Lemire's method, "Fast Random Integer
-/// Generation in an Interval" (2019). Written out because an order that checkpoints count on must
-/// not change when a library improves its own.
+/// Returns a uniform number below `bound` (not 0), without bias: Lemire's method, "Fast Random Integer Generation in an
+/// Interval" (2019). Written out because an order that checkpoints rely on must not change when a library changes its
+/// own method.
 pub(crate) fn below(rng: &mut Pcg64, bound: u64) -> u64 {
     let mut product = u128::from(rng.next_u64()) * u128::from(bound);
     if (product as u64) < bound {
@@ -48,13 +48,13 @@ pub(crate) fn below(rng: &mut Pcg64, bound: u64) -> u64 {
     (product >> 64) as u64
 }
 
-/// A uniform number in [0, 1) with 53 bits.
+/// Returns a uniform number in [0, 1) with 53 random bits.
 pub(crate) fn unit(rng: &mut Pcg64) -> f64 {
     (rng.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
-/// First numbers of the paths that this crate uses itself, so that a shuffle and a weighted draw
-/// with the same seed do not share their numbers.
+/// First numbers of the paths that this crate itself uses, so that a shuffle and a weighted draw with the same seed do
+/// not share their numbers.
 pub(crate) const SHUFFLE: u64 = 1;
 pub(crate) const WEIGHTED: u64 = 2;
 

@@ -1,18 +1,17 @@
-//! Sharding data without a length: every rank reads the stream and keeps its part.
+//! Sharding data without a known length: every rank reads the stream and keeps its part.
 
 use std::ops::Range;
 
 use crate::{PlanError, Round, Scheme, ShardOptions};
 
-/// One rank's part of a stream of samples, by the rules of Accelerate's `IterableDatasetShard`.
+/// The part of one rank of a stream of samples, by the rules of Accelerate's `IterableDatasetShard`.
 ///
-/// The stream is cut into rounds of `batch_size * world` samples (`batch_size` with
-/// `split_batches`), and each rank has its slice of every round. A last, incomplete round is
-/// completed with the samples of the first, dropped (`drop_last`), or given out as it is
-/// (`even_batches` off). Whole rounds are given out as soon as they are complete.
+/// The stream is cut into rounds of `batch_size * world` samples (`batch_size` with `split_batches`), and each rank has
+/// its slice of every round. A last, incomplete round is completed with samples of the first (the default), dropped
+/// (`drop_last`), or returned as it is (`even_batches` off). Whole rounds are returned as soon as they are complete.
 ///
-/// Only this rank's samples are kept, and one copy of the first round where it may be needed to
-/// complete the last.
+/// Only this rank's samples are kept in memory, and one copy of the first round where it may be needed to complete the
+/// last.
 ///
 /// ```
 /// use brigade_sampling::{ShardOptions, StreamShard};
@@ -27,39 +26,39 @@ use crate::{PlanError, Round, Scheme, ShardOptions};
 /// ```
 #[derive(Debug, Clone)]
 pub struct StreamShard<T> {
-    /// Samples of a round on each rank.
+    /// Number of samples of a full round on each rank.
     rows: usize,
     rank: usize,
     world: usize,
     even: bool,
     drop_last: bool,
-    /// Samples of this round that have come, on all ranks.
+    /// Number of samples of the current round that were pushed, for all ranks.
     arrived: usize,
-    /// Those of them that are this rank's.
+    /// Samples of the current round that belong to this rank.
     own: Vec<T>,
-    /// The first round, for completion.
+    /// The samples of the first round, to complete the last.
     first: Vec<T>,
     first_done: bool,
 }
 
-/// What a rank gets of one round of a stream.
+/// The batch of one rank in one round of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamBatch<T> {
-    /// The samples; duplicates come last.
+    /// Samples of the batch, duplicates last.
     pub items: Vec<T>,
-    /// How many of them, from the front, count.
+    /// Number of valid samples at the front of `items`.
     pub valid: usize,
-    /// The sizes on all ranks.
+    /// The batch sizes of all ranks in this round.
     pub round: Round,
 }
 
 impl<T: Clone> StreamShard<T> {
-    /// The part of `rank` among `world` ranks. Of the options, `drop_tail` and the schemes other
-    /// than Accelerate's have no meaning for a stream.
+    /// Creates the shard of `rank` in a world of `world` ranks. `drop_tail` is ignored, and the only possible scheme is
+    /// Accelerate's.
     ///
     /// # Errors
-    /// A batch size or world of 0, a rank outside the world, `split_batches` with a batch size that
-    /// does not divide by `world`, another scheme.
+    /// Fails if the batch size or the world size is 0, the rank is not below the world size, the scheme is not
+    /// Accelerate's, or with `split_batches` the batch size is not a multiple of `world`.
     pub fn new(
         batch_size: usize,
         rank: usize,
@@ -91,8 +90,7 @@ impl<T: Clone> StreamShard<T> {
         })
     }
 
-    /// Takes the next sample of the stream, and gives back this rank's batch when the sample
-    /// completes a round.
+    /// Adds the next sample of the stream, and returns this rank's batch if the sample completes a round.
     pub fn push(&mut self, item: T) -> Option<StreamBatch<T>> {
         let keeps_first = !self.first_done && self.even && !self.drop_last;
         let is_own = self.places().contains(&self.arrived);
@@ -115,8 +113,8 @@ impl<T: Clone> StreamShard<T> {
         Some(StreamBatch { items: std::mem::take(&mut self.own), valid: self.rows, round })
     }
 
-    /// Ends the stream, and gives back this rank's batch of the last, incomplete round: `None` when
-    /// there is no such round, when it is dropped, or when this rank has no sample in it.
+    /// Ends the stream, and returns this rank's batch of the last, incomplete round. Returns `None` if the last round
+    /// was complete, is dropped, or has no samples for this rank.
     #[must_use]
     pub fn finish(mut self) -> Option<StreamBatch<T>> {
         if self.arrived == 0 || self.drop_last {
@@ -140,7 +138,7 @@ impl<T: Clone> StreamShard<T> {
         })
     }
 
-    /// This rank's places in a round.
+    /// Returns the positions of this rank's samples in a round.
     fn places(&self) -> Range<usize> {
         self.rank * self.rows..(self.rank + 1) * self.rows
     }
@@ -162,7 +160,7 @@ mod tests {
         let uneven = ShardOptions { even_batches: false, ..Default::default() };
         let last = |rank| all(9, rank, uneven).pop().unwrap();
         assert_eq!((last(0).items, last(1).items), (vec![6, 7], vec![8]));
-        assert_eq!(last(2).items, [4, 5]); // of the round before: it has none in the last
+        assert_eq!(last(2).items, [4, 5]); // of the round before: the last has no samples for it
         assert_eq!(last(1).round, Round { rows: vec![2, 1, 0], valid: vec![2, 1, 0] });
     }
 

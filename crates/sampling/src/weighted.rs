@@ -3,14 +3,13 @@
 use crate::stream::{WEIGHTED, stream, unit};
 use crate::{PlanError, Sampler};
 
-/// Draws samples in proportion to their weights, as torch's `WeightedRandomSampler`.
+/// Draws samples in proportion to their weights, like torch's `WeightedRandomSampler`.
 ///
-/// With replacement, a draw takes sample `i` with probability `w[i] / sum(w)`. Without, a sample is
-/// drawn at most once and each next draw is among those that are left. A sample of weight 0 is
-/// never drawn. The weights need not sum to one. All ranks draw the same order, because it depends
-/// on the seed and the epoch only; no broadcast is needed. Drawing without replacement compares
-/// logarithms: a math library that rounds their last bit otherwise could swap two samples that are
-/// all but tied.
+/// With replacement, each draw takes sample `i` with probability `w[i] / sum(w)`. Without replacement, a sample is
+/// drawn at most once, and each draw is among the samples that are left. A sample of weight 0 is never drawn. The
+/// weights need not sum to one. All ranks draw the same order, because it depends on the seed and the epoch only; no
+/// broadcast is needed. Drawing without replacement compares logarithms: a math library that rounds their last bit
+/// differently could swap two samples whose values are almost equal.
 ///
 /// ```
 /// use brigade_sampling::{Sampler, Weighted};
@@ -32,10 +31,12 @@ pub struct Weighted {
 }
 
 impl Weighted {
-    /// `num_samples` draws an epoch from `weights.len()` samples, each of which can come again.
+    /// Creates a sampler that draws `num_samples` samples per epoch from `weights.len()` samples. A sample can be drawn
+    /// several times.
     ///
     /// # Errors
-    /// A negative or non-finite weight, no weight above 0, an infinite sum, no draws.
+    /// Fails if a weight is negative or not finite, no weight is above 0, the sum of the weights is infinite, or
+    /// `num_samples` is 0.
     pub fn with_replacement(
         weights: Vec<f64>,
         num_samples: usize,
@@ -45,11 +46,11 @@ impl Weighted {
         Ok(Self { weights, num_samples, replacement: true, seed })
     }
 
-    /// `num_samples` different samples an epoch out of `weights.len()`.
+    /// Creates a sampler that draws `num_samples` different samples per epoch from `weights.len()` samples.
     ///
     /// # Errors
-    /// As [`with_replacement`](Self::with_replacement), and fewer than `num_samples` weights
-    /// above 0.
+    /// Returns the same errors as [`with_replacement`](Self::with_replacement), and an error if fewer than
+    /// `num_samples` weights are above 0.
     pub fn without_replacement(
         weights: Vec<f64>,
         num_samples: usize,
@@ -63,8 +64,8 @@ impl Weighted {
         Ok(Self { weights, num_samples, replacement: false, seed })
     }
 
-    /// Inverse of the cumulative sum, a binary search per draw. An alias table would be constant
-    /// per draw; at a million draws the search takes a tenth of a second, once an epoch.
+    /// Draws with replacement: inverts the cumulative sum with a binary search per draw. An alias table would take
+    /// constant time per draw; at a million draws the search takes a tenth of a second, once per epoch.
     fn draw(&self, epoch: u64) -> Vec<usize> {
         let mut rng = stream(self.seed, &[WEIGHTED, epoch]);
         let mut total = 0.0;
@@ -76,7 +77,7 @@ impl Weighted {
                 total
             })
             .collect();
-        // Rounding may bring a draw up to the total itself: that is the last sample with weight.
+        // Rounding may bring a draw up to the total itself: it then takes the last sample whose weight is above 0.
         let last = cumulative.partition_point(|&sum| sum < total);
         (0..self.num_samples)
             .map(|_| {
@@ -86,17 +87,17 @@ impl Weighted {
             .collect()
     }
 
-    /// An exponential race (Efraimidis and Spirakis 2006): sample `i` arrives after an exponential
-    /// time of rate `w[i]`, and the first `num_samples` arrivals, in their order, are distributed as
-    /// successive draws without replacement. Times are compared as logarithms: a tiny weight would
-    /// overflow otherwise.
+    /// Draws without replacement by an exponential race (Efraimidis and Spirakis 2006): sample `i` arrives after an
+    /// exponential time of rate `w[i]`, and the first `num_samples` arrivals, in their order, are distributed like
+    /// successive draws without replacement. Times are compared as logarithms, because a tiny weight would overflow
+    /// otherwise.
     fn race(&self, epoch: u64) -> Vec<usize> {
         let mut rng = stream(self.seed, &[WEIGHTED, epoch]);
         let mut arrivals: Vec<(f64, usize)> = self
             .weights
             .iter()
             .enumerate()
-            // Drawn for weight 0 too, so that the numbers of a sample do not depend on the others.
+            // A number is drawn for weight 0 too, so that the numbers of a sample do not depend on the other weights.
             .map(|(index, weight)| (index, weight, 1.0 - unit(&mut rng)))
             .filter(|(_, weight, _)| **weight > 0.0)
             .map(|(index, weight, chance)| ((-chance.ln()).ln() - weight.ln(), index))
@@ -121,7 +122,7 @@ impl Sampler for Weighted {
     }
 }
 
-/// The number of weights above zero.
+/// Checks the weights and returns how many of them are above 0.
 fn check(weights: &[f64], num_samples: usize) -> Result<usize, PlanError> {
     if num_samples == 0 {
         return Err(PlanError::Zero { what: "number of samples to draw" });
@@ -170,7 +171,7 @@ mod tests {
         for (count, expected) in first.into_iter().zip([2_000, 4_000, 6_000]) {
             assert!((count - expected).abs() < 275, "{first:?}");
         }
-        // 3/6 for the first draw, then 2 of the 3 that are left.
+        // 3/6 for the first draw, then 2 of the remaining 3.
         assert!((pairs - 4_000).abs() < 260, "{pairs}");
     }
 
@@ -203,8 +204,7 @@ mod tests {
         assert_eq!(error, PlanError::TooFewWeights { num_samples: 3, available: 2, weights: 3 });
     }
 
-    // As for the shuffle: a change here breaks checkpoints, and the numbers are a second
-    // implementation's.
+    // As with the shuffle, a change here breaks checkpoints, and the numbers were made by a second implementation.
     #[test]
     fn the_draws_are_pinned() {
         let weights = vec![1.0, 2.0, 3.0, 4.0, 0.0, 6.0];

@@ -1,4 +1,4 @@
-//! Numbers of bytes as text.
+//! Parser and formatter of numbers of bytes.
 
 /// Reads a number of bytes: `80G`, `80GiB` (of 1024), `80GB` (of 1000), `85899345920`.
 ///

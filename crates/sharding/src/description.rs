@@ -1,4 +1,4 @@
-//! A plan as text, by which ranks find out that theirs differ.
+//! Description of a plan as text, by which ranks detect that their plans differ.
 
 use std::fmt;
 
@@ -94,7 +94,7 @@ fn fnv(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// A name cannot end its line.
+/// Formats a name between backticks. Line breaks are escaped, so that a description has one line for each parameter.
 fn quoted(name: &str) -> String {
     format!("`{}`", escaped(name))
 }
@@ -111,7 +111,7 @@ impl fmt::Display for PlanDifference {
 
 #[cfg(test)]
 mod tests {
-    /// The vectors of the function's authors.
+    /// Compares with test vectors of the authors of FNV.
     #[test]
     fn the_hash_is_fnv_1a() {
         assert_eq!(super::fnv(""), 0xcbf2_9ce4_8422_2325);

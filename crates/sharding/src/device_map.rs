@@ -252,7 +252,7 @@ impl DeviceMap {
 }
 
 impl DeviceMap {
-    /// Places layers by Accelerate's rules.
+    /// Places layers by Accelerate's rules, `balanced` or `sequential`.
     fn infer(&self, tree: &ModuleTree, sizes: &Sizes, limits: &Limits) -> Inferred {
         let Rule::Balanced { low_zero } = self.rule else {
             return infer::infer(tree, sizes, &limits.devices, self.fallback);

@@ -1,4 +1,4 @@
-//! What can be wrong with a mesh, a strategy or a plan.
+//! Errors of meshes, sharding strategies and plans.
 
 use brigade_checkpoint::Dtype;
 use brigade_checkpoint::layout::MeshAxis;
@@ -9,7 +9,7 @@ use brigade_rank_env::text::escaped;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardingError {
-    /// A text that is not a strategy.
+    /// A text that is not a sharding strategy.
     #[error(
         "`{}` is not a sharding strategy: write {}zero1, zero2, zero3 or hybrid=N",
         escaped(.text), if *.or_none { "none, " } else { "" }
@@ -28,7 +28,7 @@ pub enum ShardingError {
         message: String,
     },
 
-    /// A variable of the environment with a wrong value.
+    /// An environment variable with an invalid value.
     #[error("{name}: {source}")]
     Variable {
         /// Name of the environment variable.
@@ -37,26 +37,26 @@ pub enum ShardingError {
         source: Box<Self>,
     },
 
-    /// A number of ranks that is 0.
+    /// An axis whose size is 0.
     #[error("the size of {axis} is 0: it must be at least 1")]
     EmptyAxis {
-        /// The axis, or the world.
+        /// Name of the axis.
         axis: &'static str,
     },
 
-    /// Axes whose product is not the world size.
+    /// Axes whose sizes have another product than the world size.
     #[error(
         "the mesh {axes} has {product} ranks and the job has {world_size}: {}, or start {product} ranks",
         made(.fitting)
     )]
     WorldSize {
-        /// The axes and their sizes: `dp_replicate 2 x dp_shard 4`.
+        /// Axes of the mesh and their sizes: `dp_replicate 2 x dp_shard 4`.
         axes: String,
-        /// The product of the sizes.
+        /// Product of the sizes of the axes.
         product: usize,
-        /// Ranks of the job.
+        /// Number of ranks of the job.
         world_size: usize,
-        /// The axes whose size alone could be changed, with the sizes that they would have then.
+        /// Axes whose size alone could be changed to fit the world size, with the sizes that fit.
         fitting: Vec<MeshAxis>,
     },
 
@@ -70,40 +70,44 @@ pub enum ShardingError {
         name: String,
         /// Full shape of the parameter, before sharding.
         shape: Vec<u64>,
-        /// The dimension that is divided.
+        /// Index of the dimension that is divided.
         dim: usize,
         /// Size of the dimension that is divided.
         size: u64,
-        /// Ranks of the tensor group.
+        /// Number of ranks of the tensor group.
         ranks: usize,
-        /// The nearest sizes that can be divided.
+        /// Nearest sizes of the dimension that can be divided.
         nearest: Vec<u64>,
     },
 
     /// A vocabulary that leaves some ranks of a tensor group without entries.
-    #[error("`{}`: a vocabulary of {size} entries leaves some of {ranks} tensor ranks without one", escaped(.name))]
+    #[error(
+        "`{}`: a vocabulary of {size} entries leaves some of {ranks} tensor ranks without an entry; use \
+         fewer tensor ranks",
+        escaped(.name)
+    )]
     EmptyPart {
         /// Name of the parameter.
         name: String,
-        /// Entries of the vocabulary.
+        /// Number of entries of the vocabulary.
         size: u64,
-        /// Ranks of the tensor group.
+        /// Number of ranks of the tensor group.
         ranks: usize,
     },
 
     /// Axes whose product overflows the integer type.
     #[error("the mesh {axes} has more ranks than can be counted")]
     TooManyRanks {
-        /// The axes and their sizes.
+        /// Axes of the mesh and their sizes.
         axes: String,
     },
 
-    /// A number of expert ranks that does not divide the ranks that experts are spread over.
+    /// A number of expert ranks that does not divide the ranks over which experts are spread.
     #[error("ep {expert} does not divide dp_shard x cp x sp x tp, which is {inner}: take one of {}", divisors(*.inner))]
     Expert {
-        /// The size of the axis of experts.
+        /// Size of the axis of experts, `ep`.
         expert: usize,
-        /// Ranks within one pipeline stage and one replica.
+        /// Number of ranks within one pipeline stage and one replica.
         inner: usize,
     },
 
@@ -112,35 +116,35 @@ pub enum ShardingError {
     NoSuchRank {
         /// Rank that is not in the mesh.
         rank: usize,
-        /// Ranks of the mesh.
+        /// Number of ranks of the mesh.
         world_size: usize,
     },
 
     /// A shard size that does not divide the number of ranks.
     #[error("hybrid={shard_size} does not divide the {world_size} ranks: take one of {}", divisors(*.world_size))]
     ShardSize {
-        /// Ranks that share one copy.
+        /// Number of ranks that share one copy of the parameters.
         shard_size: usize,
-        /// Ranks of the job.
+        /// Number of ranks of the job.
         world_size: usize,
     },
 
-    /// A number of parts after forward that the ranks which share one copy cannot have.
+    /// A number of parts after the forward pass that the ranks which share one copy cannot have.
     #[error(
         "units cannot be resharded to {size} after forward: write a number that divides the {shard_size} ranks \
          which share one copy, and is neither 1 nor {shard_size}"
     )]
     ReshardTo {
-        /// Parts of a unit after forward.
+        /// Number of parts of a unit after the forward pass.
         size: usize,
-        /// Ranks that share one copy.
+        /// Number of ranks that share one copy of the parameters.
         shard_size: usize,
     },
 
-    /// A mesh that does not have the strategy's shard size.
+    /// A mesh whose shard size is not that of the strategy.
     #[error("hybrid={shard_size} needs a mesh with dp_shard {shard_size}, and this one is {mesh}")]
     MeshShard {
-        /// Ranks that share one copy.
+        /// Number of ranks that share one copy of the parameters.
         shard_size: usize,
         /// Axes of the mesh and their sizes.
         mesh: String,
@@ -149,7 +153,7 @@ pub enum ShardingError {
     /// A type of mixed precision that is not a float.
     #[error("the type of {what} is {dtype}: it must be F64, F32, F16 or BF16")]
     NotAFloat {
-        /// Name of the thing that has the type.
+        /// Purpose of the type: `the computation`, `reductions` or `outputs`.
         what: &'static str,
         /// Type that is not a floating-point type.
         dtype: Dtype,
@@ -174,7 +178,10 @@ pub enum ShardingError {
     },
 
     /// A trained parameter that cannot have a gradient.
-    #[error("parameter {} is trained and of type {dtype}: freeze it, or make it a float", escaped(.name))]
+    #[error(
+        "parameter {} is trained and of type {dtype}: freeze it, or convert it to a floating-point type",
+        escaped(.name)
+    )]
     NotTrainable {
         /// Name of the parameter.
         name: String,
@@ -182,10 +189,10 @@ pub enum ShardingError {
         dtype: Dtype,
     },
 
-    /// Parameters with more elements than can be counted.
+    /// A model whose number of elements is too large to be counted.
     #[error("with parameter {} the model has more elements than can be counted", escaped(.name))]
     TooLarge {
-        /// The parameter with which the sum is too large.
+        /// Name of the parameter with which the sum is too large.
         name: String,
     },
 
@@ -216,7 +223,7 @@ pub enum ShardingError {
     },
 }
 
-/// `make pp 4 or tp 4`
+/// Formats the changes of sizes that fit: `make pp 4 or tp 4`.
 fn made(axes: &[MeshAxis]) -> String {
     let axes: Vec<_> = axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
     if axes.is_empty() {
@@ -226,7 +233,7 @@ fn made(axes: &[MeshAxis]) -> String {
     }
 }
 
-/// `1, 2, 4, 8`: the sizes that a number of ranks allows, up to those of the largest groups.
+/// Lists the divisors of a number of ranks, up to the size of the largest groups: `1, 2, 4, 8`.
 fn divisors(world_size: usize) -> String {
     const MOST: usize = 1024;
     let divisors = (1..=world_size.min(MOST)).filter(|size| world_size.is_multiple_of(*size));
@@ -234,7 +241,7 @@ fn divisors(world_size: usize) -> String {
     divisors.join(", ") + if world_size > MOST { ", …" } else { "" }
 }
 
-/// The first names of a list that may be long.
+/// Lists the first names of a list that may be long.
 pub(crate) fn first_of(names: &[String]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<_> = names.iter().take(SHOWN).map(|name| escaped(name).to_string()).collect();

@@ -1,4 +1,4 @@
-//! What generation with a transformer needs beside its weights, and how fast it can be where weights are elsewhere.
+//! Memory of generation with a transformer beside its weights, and its maximum speed with weights that are elsewhere.
 
 use brigade_checkpoint::Dtype;
 
@@ -177,7 +177,7 @@ mod tests {
         }
         for text in ["int4:100", "int4:", "int2", ""] {
             let error = text.parse::<WeightFormat>().unwrap_err();
-            assert!(error.starts_with("not a format of weights: write bf16"), "{error}");
+            assert!(error.starts_with("not a weights format: write bf16"), "{error}");
         }
     }
 }

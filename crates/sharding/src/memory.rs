@@ -1,4 +1,4 @@
-//! How many bytes a rank needs.
+//! Memory of a rank during training.
 
 use serde::Serialize;
 
@@ -7,48 +7,48 @@ use crate::{
     MixedPrecision, Offload, Parameter, ReduceGradients, Reshard, ShardingPlan, Strategy, Unit,
 };
 
-/// Bytes that the rank with the most of them needs on its device, by kind.
+/// Memory by kind, in bytes, on the device of the rank that needs the most.
 ///
-/// With `N` parameters in float32, Adam, and `W` ranks: `16 N` replicated, `8 N + 8 N / W` with ZeRO-1,
-/// `4 N + 12 N / W` with ZeRO-2, and `16 N / W` and two units with ZeRO-3.
+/// With `N` parameters in float32, Adam, and `W` ranks: `16 N` replicated, `8 N + 8 N / W` with ZeRO-1, `4 N + 12 N /
+/// W` with ZeRO-2, and `16 N / W` plus the gathered units with ZeRO-3.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Memory {
-    /// Parameters between steps: shards, or whole ones and the shards that the optimizer steps.
+    /// Parameters between steps: shards, or whole parameters plus the shards that the optimizer updates.
     pub parameters: u64,
-    /// Gradients that stay after a backward.
+    /// Gradients that are kept after a backward pass.
     pub gradients: u64,
-    /// States of the optimizer.
+    /// Optimizer states of the parameters.
     pub optimizer: u64,
-    /// Whole parameters during a batch: two units, and those that are not freed after forward.
+    /// Whole parameters during a batch: two units, plus those that are not freed after the forward pass.
     pub gathered: u64,
-    /// The whole gradients of one unit, and their copy in the type of sums.
+    /// Whole gradients of one unit, plus their copy in the type of reductions.
     pub reduce: u64,
-    /// The model's buffers.
+    /// Buffers of the model.
     pub buffers: u64,
-    /// What a forward keeps for its backward.
+    /// Activations that a forward pass keeps for its backward pass.
     pub activations: u64,
-    /// The outputs of the model for its loss, and their gradient.
+    /// Outputs of the model for its loss, and their gradient.
     pub logits: u64,
-    /// What lies in the host's memory instead.
+    /// Bytes in the host's memory: offloaded shards of parameters, gradients and optimizer states.
     pub offloaded: u64,
 }
 
-/// What memory depends on besides the plan.
+/// Quantities beside the plan that determine memory: optimizer states, buffers, activations and outputs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Workload {
-    /// Values that the optimizer keeps for each parameter: 2 for Adam, 1 for SGD with momentum.
+    /// Number of values that the optimizer keeps for each element of a parameter: 2 for Adam, 1 for SGD with momentum.
     pub states: u64,
     /// Bytes of the model's buffers.
     pub buffers: u64,
-    /// Bytes that a forward keeps for its backward.
+    /// Bytes of the activations that a forward pass keeps for its backward pass.
     pub activations: u64,
-    /// Bytes of the outputs, and of their gradient.
+    /// Bytes of the model's outputs, and of their gradient.
     pub logits: u64,
 }
 
 impl Memory {
-    /// Returns the bytes without sharding (DDP). With a type for computation, parameters are cast under autocast,
-    /// which keeps the copies until the forward is done.
+    /// Returns the memory of a rank without sharding (DDP). With a type for computation, parameters are cast under
+    /// autocast, which keeps the copies until the forward pass is done.
     #[must_use]
     pub fn replicated(parameters: &[Parameter], mixed: MixedPrecision, workload: Workload) -> Self {
         let mut memory = Self::of_workload(workload);
@@ -70,7 +70,7 @@ impl Memory {
         memory
     }
 
-    /// Returns the bytes on the device.
+    /// Returns the total bytes on the device, without `offloaded`.
     #[must_use]
     pub fn total(&self) -> u64 {
         let kinds = [
@@ -93,7 +93,7 @@ impl Memory {
 }
 
 impl ShardingPlan {
-    /// Returns the bytes that the first rank needs, which has the most.
+    /// Returns the memory of the first rank, which needs the most.
     ///
     /// ```
     /// use brigade_checkpoint::Dtype;
@@ -114,15 +114,15 @@ impl ShardingPlan {
         let is_whole = self.sharding().strategy.keeps_parameters_whole();
         let storages = || self.units().iter().map(Unit::storage_bytes);
         let shards = self.sum(|it| own_bytes(it) * chunk(it));
-        // A rank's rows of a whole parameter are its shard, unless the optimizer steps another type.
+        // A rank's rows of a whole parameter are its shard, unless the optimizer updates another type.
         let other_type = |it: &UnitParameter| it.compute_dtype != it.parameter.dtype;
         let masters = self.sum(|it| if other_type(it) { own_bytes(it) * chunk(it) } else { 0 });
-        // Experts that stay where they are have no slot.
+        // Experts with memory of their own take no place in the storage.
         let kept = |it: &UnitParameter| it.slot.keeps_memory;
         let experts = self.sum(|it| if kept(it) { own_bytes(it) * chunk(it) } else { 0 });
         let optimizer = self.sum_trained(|it| own_bytes(it) * chunk(it)) * workload.states;
         let whole = if is_whole { storages().sum() } else { 0 };
-        // In the host's memory shards have memory of their own.
+        // Offloaded shards always have memory of their own.
         let is_on_device = self.sharding().offload == Offload::None;
         let shards = if is_whole && is_on_device { masters + experts } else { shards };
         let (whole_gradients, gradients) = self.gradients();
@@ -144,13 +144,13 @@ impl ShardingPlan {
         }
     }
 
-    /// Bytes of gradients that stay: whole ones, and a rank's own rows.
+    /// Returns the bytes of gradients that are kept: whole ones, and a rank's own rows.
     fn gradients(&self) -> (u64, u64) {
         let own = |it: &UnitParameter| own_bytes(it) * chunk(it);
         if !self.keeps_whole_gradients() {
             return (0, self.sum_trained(own));
         }
-        // ZeRO-1 reduces a rank's rows in place, where they have the type that the optimizer steps.
+        // ZeRO-1 reduces a rank's rows in place, if they have the type that the optimizer updates.
         let in_place = |it: &UnitParameter| {
             self.sharding().strategy == Strategy::Zero1 && it.reduce_dtype == it.parameter.dtype
         };
@@ -158,7 +158,7 @@ impl ShardingPlan {
         (whole, self.sum_trained(|it| if in_place(it) { 0 } else { own(it) }))
     }
 
-    /// Whole parameters during a batch.
+    /// Returns the bytes of whole parameters during a batch.
     fn gathered(&self) -> u64 {
         let mut freed = [0; 2];
         let mut kept = 0;
@@ -180,7 +180,7 @@ impl ShardingPlan {
         kept + freed[0] + freed[1]
     }
 
-    /// The gradients of a unit on their way: as autograd makes them, and as they are summed.
+    /// Returns the bytes of a unit's gradients during their reduction: as autograd makes them, and as they are summed.
     fn reduce_bytes(&self, unit: &Unit) -> u64 {
         let bytes = |it: &UnitParameter| {
             let is_cast = it.reduce_dtype != it.compute_dtype;
@@ -195,7 +195,7 @@ impl ShardingPlan {
         unit.trained().map(bytes).sum()
     }
 
-    /// Whether whole gradients stay until the window ends.
+    /// Returns `true` if whole gradients are kept until the accumulation window ends.
     fn keeps_whole_gradients(&self) -> bool {
         self.sharding().strategy == Strategy::Zero1
             || self.sharding().reduce == ReduceGradients::Window

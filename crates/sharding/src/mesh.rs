@@ -1,4 +1,4 @@
-//! The grid in which the ranks of a job are arranged.
+//! The mesh: the grid in which the ranks of a job are arranged.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::ShardingError;
 
-/// An axis of a [`Mesh`], or several that are seen as one.
+/// Axis of a [`Mesh`], or several of its axes flattened into one.
 ///
 /// The first six are the axes of the grid, from the outermost to the innermost: neighbouring ranks differ in the
-/// innermost one. The others are flattened axes or, for experts, another cut of the same ranks. The names in
+/// innermost one. The others are flattened axes or, for experts, another division of the same ranks. The names in
 /// messages and manifests are Accelerate's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -25,7 +25,7 @@ pub enum Axis {
     Context,
     /// Parts of the sequence, exchanged for heads (Ulysses): `sp`.
     Sequence,
-    /// Parts of layers: `tp`.
+    /// Parts of each layer (tensor parallelism): `tp`.
     Tensor,
     /// `Replicate` and `Shard`: ranks that read different samples: `dp`.
     Data,
@@ -46,7 +46,7 @@ impl Axis {
     pub const GRID: [Self; 6] =
         [Self::Pipeline, Self::Replicate, Self::Shard, Self::Context, Self::Sequence, Self::Tensor];
 
-    /// All axes, in the order in which ranks make their process groups.
+    /// All axes, in the order in which ranks create their process groups.
     pub const ALL: [Self; 12] = [
         Self::Pipeline,
         Self::Replicate,
@@ -62,7 +62,7 @@ impl Axis {
         Self::ExpertData,
     ];
 
-    /// Returns its short name, which is Accelerate's: `dp_shard`.
+    /// Returns the short name of the axis, which is Accelerate's: `dp_shard`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -81,7 +81,7 @@ impl Axis {
         }
     }
 
-    /// The axes of the grid that it consists of, which are neighbours; `None` for the axes of experts.
+    /// Returns the neighbouring axes of the grid that the axis consists of. `None` for the axes of experts.
     fn grid(self) -> Option<std::ops::Range<usize>> {
         Some(match self {
             Self::Data => 1..3,
@@ -99,8 +99,8 @@ impl fmt::Display for Axis {
     }
 }
 
-/// How the ranks of a job are arranged: a grid with named axes, in Accelerate's order
-/// (`pp`, `dp_replicate`, `dp_shard`, `cp`, `sp`, `tp`).
+/// Arrangement of the ranks of a job: a grid with named axes, in Accelerate's order (`pp`, `dp_replicate`, `dp_shard`,
+/// `cp`, `sp`, `tp`).
 ///
 /// ```
 /// use brigade_sharding::{Axis, Mesh};
@@ -118,21 +118,21 @@ impl fmt::Display for Axis {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Mesh {
-    /// As [`Axis::GRID`].
+    /// Sizes of the axes, in the order of [`Axis::GRID`].
     sizes: [usize; 6],
     expert: usize,
 }
 
-/// Ranks that communicate, and the axes that need them.
+/// Ranks of a process group, and the axes that use it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MeshGroup {
-    /// The axes of which this is a group. Several where others have the size 1: `dp_shard` and `dp`.
+    /// Axes of which this is a group. There are several if other axes have size 1, such as `dp_shard` and `dp`.
     pub axes: Vec<Axis>,
-    /// The ranks, in ascending order: a rank's place among them is its rank in the group.
+    /// Ranks of the group in ascending order. The index of a rank is its rank in the group.
     pub ranks: Vec<usize>,
 }
 
-/// The sizes of a mesh to be. Each defaults to 1.
+/// Builder of a [`Mesh`]. The size of each axis defaults to 1.
 #[derive(Debug, Clone)]
 pub struct MeshBuilder {
     sizes: [usize; 6],
@@ -152,7 +152,7 @@ impl MeshBuilder {
         self.size(Axis::Shard, size)
     }
 
-    /// Sets the number of stages of a pipeline.
+    /// Sets the number of ranks of a pipeline (pipeline parallelism).
     #[must_use]
     pub fn pipeline(self, size: usize) -> Self {
         self.size(Axis::Pipeline, size)
@@ -176,8 +176,9 @@ impl MeshBuilder {
         self.size(Axis::Tensor, size)
     }
 
-    /// Sets the number of ranks over which experts are spread. They are the innermost ranks of `dp_shard`, `cp`,
-    /// `sp` and `tp`, so it does not count in the product; it has to divide theirs.
+    /// Sets the number of ranks over which experts are spread (expert parallelism). They are the innermost ranks of
+    /// `dp_shard`, `cp`, `sp` and `tp`: the number has to divide the product of these sizes, and does not count in the
+    /// world size.
     #[must_use]
     pub fn expert(self, size: usize) -> Self {
         Self { expert: size, ..self }
@@ -186,8 +187,9 @@ impl MeshBuilder {
     /// Returns the mesh of a job with `world_size` ranks.
     ///
     /// # Errors
-    /// A size of 0; a product of the sizes that is not the world size; a number of expert ranks that does not
-    /// divide the ranks inside of `dp_replicate`.
+    /// [`ShardingError::EmptyAxis`] for a size of 0, [`ShardingError::WorldSize`] for sizes whose product is not the
+    /// world size, [`ShardingError::TooManyRanks`] for a product that overflows, and [`ShardingError::Expert`] for a
+    /// number of expert ranks that does not divide the ranks inside of `dp_replicate`.
     pub fn build(self, world_size: usize) -> Result<Mesh, ShardingError> {
         let empty = Axis::GRID.into_iter().find(|axis| self.sizes[*axis as usize] == 0);
         let empty = empty.or_else(|| (self.expert == 0).then_some(Axis::Expert));
@@ -222,13 +224,13 @@ impl MeshBuilder {
 }
 
 impl Mesh {
-    /// Starts a mesh whose axes all have the size 1.
+    /// Returns the builder of a mesh, with size 1 for all axes.
     #[must_use]
     pub fn builder() -> MeshBuilder {
         MeshBuilder { sizes: [1; 6], expert: 1 }
     }
 
-    /// Returns the number of ranks.
+    /// Returns the world size: the number of ranks.
     #[must_use]
     pub fn world_size(&self) -> usize {
         self.sizes.iter().product()
@@ -240,27 +242,28 @@ impl Mesh {
         self.pattern(axis).size
     }
 
-    /// Returns a rank's place along an axis, which is its rank in the group of that axis.
+    /// Returns the coordinate of a rank along an axis, which is its rank in the group of that axis.
     ///
     /// # Errors
-    /// A rank outside of the mesh.
+    /// [`ShardingError::NoSuchRank`] for a rank outside of the mesh.
     pub fn coordinate(&self, rank: usize, axis: Axis) -> Result<usize, ShardingError> {
         self.check(rank)?;
         let pattern = self.pattern(axis);
         Ok(rank / pattern.stride % pattern.size)
     }
 
-    /// Returns the ranks that differ from `rank` in this axis alone, and `rank`, in ascending order.
+    /// Returns the group of a rank along an axis, in ascending order: the ranks that differ from `rank` in this axis
+    /// alone, and `rank` itself.
     ///
     /// # Errors
-    /// A rank outside of the mesh.
+    /// [`ShardingError::NoSuchRank`] for a rank outside of the mesh.
     pub fn group(&self, rank: usize, axis: Axis) -> Result<Vec<usize>, ShardingError> {
         let place = self.coordinate(rank, axis)?;
         let pattern = self.pattern(axis);
         Ok(pattern.ranks(rank - place * pattern.stride))
     }
 
-    /// Returns all groups of an axis, by their first rank: each rank is in exactly one.
+    /// Returns all groups of an axis, ordered by their first rank. Each rank is in exactly one of them.
     #[must_use]
     pub fn groups(&self, axis: Axis) -> Vec<Vec<usize>> {
         let pattern = self.pattern(axis);
@@ -269,13 +272,13 @@ impl Mesh {
         firsts.map(|first| pattern.ranks(first)).collect()
     }
 
-    /// Returns the groups of an axis cut into parts of `size` neighbouring members each: [`Reshard::To`] gathers
-    /// within these.
+    /// Returns the groups of an axis, divided into parts of `size` neighbouring members each. [`Reshard::To`] gathers
+    /// within these parts.
     ///
     /// [`Reshard::To`]: crate::Reshard::To
     ///
     /// # Errors
-    /// A size that does not divide the axis.
+    /// [`ShardingError::ReshardTo`] for a size that does not divide that of the axis.
     pub fn parts(&self, axis: Axis, size: usize) -> Result<Vec<Vec<usize>>, ShardingError> {
         let whole = self.size(axis);
         if size == 0 || !whole.is_multiple_of(size) {
@@ -285,8 +288,8 @@ impl Mesh {
         Ok(groups.iter().flat_map(|group| group.chunks(size)).map(<[usize]>::to_vec).collect())
     }
 
-    /// Returns all groups of more than one rank that differ from each other. All ranks make their process groups
-    /// in this order, also those that they are not in: otherwise they wait for each other without end.
+    /// Returns all distinct groups of more than one rank. Each rank has to create the process groups in this order,
+    /// also those that it is not in: otherwise ranks wait for each other without end.
     ///
     /// ```
     /// use brigade_sharding::Mesh;
@@ -298,10 +301,10 @@ impl Mesh {
     /// ```
     #[must_use]
     pub fn process_groups(&self) -> Vec<MeshGroup> {
-        // Groups of one shape of axis are the same ranks: (stride, size) identifies them.
+        // Axes with the same stride and size have the same groups.
         let mut shapes: Vec<(Pattern, Vec<Axis>)> = Vec::new();
         for axis in Axis::ALL {
-            // Without expert ranks nothing is reduced over the ranks with the same experts, which are all.
+            // Without expert parallelism all ranks have the same experts, and nothing is reduced over this axis.
             if axis == Axis::ExpertData && self.expert == 1 {
                 continue;
             }
@@ -319,7 +322,7 @@ impl Mesh {
         groups.collect()
     }
 
-    /// Returns the first of [`Axis::ALL`] with the same groups as this one: `dp_shard` for `dp_shard_cp` where
+    /// Returns the first axis of [`Axis::ALL`] that has the same groups as this one: `dp_shard` for `dp_shard_cp` if
     /// nothing is divided along `cp`.
     #[must_use]
     pub fn first_axis(&self, axis: Axis) -> Axis {
@@ -327,19 +330,19 @@ impl Mesh {
         Axis::ALL.into_iter().find(same).unwrap_or(axis)
     }
 
-    /// Returns the axes of the grid with more than one rank, from the outermost to the innermost: the mesh of a
-    /// checkpoint's manifest.
+    /// Returns the axes of the grid with more than one rank, from the outermost to the innermost, as a checkpoint's
+    /// manifest has them.
     #[must_use]
     pub fn axes(&self) -> Vec<MeshAxis> {
         self.used().map(|(axis, size)| MeshAxis { name: axis.name().to_owned(), size }).collect()
     }
 
-    /// The axes of the grid with more than one rank.
+    /// Returns the axes of the grid with more than one rank, with their sizes.
     pub(crate) fn used(&self) -> impl Iterator<Item = (Axis, usize)> {
         Axis::GRID.into_iter().zip(self.sizes).filter(|(_, size)| *size > 1)
     }
 
-    /// The sizes that single axes would have to have for the world size: of those that are used, and of `dp_shard`.
+    /// Returns the size of each used axis, and of `dp_shard`, with which the mesh would have `world_size` ranks.
     fn fitting(&self, product: usize, world_size: usize) -> Vec<MeshAxis> {
         let fitting = |(axis, size): (Axis, usize)| {
             let size = world_size.checked_mul(size)?;
@@ -350,7 +353,7 @@ impl Mesh {
         axes.filter(|(axis, size)| *size > 1 || *axis == Axis::Shard).filter_map(fitting).collect()
     }
 
-    /// Ranks within one stage of the pipeline and one replica, over which experts are spread.
+    /// Returns the number of ranks within one pipeline stage and one replica, over which experts are spread.
     fn inner(&self) -> usize {
         self.sizes[2..].iter().product()
     }
@@ -376,7 +379,7 @@ impl Mesh {
 }
 
 impl fmt::Display for Mesh {
-    /// Writes the axes with more than one rank: `dp_replicate 2 x dp_shard 4`. Of one rank: `dp_shard 1`.
+    /// Writes the axes with more than one rank: `dp_replicate 2 x dp_shard 4`. A mesh of one rank is `dp_shard 1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text: Vec<String> =
             self.used().map(|(axis, size)| format!("{axis} {size}")).collect();
@@ -388,7 +391,7 @@ impl fmt::Display for Mesh {
     }
 }
 
-/// Ranks at equal distances from each other.
+/// Ranks at equal distances from each other: the pattern of an axis's groups.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Pattern {
     stride: usize,

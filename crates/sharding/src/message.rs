@@ -1,68 +1,70 @@
-//! The messages that ranks send for a plan.
+//! Messages of a sharding plan: the collectives of a training step.
 
 use std::fmt;
 
 use crate::{Axis, ReduceGradients, Reshard, ShardingPlan, Strategy, Unit, UnitParameter};
 
-/// A collective of one unit.
+/// Collective operation of one unit in a training step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// When it is sent.
+    /// Part of the step in which the message is sent.
     pub phase: Phase,
-    /// What is done.
+    /// Kind of the collective operation.
     pub operation: Operation,
-    /// Its unit's place in [`ShardingPlan::units`].
+    /// Index of the unit in [`ShardingPlan::units`].
     pub unit: usize,
-    /// The ranks that take part.
+    /// Group of the ranks that take part.
     pub peers: Peers,
-    /// How many they are.
+    /// Number of ranks that take part.
     pub ranks: u64,
-    /// Elements of the whole: what a gather gives, a scatter takes and an all-reduce sums, with padding.
+    /// Number of elements of the whole, with padding: the output of an all-gather, the input of a reduce-scatter or an
+    /// all-reduce.
     pub elements: u64,
-    /// Bytes of these elements.
+    /// Bytes of the whole, with padding.
     pub bytes: u64,
 }
 
-/// Part of a step.
+/// Part of a training step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// The forward of a batch.
+    /// The forward pass of a batch.
     Forward,
-    /// The backward of a batch.
+    /// The backward pass of a batch.
     Backward,
     /// After the optimizer's step: parameters that are whole between steps are gathered.
     Step,
 }
 
-/// A collective operation.
+/// Kind of a collective operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Each rank gets the parts of all.
+    /// Each rank gets the parts of all ranks.
     AllGather,
-    /// Each rank gets the sum of its part.
+    /// Each rank gets its part of the sum over all ranks.
     ReduceScatter,
-    /// Each rank gets the sum of all.
+    /// Each rank gets the whole sum over all ranks.
     AllReduce,
 }
 
-/// The ranks of a message.
+/// Group of ranks that take part in a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Peers {
-    /// The group of an axis of the mesh.
+    /// All ranks of a group along this axis of the mesh.
     Axis(Axis),
-    /// So many neighbours among the ranks that share one copy: [`Mesh::parts`](crate::Mesh::parts).
+    /// This number of neighbouring ranks among those that share one copy of the parameters, as in
+    /// [`Mesh::parts`](crate::Mesh::parts).
     Part(usize),
 }
 
 impl Message {
-    /// Returns the elements that a rank sends, with rings: `n - 1` parts to gather or scatter, twice that to
-    /// all-reduce.
+    /// Returns the number of elements that a rank sends in a ring of `n` ranks: `n - 1` parts for an all-gather or a
+    /// reduce-scatter, and twice as many for an all-reduce.
     #[must_use]
     pub fn sent_elements(&self) -> u64 {
         self.sent(self.elements)
     }
 
-    /// Returns the bytes that a rank sends, with rings.
+    /// Returns the number of bytes that a rank sends in a ring.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
         self.sent(self.bytes)
@@ -75,8 +77,8 @@ impl Message {
 }
 
 impl ShardingPlan {
-    /// Returns the messages of one step of `micro_batches` batches, in the order in which all ranks start them. A
-    /// unit that runs several times in a forward is gathered each time, which is not known here.
+    /// Returns the messages of one optimizer step with `micro_batches` batches, in the order in which all ranks start
+    /// them. Each unit is assumed to run once in a forward pass: one that runs several times is gathered each time.
     ///
     /// ```
     /// use brigade_checkpoint::Dtype;
@@ -101,7 +103,7 @@ impl ShardingPlan {
         batches.chain(self.after_step())
     }
 
-    /// The messages of one batch.
+    /// Returns the messages of one batch.
     pub(crate) fn batch(&self, is_last: bool) -> Vec<Message> {
         let whole = self.sharding().strategy.keeps_parameters_whole();
         let mut messages = Vec::new();
@@ -109,10 +111,10 @@ impl ShardingPlan {
         if !whole {
             messages.extend((0..units).filter_map(|unit| self.gather(Phase::Forward, unit)));
         }
-        // Backward reaches no unit before the first that is trained.
+        // The backward pass ends at the first unit with trained parameters.
         let first_trained = self.units().iter().position(|unit| unit.trained().next().is_some());
         let reached: Vec<usize> = (first_trained.unwrap_or(units)..units).rev().collect();
-        // The gather of the unit before starts ahead of a unit's reduction.
+        // The next gather of the backward pass starts before the reduction of a unit's gradients.
         let gather = |unit: &usize| if whole { None } else { self.gather(Phase::Backward, *unit) };
         messages.extend(reached.first().and_then(gather));
         for (place, unit) in reached.iter().enumerate() {
@@ -122,7 +124,7 @@ impl ShardingPlan {
         messages
     }
 
-    /// The messages that follow the optimizer's step.
+    /// Returns the messages that follow the optimizer's step.
     pub(crate) fn after_step(&self) -> Vec<Message> {
         if !self.sharding().strategy.keeps_parameters_whole() {
             return Vec::new();
@@ -141,7 +143,7 @@ impl ShardingPlan {
             self.message(phase, Operation::AllGather, place, Axis::ShardContext, whole)?;
         match (phase, unit.reshard) {
             (Phase::Backward, Reshard::No) => None,
-            // The unit that ran last stays whole: backward begins with it.
+            // The unit that ran last stays whole, because the backward pass begins with it.
             (Phase::Backward, _) if place + 1 == self.units().len() => None,
             (Phase::Backward, Reshard::To(size)) => {
                 Some(Message { peers: Peers::Part(size), ranks: size as u64, ..message })
@@ -150,7 +152,7 @@ impl ShardingPlan {
         }
     }
 
-    /// The reductions of a unit's gradients in one backward.
+    /// Returns the reductions of a unit's gradients in one backward pass.
     fn reduce(&self, place: usize, is_last: bool) -> Vec<Message> {
         let once = self.sharding().strategy == Strategy::Zero1
             || self.sharding().reduce == ReduceGradients::Window;
@@ -180,7 +182,7 @@ impl ShardingPlan {
         messages
     }
 
-    /// `None` where there is nothing to send, or no one to send it to.
+    /// Returns a message. `None` if it has no elements, or no other rank takes part.
     fn message(
         &self,
         phase: Phase,
@@ -196,13 +198,13 @@ impl ShardingPlan {
     }
 }
 
-/// Elements and bytes of a unit's parameters.
+/// Elements and bytes of a unit's parameters, by the way in which they are sent.
 struct Payload {
-    /// Of those that are cut, with padding.
+    /// Parameters that are sharded, with padding.
     padded: [u64; 2],
-    /// Of those without dimensions, which each rank has whole.
+    /// Parameters without dimensions, which each rank has whole.
     scalars: [u64; 2],
-    /// Of this rank's experts.
+    /// Parameters of this rank's experts.
     experts: [u64; 2],
 }
 
@@ -233,7 +235,7 @@ fn compute_bytes(parameter: &UnitParameter) -> u64 {
 }
 
 impl Phase {
-    /// Returns its name: `forward`.
+    /// Returns the name of the phase: `forward`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -245,7 +247,7 @@ impl Phase {
 }
 
 impl Operation {
-    /// Returns its name: `all_gather`.
+    /// Returns the name of the operation: `all_gather`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

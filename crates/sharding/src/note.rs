@@ -1,24 +1,24 @@
-//! What a user should know of a plan.
+//! Notes on a sharding plan, for the user.
 
 use std::fmt;
 
 use brigade_rank_env::text::escaped;
 
-/// What a user should know of a plan.
+/// Note on a sharding plan, for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Note {
-    /// A tied parameter is in two units, which became one.
+    /// Two units were merged because they share a tied parameter.
     MergedByTie {
-        /// The unit that is no longer one by itself.
+        /// Name of the unit that was merged into the other one.
         unit: String,
-        /// The unit that has its parameters now; empty for the root.
+        /// Name of the unit that has its parameters now. Empty for the root.
         into: String,
-        /// Names of the parameter.
+        /// Names of the tied parameter.
         names: Vec<String>,
     },
-    /// All parameters are one unit, so that all of them are whole at a time.
+    /// All parameters are in one unit, so that each rank gathers all of them at once.
     OneUnit {
-        /// Bytes of the whole parameters.
+        /// Bytes of all whole parameters.
         bytes: u64,
     },
 }

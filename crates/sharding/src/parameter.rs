@@ -1,4 +1,4 @@
-//! What a plan has to know of a model.
+//! Parameters of a model, without their values.
 
 use brigade_checkpoint::Dtype;
 
@@ -16,27 +16,28 @@ use crate::{MixedPrecision, ShardingError};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Parameter {
-    /// Its names. A tied parameter has several; the first is the one under which it is stored.
+    /// Names of the parameter. A tied parameter has several, and is stored under the first.
     pub names: Vec<String>,
-    /// Its shape.
+    /// Shape of the parameter.
     pub shape: Vec<u64>,
-    /// The type of its elements.
+    /// Data type of the elements.
     pub dtype: Dtype,
-    /// Whether it is trained, and not frozen.
+    /// `true` if the parameter is trained, `false` if it is frozen.
     pub trained: bool,
-    /// The module that the model names as a unit and that has the parameter under its first name: `h.0`. `None`
-    /// for parameters of no unit.
+    /// Name of the unit that has the parameter under its first name, such as `h.0`. `None` for a parameter outside of
+    /// all units.
     pub unit: Option<String>,
-    /// Whether it is gathered and computed in its own type whatever [`MixedPrecision::param`](crate::MixedPrecision::param)
-    /// says, as a batch normalisation is, whose running statistics have 32 bits.
+    /// `true` if the parameter is gathered and computed in its own type, whatever
+    /// [`MixedPrecision::param`](crate::MixedPrecision::param) is. Batch normalization needs it: its running statistics
+    /// have 32 bits.
     pub keeps_dtype: bool,
-    /// Whether the ranks of the mesh's axis `ep` have it between them, some experts of a mixture each. The shape is that of
-    /// this rank's.
+    /// `true` for experts of a mixture, which are divided among the ranks of the mesh's axis `ep`. The shape is then
+    /// that of this rank's experts.
     pub is_expert: bool,
 }
 
 impl Parameter {
-    /// Returns a trained parameter of no unit.
+    /// Creates a trained parameter that is outside of all units.
     #[must_use]
     pub fn new(name: impl Into<String>, shape: &[u64], dtype: Dtype) -> Self {
         let names = vec![name.into()];
@@ -52,14 +53,14 @@ impl Parameter {
         }
     }
 
-    /// Sets the unit that has it.
+    /// Sets the unit that has the parameter.
     #[must_use]
     pub fn in_unit(self, unit: impl Into<String>) -> Self {
         Self { unit: Some(unit.into()), ..self }
     }
 
-    /// Sets the unit that its first name tells: the modules up to the first number, as in `h.0`,
-    /// `model.layers.12`, `encoder.block.3` or `layer1.0`. For weights files, of which the model is not known.
+    /// Sets the unit by the first name: the modules up to the first number, as in `h.0`, `model.layers.12`,
+    /// `encoder.block.3` or `layer1.0`. For weights files whose model is not known.
     ///
     /// ```
     /// use brigade_checkpoint::Dtype;
@@ -84,38 +85,38 @@ impl Parameter {
         Self { unit, ..self }
     }
 
-    /// Adds a name under which the model uses it, too.
+    /// Adds a name under which the model also uses the parameter.
     #[must_use]
     pub fn tied(mut self, name: impl Into<String>) -> Self {
         self.names.push(name.into());
         self
     }
 
-    /// Makes it a parameter that is not trained.
+    /// Marks the parameter as frozen: it is not trained.
     #[must_use]
     pub fn frozen(self) -> Self {
         Self { trained: false, ..self }
     }
 
-    /// Makes it a parameter that is computed in its own type.
+    /// Marks the parameter as one that is gathered and computed in its own type.
     #[must_use]
     pub fn keeping_dtype(self) -> Self {
         Self { keeps_dtype: true, ..self }
     }
 
-    /// Makes it some experts of a mixture, which the ranks of the mesh's axis `ep` have between them.
+    /// Marks the parameter as experts of a mixture, which are divided among the ranks of the mesh's axis `ep`.
     #[must_use]
     pub fn of_experts(self) -> Self {
         Self { is_expert: true, ..self }
     }
 
-    /// Returns the type in which it is gathered and computed.
+    /// Returns the data type in which the parameter is gathered and computed.
     #[must_use]
     pub fn compute_dtype(&self, mixed: &MixedPrecision) -> Dtype {
         if self.keeps_dtype { self.dtype } else { mixed.param_dtype(self.dtype) }
     }
 
-    /// Returns its first name.
+    /// Returns the first name of the parameter. Empty if it has none.
     #[must_use]
     pub fn name(&self) -> &str {
         self.names.first().map_or("", String::as_str)
@@ -134,7 +135,7 @@ impl Parameter {
         Ok(())
     }
 
-    /// Elements of a row, if they can be counted.
+    /// Returns the number of elements of a row, or an error if it overflows.
     pub(crate) fn row_elements(&self) -> Result<u64, ShardingError> {
         let others = self.shape.get(1..).unwrap_or(&[]);
         let product = others.iter().try_fold(1u64, |product, size| product.checked_mul(*size));

@@ -1,9 +1,9 @@
-//! Pipeline parallelism as data: which rank computes what in which order, and when it sends and receives.
+//! Pipeline parallelism as data: the order in which each rank computes, sends and receives.
 //!
-//! A model is cut into *stages*, consecutive layers that one rank has, and a batch into *micro-batches*. A
-//! [`Schedule`] orders the forward and backward passes of all stages; [`PipelineTable`] has the actions of each rank,
-//! with every message, and cannot be made of actions that would wait for each other. [`PipelineTable::simulate`]
-//! runs it on a simulated clock. Nothing here has a tensor or a process group.
+//! A model is divided into *stages*, consecutive layers that one rank has, and a batch into *micro-batches*. A
+//! [`Schedule`] orders the forward and backward passes of all stages. A [`PipelineTable`] has the actions of each rank
+//! with all messages, and is checked to be free of deadlocks. [`PipelineTable::simulate`] runs it on a simulated clock.
+//! Nothing in this module has a tensor or a process group.
 //!
 //! ```
 //! use brigade_sharding::pipeline::{Costs, PipelineTable, Schedule};
@@ -21,11 +21,11 @@
 //! # Ok::<(), brigade_sharding::pipeline::PipelineError>(())
 //! ```
 //!
-//! `order.rs` has the order of each rank's passes, and times them on a clock of slots. `build.rs` then takes passes
-//! and messages of all ranks from one order by time, so that no two ranks wait for each other, even where a send ends
-//! only when its receive has begun. `check.rs` checks every table, those of schedules too, and returns a topological
-//! order, on which `clock.rs` simulates other costs in one pass. Tests run tables with ranks as threads and channels
-//! without capacity, and check that sixteen kinds of changes to a table are refused.
+//! `order.rs` has the order of each rank's passes, and times them on a clock of slots. `build.rs` then takes passes and
+//! messages of all ranks from one order by time, so that ranks do not deadlock, even if a send ends only when its
+//! receive has begun. `check.rs` checks every table, those of schedules too, and returns a topological order, in which
+//! `clock.rs` simulates other costs in one pass. Tests run tables with ranks as threads and channels without capacity,
+//! and check that sixteen kinds of changes to a table are refused.
 
 mod action;
 mod build;

@@ -1,4 +1,4 @@
-//! The plan of a sharded model: units, slots, placements.
+//! Plan of a sharded model: its units, slots and placements.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -13,10 +13,10 @@ use crate::{
     Axis, Mesh, Note, Offload, Parameter, Reshard, Sharding, ShardingError, Slot, Strategy,
 };
 
-/// How a model is divided among the ranks of a mesh, and which messages they send for it.
+/// Plan of a sharded model: its division among the ranks of a mesh, and the messages that the ranks send.
 ///
-/// It is a function of names, shapes and settings, so that all ranks have the same one; nothing in it is stored for
-/// each rank. [`fingerprint`](Self::fingerprint) and [`difference`](Self::difference) find ranks that do not.
+/// A plan is a function of names, shapes and settings, so that all ranks have the same one; it stores nothing for each
+/// rank. [`fingerprint`](Self::fingerprint) and [`difference`](Self::difference) find ranks with a different plan.
 ///
 /// ```
 /// use brigade_checkpoint::{Dtype, Region};
@@ -46,44 +46,49 @@ pub struct ShardingPlan {
     notes: Vec<Note>,
 }
 
-/// Parameters that are gathered together, in one storage.
+/// Unit of a plan: parameters that are gathered together and lie in one storage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
-    /// The name of its first module; empty for the root, which has what no other unit has.
+    /// Name of the unit's first module. Empty for the root, which has the parameters of no other unit.
     pub name: String,
-    /// The names of its modules: several where ties or [`Units::AtLeast`](crate::Units::AtLeast) joined them. The
-    /// unit is gathered where any of them runs.
+    /// Names of the unit's modules. There are several if ties or [`Units::AtLeast`](crate::Units::AtLeast) joined them.
+    /// The unit is gathered when any of them runs.
     pub modules: Vec<String>,
-    /// Its parameters, in the order of registration, which is that of messages of lists.
+    /// Parameters of the unit, in the order of registration, which is also their order in messages.
     pub parameters: Vec<UnitParameter>,
-    /// What becomes of its whole parameters after forward. [`Reshard::No`] for the root, which runs around all
-    /// others, or for the last unit where there is no root: backward needs it at once.
+    /// Treatment of the unit's whole parameters after the forward pass. [`Reshard::No`] for the root, which runs around
+    /// all others, or without a root for the last unit, which the backward pass needs at once.
     pub reshard: Reshard,
 }
 
-/// A parameter of a unit.
+/// Parameter of a unit, with its place in the unit's storage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitParameter {
-    /// Its place in the list that the plan was made of.
+    /// Index of the parameter in the list from which the plan was made.
     pub index: usize,
-    /// What the list has of it.
+    /// Names, shape and type of the parameter.
     pub parameter: Parameter,
-    /// Its place in the unit's storage, and which rows are whose.
+    /// Place in the unit's storage, and division of the rows among the ranks.
     pub slot: Slot,
-    /// The type in which it is gathered and computed.
+    /// Data type in which the parameter is gathered and computed.
     pub compute_dtype: Dtype,
-    /// The type in which its gradient is summed.
+    /// Data type in which the gradient is summed.
     pub reduce_dtype: Dtype,
 }
 
 impl ShardingPlan {
-    /// Plans a model whose parameters are in the order of registration, in which units run.
+    /// Creates the plan of a model. `parameters` are in the order of registration, in which units are expected to run.
     ///
     /// # Errors
-    /// No parameters, a parameter without a name, two of one name, integers that are trained or computed in,
-    /// sizes that cannot be counted; patterns of units that match nothing or overlap; a mesh that does not have
-    /// the shard size of [`Strategy::Hybrid`]; [`Reshard::To`] with a number that is 1, that of all ranks, or does
-    /// not divide it.
+    /// - [`ShardingError::NoParameters`], [`Nameless`](ShardingError::Nameless),
+    ///   [`DuplicateName`](ShardingError::DuplicateName), [`NotTrainable`](ShardingError::NotTrainable) and
+    ///   [`TooLarge`](ShardingError::TooLarge) for parameters that cannot be planned, and
+    ///   [`NotAFloat`](ShardingError::NotAFloat) for a type of mixed precision that is not a float.
+    /// - [`NoMatch`](ShardingError::NoMatch) and [`Overlap`](ShardingError::Overlap) for patterns of units that match
+    ///   nothing, or the same parameter.
+    /// - [`MeshShard`](ShardingError::MeshShard) for a mesh that does not have the shard size of [`Strategy::Hybrid`],
+    ///   and [`ReshardTo`](ShardingError::ReshardTo) for [`Reshard::To`] with a number that is 1 or that of all ranks,
+    ///   or does not divide it.
     pub fn new(
         parameters: &[Parameter],
         sharding: &Sharding,
@@ -121,64 +126,66 @@ impl ShardingPlan {
         Ok(Self { sharding: sharding.clone(), mesh: mesh.clone(), units, notes })
     }
 
-    /// Returns the settings that it was made of.
+    /// Returns the settings from which the plan was made.
     #[must_use]
     pub fn sharding(&self) -> &Sharding {
         &self.sharding
     }
 
-    /// Returns the mesh that it was made for.
+    /// Returns the mesh for which the plan was made.
     #[must_use]
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
 
-    /// Returns the units in the order in which they are expected to run; the root, if there is one, is the first.
+    /// Returns the units in the order in which they are expected to run. The root is the first, if there is one.
     /// Gradients are reduced in the reverse order.
     #[must_use]
     pub fn units(&self) -> &[Unit] {
         &self.units
     }
 
-    /// Returns what a user should know: units that ties merged, a model of one unit.
+    /// Returns notes for the user: units that ties merged, or a model of one unit.
     #[must_use]
     pub fn notes(&self) -> &[Note] {
         &self.notes
     }
 
-    /// Returns all parameters, by units.
+    /// Returns the parameters of all units, unit by unit.
     pub fn parameters(&self) -> impl Iterator<Item = &UnitParameter> {
         self.units.iter().flat_map(|unit| &unit.parameters)
     }
 
-    /// Returns the unit with the largest storage; `None` for a model without units.
+    /// Returns the unit with the largest storage. `None` for a model without units.
     #[must_use]
     pub fn largest_unit(&self) -> Option<&Unit> {
         self.units.iter().max_by_key(|unit| unit.storage_bytes())
     }
 
-    /// Returns the number of ranks that share one copy of the parameters: the axes `dp_shard` and `cp`.
+    /// Returns the number of ranks that share one copy of the parameters: those of the axes `dp_shard`, `cp` and `sp`.
     #[must_use]
     pub fn shard_ranks(&self) -> usize {
         self.mesh.size(Axis::ShardContext)
     }
 
-    /// Returns the number by which summed gradients are divided: the ranks of `dp_cp`.
+    /// Returns the number by which summed gradients are divided to average them: the number of ranks of `dp_cp`.
     #[must_use]
     pub fn divisor(&self) -> usize {
         self.mesh.size(Axis::DataContext)
     }
 
-    /// Returns the number by which summed gradients of experts are divided: the ranks of `edp`.
+    /// Returns the number by which summed gradients of experts are divided to average them: the number of ranks of
+    /// `edp`.
     #[must_use]
     pub fn expert_divisor(&self) -> usize {
         self.mesh.size(Axis::ExpertData)
     }
 
-    /// Returns what a rank has of a parameter's optimizer state, and of the parameter where the strategy shards it.
+    /// Returns the region of a parameter that a rank holds: of its optimizer state, and of the parameter itself if the
+    /// strategy shards parameters.
     ///
     /// # Errors
-    /// A rank outside of the mesh.
+    /// [`ShardingError::NoSuchRank`] for a rank outside of the mesh.
     pub fn region(&self, parameter: &UnitParameter, rank: usize) -> Result<Region, ShardingError> {
         let place = self.mesh.coordinate(rank, Axis::ShardContext)? as u64;
         let whole = Region::whole(&parameter.parameter.shape);
@@ -188,14 +195,14 @@ impl ShardingPlan {
         Ok(whole.chunk(0, self.shard_ranks() as u64, place))
     }
 
-    /// Returns how the ranks hold a parameter between steps, for each of [`Mesh::axes`].
+    /// Returns the placement of a parameter between steps, along each of [`Mesh::axes`].
     #[must_use]
     pub fn placements(&self, parameter: &UnitParameter) -> Vec<Placement> {
         let is_whole = self.sharding.strategy.keeps_parameters_whole();
         self.placed(is_whole || parameter.slot.is_whole)
     }
 
-    /// Returns how the ranks hold the optimizer's state of a parameter, for each of [`Mesh::axes`].
+    /// Returns the placement of a parameter's optimizer state, along each of [`Mesh::axes`].
     #[must_use]
     pub fn state_placements(&self, parameter: &UnitParameter) -> Vec<Placement> {
         self.placed(parameter.slot.is_whole)
@@ -235,7 +242,7 @@ impl Unit {
                     && compute_dtype == parameter.dtype
                     && sharding.offload == Offload::None,
             };
-            // Keeps all later sums of bytes within 64 bits.
+            // Checks the number of elements: all later sums of bytes must fit into 64 bits.
             let rows = if slot.is_whole { Some(slot.rows) } else { None };
             let padded = rows.or_else(|| slot.rows.checked_next_multiple_of(ranks));
             let padded = padded.and_then(|rows| rows.checked_mul(slot.row_elements));
@@ -260,31 +267,31 @@ impl Unit {
         })
     }
 
-    /// Returns whether it has what no other unit has.
+    /// Returns `true` for the root, which has the parameters of no other unit.
     #[must_use]
     pub fn is_root(&self) -> bool {
         self.name.is_empty()
     }
 
-    /// Returns its name for a reader: `the root` for the one without a name.
+    /// Returns the name of the unit for messages: `the root` for the root.
     #[must_use]
     pub fn title(&self) -> &str {
         if self.is_root() { "the root" } else { &self.name }
     }
 
-    /// Returns the number of its parameters' elements, without padding.
+    /// Returns the number of elements of the unit's parameters, without padding.
     #[must_use]
     pub fn elements(&self) -> u64 {
         self.parameters.iter().map(|parameter| parameter.slot.elements()).sum()
     }
 
-    /// Returns the bytes of the storage with all of its parameters whole, with padding.
+    /// Returns the bytes of the unit's storage with whole parameters, with padding.
     #[must_use]
     pub fn storage_bytes(&self) -> u64 {
         self.parameters.last().map_or(0, |last| last.slot.offset + last.slot.bytes())
     }
 
-    /// Its parameters that are trained.
+    /// Returns the parameters of the unit that are trained.
     pub(crate) fn trained(&self) -> impl Iterator<Item = &UnitParameter> {
         self.parameters.iter().filter(|parameter| parameter.parameter.trained)
     }
@@ -323,5 +330,6 @@ fn check(parameters: &[Parameter]) -> Result<(), ShardingError> {
     Ok(())
 }
 
-/// Elements of all parameters with their padding. Their bytes, gradients and states have a place in 64 bits.
+/// Maximum number of elements of all parameters with padding. Bytes of parameters, gradients and states then fit into
+/// 64 bits.
 const MAX_ELEMENTS: u64 = 1 << 56;

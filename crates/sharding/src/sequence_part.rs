@@ -1,30 +1,32 @@
-//! Which tokens of a sequence a rank of a context group has.
+//! Division of a sequence's tokens among the ranks of a context group.
 
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// How attention gets the keys and values of tokens that other ranks of a context group have.
+/// Method of context parallelism: the way in which attention gets the keys and values of other ranks' tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum ContextMethod {
-    /// Each rank gets the keys and values of all tokens before attention, and again in backward (Accelerate's
-    /// `allgather`). Every mask works, and dropout. The default.
+    /// Each rank gathers the keys and values of all tokens before attention, and again in the backward pass
+    /// (Accelerate's `allgather`). Supports every mask, and dropout. The default.
     #[default]
     Gather,
-    /// Keys and values travel from rank to rank, while each rank computes attention to those that it has (ring attention,
-    /// Accelerate's `alltoall`): a rank never has all of them. Without masks and without dropout of scores.
+    /// Keys and values are passed from rank to rank, while each rank computes attention to those that it has (ring
+    /// attention, Accelerate's `alltoall`), so that no rank has all of them. Supports no mask but the causal one, and
+    /// no dropout of scores.
     Ring,
     /// Each rank exchanges its tokens of all heads for all tokens of its heads, and back after attention
-    /// (DeepSpeed-Ulysses): the ranks have to divide the heads. Every mask works, and dropout.
+    /// (DeepSpeed-Ulysses). The number of heads has to be divisible by the number of ranks. Supports every mask, and
+    /// dropout.
     Ulysses,
 }
 
 impl ContextMethod {
-    /// All methods.
+    /// All methods of context parallelism.
     pub const ALL: [Self; 3] = [Self::Gather, Self::Ring, Self::Ulysses];
 
-    /// Returns its name in settings: `gather`, `ring` or `ulysses`.
+    /// Returns the name of the method in settings: `gather`, `ring` or `ulysses`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -44,10 +46,10 @@ impl fmt::Display for ContextMethod {
 impl FromStr for ContextMethod {
     type Err = String;
 
-    /// Parses a name, in any case.
+    /// Parses the name of a method, in upper or lower case.
     ///
     /// # Errors
-    /// A sentence with the names for any other text.
+    /// Returns a message with the valid names for any other text.
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|it| it.name().eq_ignore_ascii_case(text.trim()));
         found.ok_or_else(|| {
@@ -58,11 +60,11 @@ impl FromStr for ContextMethod {
     }
 }
 
-/// The tokens of a sequence that a rank of a context group has.
+/// Part of a sequence: the tokens that one rank of a context group has.
 ///
-/// The sequence is padded so that all ranks have equally many. Neighbouring tokens are together; or, *balanced*, the
-/// sequence is cut into two chunks for each rank, of which rank `r` of `n` has the chunks `r` and `2 n - 1 - r`: under a
-/// causal mask, where later tokens see more keys, each rank then has the same work.
+/// The sequence is padded so that all ranks have the same number of tokens. Each rank has neighbouring tokens; or, for
+/// a *balanced* part, the sequence is divided into two chunks per rank, of which rank `r` of `n` has the chunks `r` and
+/// `2 n - 1 - r`. Under a causal mask, where later tokens attend to more keys, each rank then has the same work.
 ///
 /// ```
 /// use brigade_sharding::SequencePart;
@@ -83,7 +85,7 @@ pub struct SequencePart {
 }
 
 impl SequencePart {
-    /// Returns the part of a rank; all of it where `ranks` is 1 or less.
+    /// Returns the part that `rank` has of a sequence of `length` tokens: all of it if `ranks` is 1 or less.
     #[must_use]
     pub fn new(length: u64, rank: usize, ranks: usize, is_balanced: bool) -> Self {
         let ranks = ranks.max(1) as u64;
@@ -110,25 +112,25 @@ impl SequencePart {
         if self.is_balanced { 2 * self.chunk } else { self.chunk }
     }
 
-    /// Returns whether each rank has an early and a late chunk.
+    /// Returns `true` if each rank has an early and a late chunk.
     #[must_use]
     pub fn is_balanced(&self) -> bool {
         self.is_balanced
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks of the context group.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.ranks as usize
     }
 
-    /// Returns this rank's ranges of the padded sequence, in the order in which the rank has them.
+    /// Returns the ranges of the padded sequence that this rank has, in the order in which it has them.
     #[must_use]
     pub fn ranges(&self) -> Vec<Range<u64>> {
         self.ranges_of(self.rank as usize)
     }
 
-    /// Returns the ranges of another rank.
+    /// Returns the ranges of the padded sequence that another rank has.
     #[must_use]
     pub fn ranges_of(&self, rank: usize) -> Vec<Range<u64>> {
         let range = |chunk: u64| chunk * self.chunk..(chunk + 1) * self.chunk;

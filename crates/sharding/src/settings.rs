@@ -1,8 +1,8 @@
-//! Settings that people already have, read into a [`Sharding`] and a [`Mesh`]: Accelerate's `fsdp_config`, DeepSpeed's JSON,
+//! Existing settings, read into a [`Sharding`] and a [`Mesh`]: Accelerate's `fsdp_config`, DeepSpeed's JSON,
 //! `megatron_lm_config`, and the axes of `parallelism_config`.
 //!
-//! Pure functions: the caller reads files and variables, and passes them on as [`Given`]s with the place of each. Each
-//! key is honoured, or named in one [`Note`] with what it would have meant, or refused by name.
+//! All of it is pure functions: the caller reads files and variables, and passes them as [`Given`]s, each with its
+//! source. Each key is applied, or explained in a [`Note`], or refused with an error that names it.
 //!
 //! ```
 //! use brigade_sharding::settings::{Facts, Given, resolve};
@@ -50,47 +50,47 @@ use given::Values;
 
 use crate::{ContextMethod, Mesh, Sharding};
 
-/// What settings of Accelerate's or DeepSpeed's mean for a Rust program.
+/// Settings of a Rust program that follow from settings of Accelerate, DeepSpeed or Megatron-LM.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// How the model is sharded; `None` where each rank has a whole model.
+    /// Sharding of the model. `None` if each rank has the whole model.
     pub sharding: Option<Sharding>,
-    /// How the ranks are arranged.
+    /// Mesh in which the ranks are arranged.
     pub mesh: Mesh,
-    /// How attention gets the keys of tokens that other ranks have, where ranks have parts of each sequence.
+    /// Method by which attention gets the keys and values of other ranks' tokens, if ranks have parts of each sequence.
     pub context_method: ContextMethod,
-    /// Whether tensor ranks have parts of the sequence between divided layers.
+    /// `true` if tensor ranks have parts of the sequence between divided layers (Megatron-LM's sequence parallelism).
     pub sequence_regions: bool,
-    /// Precision of the computation.
+    /// Precision of the computation, from `mixed_precision` or DeepSpeed's keys.
     pub precision: Precision,
-    /// Scale of the loss with [`Precision::Fp16`]; `None` for the program's own.
+    /// Scale of the loss with [`Precision::Fp16`]. `None` if the program decides.
     pub loss_scale: Option<LossScale>,
-    /// Samples of one rank in one forward; `None` where the program's loaders decide.
+    /// Number of samples of one rank per forward pass. `None` if the program's loaders decide.
     pub micro_batch_size: Option<u64>,
-    /// Batches in one step of the optimizer.
+    /// Number of batches per optimizer step.
     pub gradient_accumulation_steps: u64,
-    /// Samples of all ranks in one step of the optimizer; `None` where the program's loaders decide.
+    /// Number of samples of all ranks per optimizer step. `None` if the program's loaders decide.
     pub train_batch_size: Option<u64>,
-    /// Largest norm of the gradients; `None` where they are not clipped, or the program does.
+    /// Maximum norm of the gradients. `None` if they are not clipped, or if the program clips them.
     pub gradient_clipping: Option<f64>,
-    /// Whether activations of each unit are computed again in backward.
+    /// `true` if the activations of each unit are computed again in the backward pass (gradient checkpointing).
     pub recompute: bool,
-    /// The optimizer; `None` where the program makes it.
+    /// Settings of the optimizer. `None` if the program creates it.
     pub optimizer: Option<OptimizerSettings>,
-    /// The learning rate's schedule; `None` where the program makes it.
+    /// Learning rate schedule. `None` if the program creates it.
     pub schedule: Option<ScheduleSettings>,
 }
 
-/// A key that is not honoured as it stands, with what it would have meant and what happens instead.
+/// Note on a key that is not applied as it is written: its meaning, and what happens instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
-    /// The key: `zero_optimization.overlap_comm`.
+    /// Path of the key, such as `zero_optimization.overlap_comm`.
     pub key: String,
-    /// Its value; empty where the key is missing.
+    /// Value of the key. Empty if the key is missing.
     pub value: String,
-    /// Where it was set: a file, a variable, a flag.
+    /// Source of the value: a file, an environment variable or a flag.
     pub origin: String,
-    /// What it would have meant.
+    /// Explanation of the value's meaning, and of what happens instead.
     pub text: String,
 }
 
@@ -105,28 +105,29 @@ impl fmt::Display for Note {
     }
 }
 
-/// Precision of the computation: the words of `mixed_precision`.
+/// Precision of the computation: the values of Accelerate's `mixed_precision`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// That of the parameters.
+    /// The type of the parameters, without mixed precision.
     #[default]
     No,
-    /// float16, with a scaled loss.
+    /// float16, with loss scaling.
     Fp16,
-    /// bfloat16.
+    /// bfloat16, without loss scaling.
     Bf16,
-    /// Products in 8 bits within bfloat16. Brigade has no kernels for it: computed as [`Precision::Bf16`].
+    /// 8-bit matrix products within bfloat16. Brigade has no kernels for them and computes in bfloat16, as with
+    /// [`Precision::Bf16`].
     Fp8,
 }
 
 impl Precision {
-    /// Returns the precision of a word: `no`, `fp16`, `bf16` or `fp8`.
+    /// Parses a value of `mixed_precision`: `no`, `fp16`, `bf16` or `fp8`. Returns `None` for other texts.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         [Self::No, Self::Fp16, Self::Bf16, Self::Fp8].into_iter().find(|it| it.word() == word)
     }
 
-    /// Returns its word in settings.
+    /// Returns the value of `mixed_precision` for this precision: `bf16`.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -138,22 +139,22 @@ impl Precision {
     }
 }
 
-/// By what a loss is multiplied, so that gradients of float16 do not vanish.
+/// Loss scale: the factor by which the loss is multiplied, so that float16 gradients do not vanish.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LossScale {
-    /// Always the same.
+    /// A scale that stays the same.
     Static(f64),
-    /// Halved after an overflow, doubled after so many steps without one.
+    /// A scale that is halved after an overflow, and doubled after `growth_interval` steps without one.
     Dynamic {
-        /// The first scale.
+        /// Initial value of the scale.
         initial: f64,
-        /// Steps without overflow until it is doubled.
+        /// Number of steps without an overflow after which the scale is doubled.
         growth_interval: u64,
     },
 }
 
 impl Settings {
-    /// What holds where nothing is said: copies of the whole model, arranged as `mesh`.
+    /// Returns the defaults for a job in which each rank has a copy of the model, arranged as `mesh`.
     fn of_copies(mesh: Mesh, facts: &Facts) -> Self {
         Self {
             sharding: None,
@@ -173,14 +174,15 @@ impl Settings {
     }
 }
 
-/// Resolves the arguments of `accelerate launch` (from flags, variables or a file) for a Rust program. `file` is the
-/// content of `deepspeed_config_file`, where one is given.
+/// Resolves the arguments of `accelerate launch`, from flags, variables or a file, to settings of a Rust program, and
+/// notes on keys that are not applied as they are written. `file` is the content of `deepspeed_config_file`, if given.
 ///
-/// DeepSpeed is on where `use_deepspeed` is, or with a `file`; FSDP where `use_fsdp` is, or, where that is not given,
-/// with any argument that begins with `fsdp_`; Megatron-LM where `use_megatron_lm` is. With none each rank has the whole model.
+/// DeepSpeed is used if `use_deepspeed` is on or a `file` is given; FSDP if `use_fsdp` is on, or, without `use_fsdp`,
+/// if an argument begins with `fsdp_`; Megatron-LM if `use_megatron_lm` is on. Otherwise each rank has the whole model.
 ///
 /// # Errors
-/// Unknown or wrong values, contradictions, and keys that ask for what Brigade does not do.
+/// [`SettingsError`] for unknown keys, invalid values, settings that contradict each other, and features that Brigade
+/// does not have.
 pub fn resolve(
     given: &[Given],
     file: Option<&DeepSpeedConfig>,

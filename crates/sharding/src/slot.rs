@@ -1,12 +1,12 @@
-//! Where a parameter lies in the storage of its unit, and which rows are whose.
+//! Slots: places of parameters in the storage of their unit, and the rows of each rank.
 
 use std::ops::Range;
 
-/// The place of a parameter in the storage of its unit's whole parameters.
+/// Slot: the place of a parameter in the storage of its unit's whole parameters.
 ///
-/// A parameter of `rows` rows has room for [`chunk`](Self::chunk) rows of each rank, `ceil(rows / ranks)`. The
-/// ranks' rows, one after the other, are the parameter with padding behind it, so that they are gathered straight
-/// into place. The last ranks may have fewer rows, or none.
+/// The slot of a parameter with `rows` rows has room for [`chunk`](Self::chunk) rows of each rank, `ceil(rows /
+/// ranks)`. The rows of all ranks, one after the other, are the parameter with padding behind it, so that they are
+/// gathered in place. The last ranks may have fewer rows, or none.
 ///
 /// ```
 /// use brigade_sharding::Slot;
@@ -19,34 +19,34 @@ use std::ops::Range;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot {
-    /// Bytes before it in the storage: a multiple of [`ALIGNMENT`].
+    /// Offset in the storage, in bytes: a multiple of [`ALIGNMENT`].
     pub offset: u64,
-    /// Size of the first dimension; 1 for a parameter without dimensions.
+    /// Size of the first dimension. 1 for a parameter without dimensions.
     pub rows: u64,
-    /// Elements of a row: the product of all other dimensions.
+    /// Number of elements of a row: the product of all other dimensions.
     pub row_elements: u64,
-    /// Bytes of an element in the storage.
+    /// Size of an element in the storage, in bytes.
     pub element_bytes: u64,
-    /// Ranks that share one copy of the parameter.
+    /// Number of ranks that share one copy of the parameter.
     pub ranks: u64,
-    /// Whether each rank holds all of it: a parameter without dimensions, or this rank's experts of a mixture.
+    /// `true` if each rank holds the whole parameter: one without dimensions, or this rank's experts of a mixture.
     pub is_whole: bool,
-    /// Whether it has memory of its own in the place of a slot.
+    /// `true` if the parameter has memory of its own, outside of the storage.
     pub keeps_memory: bool,
 }
 
-/// Bytes to which slots are aligned: a cache line, and what vector instructions want.
+/// Alignment of slots in bytes: a cache line, which is also sufficient for vector instructions.
 pub const ALIGNMENT: u64 = 64;
 
 impl Slot {
-    /// Returns the rows for which each rank has room.
+    /// Returns the number of rows for which each rank has room.
     #[must_use]
     pub fn chunk(&self) -> u64 {
         if self.is_whole { self.rows } else { self.rows.div_ceil(self.ranks) }
     }
 
-    /// Returns the rows of the rank at this place among those that share one copy, without padding. All rows of what
-    /// each rank has whole.
+    /// Returns the rows of a rank, without padding. `place` is the rank's index among those that share one copy.
+    /// Returns all rows if each rank holds the whole parameter.
     #[must_use]
     pub fn rows_of(&self, place: u64) -> Range<u64> {
         if self.is_whole {
@@ -56,7 +56,8 @@ impl Slot {
         begin..(begin + self.chunk()).min(self.rows)
     }
 
-    /// Returns the number of elements of the rank at this place, without padding.
+    /// Returns the number of elements of a rank, without padding. `place` is the rank's index among those that share
+    /// one copy.
     #[must_use]
     pub fn elements_of(&self, place: u64) -> u64 {
         let rows = self.rows_of(place);
@@ -69,19 +70,19 @@ impl Slot {
         self.rows * self.row_elements
     }
 
-    /// Returns the number of elements of one rank, padding included.
+    /// Returns the number of elements of one rank, with padding.
     #[must_use]
     pub fn chunk_elements(&self) -> u64 {
         self.chunk() * self.row_elements
     }
 
-    /// Returns the number of elements of all ranks, padding included.
+    /// Returns the number of elements of all ranks, with padding.
     #[must_use]
     pub fn padded_elements(&self) -> u64 {
         if self.is_whole { self.elements() } else { self.chunk_elements() * self.ranks }
     }
 
-    /// Returns the bytes that it takes in the storage, padding of rows included.
+    /// Returns the bytes that the parameter takes in the storage, with padding of rows. 0 if it has memory of its own.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         if self.keeps_memory { 0 } else { self.padded_elements() * self.element_bytes }

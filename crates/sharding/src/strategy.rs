@@ -1,4 +1,4 @@
-//! What a user chooses: the strategy of sharding and its options.
+//! Sharding strategies and their options, as a user chooses them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Mesh, ShardingError};
 
-/// What the ranks of a job divide between them.
+/// Sharding strategy: the training state that the ranks of a job divide among them.
 ///
 /// | Strategy | Parameters | Gradients | Optimizer's state | DeepSpeed | PyTorch |
 /// |---|---|---|---|---|---|
@@ -17,8 +17,8 @@ use crate::{Mesh, ShardingError};
 /// | `Zero3` | sharded | sharded | sharded | stage 3 | FSDP, `FULL_SHARD` |
 /// | `Hybrid(n)` | sharded among `n` ranks | as parameters | as parameters | MiCS | `HYBRID_SHARD` |
 ///
-/// Its text form is what `--sharding`, `BRIGADE_SHARDING` and `brigade.toml` take; [`Sharding::parse_setting`] has that of
-/// a strategy with options.
+/// The text form is accepted by `--sharding`, `BRIGADE_SHARDING` and `brigade.toml`. [`Sharding::parse_setting`]
+/// documents that of a strategy with options.
 ///
 /// ```
 /// use brigade_sharding::Strategy;
@@ -38,15 +38,16 @@ pub enum Strategy {
     Zero2,
     /// Shards parameters, gradients and the optimizer's state (FSDP).
     Zero3,
-    /// Shards as [`Strategy::Zero3`] among so many neighbouring ranks, and replicates across these groups (HSDP).
+    /// Shards as [`Strategy::Zero3`] within groups of this number of neighbouring ranks, and replicates across these
+    /// groups (HSDP).
     Hybrid(usize),
 }
 
 impl Strategy {
-    /// Parses a setting that may also be `none`, which returns `None`.
+    /// Parses the text form of a strategy, or `none`, for which it returns `None`.
     ///
     /// # Errors
-    /// A text that is neither `none` nor a strategy.
+    /// [`ShardingError::UnknownStrategy`] for a text that is neither `none` nor a strategy.
     pub fn parse_setting(text: &str) -> Result<Option<Self>, ShardingError> {
         match text.parse() {
             Ok(strategy) => Ok(Some(strategy)),
@@ -55,7 +56,7 @@ impl Strategy {
         }
     }
 
-    /// Returns whether parameters are whole on each rank between steps.
+    /// Returns `true` if parameters are whole on each rank between steps.
     #[must_use]
     pub fn keeps_parameters_whole(self) -> bool {
         matches!(self, Self::Zero1 | Self::Zero2)
@@ -107,22 +108,22 @@ impl From<Strategy> for String {
     }
 }
 
-/// What becomes of a unit's whole parameters between its forward and its backward (FSDP2's
-/// `reshard_after_forward`). Has no effect where parameters are whole between steps.
+/// Treatment of a unit's whole parameters between its forward and its backward pass (FSDP2's `reshard_after_forward`).
+/// Has no effect if parameters are whole between steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reshard {
-    /// Freed after forward and gathered again in backward: least memory.
+    /// Frees parameters after the forward pass and gathers them again in the backward pass: least memory.
     #[default]
     Yes,
-    /// Kept until backward is done: one gather less.
+    /// Keeps parameters until the backward pass is done: one gather less.
     No,
-    /// Freed down to one part of so many, which neighbouring ranks gather in backward (hpZ of ZeRO++).
+    /// Keeps one of this number of parts, which neighbouring ranks gather in the backward pass (hpZ of ZeRO++).
     To(usize),
 }
 
-/// The types in which parameters are computed and gradients are summed. Shards, their gradients and the
-/// optimizer's state keep the type of the model's parameters.
+/// Mixed precision: the data types in which parameters are computed and gradients are summed. Shards, their gradients
+/// and the optimizer's state keep the type of the model's parameters.
 ///
 /// ```
 /// use brigade_checkpoint::Dtype;
@@ -136,29 +137,29 @@ pub enum Reshard {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MixedPrecision {
-    /// Type in which parameters are gathered and computed. Defaults to the parameters' own.
+    /// Type in which parameters are gathered and computed. Defaults to the type of the parameters.
     pub param: Option<Dtype>,
     /// Type in which gradients are sent and summed. Defaults to float32, and to float64 for parameters of
     /// float64.
     pub reduce: Option<Dtype>,
-    /// Type to which the outputs of the model are cast. Defaults to that of its computation.
+    /// Type to which the outputs of the model are cast. Defaults to the type in which they are computed.
     pub output: Option<Dtype>,
 }
 
 impl MixedPrecision {
-    /// Returns bfloat16 for the computation and float32 for sums.
+    /// Returns mixed precision with bfloat16 for the computation and float32 for sums.
     #[must_use]
     pub fn bf16() -> Self {
         Self { param: Some(Dtype::BF16), ..Self::default() }
     }
 
-    /// Returns float16 for the computation and float32 for sums.
+    /// Returns mixed precision with float16 for the computation and float32 for sums.
     #[must_use]
     pub fn fp16() -> Self {
         Self { param: Some(Dtype::F16), ..Self::default() }
     }
 
-    /// Returns the type in which a parameter of type `own` is gathered. What is not a float keeps its type.
+    /// Returns the type in which a parameter of type `own` is gathered. Types that are not floats stay as they are.
     #[must_use]
     pub fn param_dtype(&self, own: Dtype) -> Dtype {
         if is_float(own) { self.param.unwrap_or(own) } else { own }
@@ -187,46 +188,46 @@ pub(crate) fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16)
 }
 
-/// Where shards, their gradients and the optimizer's state lie.
+/// Memory in which shards, their gradients and the optimizer's state are kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Offload {
-    /// On the device.
+    /// Memory of the device.
     #[default]
     None,
-    /// In the host's memory; the optimizer runs there, too.
+    /// Memory of the host. The optimizer runs on the CPU.
     Cpu {
-        /// Whether that memory is page-locked, so that copies run beside the computation.
+        /// `true` for page-locked memory, so that copies run beside the computation.
         pin: bool,
     },
 }
 
-/// Which parameters are gathered together.
+/// Division of a model into units: parameters that are gathered together.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Units {
-    /// The units that the model names: its blocks.
+    /// The units that the model defines, such as transformer blocks.
     #[default]
     Blocks,
-    /// One unit for each module whose name matches one of these patterns: `h.*` gives `h.0`, `h.1`, and so on.
-    /// `*` and `?` match within one component of a name.
+    /// A unit for each module whose name matches one of these patterns: `h.*` gives `h.0`, `h.1`, and so on. `*` and
+    /// `?` match within one component of a name.
     Matching(Vec<String>),
-    /// Neighbouring blocks, as many as are needed for so many parameters in a unit.
+    /// Units of neighbouring blocks, joined until a unit has at least this number of parameters.
     AtLeast(u64),
 }
 
-/// When gradients are reduced during accumulation.
+/// Time at which gradients are reduced during accumulation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReduceGradients {
-    /// In each backward, into sharded gradients: little memory.
+    /// Reduces in each backward pass, into sharded gradients: little memory.
     #[default]
     EachBatch,
-    /// Once, in the last backward of the window: fewer messages, and whole gradients in between.
+    /// Reduces once, in the last backward pass of the window: fewer messages, but whole gradients in between.
     Window,
 }
 
-/// How a model is sharded: the strategy and its options.
+/// Sharding of a model: the strategy and its options.
 ///
 /// ```
 /// use brigade_sharding::{MixedPrecision, Offload, ReduceGradients, Reshard, Sharding, Strategy, Units};
@@ -243,85 +244,87 @@ pub enum ReduceGradients {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sharding {
-    /// What is divided.
+    /// Strategy: the training state that is sharded.
     pub strategy: Strategy,
-    /// Whether whole parameters are freed between forward and backward. Defaults to [`Reshard::Yes`].
+    /// Treatment of whole parameters between forward and backward pass. Defaults to [`Reshard::Yes`].
     #[serde(default)]
     pub reshard_after_forward: Reshard,
-    /// Types of the computation and of sums. Defaults to the parameters' own, with sums in float32.
+    /// Data types of the computation and of sums. Defaults to the parameters' own, with sums in float32.
     #[serde(default)]
     pub mixed: MixedPrecision,
-    /// Where shards lie. Defaults to [`Offload::None`].
+    /// Memory in which shards are kept. Defaults to [`Offload::None`].
     #[serde(default)]
     pub offload: Offload,
-    /// What is gathered together. Defaults to [`Units::Blocks`].
+    /// Division of the model into units. Defaults to [`Units::Blocks`].
     #[serde(default)]
     pub units: Units,
-    /// When gradients are reduced. Defaults to [`ReduceGradients::EachBatch`]; [`Strategy::Zero1`] reduces once
-    /// in a window, whatever this says.
+    /// Time at which gradients are reduced. Defaults to [`ReduceGradients::EachBatch`]. [`Strategy::Zero1`] always
+    /// reduces once per window.
     #[serde(default)]
     pub reduce: ReduceGradients,
 }
 
 impl Sharding {
-    /// Returns [`Strategy::Zero1`] with the default options.
+    /// Returns a sharding with [`Strategy::Zero1`] and default options.
     #[must_use]
     pub fn zero1() -> Self {
         Strategy::Zero1.into()
     }
 
-    /// Returns [`Strategy::Zero2`] with the default options.
+    /// Returns a sharding with [`Strategy::Zero2`] and default options.
     #[must_use]
     pub fn zero2() -> Self {
         Strategy::Zero2.into()
     }
 
-    /// Returns [`Strategy::Zero3`] with the default options.
+    /// Returns a sharding with [`Strategy::Zero3`] and default options.
     #[must_use]
     pub fn zero3() -> Self {
         Strategy::Zero3.into()
     }
 
-    /// Returns [`Strategy::Hybrid`] with the default options: `shard_size` neighbouring ranks share one copy.
+    /// Returns a sharding with [`Strategy::Hybrid`] and default options: `shard_size` neighbouring ranks share one copy
+    /// of the model.
     #[must_use]
     pub fn hybrid(shard_size: usize) -> Self {
         Strategy::Hybrid(shard_size).into()
     }
 
-    /// Sets what becomes of whole parameters between forward and backward.
+    /// Sets the treatment of whole parameters between forward and backward pass.
     #[must_use]
     pub fn reshard_after_forward(self, reshard_after_forward: Reshard) -> Self {
         Self { reshard_after_forward, ..self }
     }
 
-    /// Sets the types of the computation and of sums.
+    /// Sets the data types of the computation and of sums.
     #[must_use]
     pub fn mixed(self, mixed: MixedPrecision) -> Self {
         Self { mixed, ..self }
     }
 
-    /// Sets where shards lie.
+    /// Sets the memory in which shards are kept.
     #[must_use]
     pub fn offload(self, offload: Offload) -> Self {
         Self { offload, ..self }
     }
 
-    /// Sets which parameters are gathered together.
+    /// Sets the division of the model into units.
     #[must_use]
     pub fn units(self, units: Units) -> Self {
         Self { units, ..self }
     }
 
-    /// Sets when gradients are reduced during accumulation.
+    /// Sets the time at which gradients are reduced during accumulation.
     #[must_use]
     pub fn reduce(self, reduce: ReduceGradients) -> Self {
         Self { reduce, ..self }
     }
 
-    /// Returns the mesh that the strategy alone needs: all ranks share one copy, or `shard_size` do.
+    /// Returns the mesh for the strategy alone: one copy for all ranks, or one for each `shard_size` ranks of
+    /// [`Strategy::Hybrid`].
     ///
     /// # Errors
-    /// No ranks; a shard size that does not divide `world_size`.
+    /// [`ShardingError`] for no ranks, and for a shard size that does not divide `world_size`.
     pub fn mesh(&self, world_size: usize) -> Result<Mesh, ShardingError> {
         let shard_size = match self.strategy {
             Strategy::Hybrid(shard_size) => shard_size,

@@ -1,4 +1,4 @@
-//! What one rank of a tensor group has of a parameter.
+//! Parts of parameters that the ranks of a tensor group have.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use brigade_checkpoint::Region;
 
 use crate::{ShardingError, TensorStyle};
 
-/// The part of a parameter that a rank of a tensor group has: a range of each block along one dimension, side by side.
+/// Part of a parameter that a rank of a tensor group has: a range of each block along one dimension, side by side.
 ///
 /// ```
 /// use brigade_sharding::{Heads, TensorPart, TensorStyle};
@@ -27,17 +27,18 @@ use crate::{ShardingError, TensorStyle};
 pub struct TensorPart {
     shape: Vec<u64>,
     dim: usize,
-    /// Sizes along the dimension.
+    /// Sizes of the blocks along the dimension.
     blocks: Vec<u64>,
     rank: usize,
     ranks: usize,
 }
 
 impl TensorPart {
-    /// Returns what `rank` of `ranks` has of a parameter of this whole shape that is divided along `dim`.
+    /// Returns the part that `rank` of `ranks` ranks has of a parameter that is divided along `dim`. `shape` is the
+    /// shape of the whole parameter.
     ///
     /// # Errors
-    /// [`ShardingError::Indivisible`] where the ranks, or the blocks of fused heads, do not divide the dimension;
+    /// [`ShardingError::Indivisible`] if the ranks, or the blocks of fused heads, do not divide the dimension, and
     /// [`ShardingError::EmptyPart`] for a vocabulary with fewer entries than ranks.
     pub fn new(
         name: &str,
@@ -50,7 +51,7 @@ impl TensorPart {
         let ranks = ranks.max(1);
         let size = shape.get(dim).copied().unwrap_or_default();
         let indivisible = |unit: u64| {
-            // The nearest sizes of which every block is divided.
+            // The nearest sizes for which every block can be divided.
             let (less, more) = (size / unit * unit, (size / unit + 1).saturating_mul(unit));
             ShardingError::Indivisible {
                 name: name.to_owned(),
@@ -74,7 +75,7 @@ impl TensorPart {
             }
             TensorStyle::Heads(heads) => {
                 let sum: u64 = heads.blocks.iter().sum();
-                // Each block by itself is divided: blocks of `n · block` elements where every `n · block` is.
+                // Each block is divided by itself: the ranks have to divide `n · block` for each of the blocks.
                 let every = heads.blocks.iter().copied().map(|block| step(block, ranks as u64));
                 let unit = every.fold(1, least_common_multiple).saturating_mul(sum).max(1);
                 if size == 0 || sum == 0 || !size.is_multiple_of(unit) {
@@ -86,7 +87,7 @@ impl TensorPart {
         Ok(Self { shape: shape.to_vec(), dim, blocks, rank, ranks })
     }
 
-    /// Returns the part of another rank.
+    /// Returns the part that another rank has of the same parameter.
     #[must_use]
     pub fn of_rank(&self, rank: usize) -> Self {
         Self { rank, ..self.clone() }
@@ -98,25 +99,26 @@ impl TensorPart {
         &self.shape
     }
 
-    /// Returns the dimension along which it is divided.
+    /// Returns the index of the dimension along which the parameter is divided.
     #[must_use]
     pub fn dim(&self) -> usize {
         self.dim
     }
 
-    /// Returns the number of ranks over which it is divided.
+    /// Returns the number of ranks over which the parameter is divided.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.ranks
     }
 
-    /// Returns the ranges along the dimension that this rank has, one of each block.
+    /// Returns the ranges that this rank has along the divided dimension, one for each block.
     #[must_use]
     pub fn ranges(&self) -> Vec<Range<u64>> {
         self.ranges_of(self.rank)
     }
 
-    /// Returns the ranges that a rank has. Sizes differ by one where the ranks do not divide a vocabulary.
+    /// Returns the ranges that a rank has along the divided dimension, one for each block. Their sizes differ by one
+    /// between ranks if the ranks do not divide a vocabulary.
     #[must_use]
     pub fn ranges_of(&self, rank: usize) -> Vec<Range<u64>> {
         let (rank, ranks) = (rank as u64, self.ranks as u64);
@@ -137,7 +139,7 @@ impl TensorPart {
         self.shape_of(self.rank)
     }
 
-    /// Returns the shape of a rank's part.
+    /// Returns the shape of the part of any rank.
     #[must_use]
     pub fn shape_of(&self, rank: usize) -> Vec<u64> {
         let mut shape = self.shape.clone();
@@ -145,8 +147,8 @@ impl TensorPart {
         shape
     }
 
-    /// Returns where a region of this rank's part lies in the whole parameter: boxes of the whole, each with its place in the
-    /// region.
+    /// Returns the regions of the whole parameter that make up a region of this rank's part, each with its place in
+    /// that region.
     #[must_use]
     pub fn sources(&self, region: &Region) -> Vec<(Region, Region)> {
         let dim = self.dim;
@@ -171,7 +173,7 @@ impl TensorPart {
     }
 }
 
-/// The smallest number whose product with `block` the ranks divide.
+/// Returns the smallest number whose product with `block` the ranks divide.
 fn step(block: u64, ranks: u64) -> u64 {
     ranks / greatest_common_divisor(block, ranks).max(1)
 }

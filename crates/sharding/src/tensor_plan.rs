@@ -1,22 +1,24 @@
-//! Which weights are divided over the ranks of a tensor group, and how.
+//! Plans of tensor parallelism: the weights that are divided over the ranks of a tensor group, and their styles.
 
 use std::fmt;
 
 use brigade_checkpoint::matches_pattern;
 
-/// How one weight is divided over the ranks of a tensor group (tensor parallelism, Megatron-LM's).
+/// Style of tensor parallelism (Megatron-LM's): the way in which one weight is divided over the ranks of a tensor
+/// group.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TensorStyle {
-    /// By output features: each rank computes a part of the outputs from the whole input (PyTorch's `ColwiseParallel`).
-    /// A bias is divided alike.
+    /// Column-parallel, by output features: each rank computes a part of the outputs from the whole input (PyTorch's
+    /// `ColwiseParallel`). A bias is divided in the same way.
     Column,
-    /// By input features: each rank computes a summand of all outputs from its part of the input, and the ranks add them up
-    /// (PyTorch's `RowwiseParallel`). Every rank has the bias, which is added once.
+    /// Row-parallel, by input features: each rank computes a summand of all outputs from its part of the input, and the
+    /// ranks sum them (PyTorch's `RowwiseParallel`). Every rank has the bias, which is added once.
     Row,
-    /// By the vocabulary: the rows of an embedding or of a language head. The ranks need not divide their number.
+    /// Vocabulary-parallel: the rows of an embedding or of a language head are divided. Their number need not be
+    /// divisible by the number of ranks.
     Vocabulary,
-    /// By output features that lie in several blocks, each of which is divided.
+    /// Column-parallel for fused projections: the output features of each of several blocks are divided.
     Heads(Heads),
 }
 
@@ -34,35 +36,36 @@ impl fmt::Display for TensorStyle {
     }
 }
 
-/// The blocks of a fused projection, such as queries, keys and values in one weight: each block is divided over the ranks,
+/// Blocks of a fused projection, such as queries, keys and values in one weight. Each block is divided over the ranks,
 /// so that a rank has the queries, keys and values of its heads.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Heads {
-    /// Relative sizes, in the order in which the blocks lie.
+    /// Relative sizes of the blocks, in their order in the weight.
     pub(crate) blocks: Vec<u64>,
 }
 
 impl Heads {
-    /// Returns that many blocks of equal size: 3 for queries, keys and values with as many heads each, 2 for the gate and up
-    /// projections of a gated perceptron.
+    /// Returns `blocks` blocks of equal size: 3 for queries, keys and values with the same number of heads, 2 for the
+    /// gate and up projections of a gated feed-forward layer.
     #[must_use]
     pub fn fused(blocks: usize) -> Self {
         Self { blocks: vec![1; blocks] }
     }
 
-    /// Returns blocks of queries, keys and values, with fewer heads of keys and values than of queries (grouped-query
-    /// attention).
+    /// Returns the blocks of queries, keys and values in grouped-query attention, which has fewer heads of keys and
+    /// values than of queries.
     #[must_use]
     pub fn grouped(query_heads: u64, key_value_heads: u64) -> Self {
         Self { blocks: vec![query_heads, key_value_heads, key_value_heads] }
     }
 }
 
-/// Patterns of parameter names with the way in which what matches is divided over the ranks of a tensor group (PyTorch's
-/// `parallelize_plan`). What no pattern matches is whole on every rank.
+/// Plan of tensor parallelism: patterns of parameter names, each with the style in which matching parameters are
+/// divided over the ranks of a tensor group (PyTorch's `parallelize_plan`). Parameters that no pattern matches are
+/// whole on every rank.
 ///
-/// `*` in a pattern stands for any characters, dots included. Of several patterns that match a name the last counts. Patterns
-/// name weights: a bias follows its weight.
+/// `*` in a pattern stands for any characters, dots included. If several patterns match a name, the last one counts.
+/// Patterns match the names of weights, and a bias follows its weight.
 ///
 /// ```
 /// use brigade_sharding::{Heads, TensorPlan, TensorStyle};
@@ -85,59 +88,62 @@ pub struct TensorPlan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Rule {
     pattern: String,
-    /// `None`: whole on every rank.
+    /// `None` if matching parameters are whole on every rank.
     style: Option<TensorStyle>,
     is_optional: bool,
 }
 
 impl TensorPlan {
-    /// Returns a plan that divides nothing.
+    /// Creates a plan that divides nothing.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Divides the weights of linear layers whose names match by output features.
+    /// Divides the weights of linear layers whose names match `pattern` by output features ([`TensorStyle::Column`]).
     #[must_use]
     pub fn column(self, pattern: impl Into<String>) -> Self {
         self.rule(pattern, Some(TensorStyle::Column))
     }
 
-    /// Divides the weights of linear layers whose names match by input features.
+    /// Divides the weights of linear layers whose names match `pattern` by input features ([`TensorStyle::Row`]).
     #[must_use]
     pub fn row(self, pattern: impl Into<String>) -> Self {
         self.rule(pattern, Some(TensorStyle::Row))
     }
 
-    /// Divides the weights of embeddings and language heads whose names match by the vocabulary.
+    /// Divides the weights of embeddings and language heads whose names match `pattern` by the vocabulary
+    /// ([`TensorStyle::Vocabulary`]).
     #[must_use]
     pub fn vocabulary(self, pattern: impl Into<String>) -> Self {
         self.rule(pattern, Some(TensorStyle::Vocabulary))
     }
 
-    /// Divides the weights of fused projections whose names match by the output features of each block.
+    /// Divides the weights of fused projections whose names match `pattern` by the output features of each block
+    /// ([`TensorStyle::Heads`]).
     #[must_use]
     pub fn heads(self, pattern: impl Into<String>, heads: Heads) -> Self {
         self.rule(pattern, Some(TensorStyle::Heads(heads)))
     }
 
-    /// Leaves parameters whose names match whole on every rank: an exception from an earlier pattern.
+    /// Keeps parameters whose names match `pattern` whole on every rank, as an exception from an earlier pattern.
     #[must_use]
     pub fn replicated(self, pattern: impl Into<String>) -> Self {
         self.rule(pattern, None)
     }
 
-    /// Lets the patterns so far match nothing: for the plan of an architecture whose options decide which layers it has. A
-    /// pattern that matches nothing is an error otherwise.
+    /// Makes the patterns so far optional, for the plan of an architecture whose options decide which layers it has.
+    /// Other patterns that match nothing are an error.
     #[must_use]
     pub fn optional(mut self) -> Self {
         self.rules.iter_mut().for_each(|rule| rule.is_optional = true);
         self
     }
 
-    /// Has each rank compute a part of the sequence between divided layers, in normalisations, dropout and residuals, so that
-    /// their activations are divided too (Megatron-LM's sequence parallelism): sequences are gathered before a divided layer,
-    /// and the sums behind it are scattered, which takes as many bytes as the sums alone. Off unless set.
+    /// Sets whether each rank computes a part of the sequence between divided layers, in normalisations, dropout and
+    /// residual branches, so that their activations are divided too (Megatron-LM's sequence parallelism). Sequences are
+    /// gathered before a divided layer, and the sums behind it are scattered, which takes as many bytes as an
+    /// all-reduce of the sums. Defaults to `false`.
     ///
     /// ```
     /// use brigade_sharding::TensorPlan;
@@ -151,13 +157,13 @@ impl TensorPlan {
         self
     }
 
-    /// Returns whether each rank computes a part of the sequence between divided layers.
+    /// Returns `true` if each rank computes a part of the sequence between divided layers.
     #[must_use]
     pub fn has_sequence_regions(&self) -> bool {
         self.has_sequence_regions
     }
 
-    /// Returns this plan with the patterns of another behind its own.
+    /// Returns this plan with the patterns of another plan appended.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.has_sequence_regions |= other.has_sequence_regions;
@@ -165,14 +171,15 @@ impl TensorPlan {
         self
     }
 
-    /// Returns how the parameter of this name is divided; `None` for one that is whole on every rank.
+    /// Returns the style in which the parameter of this name is divided. `None` for a parameter that is whole on every
+    /// rank.
     #[must_use]
     pub fn style(&self, name: &str) -> Option<&TensorStyle> {
         let rule = self.rules.iter().rev().find(|rule| matches_pattern(&rule.pattern, name))?;
         rule.style.as_ref()
     }
 
-    /// Returns the patterns that match none of the names, without those that [may](Self::optional) do so.
+    /// Returns the patterns that match none of the names, except for [optional](Self::optional) ones.
     pub fn unmatched<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> Vec<&str> {
         let names: Vec<&str> = names.into_iter().collect();
         let has_none = |rule: &&Rule| {

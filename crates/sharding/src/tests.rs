@@ -9,7 +9,7 @@ use proptest::strategy::Strategy as Generator;
 
 use crate::*;
 
-/// An embedding and a head tied to it, and blocks. The rows of all parameters divide by `rows`.
+/// Returns an embedding, a head tied to it, and blocks. The rows of all parameters are multiples of `rows`.
 fn model(rows: u64, blocks: u64) -> Vec<Parameter> {
     let f32 = |name: String, shape: &[u64]| Parameter::new(name, shape, Dtype::F32);
     let mut parameters = vec![f32("wte.weight".to_owned(), &[rows * 3, 4]).tied("lm_head.weight")];
@@ -169,7 +169,7 @@ mod bad_input {
 mod traffic {
     use super::*;
 
-    /// Parameters of the root, which stays whole from forward to backward, and of the blocks.
+    /// Returns the number of elements of the root, which is not freed after the forward pass, and of the blocks.
     fn sizes(plan: &ShardingPlan) -> (u64, u64) {
         let root = plan.units()[0].elements();
         (root, plan.units()[1..].iter().map(Unit::elements).sum())
@@ -179,7 +179,7 @@ mod traffic {
         plan.units().last().map_or(0, Unit::elements)
     }
 
-    /// The reference's table, in elements that a rank sends.
+    /// Compares with the table of the reference, in elements that a rank sends.
     #[test]
     fn is_that_of_the_table() {
         for world in [2, 3, 4, 7, 8, 64, 1000, 1024] {
@@ -200,7 +200,7 @@ mod traffic {
                     let is_freed = !sharding.strategy.keeps_parameters_whole()
                         && sharding.reshard_after_forward == Reshard::Yes;
                     if is_freed {
-                        // Backward begins with the last block, which is whole then.
+                        // The backward pass begins with the last block, which is still whole.
                         expected -= batches * once(last);
                     }
                     assert_eq!(sum, expected, "{sharding:?}, {world} ranks, {batches} batches");
@@ -340,7 +340,7 @@ mod traffic {
         assert_eq!((message.ranks, message.elements), (4, 32));
         assert_eq!(reduced(8), []);
         assert_eq!((plan(2).divisor(), plan(2).expert_divisor()), (8, 4));
-        // No slot: the experts stay where they are.
+        // The experts have memory of their own, and no place in the storage.
         assert_eq!(plan(8).units()[0].storage_bytes(), 4 * 16 * 8);
         let memory = plan(8).memory(Workload { states: 2, ..Workload::default() });
         assert_eq!(memory.parameters, 4 * (16 + 32));
@@ -363,7 +363,7 @@ mod memory {
 
     const ADAM: Workload = Workload { states: 2, buffers: 0, activations: 0, logits: 0 };
 
-    /// The reference's formulas: rest, and what is there during a batch.
+    /// Compares with the formulas of the reference, between steps and during a batch.
     #[test]
     fn is_that_of_the_formulas() {
         let world = 8;

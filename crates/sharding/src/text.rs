@@ -24,8 +24,9 @@ impl Sharding {
     /// ```
     ///
     /// # Errors
-    /// Another word; an object with an unknown or duplicate key, a wrong value or no strategy; a type of mixed
-    /// precision that is not a float.
+    /// [`ShardingError::UnknownStrategy`] for another word, [`ShardingError::Json`] for an object with an unknown or
+    /// duplicate key, a wrong value or no strategy, and [`ShardingError::NotAFloat`] for a type of mixed precision that
+    /// is not a float.
     pub fn parse_setting(text: &str) -> Result<Option<Self>, ShardingError> {
         let text = text.trim();
         if !text.starts_with('{') {
@@ -37,8 +38,8 @@ impl Sharding {
         Ok(Some(sharding))
     }
 
-    /// Returns the text that [`Sharding::parse_setting`] takes for this: the strategy's name, or JSON with the strategy
-    /// and the options that differ from their defaults.
+    /// Returns the text that [`Sharding::parse_setting`] reads as these settings: the strategy's name, or JSON with the
+    /// strategy and the options that differ from their defaults.
     ///
     /// ```
     /// use brigade_sharding::{Reshard, Sharding};
@@ -59,11 +60,11 @@ impl Sharding {
         options.to_string()
     }
 
-    /// Returns the sharding that the variable `BRIGADE_SHARDING` asks for, as `brigade launch` sets it. `None` where
-    /// the variable is not set, is empty, or is `none`.
+    /// Reads the sharding from the environment variable `BRIGADE_SHARDING`, which `brigade launch` sets. `None` if the
+    /// variable is not set, is empty, or is `none`.
     ///
     /// # Errors
-    /// Those of [`Sharding::parse_setting`], as [`ShardingError::Variable`].
+    /// Returns the errors of [`Sharding::parse_setting`], as [`ShardingError::Variable`].
     pub fn from_env() -> Result<Option<Self>, ShardingError> {
         of_variable(env::var_os(BRIGADE_SHARDING).as_deref())
     }
@@ -87,7 +88,7 @@ fn as_json(sharding: &Sharding) -> Value {
     value
 }
 
-/// Removes what is as in `defaults`, within objects of objects, too.
+/// Removes values that are equal to those in `defaults`, also in nested objects.
 fn remove_defaults(value: &mut Value, defaults: &Value) {
     let (Value::Object(value), Value::Object(defaults)) = (value, defaults) else { return };
     value.retain(|key, value| Some(&*value) != defaults.get(key));

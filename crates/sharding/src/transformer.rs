@@ -1,14 +1,14 @@
-//! What ranks send, and keep for backward, where they divide the layers, sequences and stages of a transformer.
+//! Messages and activation memory of ranks that divide the layers, sequences and stages of a transformer.
 
 use std::fmt;
 
 use crate::pipeline::cut_evenly;
 use crate::{Axis, ContextMethod, Mesh, Phase, SequencePart};
 
-/// A transformer, one of its micro-batches, and how ranks divide both: what messages and activations are functions of.
+/// Sizes of a transformer and of one of its micro-batches, from which messages and activation memory are computed.
 ///
-/// Messages are those that a group counts (`ProcessGroup::traffic` of a fake group): bytes that one rank sends, where
-/// gathers, sums and reduce-scatters go around rings.
+/// Messages are counted as by `ProcessGroup::traffic` of a fake group: the bytes that one rank sends, with all-gathers,
+/// all-reduces and reduce-scatters around rings.
 ///
 /// ```
 /// use brigade_sharding::{Axis, Mesh, Phase, TransformerStep};
@@ -23,45 +23,48 @@ use crate::{Axis, ContextMethod, Mesh, Phase, SequencePart};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransformerStep {
-    /// Number of blocks. Defaults to 1.
+    /// Number of transformer blocks. Defaults to 1.
     pub layers: u64,
-    /// Width of a token. Defaults to 1.
+    /// Hidden size: the width of each token's vector. Defaults to 1.
     pub hidden: u64,
-    /// Width of the keys of all heads: the hidden size, less with grouped queries. Defaults to 1.
+    /// Width of the keys of all heads: the hidden size, or less with grouped-query attention. Defaults to 1.
     pub key_width: u64,
     /// Number of attention heads. Defaults to 1.
     pub heads: u64,
-    /// Vocabulary size; 0 without a language head, which is the default.
+    /// Vocabulary size. 0 without a language head. Defaults to 0.
     pub vocabulary: u64,
-    /// Samples of a micro-batch. Defaults to 1.
+    /// Number of sequences of a micro-batch. Defaults to 1.
     pub samples: u64,
-    /// Tokens of a sample. Defaults to 1.
+    /// Sequence length in tokens. Defaults to 1.
     pub tokens: u64,
-    /// Bytes of an activation. Defaults to 4.
+    /// Size of one element of an activation, in bytes. Defaults to 4.
     pub element_bytes: u64,
-    /// Whether attention keeps its matrix of scores. Defaults to false, as with fused kernels.
+    /// `true` if attention keeps its matrix of scores for the backward pass. Defaults to `false`, as with fused
+    /// kernels.
     pub keeps_scores: bool,
-    /// How attention gets the keys of other context ranks. Defaults to [`ContextMethod::Gather`].
+    /// Method of context parallelism. Defaults to [`ContextMethod::Gather`].
     pub method: ContextMethod,
-    /// Whether tensor ranks have parts of the sequence between divided layers. Defaults to false.
+    /// `true` if tensor ranks have parts of the sequence between divided layers (Megatron-LM's sequence parallelism).
+    /// Defaults to `false`.
     pub sequence_regions: bool,
-    /// Vectors of the hidden size in a block whose gradients sequence regions sum: 2 in Llama (weights of norms), which is
-    /// the default, and 6 in GPT-2 (weights and biases of norms, biases behind sums).
+    /// Number of vectors of the hidden size in a block whose gradients sequence regions sum: 2 in Llama (weights of
+    /// norms), 6 in GPT-2 (weights and biases of norms, biases behind sums). Defaults to 2.
     pub region_vectors: u64,
 }
 
 /// Messages that one rank sends for a micro-batch along an axis of the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AxisMessages {
-    /// The axis.
+    /// Axis of the mesh along which the messages are sent.
     pub axis: Axis,
-    /// Forward or backward.
+    /// Part of the step: forward or backward pass.
     pub phase: Phase,
-    /// Name of the operation, as groups count it: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `send`.
+    /// Name of the operation, as process groups count it: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or
+    /// `send`.
     pub operation: &'static str,
-    /// Number of messages.
+    /// Number of messages of this operation.
     pub messages: u64,
-    /// Bytes that the rank sends in all of them.
+    /// Total number of bytes that the rank sends in these messages.
     pub bytes: u64,
 }
 
@@ -84,7 +87,7 @@ impl Default for TransformerStep {
     }
 }
 
-/// A layer of experts that the ranks of a group divide, and what goes through it.
+/// Sizes of a layer of experts that the ranks of a group divide, and of the tokens that pass through it.
 ///
 /// ```
 /// use brigade_sharding::ExpertStep;
@@ -97,19 +100,21 @@ impl Default for TransformerStep {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertStep {
-    /// Number of experts of all ranks.
+    /// Total number of experts of all ranks.
     pub experts: u64,
-    /// Width of a token.
+    /// Hidden size: the width of each token's vector.
     pub hidden: u64,
-    /// Bytes of a number of a token.
+    /// Size of one element of a token's vector, in bytes.
     pub element_bytes: u64,
-    /// Rows that this rank sends to experts of others: with even use `tokens x choices x (ranks - 1) / ranks`.
+    /// Number of rows that this rank sends to experts of other ranks. With balanced routing it is `tokens x choices x
+    /// (ranks - 1) / ranks`.
     pub leaving_rows: u64,
 }
 
 impl ExpertStep {
-    /// Returns what a rank sends for one layer: the numbers of tokens of each expert, the tokens, and the outputs for as many
-    /// tokens of other ranks; back, two messages of gradients. Nothing where there is one rank.
+    /// Returns the messages that a rank sends for one layer. Forward, these are the numbers of tokens of each expert,
+    /// the tokens, and the outputs for as many tokens of other ranks; backward, two messages of gradients. Empty for
+    /// one rank.
     #[must_use]
     pub fn messages(&self, ranks: u64) -> Vec<AxisMessages> {
         if ranks < 2 {
@@ -124,8 +129,9 @@ impl ExpertStep {
     }
 }
 
-/// Returns the formulas of [`TransformerStep::messages`] with the sizes of a mesh, a line for each axis with several ranks, in
-/// the numbers that a rank sends for a micro-batch of `b` texts of `s` tokens, with width `h` and keys of width `k`.
+/// Returns the formulas of [`TransformerStep::messages`] with the sizes of a mesh, a line for each axis with several
+/// ranks: the number of elements that a rank sends for a micro-batch of `b` sequences of `s` tokens, with hidden size
+/// `h` and key width `k`.
 ///
 /// ```
 /// use brigade_sharding::{Mesh, message_formulas};
@@ -175,24 +181,25 @@ pub fn message_formulas(mesh: &Mesh) -> Vec<String> {
     lines.into_iter().flatten().collect()
 }
 
-/// Where a rank stands on the axes.
+/// Position of a rank on the axes of the mesh.
 struct Place {
     tensor: u64,
     parts: u64,
-    /// The axis of the parts of sequences.
+    /// Axis along which sequences are divided.
     parts_axis: Axis,
     layers: u64,
     is_first: bool,
     is_last: bool,
     stages: u64,
-    /// Tokens of a sample that the rank has.
+    /// Number of tokens of a sequence that the rank has.
     tokens: u64,
 }
 
 impl TransformerStep {
-    /// Returns what a rank of a stage sends for one micro-batch, along the axes `tp`, `cp` or `sp`, and `pp`; nothing along axes
-    /// with one rank. Blocks are cut evenly into stages, of which each rank has one. Of a divided vocabulary one message for
-    /// the loss is counted; long batches send it in chunks, which are as many bytes.
+    /// Returns the messages that a rank of a stage sends for one micro-batch, along the axes `tp`, `cp` or `sp`, and
+    /// `pp`. There are none along axes with one rank. Blocks are divided evenly into stages, of which each rank has
+    /// one. With a divided vocabulary one message for the loss is counted; long batches send it in chunks with as many
+    /// bytes in total.
     #[must_use]
     pub fn messages(&self, mesh: &Mesh, stage: usize) -> Vec<AxisMessages> {
         let place = self.place(mesh, stage);
@@ -295,10 +302,10 @@ impl TransformerStep {
         }
     }
 
-    /// Returns the bytes that a rank of a stage keeps of one micro-batch between its forward and its backward pass, without
-    /// recomputation: for each token and layer 34 bytes per hidden number in 16 bits, of which tensor ranks divide 24, and
-    /// with sequence regions all of them, and 5 for each score (Korthikanti et al. 2022, "Reducing Activation Recomputation
-    /// in Large Transformer Models", table 2).
+    /// Returns the bytes of the activations that a rank of a stage keeps for one micro-batch between its forward and
+    /// its backward pass, without recomputation. In 16 bits, these are 34 bytes for each element of a token's vector in
+    /// each layer, of which tensor ranks divide 24, and all with sequence regions, and 5 bytes for each attention score
+    /// (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", table 2).
     #[must_use]
     pub fn activations(&self, mesh: &Mesh, stage: usize) -> u64 {
         let place = self.place(mesh, stage);
@@ -317,8 +324,8 @@ impl TransformerStep {
         u64::try_from(blocks.saturating_add(scores)).unwrap_or(u64::MAX)
     }
 
-    /// Returns the bytes of the logits that a rank of a stage has for the loss, and of their gradient, both in 32 bits; 0 on
-    /// stages without the language head.
+    /// Returns the bytes of the logits that a rank of a stage has for the loss, and of their gradient, both in 32 bits.
+    /// 0 for stages without the language head.
     #[must_use]
     pub fn logits(&self, mesh: &Mesh, stage: usize) -> u64 {
         let place = self.place(mesh, stage);
@@ -326,7 +333,7 @@ impl TransformerStep {
         if place.is_last { product(&[8, part, self.samples, place.tokens]) } else { 0 }
     }
 
-    /// Returns the bytes of the hidden numbers of this rank's tokens.
+    /// Returns the bytes of the hidden states of this rank's tokens.
     fn hidden_bytes(&self, place: &Place) -> u64 {
         product(&[self.samples, place.tokens, self.hidden, self.element_bytes])
     }
@@ -352,7 +359,7 @@ impl TransformerStep {
 }
 
 impl fmt::Display for AxisMessages {
-    /// `tp forward: 64 all_reduce, 2147483648 bytes`
+    /// Writes `tp forward: 64 all_reduce, 2147483648 bytes`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let phase = if self.phase == Phase::Forward { "forward" } else { "backward" };
         let Self { axis, operation, messages, bytes, .. } = self;
@@ -370,7 +377,7 @@ fn sent(
     AxisMessages { axis, phase, operation, messages, bytes }
 }
 
-/// The bytes of a whole that go to the other ranks of a ring.
+/// Returns the bytes of a whole that go to the other ranks of a ring.
 fn others(bytes: u128, ranks: u64) -> u64 {
     let sent = bytes.saturating_mul(u128::from(ranks - 1)) / u128::from(ranks);
     u64::try_from(sent).unwrap_or(u64::MAX)
@@ -380,7 +387,7 @@ fn product(factors: &[u64]) -> u64 {
     factors.iter().fold(1, |product, factor| product.saturating_mul(*factor))
 }
 
-/// The largest logit, the sum of powers and the label's logit.
+/// Numbers that ranks exchange for each label: the largest logit, the sum of powers, and the label's logit.
 const NUMBERS_OF_LABEL: u64 = 3;
 const NUMBER_BYTES: u64 = 8;
 

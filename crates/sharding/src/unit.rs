@@ -1,4 +1,4 @@
-//! Which parameters are gathered together.
+//! Units of a plan: the parameters that are gathered together.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -6,16 +6,17 @@ use wildmatch::WildMatch;
 
 use crate::{Note, Parameter, ShardingError, Units};
 
-/// Modules that are gathered together, and the parameters that they have.
+/// Modules that are gathered together, with their parameters.
 #[derive(Debug, Default)]
 pub(crate) struct Grouped {
-    /// Names of modules. The root's is empty.
+    /// Names of the modules. That of the root is empty.
     pub(crate) modules: Vec<String>,
-    /// Places in the list of parameters, in ascending order.
+    /// Indices in the list of parameters, in ascending order.
     pub(crate) parameters: Vec<usize>,
 }
 
-/// Groups parameters: the root first, which has what is in no other unit, then units by their first parameter.
+/// Groups parameters into units: first the root, which has the parameters of no other unit, then the others by their
+/// first parameters.
 pub(crate) fn group(
     parameters: &[Parameter],
     units: &Units,
@@ -32,13 +33,13 @@ pub(crate) fn group(
     Ok((grouped, notes))
 }
 
-/// Modules that are units, before ties join some of them, and for each name of each parameter its module.
+/// Modules that are units before ties join some of them, with the module of each name of each parameter.
 struct Modules {
     names: Vec<String>,
     of: Vec<Vec<usize>>,
 }
 
-/// The place of the root among modules: it runs first.
+/// Index of the root among the modules: it runs first.
 const ROOT: usize = 0;
 
 impl Modules {
@@ -86,7 +87,7 @@ impl Modules {
         Ok(Self { names: names.list, of })
     }
 
-    /// A tied parameter that several units use makes one unit of them, at the place of the first.
+    /// Merges units that share a tied parameter into one, at the place of the first.
     fn merge_ties(self, parameters: &[Parameter]) -> (Vec<Grouped>, Vec<Note>) {
         let mut into: Vec<usize> = (0..self.names.len()).collect();
         let mut notes = Vec::new();
@@ -139,7 +140,7 @@ impl Names {
         self.list.len() - 1
     }
 
-    /// The innermost module with a parameter of this name.
+    /// Returns the innermost module with a parameter of this name.
     fn around(&self, name: &str) -> usize {
         let ends = name.rmatch_indices('.').map(|(end, _)| end);
         ends.filter_map(|end| self.places.get(&name[..end])).next().copied().unwrap_or(ROOT)
@@ -153,7 +154,7 @@ fn find(into: &[usize], mut place: usize) -> usize {
     place
 }
 
-/// The first components of a name, as many as the pattern has, if they match.
+/// Returns the first components of a name, as many as the pattern has, if they match.
 fn prefix<'a>(pattern: &[WildMatch], name: &'a str) -> Option<&'a str> {
     let mut components = name.split('.');
     let matches = pattern.iter().all(|part| components.next().is_some_and(|it| part.matches(it)));
@@ -165,7 +166,7 @@ fn first_components(name: &str, count: usize) -> &str {
     &name[..end.unwrap_or(name.len())]
 }
 
-/// Names that a pattern of so many components could have meant.
+/// Returns the names that a pattern of so many components could have meant.
 fn known(parameters: &[Parameter], components: usize) -> Vec<String> {
     let names = parameters.iter().flat_map(|parameter| &parameter.names);
     let mut seen = BTreeSet::new();
@@ -173,7 +174,7 @@ fn known(parameters: &[Parameter], components: usize) -> Vec<String> {
     prefixes.filter(|prefix| seen.insert(*prefix)).map(str::to_owned).collect()
 }
 
-/// Joins neighbouring units until each has `elements` parameters; the last ones join the unit before.
+/// Joins neighbouring units until each has at least `elements` elements. A smaller remainder joins the unit before it.
 fn join_neighbours(units: Vec<Grouped>, parameters: &[Parameter], elements: u64) -> Vec<Grouped> {
     let size = |unit: &Grouped| {
         let shapes = unit.parameters.iter().map(|index| &parameters[*index].shape);

@@ -1,10 +1,10 @@
-//! How much a rank sends in a step.
+//! Communication volume of a step.
 
 use std::ops::AddAssign;
 
 use crate::{Message, Operation, ShardingPlan};
 
-/// What one rank sends in one optimizer step, with rings.
+/// Communication volume: the traffic that one rank sends in one optimizer step, with ring algorithms.
 ///
 /// ```
 /// use brigade_checkpoint::Dtype;
@@ -23,25 +23,25 @@ use crate::{Message, Operation, ShardingPlan};
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Volume {
-    /// Of gathers.
+    /// Traffic sent in all-gathers.
     pub gathered: Traffic,
-    /// Of scattered sums.
+    /// Traffic sent in reduce-scatters.
     pub scattered: Traffic,
-    /// Of all-reduces.
+    /// Traffic sent in all-reduces.
     pub reduced: Traffic,
 }
 
-/// Elements, and their bytes.
+/// Amount of data that is sent, in elements and in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Traffic {
-    /// Number of elements.
+    /// Number of elements that are sent.
     pub elements: u64,
-    /// Number of bytes.
+    /// Number of bytes that are sent.
     pub bytes: u64,
 }
 
 impl Volume {
-    /// Returns what a rank sends in a step without sharding (DDP): the gradients of so many trained elements are
+    /// Returns the volume of a step without sharding (DDP): the gradients of `elements` trained elements are
     /// all-reduced once.
     #[must_use]
     pub fn replicated(elements: u64, element_bytes: u64, ranks: u64) -> Self {
@@ -51,20 +51,19 @@ impl Volume {
         Self { reduced: Traffic { elements, bytes }, ..Self::default() }
     }
 
-    /// Returns the elements of all messages.
+    /// Returns the number of elements of all messages.
     #[must_use]
     pub fn elements(&self) -> u64 {
         self.kinds().fold(0, |sum, traffic| sum.saturating_add(traffic.elements))
     }
 
-    /// Returns the bytes of all messages.
+    /// Returns the number of bytes of all messages.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.kinds().fold(0, |sum, traffic| sum.saturating_add(traffic.bytes))
     }
 
-    /// Returns how many seconds the messages take where a rank sends so many bytes in a second and nothing else
-    /// costs time.
+    /// Returns the time of all messages in seconds, for a bandwidth in bytes per second, if nothing else takes time.
     #[must_use]
     pub fn seconds(&self, bytes_per_second: f64) -> f64 {
         self.bytes() as f64 / bytes_per_second
@@ -90,7 +89,7 @@ impl Volume {
 }
 
 impl ShardingPlan {
-    /// Returns what one rank sends in one step of `micro_batches` batches.
+    /// Returns the communication volume of one rank in one optimizer step with `micro_batches` batches.
     #[must_use]
     pub fn volume(&self, micro_batches: u64) -> Volume {
         let mut volume = Volume::default();

@@ -5,34 +5,34 @@ use std::str::FromStr;
 
 use brigade_checkpoint::{Dtype, TensorInfo};
 
-/// A format in which the weights of a model are held for inference.
+/// Format in which the weights of a model are held for inference.
 ///
-/// Quantised formats hold the matrices of units: parameters with two dimensions. Embeddings, norms, biases and heads have 16
-/// bits in all of them, and in 16-bit formats integers stay.
+/// Quantised formats apply to the matrices of units: parameters with two dimensions. Embeddings, norms, biases and
+/// heads are held in 16 bits in all of them. Integers keep their type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WeightFormat {
-    /// 32-bit floats.
+    /// 32-bit floats (float32).
     Fp32,
-    /// 16-bit floats.
+    /// 16-bit floats (float16).
     Fp16,
-    /// 16-bit floats with the exponent of 32-bit ones.
+    /// 16-bit floats with the exponent of 32-bit ones (bfloat16).
     Bf16,
     /// 8-bit floats with a 32-bit scale for each row.
     Fp8,
     /// 8-bit integers with a 16-bit scale for each row.
     Int8,
-    /// 4-bit integers, with a scale and a zero of 16 bits for each group of weights of a row.
+    /// 4-bit integers, with a scale and a zero point of 16 bits for each group of weights of a row.
     Int4 {
-        /// Weights of a group.
+        /// Number of weights in a group.
         group: u64,
     },
-    /// 4-bit normal floats of bitsandbytes, with a 32-bit scale for each 64 weights.
+    /// 4-bit normal floats of bitsandbytes (NF4), with a 32-bit scale for each 64 weights.
     Nf4,
 }
 
 impl WeightFormat {
-    /// Returns the bytes of a tensor that is held in this format, which is quantised if it is a matrix of a unit; `None` where
-    /// they cannot be counted.
+    /// Returns the bytes of a tensor that is held in this format. It is quantised if it is a matrix of a unit. `own` is
+    /// its type in the model. `None` if the number of bytes overflows.
     #[must_use]
     pub fn tensor_bytes(self, shape: &[u64], own: Dtype, is_in_unit: bool) -> Option<u64> {
         match shape {
@@ -42,7 +42,8 @@ impl WeightFormat {
         }
     }
 
-    /// Returns the bytes of a quantised matrix with its scales, or of one in floats; `None` where they cannot be counted.
+    /// Returns the bytes of a matrix of a unit in this format, with the scales of quantised formats. `None` if the
+    /// number of bytes overflows.
     ///
     /// ```
     /// use brigade_sharding::WeightFormat;
@@ -80,7 +81,7 @@ impl WeightFormat {
     }
 }
 
-/// Written as `fp32`, `fp16`, `bf16`, `fp8`, `int8`, `int4`, with its group where that is not 128 (`int4:64`), and `nf4`.
+/// Writes `fp32`, `fp16`, `bf16`, `fp8`, `int8`, `nf4`, or `int4`, with the group size if it is not 128 (`int4:64`).
 impl fmt::Display for WeightFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -112,15 +113,13 @@ impl FromStr for WeightFormat {
                 let group = text.strip_prefix("int4:").and_then(|group| group.parse().ok());
                 let group = group.filter(|group| GROUPS.contains(group));
                 let known = "write bf16, fp16, fp32, fp8, int8, int4, int4:GROUP with groups of 32, 64, 128 or 256, or nf4";
-                Self::Int4 {
-                    group: group.ok_or_else(|| format!("not a format of weights: {known}"))?,
-                }
+                Self::Int4 { group: group.ok_or_else(|| format!("not a weights format: {known}"))? }
             }
         })
     }
 }
 
-/// Weights of a group of `int4`.
+/// Number of weights in a group of `int4`, unless given.
 const GROUP: u64 = 128;
 
 const GROUPS: [u64; 4] = [32, 64, 128, 256];
@@ -140,7 +139,7 @@ pub(crate) fn is_integer(dtype: Dtype) -> bool {
     )
 }
 
-/// Returns the bytes of a tensor.
+/// Returns the bytes of a tensor of the given type. `None` if their number overflows.
 pub(crate) fn bytes_as(shape: &[u64], dtype: Dtype) -> Option<u64> {
     TensorInfo { dtype, shape: shape.to_vec() }.bytes()
 }

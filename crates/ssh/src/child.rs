@@ -63,7 +63,7 @@ impl Child {
         let (Some(to), Some(from), Some(stderr)) =
             (process.stdin.take(), process.stdout.take(), process.stderr.take())
         else {
-            return Err(std::io::Error::other("a piped stream is not there; please file a bug"));
+            return Err(std::io::Error::other("a piped stream is missing; please file a bug"));
         };
         let shared = Arc::new(Mutex::new(Shared::default()));
         let (sender, ended) = mpsc::channel();

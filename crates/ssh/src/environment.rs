@@ -49,11 +49,13 @@ impl EnvRequest {
             return Err(EXPECTED.to_owned());
         }
         if is_ranks_own(name) {
-            return Err(format!("{name} is for the launcher to set, for each rank its own"));
+            return Err(format!(
+                "{name} is set by the launcher, with a different value for each rank"
+            ));
         }
         if env::LAUNCHERS_OWN.contains(&name) {
             return Err(format!(
-                "{name} is read by the launcher and kept from the ranks: set it where the launcher \
+                "{name} is read by the launcher and not passed to the ranks: set it where the launcher \
                  runs"
             ));
         }
@@ -313,8 +315,14 @@ mod tests {
         );
         let error = |text: &str| EnvRequest::parse(text.as_ref()).unwrap_err();
         let kept = error("BRIGADE_RDZV_SECRET=x");
-        assert!(kept.starts_with("BRIGADE_RDZV_SECRET is read by the launcher and kept"), "{kept}");
-        assert_eq!(error("RANK=3"), "RANK is for the launcher to set, for each rank its own");
+        assert!(
+            kept.starts_with("BRIGADE_RDZV_SECRET is read by the launcher and not passed"),
+            "{kept}"
+        );
+        assert_eq!(
+            error("RANK=3"),
+            "RANK is set by the launcher, with a different value for each rank"
+        );
         for text in ["", "=a", "A B=c", "*=a", "A*=b", "ä"] {
             assert_eq!(error(text), EXPECTED, "{text:?}");
         }

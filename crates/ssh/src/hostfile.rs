@@ -62,7 +62,10 @@ pub enum HostListError {
         expected: String,
     },
     /// The list of hosts is empty.
-    #[error("{}: no host is named; one line for each, as in `node1 slots=4`", escaped(origin))]
+    #[error(
+        "{}: the list of hosts is empty; write one line for each host, as in `node1 slots=4`",
+        escaped(origin)
+    )]
     Empty {
         /// File or option that the list is from.
         origin: String,
@@ -231,7 +234,7 @@ fn parse_host(text: &str) -> Result<HostSpec, String> {
         let in_a_zone = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         let is_zone = !zone.is_empty() && zone.chars().all(in_a_zone);
         if address.parse::<std::net::Ipv6Addr>().is_err() || !is_zone {
-            return Err("expected an address of IPv6 in the brackets".to_owned());
+            return Err("expected an IPv6 address in the brackets".to_owned());
         }
         match after.strip_prefix(':') {
             Some(count) => (name, Some(count)),
@@ -239,7 +242,7 @@ fn parse_host(text: &str) -> Result<HostSpec, String> {
             None => return Err("expected `:N` or nothing after `]`".to_owned()),
         }
     } else if rest.parse::<std::net::Ipv6Addr>().is_ok() {
-        return Err(format!("an address of IPv6 stands in brackets: `[{rest}]`"));
+        return Err(format!("an IPv6 address needs brackets: `[{rest}]`"));
     } else {
         let (name, count) = match rest.split_once(':') {
             Some((name, count)) => (name, Some(count)),
@@ -265,9 +268,7 @@ fn parse_host(text: &str) -> Result<HostSpec, String> {
 
 fn parse_count(text: &str) -> Result<usize, String> {
     match text.parse::<usize>() {
-        Ok(0) => {
-            Err("expected at least 1: a host without ranks is left out of the list".to_owned())
-        }
+        Ok(0) => Err("expected at least 1: leave a host without ranks out of the list".to_owned()),
         Ok(count) if count <= MAX_SLOTS => Ok(count),
         Ok(_) => Err(format!("expected at most {MAX_SLOTS}")),
         Err(_) => Err(NOT_A_COUNT.to_owned()),
@@ -322,8 +323,14 @@ mod tests {
     #[test]
     fn mistakes_in_hostfiles() {
         let table = [
-            ("", "hosts: no host is named; one line for each, as in `node1 slots=4`"),
-            ("# none\n", "hosts: no host is named; one line for each, as in `node1 slots=4`"),
+            (
+                "",
+                "hosts: the list of hosts is empty; write one line for each host, as in `node1 slots=4`",
+            ),
+            (
+                "# none\n",
+                "hosts: the list of hosts is empty; write one line for each host, as in `node1 slots=4`",
+            ),
             ("a\nb\nc slot=4\n", "hosts, line 3: `slot=4`: expected `slots=N`"),
             ("a 4", "hosts, line 1: `4`: expected `slots=N`"),
             ("a slots = 4", "hosts, line 1: `slots`: expected `slots=N`"),
@@ -331,7 +338,7 @@ mod tests {
             ("a slots=-1", "hosts, line 1: `slots=-1`: expected a number, as in `slots=4`"),
             (
                 "a slots=0",
-                "hosts, line 1: `slots=0`: expected at least 1: a host without ranks is left out of the list",
+                "hosts, line 1: `slots=0`: expected at least 1: leave a host without ranks out of the list",
             ),
             ("a slots=99999999", "hosts, line 1: `slots=99999999`: expected at most 1048576"),
             ("a:2 slots=2", "hosts, line 1: `slots=2`: slots given twice"),
@@ -371,21 +378,12 @@ mod tests {
             ),
             (
                 "[fe80::1%$(id)]",
-                "hosts, line 1: `[fe80::1%$(id)]`: expected an address of IPv6 in the brackets",
+                "hosts, line 1: `[fe80::1%$(id)]`: expected an IPv6 address in the brackets",
             ),
-            (
-                "[fe80::1%]",
-                "hosts, line 1: `[fe80::1%]`: expected an address of IPv6 in the brackets",
-            ),
-            (
-                "fd00::7",
-                "hosts, line 1: `fd00::7`: an address of IPv6 stands in brackets: `[fd00::7]`",
-            ),
+            ("[fe80::1%]", "hosts, line 1: `[fe80::1%]`: expected an IPv6 address in the brackets"),
+            ("fd00::7", "hosts, line 1: `fd00::7`: an IPv6 address needs brackets: `[fd00::7]`"),
             ("[fd00::7", "hosts, line 1: `[fd00::7`: expected `]` after the address"),
-            (
-                "[node1]:4",
-                "hosts, line 1: `[node1]:4`: expected an address of IPv6 in the brackets",
-            ),
+            ("[node1]:4", "hosts, line 1: `[node1]:4`: expected an IPv6 address in the brackets"),
             ("[::1]4", "hosts, line 1: `[::1]4`: expected `:N` or nothing after `]`"),
         ];
         for (text, expected) in table {

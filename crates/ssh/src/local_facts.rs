@@ -68,9 +68,9 @@ fn deepspeed_files() -> Vec<PathBuf> {
 /// Returns the working folder as a shell shows it, links included: on another host the link may be the only name.
 fn working_folder() -> std::io::Result<PathBuf> {
     let real = std::env::current_dir()?;
-    let said = std::env::var_os("PWD").map(PathBuf::from).filter(|it| it.is_absolute());
+    let shown = std::env::var_os("PWD").map(PathBuf::from).filter(|it| it.is_absolute());
     let same = |it: &PathBuf| it.canonicalize().is_ok_and(|it| it == real);
-    Ok(said.filter(same).unwrap_or(real))
+    Ok(shown.filter(same).unwrap_or(real))
 }
 
 #[cfg(test)]

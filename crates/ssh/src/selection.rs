@@ -49,7 +49,8 @@ impl Selection<'_> {
                 && let Some(slot) = list.iter().find(too_large)
             {
                 let last = hosts[i].slots.unwrap_or(1).saturating_sub(1);
-                let expected = format!("there is no slot {slot}, the last one of {name} is {last}");
+                let expected =
+                    format!("there is no slot {slot}: the last slot of {name} is {last}");
                 return Err(self.wrong(item, expected));
             }
             named[i] = Some(slots);
@@ -73,8 +74,10 @@ impl Selection<'_> {
     fn without(self, host: HostSpec, slots: Slots) -> Result<Option<HostSpec>, HostListError> {
         let Slots::Some(list) = slots else { return Ok(None) };
         let Some(count) = host.slots else {
-            let expected =
-                format!("how many slots has {}? write slots=N in the list of hosts", host.name);
+            let expected = format!(
+                "the number of slots of {} is unknown: write slots=N in the list of hosts",
+                host.name
+            );
             return Err(self.wrong(&host.name, expected));
         };
         let left: Vec<usize> = (0..count).filter(|slot| !list.contains(slot)).collect();
@@ -98,7 +101,7 @@ impl Selection<'_> {
         for slot in list.split(',') {
             let slot: usize = slot.trim().parse().map_err(|_| wrong())?;
             if slots.contains(&slot) {
-                return Err(self.wrong(item, format!("slot {slot} stands there twice")));
+                return Err(self.wrong(item, format!("duplicate slot {slot}")));
             }
             slots.push(slot);
         }
@@ -188,16 +191,16 @@ mod tests {
             (Include(":0"), format!("--include `:0`: {form}")),
             (
                 Include("worker-0:4"),
-                "--include `worker-0:4`: there is no slot 4, the last one of worker-0 is 3".into(),
+                "--include `worker-0:4`: there is no slot 4: the last slot of worker-0 is 3".into(),
             ),
-            (Include("worker-0:1,1"), "--include `worker-0:1,1`: slot 1 stands there twice".into()),
+            (Include("worker-0:1,1"), "--include `worker-0:1,1`: duplicate slot 1".into()),
             (
                 Include("worker-0@worker-0:1"),
                 "--include `worker-0:1`: this host is given twice".into(),
             ),
             (
                 Exclude("worker-3:0"),
-                "--exclude `worker-3`: how many slots has worker-3? write slots=N in the list of \
+                "--exclude `worker-3`: the number of slots of worker-3 is unknown: write slots=N in the list of \
                  hosts"
                     .into(),
             ),

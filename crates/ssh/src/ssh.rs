@@ -127,11 +127,11 @@ pub fn reason(stderr: &str, host: &HostSpec) -> Option<String> {
     }
     // A line of its own is a sentence of its own.
     let parts: Vec<&str> = lines.iter().map(|line| line.trim_end_matches('.')).collect();
-    let said = parts.join("; ");
-    let hint = HINTS.iter().find(|(sign, _)| said.contains(sign)).map(|(_, hint)| *hint);
+    let message = parts.join("; ");
+    let hint = HINTS.iter().find(|(sign, _)| message.contains(sign)).map(|(_, hint)| *hint);
     Some(match hint {
-        Some(hint) => format!("{said}: {}", hint.replace("HOST", &host.destination())),
-        None => said,
+        Some(hint) => format!("{message}: {}", hint.replace("HOST", &host.destination())),
+        None => message,
     })
 }
 
@@ -139,7 +139,7 @@ pub fn reason(stderr: &str, host: &HostSpec) -> Option<String> {
 /// sshd with too many logins under way (`MaxStartups`) drops others, and with a jump host all connections of a job go
 /// to the same sshd.
 #[must_use]
-pub fn is_turned_away(stderr: &str) -> bool {
+pub fn is_early_close(stderr: &str) -> bool {
     let early = ["kex_exchange_identification", "ssh_exchange_identification", "banner exchange:"];
     stderr.lines().any(|line| early.iter().any(|it| line.contains(it)))
 }
@@ -201,9 +201,9 @@ mod tests {
     fn connections_that_may_be_tried_again() {
         let away = "kex_exchange_identification: Connection closed by remote host\r\n\
                     Connection closed by UNKNOWN port 65535\r\n";
-        assert!(is_turned_away(away));
-        assert!(!is_turned_away("root@node2: Permission denied (publickey).\n"));
-        assert!(!is_turned_away("Connection to node2 closed by remote host.\n"));
+        assert!(is_early_close(away));
+        assert!(!is_early_close("root@node2: Permission denied (publickey).\n"));
+        assert!(!is_early_close("Connection to node2 closed by remote host.\n"));
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl DistTest {
     ///
     /// Panics when the test fails.
     #[track_caller]
-    pub fn run_or_panic<V: Verdict>(&self, body: impl FnOnce(World) -> V) {
+    pub fn run_or_panic<R: BodyResult>(&self, body: impl FnOnce(World) -> R) {
         if let Some(Err(report)) = self.run(body) {
             panic!("{report}");
         }
@@ -48,23 +48,23 @@ impl DistTest {
     /// # Panics
     ///
     /// Panics in a rank if the body does.
-    pub fn run<V: Verdict>(&self, body: impl FnOnce(World) -> V) -> Option<Result<(), Report>> {
-        self.0.run(|world| body(world).accept())
+    pub fn run<R: BodyResult>(&self, body: impl FnOnce(World) -> R) -> Option<Result<(), Report>> {
+        self.0.run(|world| body(world).assert_ok())
     }
 }
 
 /// Return type of a test's body: nothing, or a result.
-pub trait Verdict {
+pub trait BodyResult {
     /// Panics if the value is an error.
-    fn accept(self);
+    fn assert_ok(self);
 }
 
-impl Verdict for () {
-    fn accept(self) {}
+impl BodyResult for () {
+    fn assert_ok(self) {}
 }
 
-impl<E: Debug> Verdict for Result<(), E> {
-    fn accept(self) {
+impl<E: Debug> BodyResult for Result<(), E> {
+    fn assert_ok(self) {
         if let Err(error) = self {
             panic!("the rank failed: {error:?}");
         }

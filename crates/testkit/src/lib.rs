@@ -24,7 +24,7 @@ mod reviews;
 
 pub use archive::archive;
 pub use close::assert_close;
-pub use dist::{DistTest, Verdict};
+pub use dist::{BodyResult, DistTest};
 pub use golden::{golden_uniform, golden_unit};
 pub use killable::KillableRanks;
 #[cfg(feature = "photos")]

@@ -245,7 +245,7 @@ impl ItemCodec for TextCodec {
             [ids, ..] if ids.dim() == 2 && row < ids.size()[0] => ids.f_select(0, row)?,
             _ => {
                 return Err(Error::invalid_argument(format!(
-                    "row {row} is no text: expected numbers of tokens [rows, tokens], found {:?}",
+                    "row {row} is not a text: expected numbers of tokens [rows, tokens], found {:?}",
                     inputs.iter().map(Tensor::size).collect::<Vec<_>>()
                 )));
             }

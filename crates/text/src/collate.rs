@@ -316,7 +316,7 @@ impl SequenceCollator {
         if longest > width {
             return Err(DataError::Unfit {
                 message: format!(
-                    "a sequence of {} does not fit in {width}: let the tokenizer cut texts, or raise max_length",
+                    "a sequence of {} does not fit in {width}: truncate texts in the tokenizer, or raise max_length",
                     counted(longest, "token")
                 ),
             }.into());

@@ -92,7 +92,7 @@ impl Documents for TokenIds {
 fn outside(document: usize, range: &Range<usize>, tokens: usize) -> DataError {
     DataError::Unfit {
         message: format!(
-            "the tokens {} to {} of text {document} were asked for, which has {tokens}",
+            "tokens {} to {} are out of range: text {document} has {tokens}",
             range.start, range.end
         ),
     }
@@ -222,9 +222,9 @@ mod tests {
     fn ranges_that_are_not_there_are_named() {
         let texts = vec![vec![1i64, 2]];
         let error = texts.read(0, 1..3, &mut Vec::new()).unwrap_err().to_string();
-        assert_eq!(error, "the tokens 1 to 3 of text 0 were asked for, which has 2");
+        assert_eq!(error, "tokens 1 to 3 are out of range: text 0 has 2");
         let error = Backwards(texts.clone()).read(0, 1..3, &mut Vec::new()).unwrap_err();
-        assert!(error.to_string().contains("which has 2"), "{error}");
+        assert!(error.to_string().contains("text 0 has 2"), "{error}");
         assert!(Subset::new(texts.clone(), vec![1]).is_err());
         let part = Subset::new(texts, vec![0]).unwrap();
         assert!(part.read(1, 0..1, &mut Vec::new()).is_err());

@@ -57,8 +57,8 @@ impl<D: Documents, L> LabelledTexts<D, L> {
         }
         if let Some(empty) = (0..texts).find(|text| documents.tokens(*text) == 0) {
             let message = format!(
-                "text {empty} of {texts} has no token, and a row of padding alone tells a model nothing: leave it out, \
-                 or let the tokenizer mark the beginning of each text"
+                "text {empty} of {texts} has no token, and a row of padding alone cannot be classified: \
+                 leave it out, or have the tokenizer mark the beginning of each text"
             );
             return Err(DataError::Unfit { message }.into());
         }

@@ -47,7 +47,7 @@ impl Categories {
         for (name, number) in names.iter().zip(0..) {
             if numbers.insert(name.clone(), number).is_some() {
                 return Err(Error::invalid_argument(format!(
-                    "the class {name:?} is there twice; give each name once"
+                    "duplicate class {name:?}; give each name once"
                 )));
             }
         }

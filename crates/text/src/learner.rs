@@ -201,8 +201,8 @@ pub fn text_classifier_learner(
     let classes = data.loaders.class_names().map(|names| names.len() as i64);
     let outputs = outputs.or(classes).ok_or_else(|| {
         Error::invalid_argument(
-            "text_classifier_learner does not know how many outputs the model has: the data name no classes; set \
-             `outputs`, to 1 for numbers",
+            "text_classifier_learner: the number of the model's outputs is unknown, because the data \
+             have no classes; set `outputs`, to 1 for numbers",
         )
     })?;
     if let Some(padding) = padding(&data) {

@@ -101,7 +101,7 @@ impl TokenCache {
             Ok(corpus) if corpus.fingerprint() == key.to_string() => return Some(corpus),
             Ok(_) => tracing::warn!(path = %path.display(), "it is the corpus of other texts"),
             Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return None,
-            Err(error) => tracing::warn!(%error, "the tokens are made anew"),
+            Err(error) => tracing::warn!(%error, "the tokens are computed again"),
         }
         None
     }

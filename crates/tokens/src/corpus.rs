@@ -218,14 +218,14 @@ impl Parts {
     ) -> Result<()> {
         let range = self.range(text).ok_or_else(|| {
             Error::InvalidArgument(format!(
-                "there is no text {text} among {} from 0",
+                "text {text} is out of range: there are {}, numbered from 0",
                 self.ends.len()
             ))
         })?;
         let length = range.end - range.start;
         if part.start > part.end || part.end as u64 > length {
             return Err(Error::InvalidArgument(format!(
-                "text {text} has {}, and {} to {} are asked for",
+                "text {text} has {}, but {} to {} are needed",
                 counted(length, "token"),
                 part.start,
                 part.end

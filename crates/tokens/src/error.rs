@@ -17,7 +17,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A file is damaged, or of another kind than expected.
-    #[error("{} is damaged or of another kind: {detail}", escaped(path.display()), detail = escaped(detail))]
+    #[error("{} is damaged or in another format: {detail}", escaped(path.display()), detail = escaped(detail))]
     Format {
         /// Path of the file.
         path: PathBuf,
@@ -76,7 +76,7 @@ pub enum Error {
         source: Box<Self>,
     },
     /// A tokenizer of Hugging Face's refuses its file, a text, or ids.
-    #[error("the tokenizer refuses: {}", escaped(.0))]
+    #[error("the tokenizer failed: {}", escaped(.0))]
     Refused(String),
     /// The tokenizer panicked, with this message.
     #[error("the tokenizer panicked: {}; leave the text out and report the tokenizer's fault", escaped(.0))]

@@ -139,7 +139,7 @@ impl FastaiTokenizer {
         };
         let tokens = list("special_tokens")?.iter().map(|token| {
             token.as_str().ok_or_else(|| {
-                Error::InvalidArgument(format!("{token} among special tokens is no text"))
+                Error::InvalidArgument(format!("the special token {token} is not a text"))
             })
         });
         let tokens = tokens.collect::<Result<Vec<_>>>()?;

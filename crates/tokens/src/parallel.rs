@@ -171,29 +171,29 @@ pub(crate) fn each_row<T: Send>(
                 })?;
         }
         drop(sender);
-        let mut told = TokenProgress { texts: 0, of: texts.len(), bytes: 0 };
+        let mut done_so_far = TokenProgress { texts: 0, of: texts.len(), bytes: 0 };
         for piece in InOrder::of(done) {
-            told.bytes += piece.bytes;
+            done_so_far.bytes += piece.bytes;
             for item in piece.made {
-                consume(told.texts, item)?;
-                told.texts += 1;
+                consume(done_so_far.texts, item)?;
+                done_so_far.texts += 1;
             }
             if let Some(error) = piece.failed {
                 return Err(error);
             }
             if let Some(progress) = &mut options.progress {
-                progress(told);
+                progress(done_so_far);
             }
             // No thread takes it where all have ended.
             let _ = ticket.send(());
         }
-        if told.texts == told.of {
+        if done_so_far.texts == done_so_far.of {
             return Ok(());
         }
         Err(Error::InvalidArgument(format!(
             "the source gave {} and had {} before; it was changed meanwhile",
-            counted(told.texts, "text"),
-            told.of
+            counted(done_so_far.texts, "text"),
+            done_so_far.of
         )))
     })
 }

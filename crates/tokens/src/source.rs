@@ -255,7 +255,7 @@ impl TextSource {
     fn read(&self, index: usize) -> Result<Unread> {
         if index >= self.len {
             return Err(Error::InvalidArgument(format!(
-                "there is no text {index} among {} from 0",
+                "text {index} is out of range: there are {}, numbered from 0",
                 self.len
             )));
         }

@@ -72,7 +72,7 @@ fn run_recompute(recompute: &Recompute, inputs: &CxxVector<ffi::Tensor>) -> Resu
     });
     done.map_err(|reason| {
         Error::invalid_argument(format!(
-            "a recomputed part of the forward failed the second time: {reason}"
+            "a recomputed part of the forward failed when it ran again in backward: {reason}"
         ))
     })
 }

@@ -43,15 +43,19 @@ impl fmt::Display for Desync {
         let rest: Vec<usize> =
             calls.keys().copied().filter(|rank| !differing.contains(rank)).collect();
         let common = rest.first().and_then(|rank| calls.get(rank)).map_or("nothing", |call| call);
-        write!(f, "the ranks of group {group:?} do not do the same: {} in {common}", Ranks(&rest))?;
+        write!(
+            f,
+            "the ranks of group {group:?} run different operations: {} in {common}",
+            Ranks(&rest)
+        )?;
         for rank in differing {
             write!(f, "; rank {rank} is in {}", calls.get(rank).map_or("nothing", |call| call))?;
         }
         for (rank, last) in absent {
-            write!(f, "; rank {rank} came to no operation within {limit:?}")?;
+            write!(f, "; rank {rank} reached no operation within {limit:?}")?;
             match last {
                 Some(last) => write!(f, ", its last was {last}")?,
-                None => write!(f, " and has done none before")?,
+                None => write!(f, " and ran none before")?,
             }
         }
         Ok(())
@@ -298,10 +302,10 @@ mod tests {
         };
         assert_eq!(
             error.to_string(),
-            "the ranks of group \"world\" do not do the same: ranks 0, 1 are in all_reduce of float32 \
-             [2] at a.rs:1:1; rank 2 is in broadcast of float32 [2] at a.rs:1:1; rank 3 came to no \
-             operation within 5s, its last was barrier at b.rs:2:2; rank 4 came to no operation within \
-             5s and has done none before"
+            "the ranks of group \"world\" run different operations: ranks 0, 1 are in all_reduce of \
+             float32 [2] at a.rs:1:1; rank 2 is in broadcast of float32 [2] at a.rs:1:1; rank 3 reached \
+             no operation within 5s, its last was barrier at b.rs:2:2; rank 4 reached no operation \
+             within 5s and ran none before"
         );
     }
 }

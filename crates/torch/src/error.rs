@@ -8,7 +8,7 @@ use std::fmt;
 use tch::TchError;
 
 pub(crate) use torch_error::Thrown;
-pub use torch_error::{CollectiveError, Fault, TorchError, says_out_of_memory};
+pub use torch_error::{CollectiveError, Fault, TorchError, is_out_of_memory_message};
 
 /// The result of a fallible function of layers, data sets, optimizers, metrics and training loops.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -115,7 +115,7 @@ impl Error {
             Ok(error) => *error,
             Err(detail) => {
                 let memory =
-                    chain(detail.as_ref()).any(|link| says_out_of_memory(&link.to_string()));
+                    chain(detail.as_ref()).any(|link| is_out_of_memory_message(&link.to_string()));
                 Self::new(if memory { ErrorKind::OutOfMemory } else { ErrorKind::Custom }, detail)
             }
         }

@@ -129,7 +129,9 @@ pub use device::{
 pub use device_numbers::DeviceNumbers;
 pub use dropout::dropout;
 pub use dtype::{dtype_of, kind_of, loaded_kind, tensor_from_bytes};
-pub use error::{CollectiveError, Error, ErrorKind, Fault, Result, TorchError, says_out_of_memory};
+pub use error::{
+    CollectiveError, Error, ErrorKind, Fault, Result, TorchError, is_out_of_memory_message,
+};
 pub use fetch::Fetch;
 pub use graph::{Graph, GraphRecording, records_graphs};
 #[doc(hidden)]

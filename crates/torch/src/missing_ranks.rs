@@ -42,13 +42,13 @@ impl MissingRanks {
     /// Leaves the note and waits for the others'. Gives the ranks that had not arrived; none when the
     /// store cannot be asked.
     pub(crate) fn ask(self) -> Vec<usize> {
-        let (tell, told) = mpsc::channel();
+        let (tell, answer) = mpsc::channel();
         // Needs its own thread: a store whose host has vanished does not answer, and its connection has no time limit.
         let asker = thread::Builder::new().name("missing-ranks".into()).spawn(move || {
             let _ = tell.send(self.absent());
         });
         match asker {
-            Ok(_) => told.recv_timeout(2 * GRACE).unwrap_or_default(),
+            Ok(_) => answer.recv_timeout(2 * GRACE).unwrap_or_default(),
             Err(_) => Vec::new(),
         }
     }

@@ -331,7 +331,7 @@ impl Reducer {
         } else {
             format!(
                 "the last backward pass reached no gradient of {} on rank {}; use every parameter in \
-                 the loss, or set find_unused_parameters; libtorch says: {detail}",
+                 the loss, or set find_unused_parameters; message of libtorch: {detail}",
                 unused.join(", "),
                 self.group.rank(),
             )

@@ -208,7 +208,7 @@ pub fn inherited_socket(fd: RawFd) -> Result<OwnedFd, Error> {
     static GIVEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
     let stale = |reason: String| {
         Error::invalid_argument(format!(
-            "the launcher said that descriptor {fd} is the store's socket, but {reason}; start the program \
+            "BRIGADE_STORE_FD names descriptor {fd} as the store's socket, but {reason}; start the program \
              with `brigade launch`, or unset BRIGADE_STORE_FD"
         ))
     };
@@ -218,7 +218,7 @@ pub fn inherited_socket(fd: RawFd) -> Result<OwnedFd, Error> {
         return Err(stale("it was taken over before".into()));
     }
     let address = getsockname::<SockaddrStorage>(fd)
-        .map_err(|errno| stale(format!("the system says: {}", errno.desc())))?;
+        .map_err(|errno| stale(format!("system error: {}", errno.desc())))?;
     let port = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
         (Some(v4), _) => v4.port(),
         (_, Some(v6)) => v6.port(),

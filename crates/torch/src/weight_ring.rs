@@ -206,7 +206,7 @@ impl WeightRing {
             thread.spawn(move || shared.bring()).map_err(|error| {
                 Error::new(
                     ErrorKind::Internal,
-                    format!("cannot start the thread that brings weights: {error}"),
+                    format!("cannot start the thread that loads weights: {error}"),
                 )
             })?
         };

@@ -32,7 +32,7 @@ pub enum TrackError {
     },
     /// A folder contains no run.
     #[error(
-        "{folder} holds no run: a run is a file .jsonl, as the tracker JsonLines writes it",
+        "{folder} contains no run: expected a .jsonl file of the tracker JsonLines",
         folder = escaped(.folder.display())
     )]
     NoRun {
@@ -41,7 +41,8 @@ pub enum TrackError {
     },
     /// A project's name cannot be a file name.
     #[error(
-        "the project {project:?} names no file: use a name that is not empty, has no / and does not begin with a dot"
+        "the project {project:?} cannot be a file name: use a name that is not empty, has no / and does \
+        not begin with a dot"
     )]
     Project {
         /// Name of the project.
@@ -62,7 +63,7 @@ pub enum TrackError {
         tracker: String,
     },
     /// A tracker cannot store this kind of value.
-    #[error("the tracker {tracker} has no place for {what}: log it to another tracker")]
+    #[error("the tracker {tracker} does not support {what}: log it to another tracker")]
     Unsupported {
         /// Name of the tracker.
         tracker: String,
@@ -87,7 +88,7 @@ pub enum TrackError {
     },
     /// A row's number of cells is not the table's number of columns.
     #[error(
-        "row {row} of the table has {}, and the table {}",
+        "row {row} of the table has {}, but the table has {}",
         counted(.found, "cell"),
         counted(.expected, "column")
     )]
@@ -107,7 +108,7 @@ pub enum TrackError {
     },
     /// An address is not valid.
     #[error(
-        "{url:?} is not the address of an MLflow server: {reason}; it is like http://host:5000"
+        "{url:?} is not the address of an MLflow server: {reason}; expected a URL such as http://host:5000"
     )]
     Address {
         /// Address that was given, without credentials.
@@ -127,8 +128,8 @@ pub enum TrackError {
     },
     /// An encrypted connection could not be made.
     #[error(
-        "the MLflow server at {url} is not trusted: {reason}; name the certificate that signed the \
-         server's with MLFLOW_TRACKING_SERVER_CERT_PATH or Mlflow::certificate"
+        "the MLflow server at {url} is not trusted: {reason}; set the certificate of its authority by \
+         MLFLOW_TRACKING_SERVER_CERT_PATH or Mlflow::certificate"
     )]
     Untrusted {
         /// Address of the server.
@@ -174,7 +175,7 @@ pub enum TrackError {
     },
     /// An answer does not have the form of MLflow's.
     #[error(
-        "the server at {url} answers {what} with something else than MLflow does ({reason}): is it one?"
+        "the server at {url} answers {what} differently from MLflow ({reason}): check that it is an MLflow server"
     )]
     NotMlflow {
         /// Address of the server.
@@ -186,7 +187,7 @@ pub enum TrackError {
     },
     /// Logged values did not reach the server.
     #[error(
-        "the MLflow server at {url} has not got {}; the last error: {reason}",
+        "the MLflow server at {url} did not receive {}; the last error: {reason}",
         counted(.lost, "value")
     )]
     Lost {

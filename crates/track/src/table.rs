@@ -84,6 +84,6 @@ mod tests {
             "| n | what |\n| --- | --- |\n| 1 | a\\|b |\n| NaN | true |\n"
         );
         let error = Table::new(["n"], vec![vec![], vec![]]).unwrap_err();
-        assert_eq!(error.to_string(), "row 0 of the table has 0 cells, and the table 1 column");
+        assert_eq!(error.to_string(), "row 0 of the table has 0 cells, but the table has 1 column");
     }
 }

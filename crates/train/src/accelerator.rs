@@ -8,6 +8,7 @@ mod checkpoints;
 mod data;
 mod gradients;
 mod metrics;
+mod parallelism;
 mod pipeline;
 mod precision;
 mod prepare;
@@ -22,8 +23,8 @@ use std::sync::atomic::AtomicBool;
 
 use brigade_torch::Result;
 pub use builder::AcceleratorBuilder;
+pub use parallelism::{MemoryReport, MemoryRow, Parallelism};
 pub use prepare::Prepare;
-pub use sharding::{MemoryReport, MemoryRow};
 
 use crate::checkpoint::Checkpoints;
 use crate::gradients::backward::Gradients;
@@ -43,7 +44,9 @@ use crate::watch::Watch;
 /// Its methods are what a training loop calls. The rest is reached by values that a program may use alone:
 ///
 /// - [`processes`](Accelerator::processes): the place among the ranks, collectives, order, and splitting;
-/// - [`checkpoints`](Accelerator::checkpoints): numbered saves, waiting for them, what else is saved;
+/// - [`checkpoints`](Accelerator::checkpoints): numbered saves, waiting for them, what else is saved, weights in several
+///   files;
+/// - [`parallel`](Accelerator::parallel): models whose layers are divided among ranks, the mesh, stages, memory;
 /// - [`trackers`](Accelerator::trackers): where logged values go;
 /// - [`logging`](Accelerator::logging): lines with the rank and the step;
 /// - [`gradient_accumulator`](Accelerator::gradient_accumulator), [`grad_scaler`](Accelerator::grad_scaler): the

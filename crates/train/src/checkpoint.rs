@@ -329,6 +329,18 @@ impl Checkpoints {
         self.inner.weights_may_be_saved()
     }
 
+    /// Returns the ranks that save together.
+    pub(crate) fn processes(&self) -> &Processes {
+        &self.inner.processes
+    }
+
+    /// Prints a warning on the first process of each host, unless the Accelerator is quiet.
+    pub(crate) fn warn(&self, message: &str) {
+        if !self.inner.quiet {
+            self.inner.processes.warn(message);
+        }
+    }
+
     /// Discards an interrupted window of accumulation and the check of its losses.
     pub(crate) fn reset_window(&self) {
         self.inner.reset_window();

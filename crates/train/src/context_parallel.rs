@@ -37,7 +37,7 @@ impl ContextRanks {
         if ranks != self.group.size() {
             return Err(Error::invalid_argument(format!(
                 "the ranks have parts of each sequence (mesh {}), and the model was built for {}: build it by \
-                 `Accelerator::parallel_model` or `parallel_builder` of this Accelerator",
+                 `Accelerator::parallel().model` or `parallel().model_builder` of this Accelerator",
                 self.mesh,
                 if ranks == 1 { "whole sequences".to_owned() } else { format!("{ranks} parts") }
             )));

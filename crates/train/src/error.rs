@@ -29,7 +29,7 @@ pub enum TrainError {
     #[error(
         "rank {rank} did not {} this attempt of the job within {limit:?}: ranks of Python that failed \
          before their first process group cannot be restarted together with ranks of Brigade; start the \
-         job anew",
+         job again",
         if *.rank == 0 { "answer in" } else { "come to" }
     )]
     AttemptRank {
@@ -100,7 +100,7 @@ pub enum TrainError {
         rank: usize,
     },
     /// The rank that ran a scope for the others failed.
-    #[error("{scope}: rank {rank} failed, so no rank goes on: {reason}")]
+    #[error("{scope}: rank {rank} failed, so all ranks stop: {reason}")]
     Leader {
         /// Name of the scope, such as `on_main_process`.
         scope: &'static str,
@@ -120,8 +120,8 @@ pub enum TrainError {
     /// A checkpoint passed validation but could not be read to its end afterwards: the disk failed, or its files were
     /// changed meanwhile.
     #[error(
-        "the checkpoint {} passed validation and could not be read to its end, so models and optimizers are \
-         partly changed; load it or another one again, or start anew: {source}",
+        "the checkpoint {} passed validation but could not be read completely, so models and optimizers \
+         are partly changed; load it or another checkpoint again, or restart the program: {source}",
         path.display()
     )]
     LoadInterrupted {
@@ -142,9 +142,9 @@ pub enum TrainError {
     },
     /// The gradients of fp16 were not finite in many consecutive steps.
     #[error(
-        "gradients were not finite in so many steps that the loss scale fell to {scale:e}, where no \
-         sound gradient overflows: the loss itself is infinite or not a number on a rank; look at it \
-         before backward, lower the learning rate, or train with bf16"
+        "gradients were not finite in so many steps that the loss scale fell to {scale:e}, where \
+         gradients of a finite loss do not overflow: the loss itself is infinite or NaN on a rank; check \
+         it before backward, lower the learning rate, or train with bf16"
     )]
     NotFinite {
         /// Loss scale at which the run was stopped.
@@ -155,8 +155,8 @@ pub enum TrainError {
         "{}, {}",
         not_finite(*rank, *step),
         if *.weights_corrupted {
-            "and so are weights by now; go back to a checkpoint, and lower the learning rate or clip the \
-             gradients"
+            "and so are weights by now; load an earlier checkpoint, and lower the learning rate or clip \
+             the gradients"
         } else {
             "and no weight was changed; look at the batch and the learning rate, clip the gradients, or \
              leave the batch out on all ranks with `zero_grad`"

@@ -86,7 +86,9 @@ mod tensor_parallel;
 mod watch;
 mod weights_file;
 
-pub use accelerator::{Accelerator, AcceleratorBuilder, MemoryReport, MemoryRow, Prepare};
+pub use accelerator::{
+    Accelerator, AcceleratorBuilder, MemoryReport, MemoryRow, Parallelism, Prepare,
+};
 #[doc(hidden)]
 pub use brigade_data::__derive;
 pub use capture::CapturedStep;

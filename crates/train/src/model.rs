@@ -638,7 +638,7 @@ fn check_whole<M>(model: &Model<M>) -> Result<()> {
         None => Ok(()),
         Some(divided) => Err(Error::invalid_argument(format!(
             "this rank has a part of `{}` and the Accelerator's ranks do not divide layers: give the Accelerator a \
-             mesh with tensor ranks, and build the model by its `parallel_model`",
+             mesh with tensor ranks, and build the model by its `parallel().model`",
             divided.name
         ))),
     }
@@ -656,7 +656,7 @@ fn check_all_stages<M>(model: &Model<M>) -> Result<()> {
         None => Ok(()),
         Some(stages) => Err(Error::invalid_argument(format!(
             "this rank has some of {} stages of the model and the Accelerator's ranks have no stages: give the Accelerator a \
-             mesh with pipeline ranks, and build the model by its `parallel_model`",
+             mesh with pipeline ranks, and build the model by its `parallel().model`",
             stages.stages()
         ))),
     }

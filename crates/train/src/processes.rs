@@ -19,7 +19,7 @@ use brigade_torch::{ProcessGroup, Result};
 use tch::Device;
 
 use crate::job::Job;
-use crate::job::connect::{self, ConnectOptions, debug_is_asked_for};
+use crate::job::connect::{self, ConnectOptions, debug_is_requested};
 
 /// The ranks of a job after rendezvous: rank and world size, collectives over tensors and objects, and execution order
 /// among the ranks. [`crate::Accelerator`] has the same methods; a program that trains in another way, or evaluates or
@@ -73,7 +73,7 @@ impl Processes {
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for contradicting options;
     /// [`brigade_torch::ErrorKind::Communication`] when the ranks do not find each other within the time limit.
     pub fn join(options: ConnectOptions) -> Result<Self> {
-        Ok(Self::of(Arc::new(connect::join(options, debug_is_asked_for())?)))
+        Ok(Self::of(Arc::new(connect::join(options, debug_is_requested())?)))
     }
 
     pub(crate) fn of(job: Arc<Job>) -> Self {

@@ -178,7 +178,7 @@ impl TensorModels {
         let Some(ranks) = ranks else {
             return Err(Error::invalid_argument(format!(
                 "the ranks divide {} (mesh {}), and the model was built whole: build it by \
-                 `Accelerator::parallel_model`, or by `parallel_builder` with an empty plan where every rank of the \
+                 `Accelerator::parallel().model`, or by `parallel().model_builder` with an empty plan where every rank of the \
                  group is to have all of it",
                 self.divided(),
                 self.mesh
@@ -187,7 +187,7 @@ impl TensorModels {
         if *ranks != self.group.size() {
             return Err(Error::invalid_argument(format!(
                 "the model was built for {ranks} {kind} ranks, and this job has {}: build it by \
-                 `Accelerator::parallel_model` of this Accelerator",
+                 `Accelerator::parallel().model` of this Accelerator",
                 self.group.size()
             )));
         }
@@ -300,8 +300,8 @@ impl TensorModels {
             let name = state.parameters.get(place).map_or("a parameter", |it| it.name.as_str());
             return Err(Error::invalid_argument(format!(
                 "the gradient of `{name}`, which every rank has whole, differs between tensor ranks {} and {rank}: a \
-                 module between divided layers computes other values on them, such as one that draws random numbers of \
-                 its own",
+                 module between divided layers computes other values on them, such as one that draws \
+                 separate random numbers",
                 self.group.rank()
             )));
         }

@@ -79,7 +79,7 @@ impl Watch {
     }
 
     /// Writes a line to standard error in one piece, with the bars out of the way.
-    pub(crate) fn say(&self, line: &str) {
+    pub(crate) fn print_line(&self, line: &str) {
         self.screen.suspend(|| {
             let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
         });

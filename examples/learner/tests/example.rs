@@ -129,7 +129,7 @@ fn a_killed_run_goes_on_to_the_same_losses() {
     child.kill().unwrap();
     assert_eq!(child.wait().unwrap().code(), None, "it ended before it was killed");
     let resumed = run(TABULAR, &options, folder);
-    assert!(resumed.contains("Going on from run at epoch "), "{resumed}");
+    assert!(resumed.contains("Continuing from run at epoch "), "{resumed}");
     assert_eq!(losses(&resumed), losses(&whole));
     let end = |text: &str| {
         text.lines().filter(|line| line.contains("the best model")).map(str::to_owned).collect()

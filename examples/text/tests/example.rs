@@ -159,7 +159,7 @@ fn a_killed_run_goes_on_to_the_same_losses() {
         assert_eq!(child.wait().unwrap().code(), None, "it ended before it was killed");
     }
     let resumed = run(ULMFIT, &options, folder);
-    assert!(resumed.contains("Going on from run/classifier at epoch "), "{resumed}");
+    assert!(resumed.contains("Continuing from run/classifier at epoch "), "{resumed}");
     assert_eq!(goes_on(&resumed), goes_on(&whole));
     assert_eq!(losses(&resumed), losses(&whole));
 }

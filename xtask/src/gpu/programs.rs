@@ -25,7 +25,7 @@ pub(super) fn test_programs(checkout: &Checkout) -> Result<Vec<TestProgram>> {
         for name in package.settings.on_gpus {
             anyhow::ensure!(
                 package.tests.contains(&name),
-                "{}/Cargo.toml: `on-gpus` names {name}, which is no test program of the package",
+                "{}/Cargo.toml: `on-gpus` names {name}, which is not a test program of the package",
                 package.folder.display()
             );
             programs.push(TestProgram {

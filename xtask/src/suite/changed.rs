@@ -41,7 +41,7 @@ pub(super) fn default_commit(checkout: &Checkout) -> String {
 fn git(checkout: &Checkout, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new("git");
     let output = command.args(arguments).current_dir(checkout.root()).output();
-    let output = output.context("cannot start git, which knows what has changed")?;
+    let output = output.context("cannot start git, which finds the changed files")?;
     if !output.status.success() {
         let reason = String::from_utf8_lossy(&output.stderr);
         bail!("`git {}` fails: {}", arguments.join(" "), reason.trim());

@@ -55,7 +55,7 @@ impl Timing {
 /// Copies this program to a folder, to measure tests: cargo may replace the program while they are built.
 pub(super) fn copy_of_this_program(folder: &Path) -> Result<PathBuf> {
     let copy = folder.join("xtask");
-    let program = env::current_exe().context("xtask does not find its own program")?;
+    let program = env::current_exe().context("cannot find the path of xtask's program")?;
     fs::copy(&program, &copy).with_context(|| format!("cannot copy {}", program.display()))?;
     Ok(copy)
 }

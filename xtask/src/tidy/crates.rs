@@ -23,8 +23,8 @@ pub(super) fn check(checkout: &Checkout, findings: &mut Findings) -> Result<()> 
         let reason = String::from_utf8_lossy(&output.stderr);
         bail!("cargo metadata fails: {}", reason.trim());
     }
-    let metadata: Metadata =
-        serde_json::from_slice(&output.stdout).context("cannot read what cargo metadata says")?;
+    let metadata: Metadata = serde_json::from_slice(&output.stdout)
+        .context("cannot read the output of cargo metadata")?;
     findings.violations.extend(shipped_for_tests(&metadata));
     let graph = Graph::new(&metadata);
     for id in &metadata.workspace_members {

@@ -21,8 +21,8 @@ pub(super) fn check(
             for (number, line) in (1..).zip(contents.lines()) {
                 if ["#[test]", "dist_test!"].iter().any(|it| line.trim_start().starts_with(it)) {
                     findings.violations.push(format!(
-                        "{path}:{number}: is lost here, for {manifest_path} says `harness = false`: \
-                         mark the function with `brigade_test_needs::needs`"
+                        "{path}:{number}: has no effect here, because {manifest_path} has `harness = \
+                         false`: mark the function with `brigade_test_needs::needs`"
                     ));
                 }
             }

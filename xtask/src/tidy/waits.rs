@@ -22,7 +22,7 @@ pub(super) fn check(checkout: &Checkout, findings: &mut Findings) -> Result<()> 
 }
 
 fn unexplained(timings: &[timings::Timing], list: &str) -> Result<Vec<String>> {
-    let list: DocumentMut = list.parse().with_context(|| format!("{LIST} is no TOML"))?;
+    let list: DocumentMut = list.parse().with_context(|| format!("{LIST} is not valid TOML"))?;
     let explained = |name: &str| list.get(name).is_some_and(|it| it.as_str() > Some(""));
     let named = timings.iter().map(|it| (format!("{} {}", it.program, it.test), it.waited()));
     let unexplained = named.filter(|(name, waited)| *waited > LONGEST && !explained(name));

@@ -69,7 +69,7 @@ fn cuda_serves_where_cpu_is_wanted() {
     fs::remove_file(fixture.fetched("2.13.0-cuda/torch/lib/libtorch_cuda.so")).unwrap();
     let repair = fixture.setup().cuda().run();
     repair.succeeds_saying(
-        "2.13.0-cuda is fetched anew: torch/lib/libtorch_cuda.so is missing from it",
+        "2.13.0-cuda is fetched again: torch/lib/libtorch_cuda.so is missing from it",
     );
 }
 
@@ -178,7 +178,10 @@ fn a_wheel_with_another_checksum() {
     let at = text.find("\"sha256\": \"").unwrap() + "\"sha256\": \"".len();
     let other = format!("{}{}{}", &text[..at], "0".repeat(64), &text[at + 64..]);
     fs::write(&pins, other).unwrap();
-    fixture.setup().run().fails_saying("torch==2.13.0: the wheel that pip got has another sha256");
+    fixture
+        .setup()
+        .run()
+        .fails_saying("torch==2.13.0: the sha256 of the wheel that pip got is not");
     fixture.installs_nothing();
 }
 
@@ -278,9 +281,9 @@ fn an_older_libtorch_of_the_user_passes_tchs_version_check() {
 fn folders_without_a_libtorch_are_refused() {
     let fixture = Fixture::new();
     let with = |value: &str| fixture.setup().env("LIBTORCH", value).run();
-    with("").fails_saying("LIBTORCH= names nothing");
+    with("").fails_saying("LIBTORCH= is empty");
     with("lib/torch").fails_saying("is a relative path");
-    with("/nowhere/at/all").fails_saying("names no folder");
+    with("/nowhere/at/all").fails_saying("is not a folder");
     with(fixture.root().to_str().unwrap()).fails_saying("has no lib/libtorch_cpu.so");
     let old = fixture.users_libtorch("2.9.1");
     with(old.to_str().unwrap()).fails_saying("is libtorch 2.9.1, and Brigade is built with 2.11");

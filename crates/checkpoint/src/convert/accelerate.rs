@@ -12,13 +12,13 @@ use crate::layout::{Checkpoint, Object};
 use crate::torch_optimizer::to_torch;
 use crate::value::Value;
 
-/// The run of Accelerate that loads what is written.
+/// The Accelerate run that will load the target.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AccelerateRun {
-    /// Its number of processes. Defaults to the checkpoint's ranks.
+    /// Number of processes. Defaults to the checkpoint's world size.
     pub num_processes: Option<usize>,
-    /// Whether it steps a scheduler once at each optimizer step (`split_batches=True`, or
-    /// `step_scheduler_with_optimizer=False`), and not once for each process.
+    /// `true` if the run steps a scheduler once per optimizer step (`split_batches=True`, or
+    /// `step_scheduler_with_optimizer=False`), instead of once per process. Defaults to `false`.
     pub split_batches: bool,
 }
 
@@ -72,21 +72,21 @@ pub(super) fn write(
                 object.name
             )),
             "custom" => left_out.push(format!(
-                "{}: an object of the program's own, in no form that Python knows",
+                "{}: an object defined by the program, whose format Python cannot read",
                 object.name
             )),
             _ => {}
         }
     }
     left_out.push(
-        "the states of Python's and NumPy's random generators, which Brigade does not use: \
-         Accelerate's load_state says that it could not load all random states"
+        "the states of Python's and NumPy's random generators, which Brigade does not use: Accelerate's \
+         load_state warns that it could not load all random states"
             .into(),
     );
     Ok(())
 }
 
-/// A scheduler of the checkpoint, and the optimizer whose rates it sets.
+/// A scheduler of the checkpoint, and the optimizer whose learning rates it sets.
 struct Scheduler<'c> {
     object: &'c Object,
     optimizer: Option<&'c Object>,
@@ -102,7 +102,8 @@ fn schedulers(checkpoint: &Checkpoint, run: AccelerateRun) -> Result<Vec<Schedul
     let mut made = Vec::new();
     for (index, object) in manifest.of_kind("scheduler").enumerate() {
         let state = read(checkpoint, object)?;
-        // As they were prepared, unless the rates say otherwise: a scheduler has set its optimizer's.
+        // Pairs schedulers and optimizers in the order in which they were prepared, unless learning rates disagree: a
+        // scheduler has set its optimizer's rate.
         let same = |(_, optimizer): &&(_, Value<FileTensor>)| {
             number(optimizer, "lr") == number(&state, "lr")
         };
@@ -131,7 +132,7 @@ fn schedulers(checkpoint: &Checkpoint, run: AccelerateRun) -> Result<Vec<Schedul
     Ok(made)
 }
 
-/// PyTorch's state of an optimizer, with numbers that its scheduler reads in its groups.
+/// Returns the optimizer state for PyTorch, with the numbers that its scheduler reads from the parameter groups.
 fn with_group_keys(
     state: Value<FileTensor>,
     keys: &[BTreeMap<&'static str, f64>],

@@ -13,7 +13,7 @@ use crate::value::Value;
 
 type Entries = Vec<(Vec<DcpKey>, Value<FileTensor>)>;
 
-/// Writes weights alone.
+/// Writes weights only, as one model.
 pub(super) fn write_weights(folder: &Path, weights: &Weights) -> Result<(), Error> {
     let mut entries = Entries::new();
     put_weights(&mut entries, "model", weights.clone());
@@ -41,8 +41,8 @@ pub(super) fn write(
                 let state = state.ok_or_else(|| not_understood(checkpoint, object))?;
                 if state.get("state").and_then(Value::as_dict).is_some_and(<[_]>::is_empty) {
                     report.left_out.push(format!(
-                        "{}: it has taken no step, so that there are no states of parameters; dcp.load misses those \
-                         that PyTorch makes beforehand",
+                        "{}: the optimizer has taken no step, so it has no states of parameters; \
+                         dcp.load fails in a program that creates them before it loads",
                         object.name
                     ));
                 }
@@ -64,7 +64,7 @@ fn put_weights(entries: &mut Entries, key: &str, weights: Weights) {
     }));
 }
 
-/// Takes dictionaries apart, and lists of dictionaries, as `dcp.save` does.
+/// Flattens dictionaries, and lists of dictionaries, as `dcp.save` does.
 fn put(entries: &mut Entries, keys: Vec<DcpKey>, value: Value<FileTensor>) {
     let below = |key: DcpKey| keys.iter().cloned().chain([key]).collect::<Vec<_>>();
     match value {

@@ -1,6 +1,5 @@
-//! The states of a run of PyTorch's, wherever they lie: a folder of Accelerate's `save_state`, of Hugging Face's
-//! Trainer, of DeepSpeed or of `torch.distributed.checkpoint`, or one dictionary that `torch.save` has written,
-//! Lightning's among them.
+//! Reading of PyTorch runs' states: a folder of Accelerate's `save_state`, of Hugging Face's Trainer, of DeepSpeed or
+//! of `torch.distributed.checkpoint`, or one dictionary that `torch.save` has written, including Lightning's.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +19,7 @@ use crate::pth::{PthFile, weights_under};
 use crate::value::Value;
 use crate::weights_files::is_weights;
 
-/// Something with the name of its file, or its key.
+/// A value with the name of its file, or its key.
 pub(super) struct Part<T> {
     pub(super) name: String,
     pub(super) value: T,
@@ -28,25 +27,25 @@ pub(super) struct Part<T> {
 
 pub(super) type State = Part<Value<FileTensor>>;
 
-/// What was found, each kind in its order.
+/// The states found, each kind in its order.
 #[derive(Default)]
 pub(super) struct Foreign {
     pub(super) models: Vec<Part<Weights>>,
     pub(super) optimizers: Vec<State>,
     pub(super) schedulers: Vec<State>,
     pub(super) scaler: Option<State>,
-    /// By rank, under Accelerate's names.
+    /// Random states by rank, under Accelerate's names.
     pub(super) random: BTreeMap<usize, State>,
-    /// Optimizer steps, where something other than an optimizer's state tells them, and what does.
+    /// Number of optimizer steps, with its source. `None` unless stored outside of an optimizer's state.
     pub(super) steps: Option<Part<u64>>,
-    /// Whether a scheduler was stepped once for each process at every optimizer step, unless told otherwise.
+    /// `true` if schedulers were stepped once per process at every optimizer step, which is Accelerate's default.
     pub(super) steps_per_process: bool,
-    /// What has no place in a checkpoint of ours, with the reason.
+    /// Contents that have no place in a Brigade checkpoint, with the reason.
     pub(super) left_out: Vec<String>,
 }
 
 impl Foreign {
-    /// Puts a value of a dictionary in its place, by its key.
+    /// Files a dictionary value under its kind, by its key.
     fn sort(&mut self, name: String, value: Value<FileTensor>) {
         let is = |names: &[&str]| names.contains(&name.as_str());
         if is(&OPTIMIZERS) {
@@ -92,7 +91,7 @@ pub(super) fn read(from: &Path) -> Result<Foreign, Error> {
     } else {
         of_dictionary(from)
     }?;
-    // One that is off has an empty dictionary.
+    // A disabled scaler has an empty dictionary.
     foreign.scaler = foreign
         .scaler
         .filter(|scaler| scaler.value.as_dict().is_none_or(|entries| !entries.is_empty()));
@@ -107,20 +106,20 @@ fn of_folder(folder: &Path) -> Result<Foreign, Error> {
         .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
         .collect();
     files.sort();
-    // Accelerate's first of a kind has no number.
+    // Accelerate writes no number for the first of a kind.
     let numbered = |stem: &str, ending: &str, number: usize| match number {
         0 => format!("{stem}.{ending}"),
         number => format!("{stem}_{number}.{ending}"),
     };
     let mut used: Vec<String> = Vec::new();
-    // A Trainer may have written the model's 16 bits beside DeepSpeed's 32.
+    // Skipped with DeepSpeed: a Trainer may have written 16-bit weights beside DeepSpeed's 32-bit ones.
     for number in 0..if deepspeed.is_some() { 0 } else { usize::MAX } {
         let names = [
             numbered("model", "safetensors", number),
             numbered("model", "safetensors.index.json", number),
             numbered("pytorch_model", "bin", number),
             numbered("pytorch_model", "bin.index.json", number),
-            // Of FSDP, the whole model or the parts of the ranks.
+            // With FSDP: the whole model, or the shards of the ranks.
             numbered("pytorch_model_fsdp", "bin", number),
             format!("pytorch_model_fsdp_{number}"),
         ];
@@ -150,7 +149,7 @@ fn of_folder(folder: &Path) -> Result<Foreign, Error> {
     foreign.schedulers = states("scheduler", "bin", &mut used)?;
     foreign.scaler = states("scaler", "pt", &mut used)?.pop();
     foreign.steps_per_process = !foreign.schedulers.is_empty();
-    // Trainer's. Both write `scaler.pt`.
+    // Names of Trainer's files. `scaler.pt` is the same in Accelerate.
     for (kind, name) in
         [(&mut foreign.optimizers, "optimizer.pt"), (&mut foreign.schedulers, "scheduler.pt")]
     {
@@ -202,7 +201,7 @@ fn of_folder(folder: &Path) -> Result<Foreign, Error> {
     Ok(foreign)
 }
 
-/// The model and the optimizer of a step that DeepSpeed has saved.
+/// Adds the model and the optimizer of a DeepSpeed step.
 fn of_deepspeed(run: &DeepSpeedFolder, foreign: &mut Foreign) -> Result<(), Error> {
     let name = run.folder().file_name().unwrap_or_default().to_string_lossy().into_owned();
     foreign.models.push(Part { name: name.clone(), value: in_32_bits(run.weights()) });
@@ -218,14 +217,14 @@ fn of_deepspeed(run: &DeepSpeedFolder, foreign: &mut Foreign) -> Result<(), Erro
             foreign.schedulers.push(Part { name, value: state.clone() });
         } else {
             foreign.left_out.push(format!(
-                "`lr_scheduler` of {name}: a schedule of DeepSpeed's own, not one of torch.optim.lr_scheduler"
+                "`lr_scheduler` of {name}: a schedule of DeepSpeed, not one of torch.optim.lr_scheduler"
             ));
         }
     }
     Ok(())
 }
 
-/// Whether DeepSpeed has written the file or folder beside the step that was read.
+/// Returns `true` if DeepSpeed has written this file or folder besides the step that was read.
 fn is_deepspeeds(name: &str, run: &DeepSpeedFolder) -> bool {
     let is_step = run.folder().file_name().is_some_and(|step| step == name);
     is_step
@@ -234,7 +233,7 @@ fn is_deepspeeds(name: &str, run: &DeepSpeedFolder) -> bool {
         || name.ends_with("_states.pt")
 }
 
-/// The optimizers that Accelerate has saved in folders of their own, with FSDP.
+/// Returns the optimizers that Accelerate has saved in folders of their own, with FSDP.
 fn sharded_optimizers(folder: &Path, used: &mut Vec<String>) -> Result<Vec<State>, Error> {
     let mut found = Vec::new();
     for number in 0.. {
@@ -258,7 +257,7 @@ fn sharded_optimizers(folder: &Path, used: &mut Vec<String>) -> Result<Vec<State
     Ok(found)
 }
 
-/// A folder of `torch.distributed.checkpoint` with a model, and what was saved beside it.
+/// Reads a folder of `torch.distributed.checkpoint`: the models, and the states saved with them.
 fn of_dcp(folder: &Path) -> Result<Foreign, Error> {
     let mut foreign = Foreign::default();
     let mut saved = DcpFolder::open(folder)?;
@@ -273,7 +272,7 @@ fn of_dcp(folder: &Path) -> Result<Foreign, Error> {
         next = Some(format!("{}_{}", models[0], models.len()));
     }
     let mut states = saved.states(&models)?;
-    // The second of a kind has the number 1.
+    // The second of a kind has number 1.
     states.sort_by_key(|(name, _)| numbered_key(name).1);
     for (name, value) in states {
         let is_optimizer = OPTIMIZERS.contains(&numbered_key(&name).0);
@@ -286,13 +285,14 @@ fn of_dcp(folder: &Path) -> Result<Foreign, Error> {
     Ok(foreign)
 }
 
-/// A key without its number, and the number: `optim_1` is the second optimizer.
+/// Splits a key into its stem and number: `optim_1` is the second optimizer.
 fn numbered_key(key: &str) -> (&str, u64) {
     let parts = key.rsplit_once('_').and_then(|(stem, number)| Some((stem, number.parse().ok()?)));
     parts.unwrap_or((key, 0))
 }
 
-/// An optimizer's state; one without tensors has no `state` in a folder that keeps no empty dictionaries.
+/// Adds an empty `state` to an optimizer state without one: `torch.distributed.checkpoint` does not keep empty
+/// dictionaries.
 fn with_state(value: Value<FileTensor>) -> Value<FileTensor> {
     match value {
         Value::Dict(mut entries)
@@ -306,7 +306,7 @@ fn with_state(value: Value<FileTensor>) -> Value<FileTensor> {
     }
 }
 
-/// The random states of a Trainer's rank under Accelerate's names.
+/// Renames the random states of a Trainer's rank to Accelerate's names.
 fn accelerates_names(state: Value<FileTensor>) -> Value<FileTensor> {
     let Value::Dict(entries) = state else { return state };
     let renamed = entries.into_iter().map(|(key, value)| {
@@ -315,7 +315,7 @@ fn accelerates_names(state: Value<FileTensor>) -> Value<FileTensor> {
             Some("cuda") => "torch_cuda_manual_seed",
             _ => return (key, value),
         };
-        // One process has one state, several have those of all devices.
+        // A single process saves one state, several save those of all devices.
         let value = match value {
             Value::Tensor(_) if name == "torch_cuda_manual_seed" => Value::List(vec![value]),
             value => value,
@@ -325,7 +325,7 @@ fn accelerates_names(state: Value<FileTensor>) -> Value<FileTensor> {
     Value::Dict(renamed.collect())
 }
 
-/// What is in a file of Accelerate's that is not carried. `None` for the parts of an index.
+/// Returns the reason why a file is not converted. `None` for the parts of an index, which were read.
 fn why_not(name: &str) -> Option<String> {
     let reason = match name {
         name if name.starts_with("sampler") => {
@@ -334,7 +334,7 @@ fn why_not(name: &str) -> Option<String> {
         name if name.starts_with("dl_state_dict") => {
             "Python's data loader counts its batches in another way; use skip_first_batches"
         }
-        name if name.starts_with("custom_checkpoint") => "an object of the program's own",
+        name if name.starts_with("custom_checkpoint") => "an object defined by the program",
         "training_args.bin" => "the options of a Trainer, which are objects of Python",
         name if is_weights(name)
             || (name.starts_with("pytorch_model-") && name.ends_with(".bin")) =>
@@ -368,7 +368,7 @@ fn of_dictionary(path: &Path) -> Result<Foreign, Error> {
                     foreign.models.push(Part { name, value });
                     continue;
                 }
-                // The settings of a model, beside its weights.
+                // Settings of a model, stored beside its weights.
                 Err(Error::NoStateDict { .. }) => {}
                 Err(error) => return Err(one_alone(error)),
             }
@@ -377,7 +377,7 @@ fn of_dictionary(path: &Path) -> Result<Foreign, Error> {
             value.try_map(&mut |_, tensor| Ok::<_, Error>(FileTensor::stored(&file, tensor)))?;
         foreign.sort(name, value);
     }
-    // Lightning adds the steps of all optimizers up.
+    // Lightning counts the steps of all optimizers together.
     if foreign.optimizers.len() > 1
         && let Some(steps) = foreign.steps.take()
     {
@@ -393,7 +393,7 @@ fn of_dictionary(path: &Path) -> Result<Foreign, Error> {
     Ok(foreign)
 }
 
-/// A state, or each of a list of them, as Lightning keeps optimizers and schedulers.
+/// Returns the states of a list, as Lightning keeps optimizers and schedulers, or a single state.
 fn each(name: String, value: Value<FileTensor>) -> Vec<State> {
     match value {
         Value::List(items) | Value::Tuple(items) => {
@@ -404,7 +404,8 @@ fn each(name: String, value: Value<FileTensor>) -> Vec<State> {
     }
 }
 
-/// The batches of the epoch that Lightning's loops had trained on.
+/// Returns the number of batches trained in the current epoch, from Lightning's loop state. `None` if the epoch is
+/// complete.
 fn batches_of_epoch(loops: &Value<FileTensor>) -> Option<i64> {
     let progress = loops.get("fit_loop")?.get("epoch_loop.batch_progress")?;
     if progress.get("is_last_batch").and_then(Value::as_bool) == Some(true) {
@@ -413,13 +414,13 @@ fn batches_of_epoch(loops: &Value<FileTensor>) -> Option<i64> {
     progress.get("current")?.get("processed")?.as_int()
 }
 
-/// Of several state dictionaries one has to be chosen, for which a conversion of all states has no option.
+/// Explains how to choose one of several state dictionaries, for which a conversion of all states has no option.
 fn one_alone(error: Error) -> Error {
     match error {
         Error::SeveralStateDicts { path, keys } => Error::Unsupported {
             fact: format!(
-                "it holds {} state dictionaries where those of one model belong: {}; convert the one that is \
-                 meant alone first (`brigade checkpoint convert {} model.safetensors --key KEY`)",
+                "it holds {} state dictionaries where those of one model belong: {}; convert the one to \
+                 use on its own first (`brigade checkpoint convert {} model.safetensors --key KEY`)",
                 keys.len(),
                 listed(&keys),
                 path.file_name().unwrap_or_default().display()
@@ -430,7 +431,7 @@ fn one_alone(error: Error) -> Error {
     }
 }
 
-/// All of a file of `torch.save`; of objects that are not plain values only the names.
+/// Returns the whole value of a `torch.save` file. Objects that are not plain values are reduced to their names.
 fn tree(path: &Path) -> Result<Value<FileTensor>, Error> {
     let file = PthFile::open(path)?;
     let value = file.value()?;
@@ -438,7 +439,7 @@ fn tree(path: &Path) -> Result<Value<FileTensor>, Error> {
     value.try_map(&mut |_, tensor| Ok(FileTensor::stored(&file, tensor)))
 }
 
-/// Keys that people and frameworks use.
+/// Keys under which people and frameworks save a model's weights.
 const MODELS: [&str; 5] = ["model", "model_state_dict", "state_dict", "model_state", "net"];
 const OPTIMIZERS: [&str; 6] = [
     "optimizer",
@@ -462,15 +463,15 @@ const SCALERS: [&str; 6] = [
     "scaler_state_dict",
     "grad_scaler",
     "scaler_state",
-    // Lightning's plugins.
+    // Names of Lightning's plugins.
     "MixedPrecision",
     "MixedPrecisionPlugin",
 ];
-/// The state of PyTorch's generator on the CPU.
+/// Keys of the state of PyTorch's CPU random generator.
 const RANDOM: [&str; 3] = ["rng_state", "torch_rng_state", "cpu_rng_state"];
 const TRAINER_STATE: &str = "trainer_state.json";
 const MAX_SHOWN: usize = 60;
-/// Of one folder: each is looked for among all names.
+/// Maximum number of models in a folder. Each one costs a search among all names.
 const MAX_MODELS: usize = 64;
 
 #[cfg(test)]

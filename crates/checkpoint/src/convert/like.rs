@@ -1,8 +1,8 @@
-//! States from elsewhere put into a checkpoint: one that the program itself has saved says what goes
-//! where.
+//! Conversion of foreign states into a checkpoint for a Brigade program, guided by a checkpoint that the program itself
+//! has saved.
 //!
-//! PyTorch numbers an optimizer's parameters and Brigade names them, a program of ours has loaders and
-//! objects that no file of PyTorch's knows: all of that is taken from the checkpoint `like`.
+//! PyTorch numbers an optimizer's parameters and Brigade names them, and a Brigade program has loaders and objects that
+//! no PyTorch file contains: the checkpoint `like` supplies all of that.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
@@ -24,30 +24,30 @@ use crate::value::Value;
 use crate::wrapper_prefix::prefixes_around;
 use crate::{shards, torch_optimizer};
 
-/// States of a checkpoint, by kind.
+/// Kinds of states in a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum StateKind {
-    /// A model's weights.
+    /// Weights of a model.
     Model,
-    /// An optimizer's state.
+    /// State of an optimizer.
     Optimizer,
-    /// A schedule's position.
+    /// Position of a learning rate schedule.
     Scheduler,
-    /// A gradient scaler's scale.
+    /// State of a gradient scaler.
     Scaler,
-    /// The position in the data.
+    /// Position of a data loader.
     Loader,
-    /// The states of random generators.
+    /// States of the random generators.
     Random,
-    /// Objects of the program's own, and communication hooks.
+    /// Custom objects of the program, and communication hooks.
     Custom,
-    /// Files of the program's own.
+    /// Files that the program has written into the checkpoint.
     Files,
 }
 
 impl StateKind {
-    /// All of them.
+    /// All kinds, in the order of declaration.
     pub const ALL: [Self; 8] = [
         Self::Model,
         Self::Optimizer,
@@ -59,7 +59,7 @@ impl StateKind {
         Self::Files,
     ];
 
-    /// Returns its name on the command line.
+    /// Returns the name of the kind on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -75,15 +75,17 @@ impl StateKind {
     }
 }
 
-/// Makes a checkpoint for `load_state` of a folder of Accelerate's `save_state`, of Hugging Face's Trainer or of
-/// DeepSpeed, or of `torch.distributed.checkpoint`, or of a dictionary that `torch.save` or Lightning has written, for
-/// the program that has saved `like`. `to`
-/// must not be there yet; it appears whole or not at all. States of the kinds `keep` come from `like` where
-/// `from` has none.
+/// Converts a PyTorch run's states into a checkpoint for the program that has saved `like`.
+///
+/// `from` is a folder of Accelerate's `save_state`, of Hugging Face's Trainer, of DeepSpeed or of
+/// `torch.distributed.checkpoint`, or a dictionary that `torch.save` or Lightning has written. States of the kinds in
+/// `keep` are taken from `like` if `from` lacks them. `to` must not exist. It appears complete, or not at all after an
+/// error.
 ///
 /// # Errors
-/// [`Error::MissingStates`] when a state of another kind would come from `like`; [`Error::Unlike`] when the
-/// two do not fit; [`Error::Occupied`]; what is wrong with the files; [`Error::Io`].
+/// Fails with [`Error::MissingStates`] if `from` lacks a state of a kind that is not in `keep`, with [`Error::Unlike`]
+/// if the two do not fit together, with [`Error::Occupied`] if `to` exists, with [`Error::Io`], or with an error about
+/// the files.
 pub fn convert_like(
     from: &Path,
     to: &Path,
@@ -146,7 +148,7 @@ struct Made<'a> {
     report: Report,
     steps: u64,
     keep: &'a [StateKind],
-    /// What would come from `like` without leave.
+    /// States that `from` lacks and `keep` does not allow to take from `like`.
     missing: BTreeMap<StateKind, Vec<String>>,
 }
 
@@ -189,7 +191,7 @@ impl Made<'_> {
                         let (state, steps) = match &foreign.steps {
                             Some(told) if steps == 0 && told.value > 0 => {
                                 self.report.changed.push(format!(
-                                    "{name}: {} steps, of {}: {from} does not tell its own",
+                                    "{name}: {} steps, taken from {}: {from} has no count of steps",
                                     told.value, told.name
                                 ));
                                 (with_steps(state, told.value), told.value)
@@ -198,7 +200,7 @@ impl Made<'_> {
                         };
                         if steps == 0 {
                             self.report.changed.push(format!(
-                                "{name}: its count of steps, which {from} does not tell; it begins at 0"
+                                "{name}: its count of steps, which {from} does not have; it begins at 0"
                             ));
                         }
                         self.steps = self.steps.max(steps);
@@ -262,7 +264,7 @@ impl Made<'_> {
                         "the position in the data; skip_first_batches moves it",
                     )?;
                 }
-                _ => self.keep(StateKind::Custom, object, "nothing is known for it")?,
+                _ => self.keep(StateKind::Custom, object, "an object defined by the program")?,
             }
         }
         if let Some(told) = foreign.steps.as_ref().filter(|told| told.value != self.steps) {
@@ -288,20 +290,20 @@ impl Made<'_> {
                 counted(ranks, "rank")
             ));
         }
-        // What hooks have written.
+        // Files written by the program's hooks.
         let others = like.manifest().files.keys();
         let others: Vec<&FileName> = others
             .filter(|file| !like.manifest().objects.iter().any(|o| o.files().any(|f| f == *file)))
             .collect();
         for file in others {
             self.file(file)?;
-            self.kept(StateKind::Files, format!("{file}: a file of the program's own"));
+            self.kept(StateKind::Files, format!("{file}: a file written by the program"));
         }
         Ok(())
     }
 
-    /// Whether the program steps this schedule as Accelerate does, once for each process: seen where it
-    /// has done so.
+    /// Returns `true` if the program steps this schedule once per process, as Accelerate does. Only visible in a
+    /// checkpoint saved after the first step.
     fn counts_as_theirs(&self, scheduler: &Object) -> Result<bool, Error> {
         let Manifest { step, world_size, .. } = *self.like.manifest();
         let position = read(self.like, scheduler)?.get("position").and_then(Value::as_int);
@@ -309,7 +311,7 @@ impl Made<'_> {
         Ok(step > 0 && world_size > 1 && position == theirs)
     }
 
-    /// A rank's own: its random states.
+    /// Converts the random states of a rank.
     fn rank(
         &mut self,
         object: &Object,
@@ -336,7 +338,7 @@ impl Made<'_> {
                 Some("cpu") => bytes(theirs_of("torch_manual_seed"))?,
                 Some("cuda") => {
                     let all = theirs_of("torch_cuda_manual_seed").and_then(Value::as_items);
-                    // One process drives one device: that of its number on its host, or the only one it sees.
+                    // A process drives one device: the one with its local rank, or the only visible one.
                     let own = rank.unwrap_or_default().checked_rem(all.map_or(0, <[_]>::len));
                     bytes(own.and_then(|own| all?.get(own)))?
                 }
@@ -374,7 +376,7 @@ impl Made<'_> {
         self.state(object, Value::Dict(entries.collect()))
     }
 
-    /// An object with another state.
+    /// Writes an object with a new state.
     fn state(&mut self, object: &Object, state: Value<FileTensor>) -> Result<(), Error> {
         let mut tensors: Weights = Vec::new();
         let tree = state.try_map(&mut |place, tensor| {
@@ -418,7 +420,7 @@ impl Made<'_> {
         self.copy(object)
     }
 
-    /// Says what comes from `like`, or that it may not.
+    /// Reports a state taken from `like`, or records it as missing if `keep` does not allow that.
     fn kept(&mut self, kind: StateKind, line: String) {
         if self.keep.contains(&kind) {
             self.report.kept.push(line);
@@ -441,19 +443,19 @@ impl Made<'_> {
     }
 }
 
-/// Their weights under the names of `ours`.
+/// Foreign weights under the names of `ours`.
 struct Taken {
     weights: Weights,
-    /// What was taken off the names.
+    /// Prefix removed from the names.
     prefix: String,
-    /// A line for each tensor that another name has, too.
+    /// One message per tensor that has another name, too.
     tied: Vec<String>,
-    /// Names without the prefix.
+    /// Names that lack the prefix.
     others: Vec<String>,
 }
 
-/// Takes the prefix off their names with which the whole model fits, or else one with which some of it does; none
-/// where it fits as it is.
+/// Removes the prefix with which the whole model fits, or else one with which part of it fits. Removes none if the
+/// names fit as they are.
 fn take_own(object: &str, ours: &Weights, theirs: &Weights) -> Result<Taken, Error> {
     let own: Vec<&str> = ours.iter().map(|(name, _)| name.as_str()).collect();
     let names: Vec<&str> = theirs.iter().map(|(name, _)| name.as_str()).collect();
@@ -496,7 +498,7 @@ fn with_steps(state: Value<FileTensor>, steps: u64) -> Value<FileTensor> {
     Value::Dict(entries.collect())
 }
 
-/// Their weights under our names, when they are the same in name, shape and type.
+/// Returns foreign weights in the order of `ours`. Fails unless names, shapes and data types agree.
 fn fitting(ours: &Weights, theirs: &Weights) -> Result<Weights, String> {
     let found = |name: &str| theirs.iter().find(|(known, _)| known == name);
     if let Some((name, _)) =
@@ -510,7 +512,7 @@ fn fitting(ours: &Weights, theirs: &Weights) -> Result<Weights, String> {
         if own == info {
             Ok((name.clone(), value.clone()))
         } else {
-            Err(format!("its `{name}` is {info}, the program's is {own}"))
+            Err(format!("its `{name}` is {info}, but the program's is {own}"))
         }
     });
     fit.collect()

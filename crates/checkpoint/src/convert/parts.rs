@@ -1,4 +1,4 @@
-//! Weights in several files with an index, out.
+//! Writing of weights into several files with an index.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use crate::format::{Safetensors, WeightsFormat};
 use crate::pth::TensorData;
 use crate::shards::{self, Index, IndexMetadata};
 
-/// Writes weights into a folder, in files of at most so many bytes with their index.
+/// Writes weights into a folder, in files of at most `max_bytes` bytes, with an index if there are several.
 pub(super) fn write(folder: &Path, weights: &Weights, max_bytes: u64) -> Result<(), Error> {
     let stem = FileName::new("model")
         .map_err(|error| Error::Unsupported { path: folder.to_owned(), fact: error.to_string() })?;

@@ -1,4 +1,4 @@
-//! Weights into 8 or 4 bits.
+//! Quantization of weights to 8 or 4 bits.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -20,30 +20,31 @@ use crate::region::Region;
 use crate::safetensors::layout_with;
 use crate::weights_files::is_weights;
 
-/// Which weights are quantised, and how.
+/// Options of a quantization: the weights that are quantized, and their format.
 ///
-/// Quantised are tensors `NAME.weight` with two dimensions. Embeddings, heads ([`is_head_layer`]), routers (`gate`) and the
-/// experts of Mixtral, which a model has in one tensor, stay as they are.
+/// Tensors `NAME.weight` with two dimensions are quantized. Embeddings, heads ([`is_head_layer`]), routers (`gate`) and
+/// the experts of Mixtral, which a model has in one tensor, keep their type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuantizeOptions {
-    /// The format.
+    /// Format of the quantized weights.
     pub format: QuantizedFormat,
-    /// Chooses ranges with the least squared error, see [`PackedWeight::quantize`].
+    /// `true` to choose ranges with the least squared error, see [`PackedWeight::quantize`].
     pub is_calibrated: bool,
-    /// Patterns of layers that are quantised, too; `*` stands for any characters.
+    /// Patterns of additional layers to quantize. `*` stands for any characters.
     pub also: Vec<String>,
-    /// Patterns of layers that stay as they are. They win.
+    /// Patterns of layers to leave as they are. Takes precedence over `also`.
     pub skip: Vec<String>,
 }
 
-/// Layers whose weights GPT-2 has as `[in, out]`.
+/// Layers whose weights have the shape `[in, out]` in GPT-2.
 const GPT2_LAYERS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
-/// The largest file that is copied beside the weights: tokenizers have some MB.
+/// Maximum size of a file that is copied along with the weights: tokenizers take some MB.
 const MOST_COPIED_BYTES: u64 = 256 << 20;
 
-/// Quantises the weights of a folder, or of weights files, into a folder with one file, `model.safetensors` in Brigade's layout.
-/// Tensors are read, quantised and written one at a time. Files beside the weights, such as `config.json` and those of
-/// tokenizers, are copied. `to` must not be there yet; it appears whole or not at all.
+/// Quantizes the weights of a folder, or of weights files, into a folder with one file, `model.safetensors` in
+/// Brigade's layout. Tensors are read, quantized and written one at a time. Other files of the source, such as
+/// `config.json` and those of tokenizers, are copied. `to` must not exist. It appears complete, or not at all after an
+/// error.
 ///
 /// ```
 /// use brigade_checkpoint::convert::{QuantizeOptions, quantize};
@@ -60,8 +61,8 @@ const MOST_COPIED_BYTES: u64 = 256 << 20;
 /// ```
 ///
 /// # Errors
-/// [`Error::Occupied`]; what is wrong with the source; [`Error::Unsupported`] with the tensor for one that cannot be quantised,
-/// and for a pattern that fits no layer; [`Error::Io`].
+/// Fails with [`Error::Occupied`] if `to` exists, with [`Error::Unsupported`] for a tensor that cannot be quantized and
+/// for a pattern that matches no layer, with [`Error::Io`], or with an error about the source.
 pub fn quantize(from: &Path, to: &Path, options: &QuantizeOptions) -> Result<Report, Error> {
     must_be_free(to)?;
     let parent = match to.parent() {
@@ -85,12 +86,12 @@ pub fn quantize(from: &Path, to: &Path, options: &QuantizeOptions) -> Result<Rep
     Ok(report)
 }
 
-/// A tensor of the source and what becomes of it.
+/// A tensor of the source, with its planned form in the target.
 struct Planned<'r> {
     tensor: TensorReader<'r>,
-    /// The format, and whether the parameter is `[in, out]`.
+    /// Format, and `true` if the parameter has the shape `[in, out]`. `None` for a tensor that is copied.
     quantized: Option<(QuantizedFormat, bool)>,
-    /// Places of its parts in the list of tensors that are written.
+    /// Index of its first part in the list of written tensors.
     first: usize,
 }
 
@@ -114,7 +115,7 @@ fn write(from: &Path, into: &Path, options: &QuantizeOptions) -> Result<Report, 
         let layer = name.strip_suffix(".weight").filter(|layer| chooses(options, layer, info));
         let packed = if tensor.is_quantized() { tensor.read_packed()? } else { None };
         let quantized = match (layer, packed) {
-            // Already in 8 or 4 bits.
+            // Already quantized to 8 or 4 bits.
             (_, Some(packed)) => {
                 infos.extend(parts_of(name, &packed));
                 let shape = [packed.rows as u64, packed.columns as u64];
@@ -158,7 +159,7 @@ fn write(from: &Path, into: &Path, options: &QuantizeOptions) -> Result<Report, 
     for Planned { tensor, quantized, first } in planned {
         let Some((format, is_transposed)) = quantized else {
             let info = tensor.info();
-            // Rows at a time: 16 MB.
+            // Copy some rows at a time, 16 MB.
             let whole = Region::whole(&info.shape);
             let mut at = offsets[first];
             for part in whole.parts((16 << 20) / info.dtype.bytes()) {
@@ -216,7 +217,7 @@ fn check_patterns(
     match options.also.iter().chain(&options.skip).find(|pattern| !fits(pattern)) {
         Some(pattern) => Err(Error::Unsupported {
             path: from.to_owned(),
-            fact: format!("`{}` fits the name of no layer with a weight", shown(pattern)),
+            fact: format!("`{}` matches no layer with a weight", shown(pattern)),
         }),
         None => Ok(()),
     }
@@ -227,7 +228,7 @@ fn parts_of(name: &str, packed: &PackedWeight) -> Vec<(String, TensorInfo)> {
     parts.map(|part| (format!("{name}{}", part.suffix), part.info)).collect()
 }
 
-/// The parts that a weight will have: those of one that is quantised here have bfloat16 scales.
+/// Returns names, types and shapes of a weight's parts after quantization. Scales are bfloat16.
 fn empty_parts(
     name: &str,
     format: QuantizedFormat,
@@ -246,7 +247,7 @@ fn empty_parts(
     parts.into_iter().map(|(suffix, info)| (format!("{name}{suffix}"), info)).collect()
 }
 
-/// Reads a weight and quantises it.
+/// Reads a weight and quantizes it.
 fn packed_of(
     tensor: TensorReader<'_>,
     format: QuantizedFormat,
@@ -284,8 +285,8 @@ fn unsupported(tensor: TensorReader<'_>, error: &dyn std::error::Error) -> Error
     }
 }
 
-/// Copies the files beside the weights; a folder, and what is too large, is named. Of a configuration the method by which the
-/// source was quantised is taken out.
+/// Copies the files other than weights and reports folders and files that are too large. Removes the source's
+/// quantization method from a configuration.
 fn copy_beside(from: &Path, into: &Path, report: &mut Report) -> Result<(), Error> {
     for entry in fs::read_dir(from).map_err(Error::io("read", from))? {
         let path = entry.map_err(Error::io("read", from))?.path();
@@ -309,7 +310,7 @@ fn copy_beside(from: &Path, into: &Path, report: &mut Report) -> Result<(), Erro
     Ok(())
 }
 
-/// A configuration without the method by which other weights were quantised.
+/// Returns a configuration without the quantization method of its old weights.
 fn without_method(text: Vec<u8>) -> Vec<u8> {
     let config = serde_json::from_slice(&text);
     let Ok(serde_json::Value::Object(mut config)) = config else { return text };

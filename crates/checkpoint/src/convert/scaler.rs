@@ -1,9 +1,9 @@
-//! A gradient scaler's state, ours and PyTorch's.
+//! The state of a gradient scaler, converted between Brigade's and PyTorch's names.
 
 use super::FileTensor;
 use crate::value::Value;
 
-/// Ours and PyTorch's names.
+/// Pairs of Brigade's and PyTorch's names.
 const NUMBERS: [(&str, &str); 3] =
     [("scale", "scale"), ("growth_factor", "growth_factor"), ("backoff_factor", "backoff_factor")];
 const COUNTS: [(&str, &str); 2] =

@@ -1,11 +1,11 @@
-//! A schedule's place as PyTorch keeps it, made ours. The other way is `torch_scheduler.rs`.
+//! Conversion of a schedule's position from PyTorch's scheduler state. `torch_scheduler.rs` converts the other way.
 
 use super::FileTensor;
 use super::foreign::Foreign;
 use crate::value::Value;
 
-/// PyTorch's place in a schedule, and the names of what else it has: the definition of the schedule,
-/// which a program of ours sets itself.
+/// Returns the position in a schedule, and the names of PyTorch's other entries: they define the schedule, which a
+/// Brigade program sets itself.
 pub(super) fn from_torch(
     theirs: &Value<FileTensor>,
     like: &Value<FileTensor>,
@@ -42,11 +42,13 @@ pub(super) fn from_torch(
     Ok((Value::dict(state), others))
 }
 
-/// Accelerate steps a schedule once for every process at each optimizer step (unless told
-/// `split_batches` or `step_scheduler_with_optimizer=False`), so its count is that of the optimizer times
-/// the processes. Ours is the optimizer's. Where the optimizers tell their steps, they decide; where they
-/// count none, as SGD, Accelerate's default is taken for granted, and the line says so. A checkpoint of the program
-/// shows that it counts as Accelerate does (`step_per_process`) only where it has made a step.
+/// Converts a count of Accelerate's scheduler steps into optimizer steps.
+///
+/// Accelerate steps a schedule once per process at each optimizer step (unless `split_batches` is set or
+/// `step_scheduler_with_optimizer=False`), so its count is that of the optimizer times the number of processes. Brigade
+/// counts optimizer steps. The optimizers' own step counts decide if they have any. Otherwise, as with SGD,
+/// Accelerate's default is assumed and the message says so. A checkpoint shows that the program counts as Accelerate
+/// does (`step_per_process`) only if it was saved after the first step.
 pub(super) fn in_our_steps(
     state: Value<FileTensor>,
     foreign: &Foreign,
@@ -55,7 +57,7 @@ pub(super) fn in_our_steps(
     let ranks = if foreign.steps_per_process {
         foreign.random.len() as i64
     } else {
-        // A Trainer steps a schedule once at each of its own steps.
+        // A Trainer steps a schedule once per optimizer step.
         1
     };
     let count = state.get("position").and_then(Value::as_int).filter(|count| *count > 0);
@@ -74,7 +76,7 @@ pub(super) fn in_our_steps(
         return (state, Some(fact));
     }
     let ours = count / ranks;
-    let known = if steps.is_empty() { ", as it does unless told otherwise" } else { "" };
+    let known = if steps.is_empty() { ", as it does by default" } else { "" };
     let unseen = if like_has_steps {
         ""
     } else {
@@ -102,7 +104,7 @@ fn seen(plateau: Value<FileTensor>, count: i64) -> Value<FileTensor> {
     Value::Dict(entries.collect())
 }
 
-/// The most steps that one of the parameters has had.
+/// Returns the maximum step count of the parameters.
 fn steps(optimizer: &Value<FileTensor>) -> Option<i64> {
     let states = optimizer.get("state").and_then(Value::as_dict).unwrap_or_default().iter();
     let steps = states.filter_map(|(_, state)| state.get("step").and_then(number));

@@ -1,18 +1,19 @@
-//! Weights that a model has under two names, of which a file holds one.
+//! Tied weights: a model has them under two names, of which a file holds one.
 //!
-//! safetensors refuses tensors that share memory, so Accelerate writes one name of a tied weight and
-//! drops the others. The checkpoint of the program itself has all of them, and shows which are one.
+//! safetensors does not allow tensors that share memory, so Accelerate writes one name of a tied weight and drops the
+//! others. The program's own checkpoint has all of them and shows which are the same.
 
 use super::FileTensor;
 use super::Weights;
 use crate::error::Error;
 use crate::pth::TensorData;
 
-/// Gives a name that `theirs` lacks the tensor of another one which has the same bytes in `ours`; one
-/// line for each. Names without such a partner stay missing, for the caller's comparison to report.
+/// Fills in tied parameters: a name missing from `theirs` takes the tensor of a name that shares its bytes in `ours`.
+/// Returns one message per filled name. Names without such a partner stay missing and are reported by the caller's
+/// comparison.
 ///
 /// # Errors
-/// [`Error::Io`] when the program's checkpoint cannot be read.
+/// Fails with [`Error::Io`] if the program's checkpoint cannot be read.
 pub(super) fn fill(
     object: &str,
     ours: &Weights,
@@ -35,7 +36,7 @@ pub(super) fn fill(
                 Some(bytes) => bytes,
                 none => none.insert(read(name, tensor)?),
             };
-            // Biases that are still all zero, norms that are all one: equal, and no sign of a tie.
+            // Biases that are still all zero and norms that are all one are equal without being tied.
             let element = bytes.len() / info.elements().unwrap_or(1).max(1) as usize;
             if bytes.chunks(element.max(1)).all(|value| *value == bytes[..element]) {
                 break;

@@ -1,9 +1,8 @@
-//! The state of PyTorch's scheduler that goes on with a schedule of ours.
+//! Conversion of a schedule into the state of PyTorch's scheduler that continues it.
 //!
-//! A scheduler's `load_state_dict` replaces its numbers by those of the state, so the state says the whole
-//! schedule, under the names of the class that is its counterpart. Functions are not in it: a `LambdaLR` keeps
-//! the one that its program made it with. Every state also has what a `LambdaLR` needs, since all schedules of
-//! transformers are such.
+//! A scheduler's `load_state_dict` replaces its numbers by those of the state, so the state contains the whole
+//! schedule, under the names of the corresponding class. It contains no functions: a `LambdaLR` keeps the one that its
+//! program has given it. Every state also has the entries of a `LambdaLR`, which all schedules of transformers are.
 
 use std::collections::BTreeMap;
 
@@ -14,33 +13,33 @@ use brigade_schedule::{
 use super::FileTensor;
 use crate::value::Value;
 
-/// A state for PyTorch, and what belongs to it.
+/// State of a PyTorch scheduler, with the optimizer's entries that belong to it.
 #[derive(Debug)]
 pub(super) struct TorchScheduler {
     pub(super) state: Value<FileTensor>,
-    /// Numbers that the scheduler reads in each of the optimizer's groups.
+    /// Numbers that the scheduler reads from each of the optimizer's parameter groups.
     pub(super) groups: Vec<BTreeMap<&'static str, f64>>,
-    /// The classes that take the state.
+    /// Names of the classes that can load the state, for messages.
     pub(super) class: String,
-    /// What became of the count of steps.
+    /// Description of the converted step count, for messages.
     pub(super) count: String,
 }
 
-/// How Accelerate will step it.
+/// Step counts of the run that was saved and of the Accelerate run that will load the state.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Steps {
-    /// Optimizer steps of the checkpoint's run.
+    /// Number of optimizer steps of the saved run.
     pub(super) run: u64,
-    /// Ranks of that run.
+    /// World size of the saved run.
     pub(super) ranks: u64,
-    /// Steps that Accelerate's scheduler makes at each optimizer step.
+    /// Number of steps that Accelerate's scheduler makes at each optimizer step.
     pub(super) stride: u64,
 }
 
-/// Makes the state of a scheduler.
+/// Converts a schedule's state into that of a PyTorch scheduler.
 ///
 /// # Errors
-/// The reason why nothing of PyTorch goes on with the schedule, with its name.
+/// Returns the reason why no PyTorch scheduler can continue the schedule.
 pub(super) fn to_torch(
     ours: &Value<FileTensor>,
     optimizer: Option<&Value<FileTensor>>,
@@ -55,7 +54,7 @@ pub(super) fn to_torch(
         Some(definition) => Some(
             definition
                 .to_plain()
-                .ok_or("what its checkpoint says of its schedule is not understood")?,
+                .ok_or("the description of its schedule in its checkpoint cannot be read")?,
         ),
     };
     let watches = !matches!(ours.get("plateau"), None | Some(Value::None));
@@ -67,8 +66,8 @@ pub(super) fn to_torch(
         return on_plateau(ours, plateau, &rates, steps);
     }
 
-    // The program of the checkpoint counts optimizer steps, or as Accelerate does, or something else, as
-    // epochs, which goes on as it is only where Accelerate steps the scheduler once at each call.
+    // The program counts optimizer steps, or as Accelerate does, or something else such as epochs. The last works only
+    // if Accelerate steps the scheduler once per call.
     let counts_theirs =
         steps.ranks > 1 && position > 0 && Some(position) == steps.run.checked_mul(steps.ranks);
     let scale = match (counts_theirs, position == steps.run) {
@@ -91,7 +90,7 @@ pub(super) fn to_torch(
     let mut torch = TorchScheduler {
         state: Value::None,
         groups: vec![BTreeMap::new(); rates.now.len()],
-        class: "a scheduler whose state says only how far it is".into(),
+        class: "a scheduler whose state has only the number of steps".into(),
         count,
     };
     let mut entries = place(last, &rates.now);
@@ -104,8 +103,8 @@ pub(super) fn to_torch(
         }
         Some(Definition::All(Described::Function { momentum: true })) => {
             return Err(
-                "its schedule is a function of the program's own that sets a momentum, which no \
-                        LambdaLR does"
+                "its schedule is a function of the program that sets a momentum, which LambdaLR cannot \
+                        do"
                     .into(),
             );
         }
@@ -121,25 +120,25 @@ pub(super) fn to_torch(
                 };
                 if moves {
                     return Err(
-                        "its groups have schedules of their own that set a momentum, which no \
-                                LambdaLR does"
+                        "its groups have separate schedules that set a momentum, which LambdaLR cannot \
+                                do"
                             .into(),
                     );
                 }
             }
             torch.class = "LambdaLR with a function for each group".into();
         }
-        Some(_) => return Err("this version does not know its schedule".into()),
+        Some(_) => return Err("its schedule is not supported by this version of Brigade".into()),
     }
     torch.state = Value::dict(entries);
     Ok(torch)
 }
 
-/// The rates of the optimizer's groups.
+/// Learning rates of the optimizer's parameter groups.
 struct Rates {
-    /// Now.
+    /// Current rates.
     now: Vec<f64>,
-    /// Those of its groups and its own as it was built: the ratio stays.
+    /// Initial rate of each group, and of the optimizer. Their ratio is constant.
     built: Vec<(f64, f64)>,
 }
 
@@ -162,7 +161,7 @@ impl Rates {
         Self { now: now.collect(), built: built.collect() }
     }
 
-    /// A rate of the schedule in each group, as the optimizer sets it.
+    /// Returns the rate of each group for a rate of the schedule, as the optimizer sets it.
     fn of_groups(&self, rate: f64) -> Vec<f64> {
         let scaled = |&(own, base): &(f64, f64)| {
             if own == base {
@@ -181,7 +180,7 @@ impl Rates {
     }
 }
 
-/// A place in the checkpoint's schedule, and how many steps of Accelerate's are one of its steps.
+/// A position in the checkpoint's schedule, and the number of Accelerate's steps per step of the schedule.
 #[derive(Debug, Clone, Copy)]
 struct Position {
     ours: u64,
@@ -194,7 +193,7 @@ impl Position {
         scaled.ok_or_else(|| format!("its {steps} steps are too many for PyTorch"))
     }
 
-    /// The same place, counted from a later step.
+    /// Returns the same position, counted from a later step.
     fn after(self, begin: u64) -> Self {
         Self { ours: self.ours.saturating_sub(begin), ..self }
     }
@@ -202,11 +201,11 @@ impl Position {
 
 type Entries = Vec<(&'static str, Value<FileTensor>)>;
 
-/// What every scheduler has, `LambdaLR` and `CyclicLR` included.
+/// Returns the entries of every scheduler, including those for `LambdaLR` and `CyclicLR`.
 fn place(last: i64, rates: &[f64]) -> Entries {
     vec![
         ("last_epoch", Value::Int(last)),
-        // A scheduler within another has been stepped once before its first step.
+        // A nested scheduler has been stepped once before its first step.
         ("_step_count", Value::Int(last.saturating_add(1).max(1))),
         ("_last_lr", floats(rates)),
         ("lr_lambdas", Value::List(rates.iter().map(|_| Value::None).collect())),
@@ -218,18 +217,18 @@ fn floats(numbers: &[f64]) -> Value<FileTensor> {
     Value::List(numbers.iter().copied().map(Value::Float).collect())
 }
 
-/// PyTorch's counterpart of one of our schedules.
+/// PyTorch's counterpart of a Brigade schedule.
 enum Counterpart {
-    /// A scheduler, with its numbers.
+    /// A single scheduler, with its numbers.
     One {
         class: &'static str,
         numbers: Entries,
-        /// The rate that PyTorch derives the others from. `None` where a function of the program's does.
+        /// Rate from which PyTorch derives the others. `None` if a function of the program sets the rates.
         base: Option<f64>,
-        /// Whether more than the first step derives from it.
+        /// `true` if steps after the first also derive from the base rate.
         base_counts: bool,
     },
-    /// A `SequentialLR`: each with its place, the milestones between, and the step now.
+    /// A `SequentialLR`: its schedulers with their positions, and the milestones between them.
     Sequence { parts: Vec<(Self, i64)>, milestones: Vec<i64> },
 }
 
@@ -253,8 +252,8 @@ impl Counterpart {
         }
     }
 
-    /// The entries of the scheduler that the program holds. The rates that it begins from are the program's
-    /// where nothing depends on them any more: a `LambdaLR` multiplies them.
+    /// Returns the entries of the program's outermost scheduler. Base rates are left to the program unless a later step
+    /// depends on them: a `LambdaLR` multiplies them.
     fn top(self, rates: &Rates) -> Entries {
         match self {
             Self::One { mut numbers, base, base_counts, .. } => {
@@ -274,7 +273,7 @@ impl Counterpart {
         }
     }
 
-    /// The state of a scheduler within another, which begins from rates of its own.
+    /// Returns the state of a nested scheduler, which has base rates of its own.
     fn nested(self, last: i64, rates: &Rates) -> Value<FileTensor> {
         let base = match &self {
             Self::One { base, .. } => *base,
@@ -338,7 +337,7 @@ fn schedule_of(
     Ok(Counterpart::Sequence { parts: made, milestones })
 }
 
-/// What a `SequentialLR` plays, one after the other: PyTorch's has none within another.
+/// One of the consecutive schedules of a `SequentialLR`, which cannot be nested in PyTorch.
 enum Part<'s> {
     Curve(&'s Curve),
     Rise { steps: u64, factor: f64, base: f64 },
@@ -354,7 +353,7 @@ fn flatten<'s>(schedule: &'s Schedule, begin: u64, parts: &mut Vec<(u64, Part<'s
         Curve::Sequence(schedules) => {
             for (index, (own, schedule)) in schedules.iter().enumerate() {
                 flatten(schedule, begin.saturating_add(*own), parts);
-                // What would begin after the next has begun is never played.
+                // A part that would begin after the next one is never reached.
                 if let Some((next, _)) = schedules.get(index + 1) {
                     let next = begin.saturating_add(*next);
                     parts.retain(|(start, _)| *start < next);
@@ -365,7 +364,7 @@ fn flatten<'s>(schedule: &'s Schedule, begin: u64, parts: &mut Vec<(u64, Part<'s
     }
 }
 
-/// The rate that PyTorch derives a schedule's others from: `initial_lr` of the groups.
+/// Returns the rate from which PyTorch derives a schedule's others: `initial_lr` of the groups.
 fn base_rate(schedule: &Schedule) -> f64 {
     match schedule.curve() {
         Curve::Linear { start, end, .. } => start.max(*end),
@@ -377,9 +376,9 @@ fn base_rate(schedule: &Schedule) -> f64 {
     }
 }
 
-/// A straight line between two factors.
+/// Returns the counterpart of a line between two factors.
 fn rise(start: f64, end: f64, steps: u64, base: f64, at: Position) -> Result<Counterpart, String> {
-    // A LinearLR multiplies the rate that is set, and nothing comes of 0.
+    // A LinearLR multiplies the current rate, which stays 0 after a factor of 0.
     if start == 0.0 {
         return Ok(lambda());
     }
@@ -391,7 +390,7 @@ fn rise(start: f64, end: f64, steps: u64, base: f64, at: Position) -> Result<Cou
     Ok(one("LinearLR", base, false, numbers))
 }
 
-/// The counterpart of a schedule that is not made of others.
+/// Returns the counterpart of a schedule that is not composed of others.
 fn curve_of(
     curve: &Curve,
     at: Position,
@@ -405,7 +404,7 @@ fn curve_of(
             0.0 => rise(1.0, 1.0, *steps, 0.0, at)?,
             base => rise(start / base, end / base, *steps, base, at)?,
         },
-        // One lowest rate for groups of different rates: only a function can be in proportion.
+        // PyTorch has one minimum rate for all groups: only a function can keep the groups in proportion.
         Curve::Cosine { end, .. } | Curve::Restarts { end, .. } if *end > 0.0 && !rates.equal() => {
             lambda()
         }
@@ -443,7 +442,7 @@ fn curve_of(
             let every = Value::Int(at.theirs(*every)?);
             one("StepLR", *lr, false, vec![("step_size", every), ("gamma", float(*gamma))])
         }
-        // Its milestones are a `collections.Counter`, which the program has made.
+        // The milestones are a `collections.Counter`, which the program has created.
         Curve::MultiStep { lr, gamma, .. } => {
             one("MultiStepLR", *lr, false, vec![("gamma", float(*gamma))])
         }
@@ -452,18 +451,18 @@ fn curve_of(
         Curve::FitOneCycle(_) => {
             return Err(
                 "its schedule is fit_one_cycle, fastai's: OneCycleLR has the highest rate at \
-                        another step, and no LambdaLR sets its momentum"
+                        another step, and LambdaLR cannot set its momentum"
                     .into(),
             );
         }
         Curve::Momentum { .. } => {
             return Err(
-                "its schedule has the momentum of with_momentum, and only OneCycleLR and CyclicLR \
-                        set one, in shapes of their own"
+                "its schedule sets a momentum by with_momentum; in PyTorch only OneCycleLR and CyclicLR \
+                        set one, with other curves"
                     .into(),
             );
         }
-        _ => return Err("this version does not know its schedule".into()),
+        _ => return Err("its schedule is not supported by this version of Brigade".into()),
     })
 }
 
@@ -518,12 +517,12 @@ fn one_cycle(
         ("_anneal_func_type", Value::Str(anneal.into())),
         ("cycle_momentum", Value::Bool(true)),
     ];
-    // Its rates are those of the groups.
+    // The rates are stored in the groups.
     Ok(Counterpart::One { class: "OneCycleLR", numbers, base: Some(first), base_counts: false })
 }
 
-/// Why a schedule of a program with `step_per_process(true)` does not go on with another number of processes: its
-/// length is in steps of so many ranks.
+/// Returns the reason why a schedule of a program with `step_per_process(true)` cannot continue with another number of
+/// processes: its length is in steps of the old number of ranks.
 fn other_processes(position: u64, Steps { run, ranks, stride }: Steps) -> String {
     format!(
         "its count of {position} is that of {ranks} ranks at each of {run} optimizer steps \
@@ -532,7 +531,7 @@ fn other_processes(position: u64, Steps { run, ranks, stride }: Steps) -> String
     )
 }
 
-/// Why a schedule that is not stepped with the optimizer, as one of epochs, does not go on.
+/// Returns the reason why a schedule that is not stepped with the optimizer, such as one of epochs, cannot continue.
 fn other_count(position: u64, Steps { run, stride, .. }: Steps) -> String {
     format!(
         "its count of {position} is not that of the {run} optimizer steps, and Accelerate steps a scheduler \
@@ -540,8 +539,8 @@ fn other_count(position: u64, Steps { run, stride, .. }: Steps) -> String {
     )
 }
 
-/// The state of a `ReduceLROnPlateau`. A checkpoint of an older version does not say the plateau's numbers,
-/// and the program's stay.
+/// Returns the state of a `ReduceLROnPlateau`. Checkpoints of older versions lack the plateau's numbers, and the
+/// program's own stay.
 fn on_plateau(
     ours: &Value<FileTensor>,
     plateau: Option<&Plateau>,

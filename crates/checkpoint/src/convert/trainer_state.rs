@@ -7,20 +7,20 @@ use serde::Deserialize;
 
 use crate::error::Error;
 
-/// How far a Trainer's run was.
+/// Progress of a Hugging Face Trainer run, from `trainer_state.json`.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub struct TrainerState {
-    /// Optimizer steps taken.
+    /// Number of optimizer steps taken.
     pub global_step: u64,
-    /// Epochs, with the part of the one that is not over.
+    /// Number of epochs, including the fraction of the current one.
     pub epoch: Option<f64>,
 }
 
 impl TrainerState {
-    /// Reads the file.
+    /// Reads a file `trainer_state.json`.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Damaged`].
+    /// Fails with [`Error::Io`], or with [`Error::Damaged`] if the file is not the state of a Trainer.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let bytes = fs::read(path).map_err(Error::io("read", path))?;
         Self::parse(&bytes).map_err(|error| Error::Damaged {
@@ -29,17 +29,17 @@ impl TrainerState {
         })
     }
 
-    /// Reads the file's bytes.
+    /// Parses the contents of `trainer_state.json`.
     ///
     /// # Errors
-    /// What is not JSON, or missing.
+    /// Fails if the bytes are not JSON, or if a field is missing.
     pub fn parse(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(&nulls_for_non_finite(bytes))
     }
 }
 
-/// Python writes NaN and the infinities into JSON, which has none: a gradient's norm in the history may be
-/// one. `null` takes their places.
+/// Replaces NaN and infinities by `null`: Python writes them into JSON, which does not allow them, for example as a
+/// gradient norm in the history.
 fn nulls_for_non_finite(bytes: &[u8]) -> Vec<u8> {
     let mut json = Vec::with_capacity(bytes.len());
     let (mut at, mut in_string) = (0, false);

@@ -1,4 +1,4 @@
-//! A model's weights, wherever they lie.
+//! Reading of a model's weights, from any supported layout.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,51 +16,51 @@ use crate::pth::shown;
 use crate::weights_files::{WeightsFile, open_weights};
 use crate::wrapper_prefix;
 
-/// Which weights of a file are meant, and in which form.
+/// Options that choose the weights of a source, and their names and data type.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WeightsOptions {
-    /// The key of the state dictionary in a file of `torch.save`, see
-    /// [`PthFile::state_dict`](crate::pth::PthFile::state_dict); of a checkpoint, the name of the model.
-    /// Defaults to the only state dictionary, and to the first model.
+    /// Key of the state dictionary in a `torch.save` file, see
+    /// [`PthFile::state_dict`](crate::pth::PthFile::state_dict), or name of the model in a checkpoint. Defaults to the
+    /// only state dictionary, or to the first model.
     pub key: Option<String>,
-    /// What is taken off the names; tensors of other names are left out. Defaults to the prefixes of
-    /// PyTorch's wrappers, where all names have them.
+    /// Prefix to remove from the names. Tensors without it are left out. Defaults to the prefixes of PyTorch's
+    /// wrappers, if all names have them.
     pub prefix: Option<String>,
-    /// The type of the floating-point tensors: F64, F32, F16 or BF16. Defaults to that of each tensor.
+    /// Data type of the floating-point tensors: F64, F32, F16 or BF16. Defaults to the type of each tensor.
     pub dtype: Option<Dtype>,
 }
 
-/// Weights, and how they were found.
+/// Weights, with a report of how they were found.
 #[derive(Debug, Default)]
 pub struct FoundWeights {
-    /// Names and tensors.
+    /// Tensors with their names.
     pub tensors: Weights,
-    /// The key of the state dictionary in its file; empty where it is all of the file.
+    /// Key of the state dictionary in its file. Empty if it is the whole file.
     pub key: String,
-    /// What was done: one line each.
+    /// Steps of reading, such as a prefix that was removed. One line each.
     pub read: Vec<String>,
-    /// What lies beside the tensors: one line each.
+    /// Contents of the source that are not tensors of the model. One line each.
     pub left_out: Vec<String>,
 }
 
-/// Reads the names of a weights file, of an index of several, or of a folder of either: safetensors, or
-/// a state dictionary of `torch.save`, which may lie in a dictionary. Also those of folders that
-/// `torch.distributed.checkpoint` or DeepSpeed has written. The prefixes of
-/// DistributedDataParallel and `torch.compile` are taken off.
+/// Reads the names and places of a model's weights.
+///
+/// `path` is a weights file, an index of several, or a folder of either: safetensors, or a state dictionary of
+/// `torch.save`, which may be nested in a dictionary. It may also be a folder of `torch.distributed.checkpoint` or
+/// DeepSpeed. The prefixes of DistributedDataParallel and `torch.compile` are removed.
 ///
 /// # Errors
-/// What is wrong with the files; [`Error::UnknownFormat`] for a folder without weights;
-/// [`Error::NoStateDict`], [`Error::SeveralStateDicts`].
+/// Fails with [`Error::UnknownFormat`] for a folder without weights, with [`Error::NoStateDict`] or
+/// [`Error::SeveralStateDicts`], or with an error about the files.
 pub fn read_weights(path: &Path) -> Result<Weights, Error> {
     Ok(find_weights(path, &WeightsOptions::default())?.tensors)
 }
 
-/// As [`read_weights`], with options, and with what was done.
+/// Reads weights like [`read_weights`], with options, and reports how they were found.
 ///
 /// # Errors
-/// As there; [`Error::NoSuchKey`]; [`Error::Unsupported`] where no name has the prefix, or a tensor cannot
-/// have the type; [`Error::Damaged`] where shards hold something else than their
-/// index says.
+/// Returns the errors of [`read_weights`]; [`Error::NoSuchKey`]; [`Error::Unsupported`] if no name has the prefix or a
+/// tensor cannot be converted to the data type; [`Error::Damaged`] if shards do not match their index.
 pub fn find_weights(path: &Path, options: &WeightsOptions) -> Result<FoundWeights, Error> {
     let mut found = FoundWeights::default();
     if let Some(folder) = dcp_folder(path)? {
@@ -81,7 +81,7 @@ pub fn find_weights(path: &Path, options: &WeightsOptions) -> Result<FoundWeight
     Ok(found)
 }
 
-/// The weights of a step that DeepSpeed has saved, or one of the states that its optimizer has of each.
+/// Returns the weights of a DeepSpeed step, or one state of its optimizer for each weight.
 fn of_deepspeed(run: &DeepSpeedFolder, options: &WeightsOptions) -> Result<FoundWeights, Error> {
     let mut found = FoundWeights { read: vec![run.to_string()], ..FoundWeights::default() };
     match &options.key {
@@ -122,7 +122,7 @@ impl FoundWeights {
         }
     }
 
-    /// Brings names and types into the form that `options` ask for.
+    /// Applies `options` to names and data types.
     pub(super) fn take(&mut self, options: &WeightsOptions) -> Result<(), String> {
         if let Some(prefix) = &options.prefix {
             self.take_prefix(prefix)?;
@@ -188,7 +188,7 @@ fn names_without(prefix: &str, names: usize) -> String {
     }
 }
 
-/// Takes off what PyTorch's wrappers put before every name, and returns it.
+/// Removes the prefix that PyTorch's wrappers put before every name, and returns it.
 pub(super) fn strip_wrapper(weights: &mut Weights) -> String {
     let names: Vec<&str> = weights.iter().map(|(name, _)| name.as_str()).collect();
     let prefix = wrapper_prefix(&names, &[""; 0]);
@@ -198,7 +198,7 @@ pub(super) fn strip_wrapper(weights: &mut Weights) -> String {
     prefix
 }
 
-/// A checkpoint's model.
+/// Returns the weights of a checkpoint's model.
 pub(super) fn of_object(checkpoint: &Checkpoint, model: &Object) -> Result<Weights, Error> {
     let stored = checkpoint.stored(model)?.into_iter();
     let tensors = stored.map(|(name, tensor)| {

@@ -1,4 +1,4 @@
-//! Dictionaries and lists, put together of what lies in them.
+//! Dictionaries and lists, built from their flattened entries.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::file_tensor::FileTensor;
 use crate::pth::DcpKey;
 use crate::value::Value;
 
-/// A dictionary in the making.
+/// A dictionary that is being built.
 #[derive(Default)]
 pub(super) struct Tree(IndexMap<String, Branch>);
 
@@ -19,9 +19,9 @@ enum Branch {
 }
 
 impl Tree {
-    /// Puts a value in place.
+    /// Inserts a value at its keys.
     ///
-    /// Errors where something else is there.
+    /// Fails if another value is in the way.
     pub(super) fn insert(
         &mut self,
         keys: &[DcpKey],
@@ -40,9 +40,9 @@ impl Tree {
         branch.insert(rest, value)
     }
 
-    /// Returns the dictionary.
+    /// Returns the finished dictionary.
     ///
-    /// Errors for a list that lacks an item.
+    /// Fails for a list that lacks an item.
     pub(super) fn into_value(self) -> Result<Value<FileTensor>, String> {
         let entries = self.0.into_iter();
         let entries = entries.map(|(key, branch)| Ok((Value::Str(key), branch.into_value()?)));
@@ -51,7 +51,7 @@ impl Tree {
 }
 
 impl Branch {
-    /// The container of something with these keys.
+    /// Returns an empty container for a value with these remaining keys.
     fn of(keys: &[DcpKey]) -> Self {
         match keys {
             [DcpKey::Index(_), ..] => Self::List(BTreeMap::new()),

@@ -1,4 +1,4 @@
-//! Folders of `torch.distributed.checkpoint`, out.
+//! Writing of folders for `torch.distributed.checkpoint`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -15,8 +15,8 @@ use crate::pth::{
 use crate::region::Region;
 use crate::value::Value;
 
-/// Writes a dictionary into a folder, as `dcp.save` of one process does: each tensor and each other value with its keys.
-/// Containers of tensors are not split.
+/// Writes a dictionary into a folder, as `dcp.save` does with one process: each tensor and each other value with its
+/// keys. Containers with tensors are not split.
 pub(crate) fn write_folder(
     folder: &Path,
     entries: &[(Vec<DcpKey>, Value<FileTensor>)],
@@ -78,7 +78,7 @@ pub(crate) fn write_folder(
     out.flush().map_err(Error::io("write", &path))?;
     drop(out);
     file.sync_all().map_err(Error::io("write", &path))?;
-    // Last: its presence says that the folder is complete.
+    // Written last: its presence marks the folder as complete.
     let path = folder.join(METADATA);
     let bytes = write_dcp_metadata(&metadata)
         .map_err(|fact| Error::Unsupported { path: folder.to_owned(), fact })?;
@@ -90,7 +90,7 @@ pub(crate) fn write_folder(
     write().map_err(Error::io("write", &path))
 }
 
-/// A file of its own within another, from `begin` on.
+/// A part of a file, from `begin` on, used like a file of its own.
 struct Section<'w, W> {
     out: &'w mut W,
     begin: u64,
@@ -116,5 +116,5 @@ impl<W: Seek> Seek for Section<'_, W> {
     }
 }
 
-/// The file of the first rank.
+/// Name of the first rank's file.
 const FILE: &str = "__0_0.distcp";

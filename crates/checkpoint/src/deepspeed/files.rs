@@ -1,4 +1,4 @@
-//! Which files a folder of DeepSpeed's has.
+//! Files of a DeepSpeed folder.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -9,23 +9,23 @@ use crate::error::Error;
 use crate::file_name::FileName;
 use crate::pth::shown;
 
-/// The files that name the newest step, in the order in which they are looked at.
+/// Files that name the newest step, in the order of lookup.
 const LATEST: [&str; 2] = ["latest", "latest_universal"];
 const SCRIPT: &str = "zero_to_fp32.py";
 const STEP: &str = "global_step";
 const OPTIMIZER: &str = "_optim_states.pt";
 const MODEL: &str = "model_states.pt";
-/// What a universal checkpoint has its parameters in.
+/// Name of the folder with the parameters of a universal checkpoint.
 pub(super) const UNIVERSAL: &str = "zero";
-/// The longest name of a folder.
+/// Maximum length of a folder's name.
 const MAX_TAG: u64 = 4096;
 
-/// Returns the folder of a step that DeepSpeed has saved: the folder itself, the one that its file `latest` names, or
-/// the only `global_stepN` in it. `None` where there is none.
+/// Returns the folder of a step saved by DeepSpeed: `place` itself, the folder named in its file `latest`, or its only
+/// `global_stepN`. `None` if there is none.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for several steps without a file `latest`; [`Error::Damaged`] where the one that it names is
-/// not there.
+/// Fails with [`Error::Unsupported`] for several steps without a file `latest`, and with [`Error::Damaged`] if the
+/// folder named there does not exist.
 pub fn deepspeed_folder(place: &Path) -> Result<Option<PathBuf>, Error> {
     if has_states(place) {
         return Ok(Some(place.to_owned()));
@@ -86,22 +86,25 @@ fn is_model(name: &str) -> bool {
     name.strip_suffix(MODEL).is_some_and(|start| start.ends_with(['_', '-']))
 }
 
-/// The files of a step.
+/// Files of a step.
 #[derive(Debug)]
 pub(super) struct Files {
     pub(super) folder: PathBuf,
-    /// The model of stages 1 and 2, which one rank saves.
+    /// Model file with stages 1 and 2, which one rank saves.
     pub(super) whole: Option<PathBuf>,
-    /// The models of stage 3, by rank.
+    /// Model files with stage 3, by rank.
     pub(super) models: BTreeMap<u64, PathBuf>,
-    /// The states of the optimizer, by rank.
+    /// Optimizer files, by rank.
     pub(super) optimizers: BTreeMap<u64, PathBuf>,
     pub(super) is_universal: bool,
 }
 
 impl Files {
+    /// Lists the files of a step.
+    ///
     /// # Errors
-    /// [`Error::Unsupported`] for files of model parallelism, of pipelines and of experts.
+    /// Fails with [`Error::Unsupported`] for files of model parallelism, of pipelines and of experts, or with
+    /// [`Error::Io`].
     pub(super) fn of(folder: &Path) -> Result<Self, Error> {
         let mut files = Self {
             folder: folder.to_owned(),
@@ -142,7 +145,7 @@ impl Files {
         Ok(files)
     }
 
-    /// The file of a rank, which must be there.
+    /// Returns the error for a missing file.
     pub(super) fn missing(&self, name: &str, why: &str) -> Error {
         Error::Damaged {
             path: self.folder.clone(),
@@ -151,14 +154,14 @@ impl Files {
     }
 }
 
-/// The rank in `[bf16_]zero_pp_rank_3_mp_rank_00` before `ending`.
+/// Parses the rank in `[bf16_]zero_pp_rank_3_mp_rank_00` before `ending`.
 fn rank(name: &str, ending: &str) -> Option<u64> {
     let name = name.strip_suffix(ending)?.strip_suffix("_mp_rank_00")?;
     let name = name.strip_prefix("bf16_").or_else(|| name.strip_prefix("fp16_")).unwrap_or(name);
     name.strip_prefix("zero_pp_rank_")?.parse().ok()
 }
 
-/// Why a file of this name is a sign of something that is not read.
+/// Returns the reason why a file cannot be read if its name shows an unsupported feature.
 fn refusal(name: &str) -> Option<&'static str> {
     if name.starts_with("layer_") && name.contains("-model_") {
         return Some(
@@ -179,10 +182,10 @@ fn refusal(name: &str) -> Option<&'static str> {
     None
 }
 
-/// Why weights that are cut by tensor parallelism are not read.
-pub(super) const TENSOR_PARALLEL: &str = "it is of a run with tensor or pipeline parallelism, of which only the \
-                                          program knows how its parameters are cut: gather the weights in the run \
-                                          that saved them";
+/// Reason why weights cut by tensor parallelism cannot be read.
+pub(super) const TENSOR_PARALLEL: &str = "it was saved by a run with tensor or pipeline parallelism and \
+                                          does not record how parameters are divided: gather the weights \
+                                          in the run that saved them";
 
 #[cfg(test)]
 mod tests {

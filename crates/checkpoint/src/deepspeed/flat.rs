@@ -1,4 +1,4 @@
-//! Flat vectors of elements, of which ZeRO's ranks have parts.
+//! Flat vectors of elements, partitioned over ZeRO's ranks.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::file_tensor::FileTensor;
 use crate::layout::TensorLocation;
 use crate::pth::{PthFile, StoredTensor};
 
-/// Elements one after the other in a file.
+/// Consecutive elements in a file.
 #[derive(Debug, Clone)]
 pub(super) struct Flat {
     path: PathBuf,
@@ -18,7 +18,7 @@ pub(super) struct Flat {
 }
 
 impl Flat {
-    /// The elements of a tensor whose bounds were checked.
+    /// Locates the elements of a tensor whose bounds were checked.
     pub(super) fn of(file: &PthFile, tensor: &StoredTensor) -> Result<Self, Fault> {
         let info = tensor.info();
         let elements = info.elements().unwrap_or_default();
@@ -36,32 +36,32 @@ impl Flat {
         Ok(Self { path: file.path().to_owned(), offset, elements, dtype: info.dtype })
     }
 
-    /// `count` of its elements from `first` on, which it has.
+    /// Returns the location of `count` elements from `first` on. The range must exist.
     fn part(&self, first: u64, count: u64) -> TensorLocation {
         let info = TensorInfo { dtype: self.dtype, shape: vec![count] };
         let offset = self.offset + first * self.dtype.bytes();
         TensorLocation { path: self.path.clone(), offset, info }
     }
 
-    /// All of it as a tensor of a shape with as many elements.
+    /// Returns all elements as a tensor. The shape must have the same number of elements.
     pub(super) fn shaped(&self, shape: Vec<u64>) -> FileTensor {
         let info = TensorInfo { dtype: self.dtype, shape };
         FileTensor::placed(TensorLocation { path: self.path.clone(), offset: self.offset, info })
     }
 }
 
-/// Some elements of one of several vectors.
+/// A range of elements in one of several vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) rank: usize,
-    /// The vector among those of the rank.
+    /// Index of the vector among those of the rank.
     pub(super) vector: usize,
     pub(super) first: u64,
     pub(super) count: u64,
 }
 
-/// A tensor whose elements are those of the pieces in their order. `vector` finds the one of a piece; `Err` has what is
-/// wrong with one.
+/// Joins pieces into a tensor, in their order. `vector` finds the vector of a piece, and fails with the reason if it is
+/// missing.
 pub(super) fn joined<'f>(
     shape: &[u64],
     pieces: &[Piece],
@@ -87,10 +87,10 @@ pub(super) fn joined<'f>(
     Ok(FileTensor::of_parts(info, places))
 }
 
-/// Vectors one after the other, as one.
+/// A concatenation of vectors.
 #[derive(Debug)]
 pub(super) struct Chain {
-    /// The end of each.
+    /// End of each vector in the concatenation.
     ends: Vec<u64>,
 }
 
@@ -107,8 +107,8 @@ impl Chain {
         self.ends.last().copied().unwrap_or_default()
     }
 
-    /// Cuts `count` elements from `first` on out of it: for each vector its number, and which of its elements. `None`
-    /// where it has not as many.
+    /// Splits the range of `count` elements from `first` on by vectors. Returns for each vector its index, its first
+    /// element and the number of elements. `None` if the range exceeds the chain.
     pub(super) fn cut(&self, first: u64, count: u64) -> Option<Vec<(usize, u64, u64)>> {
         let end = first.checked_add(count).filter(|end| *end <= self.len())?;
         let (mut at, mut pieces) = (first, Vec::new());

@@ -1,4 +1,4 @@
-//! The file of a model's states: names, shapes, and what the optimizer does not have.
+//! File of a model's states: names, shapes, and tensors that the optimizer lacks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) struct ModelStates {
     tree: Tree,
 }
 
-/// A parameter that is trained.
+/// Name and shape of a parameter.
 #[derive(Debug)]
 pub(super) struct Shape {
     pub(super) name: String,
@@ -31,8 +31,10 @@ pub(super) struct Shape {
 }
 
 impl ModelStates {
+    /// Opens a file of model states.
+    ///
     /// # Errors
-    /// What is wrong with the file; [`Error::Unsupported`] for one of model parallelism.
+    /// Fails if the file is damaged, or with [`Error::Unsupported`] for model or expert parallelism.
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         let file = PthFile::open(path)?;
         let tree = file.value_with_sizes()?;
@@ -58,19 +60,19 @@ impl ModelStates {
         Ok(Self { file: Arc::new(Mutex::new(file)), tree })
     }
 
-    /// The optimizer's steps.
+    /// Returns the number of optimizer steps.
     pub(super) fn step(&self) -> Option<u64> {
         u64::try_from(self.tree.get("global_steps")?.as_int()?).ok()
     }
 
-    /// The state of the scheduler that the engine was given.
+    /// Returns the state of the engine's scheduler. `None` unless it is a dictionary.
     pub(super) fn scheduler(&self) -> Option<Value<FileTensor>> {
         let state = self.tree.get("lr_scheduler").filter(|state| state.as_dict().is_some())?;
         let stored = |tensor| Ok::<_, Error>(FileTensor::stored(&self.file, tensor));
         state.clone().try_map(&mut |_, tensor| stored(tensor)).ok()
     }
 
-    /// The trained parameters by groups, in the order in which the optimizer has them.
+    /// Returns the trained parameters by group, in the optimizer's order.
     pub(super) fn shapes(&self) -> Result<Vec<Vec<Shape>>, Fault> {
         let groups = self.tree.get("param_shapes");
         let groups = match groups {
@@ -86,7 +88,7 @@ impl ModelStates {
         groups.iter().map(shapes).collect()
     }
 
-    /// Shapes of parameters that are not trained, where they were saved.
+    /// Returns the shapes of the frozen parameters. Empty if they were not saved.
     pub(super) fn frozen(&self) -> Result<Vec<Shape>, Fault> {
         let is_saved = self.tree.get("frozen_param_fragments").and_then(Value::as_dict).is_some();
         match self.tree.get("frozen_param_shapes").filter(|_| is_saved) {
@@ -95,7 +97,7 @@ impl ModelStates {
         }
     }
 
-    /// The elements of this rank of a parameter that is not trained.
+    /// Returns this rank's elements of a frozen parameter.
     pub(super) fn fragment(&self, name: &str) -> Result<Flat, Fault> {
         let fragments = self.tree.get("frozen_param_fragments");
         match fragments.and_then(|fragments| fragments.get(name)) {
@@ -104,13 +106,13 @@ impl ModelStates {
         }
     }
 
-    /// Names of the tensors of the module that are buffers.
+    /// Returns the names of the module's buffers.
     pub(super) fn buffers(&self) -> Vec<&str> {
         let names = self.tree.get("buffer_names").and_then(Value::as_items).unwrap_or_default();
         names.iter().filter_map(Value::as_str).collect()
     }
 
-    /// All tensors of the module, as the rank has them.
+    /// Iterates over the tensors of the module, as the rank has them.
     pub(super) fn module(&self) -> impl Iterator<Item = (&str, FileTensor)> {
         let entries = self.tree.get("module").and_then(Value::as_dict).unwrap_or_default();
         entries.iter().filter_map(|(name, value)| match (name, value) {
@@ -121,7 +123,7 @@ impl ModelStates {
         })
     }
 
-    /// Names of parameters that are another one, and the other's.
+    /// Iterates over tied parameters: the name, and the name of the parameter that it shares.
     pub(super) fn shared(&self) -> impl Iterator<Item = (&str, &str)> {
         let entries = self.tree.get("shared_params").and_then(Value::as_dict).unwrap_or_default();
         entries.iter().filter_map(|(name, other)| Some((name.as_str()?, other.as_str()?)))

@@ -1,4 +1,4 @@
-//! The file of a rank's part of the optimizer.
+//! File of a rank's partition of the optimizer.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,29 +16,29 @@ use crate::value::Value;
 
 type Tree = Value<StoredTensor>;
 
-/// A value of the optimizer's state.
+/// A state of the optimizer.
 #[derive(Debug, Clone)]
 pub(super) enum Slot {
-    /// One for each element.
+    /// One value per element.
     Flat(Flat),
-    /// The same for all, as the count of steps.
+    /// One value for all elements, such as the number of steps.
     Scalar(FileTensor),
 }
 
-/// What a rank has of the optimizer.
+/// Optimizer partition of a rank.
 #[derive(Debug)]
 pub(super) struct RankStates {
     pub(super) path: PathBuf,
     pub(super) stage: u64,
-    /// Number of ranks that the parameters are spread over.
+    /// Number of ranks that the parameters are partitioned over.
     pub(super) partitions: u64,
-    /// The weights, by group.
+    /// Weights by group.
     pub(super) weights: Vec<Flat>,
-    /// Elements between the parameters of each group, after each parameter.
+    /// Padding elements after each parameter, by group.
     pub(super) paddings: Option<Vec<Vec<u64>>>,
-    /// The states of the optimizer, by group.
+    /// Optimizer states by group.
     pub(super) slots: Vec<BTreeMap<String, Slot>>,
-    /// The parameter groups of the optimizer that the program has made.
+    /// Parameter groups of the program's optimizer.
     pub(super) groups: Option<Value<FileTensor>>,
 }
 
@@ -65,7 +65,7 @@ impl RankStates {
         })?;
         let stage = match state.get("zero_stage") {
             Some(Value::Int(stage)) => *stage,
-            // The optimizer of bfloat16 does not say it, and is of stage 1.
+            // The bfloat16 optimizer does not store its stage, which is 1.
             _ if known == 2 => 1,
             _ => known,
         };
@@ -81,7 +81,7 @@ impl RankStates {
         }
         let partitions = match state.get("partition_count") {
             Some(Value::Int(count)) => Some(*count),
-            // By group: those of experts have less.
+            // One count per group: groups of experts have a smaller one.
             Some(Value::List(counts) | Value::Tuple(counts)) => {
                 counts.iter().filter_map(Value::as_int).max()
             }
@@ -114,7 +114,7 @@ impl RankStates {
     }
 }
 
-/// The states of each group: a dictionary by numbers in `state`, or a list of them, as elastic checkpoints have it.
+/// Reads the states of each group: a dictionary by index in `state`, or a list as in elastic checkpoints.
 fn slots(
     file: &Arc<Mutex<PthFile>>,
     base: Option<&Tree>,
@@ -131,7 +131,7 @@ fn slots(
             let Some(name) = name.as_str() else { continue };
             let slot = match value {
                 Value::Tensor(tensor) if tensor.size.is_empty() => {
-                    // Not a tensor of the open file: there may be more ranks than files may be open.
+                    // Does not keep the file open: there may be more ranks than the limit of open files.
                     Slot::Scalar(Flat::of(&file.lock(), tensor)?.shaped(Vec::new()))
                 }
                 Value::Tensor(tensor) => Slot::Flat(Flat::of(&file.lock(), tensor)?),
@@ -152,7 +152,7 @@ fn slots(
         let group = group.as_int().and_then(|group| usize::try_from(group).ok());
         add(group.unwrap_or(usize::MAX), state)?;
     }
-    // Apex's and DeepSpeed's own optimizers count the steps of a group.
+    // Apex's and DeepSpeed's own optimizers store the step count per group.
     let own = base.get("param_groups").and_then(Value::as_items).unwrap_or_default();
     for group in own {
         let Some(step) = group.get("step").and_then(Value::as_float) else { continue };

@@ -1,4 +1,4 @@
-//! Universal checkpoints: a folder for each parameter.
+//! Universal checkpoints, which have one folder per parameter.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,12 +18,12 @@ use crate::pth::{PthFile, shown};
 use crate::torch_optimizer::StateTensor;
 use crate::value::Value;
 
-/// The files of a parameter, beside its weights.
+/// Stems of a parameter's files, other than its weights.
 const SLOTS: [&str; 3] = ["exp_avg", "exp_avg_sq", "step"];
 const WEIGHTS: &str = "fp32";
 const OPTIMIZER: &str = "optimizer_state.pt";
 
-/// A folder with a folder for each parameter.
+/// An open universal checkpoint.
 #[derive(Debug)]
 pub(super) struct Universal {
     folder: PathBuf,
@@ -98,7 +98,8 @@ impl Universal {
     }
 }
 
-/// The tensor of a file: itself, or under `param`. With a parameter it is of its shape.
+/// Reads the tensor of a file, which is the whole value or under `param`. For a parameter it gets the parameter's
+/// shape.
 fn tensor(path: &Path, parameter: Option<&Parameter>) -> Result<FileTensor, Error> {
     let file = PthFile::open(path)?;
     let value = file.value()?;
@@ -115,7 +116,7 @@ fn tensor(path: &Path, parameter: Option<&Parameter>) -> Result<FileTensor, Erro
         let flat = Flat::of(&file, found)?;
         let info = found.info();
         let Some(parameter) = parameter else { return Ok(flat.shaped(info.shape)) };
-        // Of stage 3 it is flat.
+        // Flat if saved with stage 3.
         let elements = parameter.shape.iter().try_fold(1u64, |all, size| all.checked_mul(*size));
         if Some(flat.elements) != elements {
             return Err(Fault::damaged(format_args!(

@@ -1,4 +1,4 @@
-//! Parameters of which each rank has a part, in flat vectors.
+//! Parameters partitioned over the ranks, in flat vectors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,15 +12,15 @@ use crate::fault::Fault;
 use crate::file_tensor::FileTensor;
 use crate::pth::shown;
 
-/// The states of all ranks.
+/// Partitions of all ranks.
 #[derive(Debug)]
 pub(super) struct Zero {
     ranks: Vec<RankStates>,
-    /// Where the parts of each parameter lie.
+    /// Pieces of each parameter.
     pieces: Vec<Vec<Piece>>,
 }
 
-/// Reads the files of the optimizer of all ranks.
+/// Reads the optimizer files of all ranks.
 pub(super) fn ranks(files: &Files) -> Result<Vec<RankStates>, Error> {
     let Some((&first, path)) = files.optimizers.first_key_value() else {
         return Err(files.missing(
@@ -66,7 +66,7 @@ pub(super) fn ranks(files: &Files) -> Result<Vec<RankStates>, Error> {
 }
 
 impl Zero {
-    /// Finds the parts of the trained parameters.
+    /// Locates the pieces of the trained parameters.
     pub(super) fn of(
         ranks: Vec<RankStates>,
         model: &ModelStates,
@@ -103,7 +103,7 @@ impl Zero {
         self.tensor(index, parameter, vector)
     }
 
-    /// Joins the parts of a parameter.
+    /// Joins the pieces of a parameter.
     fn tensor<'z>(
         &'z self,
         index: usize,
@@ -118,7 +118,7 @@ impl Zero {
         })
     }
 
-    /// The optimizer's states of each parameter that has some.
+    /// Returns the optimizer states of each parameter that has any.
     pub(super) fn moments(&self, parameters: &[Parameter]) -> Result<Moments, Error> {
         let mut moments = Moments::new();
         for (index, parameter) in parameters.iter().enumerate() {
@@ -149,7 +149,8 @@ impl Zero {
     }
 }
 
-/// Stages 1 and 2: the vectors of a group of all ranks are one, in which the parameters lie one after the other.
+/// Locates parameters of stages 1 and 2: the ranks' vectors of a group form one vector with the parameters one after
+/// the other.
 fn by_group(ranks: &[RankStates], groups: &[Vec<Shape>]) -> Result<Vec<Vec<Piece>>, Fault> {
     let mut all = Vec::new();
     for (group, shapes) in groups.iter().enumerate() {
@@ -176,7 +177,7 @@ fn by_group(ranks: &[RankStates], groups: &[Vec<Shape>]) -> Result<Vec<Vec<Piece
             let padding = paddings.map_or(0, |paddings| paddings[index]);
             offset = offset.saturating_add(shape.elements).saturating_add(padding);
         }
-        // What DeepSpeed fills its vectors with: at most to the next multiple.
+        // DeepSpeed pads its vectors, at most to the next multiple.
         let multiple = 2 * ranks.len() as u64;
         if offset.div_ceil(multiple) != chain.len().div_ceil(multiple) {
             return Err(Fault::damaged(format_args!(
@@ -188,7 +189,7 @@ fn by_group(ranks: &[RankStates], groups: &[Vec<Shape>]) -> Result<Vec<Vec<Piece
     Ok(all)
 }
 
-/// Stage 3: each parameter is cut by itself into as many parts as there are ranks, the last ones filled up.
+/// Locates parameters of stage 3: each parameter is split evenly over the ranks, with padding in the last parts.
 fn by_parameter(ranks: &[RankStates], groups: &[Vec<Shape>]) -> Result<Vec<Vec<Piece>>, Fault> {
     let sizes = |rank: &RankStates| rank.weights.iter().map(|it| it.elements).collect::<Vec<_>>();
     let first = sizes(&ranks[0]);

@@ -1,4 +1,4 @@
-//! Floats of one width as floats of another.
+//! Conversion between floating-point types.
 
 use std::io::{self, Write};
 
@@ -6,25 +6,25 @@ use half::{bf16, f16};
 
 use crate::dtype::Dtype;
 
-/// Whether elements of `dtype` can be written as another float, or another float as `dtype`.
+/// Returns `true` if the type can be converted to and from other floats.
 pub(crate) fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16)
 }
 
-/// Converts what is written to it, with the bits of PyTorch's `Tensor.to`.
+/// A writer that converts elements, bit by bit like PyTorch's `Tensor.to`.
 pub(super) struct Cast<'o> {
     from: Dtype,
     to: Dtype,
     out: &'o mut dyn Write,
-    /// The beginning of an element whose end is still to come.
+    /// Beginning of an element whose end has not been written yet.
     begun: Vec<u8>,
     converted: Vec<u8>,
-    /// How many finite values became infinite.
+    /// Number of finite values that became infinite.
     pub(super) overflowed: u64,
 }
 
 impl<'o> Cast<'o> {
-    /// From one of the types of [`is_float`] to another.
+    /// Converts between two of the types of [`is_float`].
     pub(super) fn new(from: Dtype, to: Dtype, out: &'o mut dyn Write) -> Self {
         Self { from, to, out, begun: Vec::new(), converted: Vec::new(), overflowed: 0 }
     }
@@ -37,7 +37,7 @@ impl<'o> Cast<'o> {
             [a, b, c, d, e, f, g, h] => f64::from_le_bytes([a, b, c, d, e, f, g, h]),
             _ => f64::NAN,
         };
-        // Twice rounded for 16 bits, as PyTorch does.
+        // Rounded twice for 16 bits, as PyTorch does.
         let narrow = value as f32;
         let is_infinite = match self.to {
             Dtype::F64 => {
@@ -105,8 +105,8 @@ mod tests {
         (out, overflowed)
     }
 
-    /// `torch.tensor([...], dtype=torch.float64).to(torch.float16).view(torch.int16)`, and the same of
-    /// bfloat16 and float32, of PyTorch 2.13.
+    /// Expected values are from PyTorch 2.13: `torch.tensor([...],
+    /// dtype=torch.float64).to(torch.float16).view(torch.int16)`, and the same for bfloat16 and float32.
     #[test]
     fn values_are_pytorchs() {
         let values = [1.0, -0.1, 65504.0, 65520.0, 1e-8, 2049.0, 1.0009765625, 3.5e38, 1e300];

@@ -1,4 +1,4 @@
-//! Tensors in parts.
+//! Tensors stored in several parts.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,24 +13,24 @@ use crate::layout::TensorLocation;
 use crate::pth::StoragePlace;
 use crate::region::{Region, RegionCopy};
 
-/// Parts in files that cover a tensor exactly once, wherever they begin and end.
+/// Parts in files that cover a tensor exactly once, in any layout.
 #[derive(Debug)]
 pub(super) struct Chunks {
     info: TensorInfo,
-    /// By their first row.
+    /// Parts, sorted by their first row.
     parts: Vec<(Region, TensorLocation)>,
-    /// For each part the end of the rows that it and those before it have.
+    /// For each part, the maximum end row of it and the parts before it.
     ends: Vec<u64>,
-    /// Storages with checksums that the parts lie in, each with its file.
+    /// Storages with checksums that contain the parts, each with its file.
     storages: Vec<(PathBuf, StoragePlace)>,
-    /// Whether the checksums were compared.
+    /// `true` if the checksums have been compared.
     verified: AtomicBool,
 }
 
 impl Chunks {
-    /// From parts of this tensor in any order.
+    /// Joins parts of a tensor, given in any order.
     ///
-    /// Errors for elements of less than a byte that are cut along another dimension than the first.
+    /// Fails for elements smaller than a byte that are cut along another dimension than the first.
     pub(super) fn new(
         info: TensorInfo,
         mut parts: Vec<(Region, TensorLocation)>,
@@ -54,7 +54,7 @@ impl Chunks {
         Ok(Self { ends: ends.collect(), parts, info, storages, verified })
     }
 
-    /// Compares checksums before the first element is written.
+    /// Makes the first write compare the checksums of these storages.
     pub(super) fn checked(self, storages: Vec<(PathBuf, StoragePlace)>) -> Self {
         Self { storages, ..self }
     }
@@ -110,7 +110,7 @@ impl Chunks {
     }
 }
 
-/// Copies what a part and a piece have in common from the part, which begins at `offset` of a file.
+/// Copies the intersection of a part and a piece from the part, which begins at `offset` of the file.
 fn read(
     file: &File,
     offset: u64,
@@ -121,7 +121,7 @@ fn read(
     let range = |first: u64, len: u64| (first * width) as usize..((first + len) * width) as usize;
     let begin = copy.runs().next().map_or(0, |run| run.source);
     let end = copy.runs().last().map_or(0, |run| run.source + run.len);
-    // Reading what lies between runs takes less time than a system call for each.
+    // Reading the gaps takes less time than one system call per run.
     if end - begin <= MOST_READ * copy.elements() {
         let mut span = vec![0; ((end - begin) * width) as usize];
         file.read_exact_at(&mut span, offset + begin * width)?;
@@ -136,12 +136,12 @@ fn read(
     })
 }
 
-/// Whether elements lie within bytes.
+/// Returns `true` if elements are not aligned to bytes.
 fn is_packed(info: &TensorInfo) -> bool {
     !info.dtype.bits().is_multiple_of(8)
 }
 
-/// First row and the end of the rows.
+/// Returns the range of rows as first row and end.
 fn rows(region: &Region) -> (u64, u64) {
     match (region.offset.first(), region.shape.first()) {
         (Some(&first), Some(&count)) => (first, first.saturating_add(count)),
@@ -150,7 +150,7 @@ fn rows(region: &Region) -> (u64, u64) {
 }
 
 const PIECE_BYTES: u64 = 1 << 20;
-/// Elements to read at most for each that is used.
+/// Maximum number of elements to read per element used.
 const MOST_READ: u64 = 4;
 
 #[cfg(test)]
@@ -161,7 +161,7 @@ mod tests {
     use crate::dtype::Dtype;
 
     proptest! {
-        /// As the numbers from 0 on, which were cut along any dimensions and stored part after part.
+        /// Checks numbers from 0 on, cut along any dimensions and stored part after part.
         #[test]
         fn parts_of_any_cut_are_the_whole(
             shape in proptest::collection::vec(0u64..7, 1..4),

@@ -1,4 +1,4 @@
-//! Safetensors.
+//! The safetensors format, as a [`WeightsFormat`].
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,7 +11,7 @@ use crate::layout::{ChecksumWriter, FileFacts};
 use crate::pth::TensorData;
 use crate::safetensors::{Header, layout};
 
-/// Hugging Face's safetensors, see [`crate::safetensors`].
+/// Hugging Face's safetensors format, see [`crate::safetensors`].
 #[derive(Debug, Clone, Copy)]
 pub struct Safetensors;
 
@@ -32,7 +32,7 @@ impl WeightsFormat for Safetensors {
         &["safetensors"]
     }
 
-    /// A safetensors file begins with the length of its header, whose lowest byte is any.
+    /// Recognizes the header after its length, whose lowest byte can have any value.
     fn begins(&self, start: &[u8]) -> bool {
         let header_begins = start.get(8) == Some(&b'{');
         let is_length = start.get(4..8) == Some(&[0; 4]);
@@ -44,7 +44,7 @@ impl WeightsFormat for Safetensors {
 
     fn open(&self, path: &Path, file: File, key: Option<&str>) -> Result<OpenWeights, Error> {
         if let Some(key) = key {
-            // The file has names alone.
+            // The format has no keys, only tensor names.
             let (path, key, keys) = (path.to_owned(), key.to_owned(), vec![String::new()]);
             return Err(Error::NoSuchKey { path, key, keys });
         }
@@ -61,7 +61,7 @@ impl WeightsFormat for Safetensors {
     }
 }
 
-/// Writes tensors to a new file, each copied in pieces.
+/// Writes tensors to a new file, copied in pieces.
 pub(crate) fn write_safetensors(path: &Path, weights: &Weights) -> Result<FileFacts, Error> {
     let infos: Vec<_> =
         weights.iter().map(|(name, tensor)| (name.as_str(), tensor.info())).collect();

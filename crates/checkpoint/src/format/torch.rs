@@ -1,4 +1,4 @@
-//! `torch.save`, in zip archives and before.
+//! The formats of `torch.save`: zip archives, and the streams before them.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,8 +9,8 @@ use crate::file_tensor::{FileTensor, Weights};
 use crate::pth::{self, PthFile, begins_legacy};
 use crate::value::Value;
 
-/// The files of `torch.save`, `torch.jit.save` and `torch.export.save`, see [`crate::pth`]. Written is one state
-/// dictionary, as `torch.save` writes it.
+/// Files of `torch.save`, `torch.jit.save` and `torch.export.save`, see [`crate::pth`]. Writes a single state
+/// dictionary, as `torch.save` does.
 #[derive(Debug, Clone, Copy)]
 pub struct Torch;
 
@@ -53,11 +53,11 @@ impl WeightsFormat for Torch {
 }
 
 impl PthFile {
-    /// Opens a file and reads its directory; no tensor yet.
+    /// Opens a file and reads its directory, but no tensor.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::UnknownFormat`], [`Error::Damaged`]; [`Error::Unsupported`] for archives
-    /// that PyTorch has not written, for the tar archives of PyTorch before 0.1.10, and for safetensors files.
+    /// Fails with [`Error::Io`], [`Error::UnknownFormat`] or [`Error::Damaged`], or with [`Error::Unsupported`] for
+    /// archives that PyTorch has not written, for the tar archives of PyTorch before 0.1.10, and for safetensors files.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let file = File::open(path).map_err(Error::io("read", path))?;
@@ -79,7 +79,7 @@ fn state_dict(weights: Weights) -> Value<FileTensor> {
     Value::dict(weights.into_iter().map(|(name, tensor)| (name, Value::Tensor(tensor))))
 }
 
-/// Writes a value as `torch.save` does, to a new file.
+/// Writes a value to a new file, as `torch.save` does.
 pub(crate) fn write_pth(path: &Path, value: &Value<FileTensor>) -> Result<(), Error> {
     let write = || -> std::io::Result<()> {
         let file = File::create_new(path)?;

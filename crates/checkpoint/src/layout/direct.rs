@@ -1,12 +1,11 @@
-//! Large files that go straight to the disk.
+//! Large files written directly to the disk (`O_DIRECT`).
 //!
-//! A flushed file gains nothing from the system's cache: its bytes are copied there, and then the
-//! flush waits for the disk. Here a few buffers go to the disk past the cache, from threads of their
-//! own, while the next one is filled. The space is allocated first: on ext4 writing into allocated
-//! space was four times as fast as into space that is found on the way.
+//! A flushed file gains nothing from the system's cache: its bytes are copied there, and then the flush waits for the
+//! disk. Here a few buffers are written past the cache by separate threads, while the next one is filled. The space is
+//! allocated first: on ext4, writing into allocated space was four times as fast as allocating on the way.
 //!
-//! A file that is not flushed goes the same way: the cache has to take new memory for it first, which took
-//! longer than a fast disk, and leaves the memory that the program's own data lies in to be cleared.
+//! A file that is not flushed is written the same way: the cache would have to allocate memory for it, which took
+//! longer than a fast disk, and would displace the program's own data.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -27,32 +26,32 @@ pub(super) struct Direct {
     flush: bool,
     full: Option<Sender<Piece>>,
     empty: Receiver<Piece>,
-    /// What is filled now.
+    /// Buffer that is being filled.
     piece: Piece,
     fault: Arc<Mutex<Option<io::Error>>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Bytes on their way to a place in the file.
+/// A buffer of bytes for a place in the file.
 #[derive(Debug)]
 struct Piece {
     memory: Vec<u8>,
-    /// Where the aligned part of the memory begins.
+    /// Start of the aligned part of the memory.
     begin: usize,
     filled: usize,
     offset: u64,
 }
 
 impl Direct {
-    /// Makes a file that must not be there yet, with room for `bytes`; `None` where the file system
-    /// or the system cannot write past its cache, and nothing was made. `flush` says whether the disk must
-    /// have all of it at the end.
+    /// Creates a file, which must not exist, with space for `bytes`. Returns `None`, without a file, if the file system
+    /// or the system cannot bypass the cache. `flush` requires that the data is on the disk after
+    /// [`finish`](Self::finish).
     pub(super) fn create(path: &Path, bytes: u64, flush: bool) -> io::Result<Option<Self>> {
         let flags = OFlags::DIRECT.bits().cast_signed();
         let file = OpenOptions::new().write(true).create_new(true).custom_flags(flags).open(path);
         let file = match file {
             Ok(file) => file,
-            // Linux makes the file before it asks whether it can be written so.
+            // Linux creates the file before it checks for direct writes.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                 return match std::fs::remove_file(path) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -82,14 +81,14 @@ impl Direct {
             return std::fs::remove_file(path).map(|()| None);
         }
         for _ in 0..threads.len() {
-            // The receiver is in this function.
+            // Cannot fail: the receiver is in this function.
             let _ = give_back.send(Piece::new());
         }
         let piece = Piece::new();
         Ok(Some(Self { file, flush, full: Some(full), empty, piece, fault, threads }))
     }
 
-    /// Appends.
+    /// Appends bytes to the file.
     pub(super) fn put(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let room = self.piece.room();
@@ -107,11 +106,11 @@ impl Direct {
         Ok(())
     }
 
-    /// Ends the file, which has `bytes`, and waits until the disk has it if it is flushed.
+    /// Completes the file of `bytes`. Waits until the disk has it if it is flushed.
     pub(super) fn finish(mut self, bytes: u64) -> io::Result<()> {
         if self.piece.filled > 0 {
             let mut piece = std::mem::replace(&mut self.piece, Piece::empty());
-            // Whole blocks only; what is too much is cut off again.
+            // Direct writes need whole blocks. The padding is truncated afterwards.
             let whole = piece.filled.next_multiple_of(ALIGNMENT);
             let padding = whole - piece.filled;
             piece.room()[..padding].fill(0);
@@ -130,7 +129,7 @@ impl Direct {
         self.full.as_ref().and_then(|full| full.send(piece).ok()).ok_or_else(lost)
     }
 
-    /// Waits until all is written.
+    /// Waits until all buffers are written.
     fn end(&mut self) -> io::Result<()> {
         drop(self.full.take());
         let mut lost_one = false;
@@ -150,7 +149,7 @@ impl Direct {
 }
 
 impl Drop for Direct {
-    /// No thread writes any more when the folder is removed.
+    /// Waits for the threads, so that none writes when the folder is removed.
     fn drop(&mut self) {
         let _ = self.end();
     }
@@ -176,8 +175,8 @@ impl Piece {
     }
 }
 
-/// What a thread does until the sender is gone. After a fault it writes no more, but goes on to give
-/// pieces back: the other side waits for them.
+/// Writes buffers until the sender is dropped. After an error, continues to return buffers without writing, because the
+/// other side waits for them.
 fn write_pieces(
     file: &File,
     queue: &Mutex<Receiver<Piece>>,
@@ -193,14 +192,14 @@ fn write_pieces(
             fault.lock().get_or_insert(error);
         }
         piece.filled = 0;
-        // Nothing takes it back after the last one.
+        // The receiver may be gone after the last buffer.
         let _ = give_back.send(piece);
     }
 }
 
 fn write(file: &File, piece: &Piece) -> io::Result<()> {
     match file.write_all_at(piece.bytes(), piece.offset) {
-        // A file system that says only now that it cannot, or wants larger blocks: through the cache.
+        // Some file systems report only now that they cannot write directly, or need larger blocks: use the cache.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
             let flags = fcntl_getfl(file)?;
             fcntl_setfl(file, flags - OFlags::DIRECT)?;
@@ -210,8 +209,8 @@ fn write(file: &File, piece: &Piece) -> io::Result<()> {
     }
 }
 
-/// Takes the space of a file that will have `bytes`. A full disk says so here, before anything is
-/// written; a file system that cannot allocate ahead finds the space on the way.
+/// Allocates the space of a file of `bytes`, so that a full disk fails before anything is written. Does nothing on file
+/// systems that cannot allocate ahead.
 pub(super) fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     match fallocate(file, FallocateFlags::empty(), 0, bytes.max(1)) {
         Err(error @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) => Err(error.into()),
@@ -223,9 +222,9 @@ fn lost() -> io::Error {
     io::Error::other("a thread that wrote the file is gone")
 }
 
-/// Blocks of today's disks; addresses, places and lengths must be multiples.
+/// Block size of today's disks. Addresses, offsets and lengths must be multiples.
 const ALIGNMENT: usize = 4096;
-/// Two of 8 MB keep a disk busy; more was not faster.
+/// Two threads with 8 MB each keep a disk busy. More was not faster.
 const THREADS: usize = 2;
 const PIECE_BYTES: usize = 8 << 20;
 
@@ -261,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_fault_of_the_disk_ends_the_writing() {
-        // Opened for reading: every write fails, as on a disk that is gone.
+        // Opened only for reading: every write fails, as on a disk that was removed.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, "").unwrap();
@@ -285,7 +284,7 @@ mod tests {
         let flags = OFlags::DIRECT.bits().cast_signed();
         let file = OpenOptions::new().write(true).create_new(true).custom_flags(flags).open(&path);
         let Ok(file) = file else { return };
-        // No whole block: what a disk of larger blocks says to ours.
+        // Not a whole block: fails like our blocks on a disk with larger ones.
         let mut piece = Piece::new();
         piece.room()[..777].copy_from_slice(&content(777));
         piece.filled = 777;

@@ -1,4 +1,4 @@
-//! Files that are written once, with their checksum.
+//! Files that are written once, with a checksum.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -13,25 +13,26 @@ use crate::file_name::FileName;
 /// Size and checksum of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileFacts {
-    /// Its bytes.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// The CRC-32 of its content, in hexadecimal: that of zip and gzip. Computed with the processor's
-    /// carry-less multiplication, faster than any disk.
+    /// CRC-32 of the contents, in hexadecimal, as in zip and gzip. Computed with the processor's carry-less
+    /// multiplication, which is faster than any disk.
     pub crc32: String,
 }
 
 impl FileFacts {
-    /// Of a file that is there, flushed to the disk if it must survive a power failure.
+    /// Computes size and checksum of an existing file. With `flush`, flushes it to the disk, to survive a power
+    /// failure.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// Fails with [`Error::Io`] if the file cannot be read or flushed.
     pub fn of(path: &Path, flush: bool) -> Result<Self, Error> {
         let file = File::open(path).map_err(Error::io("read", path))?;
         if flush {
             file.sync_all().map_err(Error::io("flush", path))?;
         }
         let mut crc = crc32fast::Hasher::new();
-        // Fits the second-level cache, so that the checksum reads what the system has just copied.
+        // Fits into the second-level cache, so that the checksum reads what the system has just copied.
         let mut piece = vec![0; PIECE_BYTES / 2];
         let mut bytes = 0u64;
         loop {
@@ -49,7 +50,7 @@ impl FileFacts {
 /// Lists the names of the files in a folder, sorted.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// Fails with [`Error::Io`] if the folder cannot be read.
 pub fn files(folder: &Path) -> Result<Vec<FileName>, Error> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(Error::io("read", folder))? {
@@ -62,8 +63,8 @@ pub fn files(folder: &Path) -> Result<Vec<FileName>, Error> {
     Ok(names)
 }
 
-/// A new file that is being written: bytes go straight to the system, their checksum is taken on the
-/// way, while they are in the processor's cache.
+/// A new file that is written with a checksum: bytes go straight to the system, and the checksum is computed while they
+/// are in the processor's cache.
 #[derive(Debug)]
 pub struct ChecksumWriter {
     path: PathBuf,
@@ -79,10 +80,10 @@ enum Sink {
 }
 
 impl ChecksumWriter {
-    /// Makes a file that must not be there yet.
+    /// Creates a file, which must not exist.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// Fails with [`Error::Io`], also if the file exists.
     pub fn create(path: impl Into<PathBuf>) -> Result<Self, Error> {
         let path = path.into();
         let file = OpenOptions::new().write(true).create_new(true).open(&path);
@@ -90,12 +91,12 @@ impl ChecksumWriter {
         Ok(Self::into_sink(path, Sink::Cached(file)))
     }
 
-    /// As [`ChecksumWriter::create`], for a file of `bytes`. Of a large one, and of one that will be flushed, the
-    /// space is taken first, so that a full disk says so at once. A large one goes past the system's cache,
-    /// from threads of its own, where the file system can do that. This takes 24 MB of memory until the end.
+    /// Creates a file like [`ChecksumWriter::create`], with a known size. Allocates the space of a large file, and of
+    /// one that will be flushed, so that a full disk fails at once. A large file is written past the system's cache by
+    /// separate threads if the file system supports that, which takes 24 MB of memory until the end.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// Fails with [`Error::Io`], also if the file exists or the disk is full.
     pub fn create_sized(path: impl Into<PathBuf>, bytes: u64, flush: bool) -> Result<Self, Error> {
         let path = path.into();
         if bytes >= LEAST_DIRECT_BYTES {
@@ -105,15 +106,15 @@ impl ChecksumWriter {
             }
         }
         let writing = Self::create(path)?;
-        // What is not flushed stays in the cache for now: looking for its place on the disk can wait, too.
+        // Without a flush the data stays in the cache for now, and finding its place on the disk can wait, too.
         if flush && let Sink::Cached(file) = &writing.sink {
             allocate(file, bytes).map_err(Error::io("write", &writing.path))?;
         }
         Ok(writing)
     }
 
-    /// Whether bytes go past the system's cache. A small file's do not, nor where the file system has no
-    /// such way: then they go through the cache, and are the same.
+    /// Returns `true` if bytes are written past the system's cache. `false` for small files, and on file systems
+    /// without direct writes. The contents are the same either way.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         matches!(self.sink, Sink::Direct(_))
@@ -123,10 +124,10 @@ impl ChecksumWriter {
         Self { path, sink, crc: crc32fast::Hasher::new(), bytes: 0 }
     }
 
-    /// Appends.
+    /// Appends bytes to the file.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// Fails with [`Error::Io`] if the bytes cannot be written.
     pub fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
         for piece in bytes.chunks(PIECE_BYTES) {
             self.write_all(piece).map_err(Error::io("write", &self.path))?;
@@ -134,10 +135,11 @@ impl ChecksumWriter {
         Ok(())
     }
 
-    /// Ends the file, flushed to the disk if it must survive a power failure.
+    /// Completes the file and returns its size and checksum. With `flush`, flushes it to the disk, to survive a power
+    /// failure.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// Fails with [`Error::Io`] if the file cannot be written or flushed.
     pub fn finish(self, flush: bool) -> Result<FileFacts, Error> {
         match self.sink {
             Sink::Direct(direct) => {
@@ -168,7 +170,7 @@ impl Write for ChecksumWriter {
     }
 }
 
-/// A whole small file.
+/// Writes a whole small file.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -178,9 +180,9 @@ pub(crate) fn write_file(path: &Path, text: &[u8], flush: bool) -> Result<FileFa
     file.finish(flush)
 }
 
-/// Large enough that system calls cost nothing, small enough for the second-level cache.
+/// Large enough to make system calls negligible, small enough for the second-level cache.
 const PIECE_BYTES: usize = 1 << 20;
-/// Below this, threads and buffers cost more than they bring.
+/// Minimum size of a file written past the cache. Below, threads and buffers cost more than they gain.
 const LEAST_DIRECT_BYTES: u64 = 16 << 20;
 
 #[cfg(test)]
@@ -191,7 +193,7 @@ mod tests {
     fn the_checksum_is_that_of_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let content: Vec<u8> = (0..20 << 20).map(|i: u32| (i % 251) as u8).collect();
-        // Small and large pieces in turns, through the cache and past it.
+        // Alternates small and large pieces, through the cache and past it.
         for (name, flush) in [("not flushed", false), ("flushed", true)] {
             let path = folder.path().join(name);
             let mut out = ChecksumWriter::create_sized(&path, content.len() as u64, flush).unwrap();

@@ -1,4 +1,4 @@
-//! The manifest: what a checkpoint holds.
+//! The manifest, which describes the contents of a checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,62 +15,62 @@ use crate::dtype::TensorInfo;
 use crate::error::Error;
 use crate::file_name::FileName;
 
-/// The manifest's name in its folder.
+/// File name of the manifest in a checkpoint's folder.
 pub const MANIFEST: &str = "manifest.json";
-/// What the manifest says it is.
+/// Format identifier in every manifest.
 pub const FORMAT: &str = "brigade-checkpoint";
-/// The version that is written. Every older one stays readable.
+/// Manifest version that is written. All older versions can be read.
 ///
 /// - 1: each object lists the files of its tensors; the tensors are those in the files' headers, each whole.
 /// - 2: the ranks' mesh, and of each tensor its type, global shape, placements and stored chunks.
 pub const VERSION: u32 = 2;
 
-/// What a checkpoint holds, and the checksums of its files.
+/// Contents of a checkpoint, with the checksums of its files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// [`FORMAT`].
+    /// Format identifier, always [`FORMAT`].
     pub format: String,
-    /// The layout's version.
+    /// Version of the manifest, up to [`VERSION`].
     pub version: u32,
-    /// The program that wrote it.
+    /// Name and version of the program that wrote the checkpoint.
     pub made_by: String,
-    /// Ranks of the run.
+    /// World size of the run.
     pub world_size: usize,
-    /// How the ranks were arranged; the sizes of its axes multiply to [`Manifest::world_size`].
+    /// Device mesh of the ranks. The product of the axis sizes is [`Manifest::world_size`].
     pub mesh: Vec<MeshAxis>,
-    /// Optimizer steps taken.
+    /// Number of optimizer steps taken.
     pub step: u64,
-    /// Samples trained on by all ranks together.
+    /// Number of samples trained on, summed over all ranks.
     pub samples: u64,
-    /// The objects, in the order in which the program prepared them.
+    /// Objects of the run, in the order in which the program prepared them.
     pub objects: Vec<Object>,
-    /// Every file but this one.
+    /// Size and checksum of every file except the manifest.
     pub files: BTreeMap<FileName, FileFacts>,
-    /// Of everything above.
+    /// CRC-32 of the manifest itself, over all fields above.
     #[serde(default)]
     pub crc32: String,
 }
 
-/// One object: a model, an optimizer, …
+/// An object of a checkpoint, such as a model or an optimizer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Object {
-    /// `model`, `optimizer`, `scheduler`, `scaler`, `loader`, `custom`, `run` or `rank`.
+    /// Kind of the object: `model`, `optimizer`, `scheduler`, `scaler`, `loader`, `custom`, `run` or `rank`.
     pub kind: String,
-    /// Its name and the stem of its files: `model`, `model_1`, `rank_0`.
+    /// Name of the object and stem of its files: `model`, `model_1`, `rank_0`.
     pub name: FileName,
-    /// The file of its state's tree. A model has none: it is tensors and no more.
+    /// File of the state tree. `None` for a model, which consists of tensors only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<FileName>,
-    /// The files of its tensors, and their index where there is one.
+    /// Files of the tensors, and their index if there is one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tensor_files: Vec<FileName>,
-    /// Its tensors by name. Of a manifest of version 1, [`super::Checkpoint::open`] takes them from the files'
-    /// headers, and they are missing before.
+    /// Tensors by name. Empty in a manifest of version 1 until [`super::Checkpoint::open`] fills them in from the
+    /// headers of the files.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tensors: BTreeMap<String, TensorEntry>,
 }
 
-/// A manifest of version 1, field by field in the order of its checksum.
+/// A manifest of version 1, with the fields in the order of its checksum.
 #[derive(Serialize, Deserialize)]
 struct Version1 {
     format: String,
@@ -96,7 +96,7 @@ struct ObjectVersion1 {
     tensors: Vec<FileName>,
 }
 
-/// The fields that tell a manifest's version, before the others are looked at.
+/// Fields that identify format and version, read before the others.
 #[derive(Deserialize)]
 struct Head {
     format: Option<String>,
@@ -104,7 +104,7 @@ struct Head {
 }
 
 impl Manifest {
-    /// Describes a checkpoint without objects, of ranks that all hold the same: a mesh of one axis, `data`.
+    /// Creates a manifest without objects, for ranks that all hold the same: a mesh with one axis, `data`.
     #[must_use]
     pub fn new(made_by: impl Into<String>, world_size: usize) -> Self {
         Self {
@@ -121,15 +121,15 @@ impl Manifest {
         }
     }
 
-    /// Returns the text of the file, with its own checksum. It is of version [`VERSION`], also where the manifest
-    /// was read from an older one.
+    /// Returns the manifest as JSON, with its own checksum. The version is [`VERSION`], even if the manifest was read
+    /// from an older one.
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut whole = Self { version: VERSION, ..self.clone() };
         whole.crc32 = whole.own_checksum();
         let mut text = Vec::new();
         let mut out = serde_json::Serializer::with_formatter(&mut text, Lines::default());
-        // Strings and numbers: nothing in it can fail to be JSON, which is UTF-8.
+        // Cannot fail: strings and numbers are always valid JSON, which is UTF-8.
         let _ = whole.serialize(&mut out);
         let mut text = String::from_utf8(text).unwrap_or_default();
         text.push('\n');
@@ -139,7 +139,7 @@ impl Manifest {
     /// Reads the manifest of a checkpoint's folder.
     ///
     /// # Errors
-    /// [`Error::NotACheckpoint`], [`Error::Version`], [`Error::Damaged`], [`Error::Io`].
+    /// Fails with [`Error::NotACheckpoint`], [`Error::Version`], [`Error::Damaged`] or [`Error::Io`].
     pub fn read(folder: &Path) -> Result<Self, Error> {
         let path = folder.join(MANIFEST);
         let not = |fact: String| Error::NotACheckpoint { path: folder.to_owned(), fact };
@@ -170,14 +170,14 @@ impl Manifest {
             Some(1) => {
                 let mut old: Version1 = serde_json::from_slice(&text)
                     .map_err(|error| damaged(format!("it is not a manifest: {error}")))?;
-                let told = std::mem::take(&mut old.crc32);
-                same_checksum(&checksum(&old), &told).map_err(damaged)?;
-                let manifest = Self { crc32: told, ..Self::from(old) };
+                let recorded = std::mem::take(&mut old.crc32);
+                same_checksum(&checksum(&old), &recorded).map_err(damaged)?;
+                let manifest = Self { crc32: recorded, ..Self::from(old) };
                 manifest.check().map_err(damaged)?;
                 return Ok(manifest);
             }
             Some(VERSION) => {}
-            None | Some(0) => return Err(damaged("it does not tell its version".into())),
+            None | Some(0) => return Err(damaged("it has no version".into())),
             Some(found) => {
                 return Err(Error::Version { path: folder.to_owned(), found, known: VERSION });
             }
@@ -189,18 +189,18 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The objects of a kind, in order.
+    /// Iterates over the objects of a kind, in order.
     pub fn of_kind(&self, kind: &str) -> impl Iterator<Item = &Object> {
         self.objects.iter().filter(move |object| object.kind == kind)
     }
 
-    /// The size of all files together.
+    /// Returns the total size of all files in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.files.values().fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 
-    /// Whether what it names fits together.
+    /// Checks that the entries are consistent.
     fn check(&self) -> Result<(), String> {
         let lost = |name: &&FileName| !self.files.contains_key(*name);
         if let Some(name) = self.objects.iter().flat_map(Object::files).find(lost) {
@@ -288,7 +288,7 @@ impl From<Version1> for Manifest {
     }
 }
 
-/// All ranks along one axis, which is that of data parallelism.
+/// Returns a mesh with one axis for all ranks, that of data parallelism.
 fn data_mesh(world_size: usize) -> Vec<MeshAxis> {
     vec![MeshAxis { name: "data".into(), size: world_size }]
 }
@@ -298,15 +298,15 @@ fn checksum(manifest: &impl Serialize) -> String {
     format!("{:08x}", crc32fast::hash(&text))
 }
 
-fn same_checksum(found: &str, told: &str) -> Result<(), String> {
-    if found == told {
+fn same_checksum(found: &str, recorded: &str) -> Result<(), String> {
+    if found == recorded {
         Ok(())
     } else {
-        Err(format!("its own checksum is {found}, but it says {told}"))
+        Err(format!("its checksum is {found}, but the recorded checksum is {recorded}"))
     }
 }
 
-/// JSON with a line for each entry, and one line for each tensor.
+/// A JSON formatter with one line per entry, and one per tensor.
 #[derive(Default)]
 struct Lines {
     pretty: PrettyFormatter<'static>,
@@ -371,11 +371,11 @@ impl Formatter for Lines {
     }
 }
 
-/// The manifest, its objects, an object, its tensors: what is deeper is a line.
+/// Nesting depth of a tensor: manifest, objects, object, tensors. Anything deeper is on one line.
 const TENSOR_DEPTH: usize = 4;
 
 impl Object {
-    /// Describes an object without state and tensors.
+    /// Creates an object without state and tensors.
     #[must_use]
     pub fn new(kind: impl Into<String>, name: FileName) -> Self {
         Self {
@@ -387,7 +387,7 @@ impl Object {
         }
     }
 
-    /// Adds a safetensors file and the tensors in it, each of them whole; they have these placements.
+    /// Adds a safetensors file and its tensors, each stored whole, with the given placements.
     pub fn add_file<'a>(
         &mut self,
         file: &FileName,
@@ -400,13 +400,13 @@ impl Object {
         }));
     }
 
-    /// Returns all its files.
+    /// Iterates over the files of the object: its state, then its tensor files.
     pub fn files(&self) -> impl Iterator<Item = &FileName> {
         self.state.iter().chain(&self.tensor_files)
     }
 }
 
-/// What a folder without a manifest seems to be.
+/// Returns a guess of what a folder without a manifest is, for a message.
 fn foreign(manifest: &Path) -> String {
     let Some(folder) = manifest.parent() else { return "it has no manifest".into() };
     let has = |name: &str| folder.join(name).exists();

@@ -1,4 +1,4 @@
-//! Checkpoints that are there: what they hold, and whether it is what was written.
+//! Reading and verification of checkpoints.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -14,39 +14,39 @@ use crate::region::Region;
 use crate::safetensors::Header;
 use crate::value::Value;
 
-/// An open checkpoint: its manifest, read and checked. Files are opened when they are asked for.
+/// An open checkpoint, with its manifest read and checked. Other files are opened on demand.
 #[derive(Debug)]
 pub struct Checkpoint {
     folder: PathBuf,
     manifest: Manifest,
 }
 
-/// Where a tensor's bytes lie.
+/// Location of a tensor's bytes: contiguous, in row-major order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorLocation {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The first byte in it.
+    /// Offset of the first byte in the file.
     pub offset: u64,
-    /// What the tensor is.
+    /// Data type and shape of the tensor.
     pub info: TensorInfo,
 }
 
-/// A tensor as it is stored: whole, or in chunks that cover it exactly once.
+/// A stored tensor: whole, or in chunks that cover it exactly once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredTensor {
-    /// Type and global shape.
+    /// Data type and global shape.
     pub info: TensorInfo,
-    /// Which part of the tensor lies where.
+    /// Chunks: the region of the tensor, and its location.
     pub chunks: Vec<(Region, TensorLocation)>,
 }
 
 impl Checkpoint {
-    /// Reads the manifest, and compares the sizes of all files with it.
+    /// Opens a checkpoint: reads its manifest and compares the sizes of all files with it.
     ///
     /// # Errors
-    /// Those of [`Manifest::read`]; [`Error::Damaged`] for a file that is missing or cut short; of a manifest of
-    /// version 1, which does not name the tensors, also those of [`Header::read`].
+    /// Returns the errors of [`Manifest::read`], and [`Error::Damaged`] for a file that is missing or truncated. A
+    /// manifest of version 1, which does not name the tensors, can also give those of [`Header::read`].
     pub fn open(folder: impl Into<PathBuf>) -> Result<Self, Error> {
         let folder = folder.into();
         let mut manifest = Manifest::read(&folder)?;
@@ -57,7 +57,7 @@ impl Checkpoint {
                 Ok(found) if found.len() == facts.bytes => {}
                 Ok(found) => {
                     return Err(damaged(format!(
-                        "its {name} has {} bytes, it was written with {}",
+                        "its {name} has {} bytes, but it was written with {}",
                         found.len(),
                         facts.bytes
                     )));
@@ -88,8 +88,8 @@ impl Checkpoint {
         &self.manifest
     }
 
-    /// Compares the checksums of all files, on several threads, and then the tensors in the manifest with the
-    /// headers of the files. Returns the faults: one for each file, or else one for each object.
+    /// Verifies the checksums of all files, on several threads, and then compares the tensors in the manifest with the
+    /// headers of the files. Returns one error per damaged file, or else one per inconsistent object.
     #[must_use]
     pub fn verify(&self) -> Vec<Error> {
         let faults = self.verify_part(0, 1);
@@ -99,21 +99,23 @@ impl Checkpoint {
         self.manifest.objects.iter().filter_map(|object| self.chunks(object).err()).collect()
     }
 
-    /// Compares the checksums of every `parts`-th file from `part` on: the share of a rank.
+    /// Verifies the checksums of a rank's share of the files: of every `parts`-th file from `part` on, in descending
+    /// order of size.
     #[must_use]
     pub fn verify_part(&self, part: usize, parts: usize) -> Vec<Error> {
         let mut files: Vec<_> = self.manifest.files.iter().collect();
-        // The largest first: then the shares are about equal.
+        // Descending sizes give about equal shares.
         files.sort_by_key(|(_, facts)| std::cmp::Reverse(facts.bytes));
         let share = files.into_iter().skip(part).step_by(parts.max(1));
         let share: Vec<_> = share.map(|(name, facts)| (self.folder.join(name), facts)).collect();
         verify_files(&share)
     }
 
-    /// An object's tree, with the names of its tensors; `None` for a model.
+    /// Returns the state tree of an object, with tensor names as leaves. `None` for a model.
     ///
     /// # Errors
-    /// [`Error::Damaged`] when the file is not what was written.
+    /// Fails with [`Error::Damaged`] if the file does not match its checksum or is not a saved state, or with
+    /// [`Error::Io`].
     pub fn state(&self, object: &Object) -> Result<Option<Value<String>>, Error> {
         let Some(name) = &object.state else { return Ok(None) };
         let path = self.folder.join(name);
@@ -130,11 +132,12 @@ impl Checkpoint {
         Value::from_json(&json).map(Some).map_err(damaged)
     }
 
-    /// Returns where the chunks of an object's tensors lie: by name, in the order of [`TensorEntry::chunks`].
+    /// Returns the locations of the chunks of an object's tensors: by name, in the order of [`TensorEntry::chunks`].
     ///
     /// # Errors
-    /// [`Error::Damaged`] where the manifest contradicts the files: a chunk that a file lacks or has with another
-    /// type or shape, a tensor in a file that the manifest does not name; the errors of [`Header::read`].
+    /// Fails with [`Error::Damaged`] if the manifest contradicts the files: a chunk is missing from its file or has
+    /// another type or shape there, or a file has a tensor that the manifest does not name. Returns the errors of
+    /// [`Header::read`].
     pub fn chunks(&self, object: &Object) -> Result<BTreeMap<String, Vec<TensorLocation>>, Error> {
         let mut headers: HashMap<&FileName, HashMap<String, TensorLocation>> = HashMap::new();
         for name in object.tensor_files.iter().filter(|name| is_safetensors(name)) {
@@ -152,13 +155,13 @@ impl Checkpoint {
                 let place = headers.get_mut(&chunk.file).and_then(|header| header.remove(key));
                 let place =
                     place.ok_or_else(|| damaged(&chunk.file, format!("it lacks `{key}`")))?;
-                let told = TensorInfo { dtype: tensor.dtype, shape: chunk.shape.clone() };
-                if place.info == told {
+                let recorded = TensorInfo { dtype: tensor.dtype, shape: chunk.shape.clone() };
+                if place.info == recorded {
                     Ok(place)
                 } else {
                     Err(damaged(
                         &chunk.file,
-                        format!("its `{key}` is {}, it was written as {told}", place.info),
+                        format!("its `{key}` is {}, but it was written as {recorded}", place.info),
                     ))
                 }
             });
@@ -176,7 +179,7 @@ impl Checkpoint {
     /// Returns an object's tensors as they are stored, by name.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::chunks`].
+    /// Returns the errors of [`Checkpoint::chunks`].
     pub fn stored(&self, object: &Object) -> Result<HashMap<String, StoredTensor>, Error> {
         let stored = self.chunks(object)?.into_iter().filter_map(|(name, places)| {
             let entry = object.tensors.get(&name)?;
@@ -195,7 +198,7 @@ fn is_safetensors(name: &str) -> bool {
     name.ends_with(".safetensors")
 }
 
-/// The tensors of a file.
+/// Returns the names and locations of the tensors in a file.
 fn header(folder: &Path, name: &FileName) -> Result<Vec<(String, TensorLocation)>, Error> {
     let path = folder.join(name);
     let file = File::open(&path).map_err(Error::io("read", &path))?;
@@ -209,9 +212,9 @@ fn header(folder: &Path, name: &FileName) -> Result<Vec<(String, TensorLocation)
     Ok(places.collect())
 }
 
-/// Puts into an object what a manifest of version 1 leaves to the headers.
+/// Fills in the tensors of an object from the headers, for a manifest of version 1.
 fn tensors_of_version_1(folder: &Path, object: &mut Object) -> Result<(), Error> {
-    // What a rank had for itself was on no other; all else was replicated.
+    // Only the state of a rank was not replicated.
     let placements = match object.kind.as_str() {
         "rank" => Vec::new(),
         _ => vec![Placement::Replicate],

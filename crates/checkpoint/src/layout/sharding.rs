@@ -1,4 +1,4 @@
-//! How a manifest describes a tensor: its global shape, how ranks hold it, and the chunks that are stored.
+//! Description of a tensor in a manifest: its global shape, its placements, and the stored chunks.
 
 use std::fmt;
 
@@ -8,22 +8,22 @@ use crate::dtype::{Dtype, TensorInfo};
 use crate::file_name::FileName;
 use crate::region::check_cover;
 
-/// One dimension of the grid in which the ranks of a run are arranged: `data` of size 4.
+/// An axis of the device mesh, such as `data` of size 4.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeshAxis {
-    /// Its name, which is unique in a mesh.
+    /// Name of the axis, unique in the mesh.
     pub name: String,
-    /// Its number of ranks.
+    /// Number of ranks along the axis.
     pub size: usize,
 }
 
-/// How the ranks along one axis of the mesh hold a tensor.
+/// Placement of a tensor along one axis of the mesh, as in PyTorch's DTensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
     /// Each rank holds the whole tensor.
     Replicate,
-    /// Each rank holds a part along this dimension of the tensor.
+    /// Each rank holds a shard along this dimension of the tensor.
     Shard(usize),
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Placement {
     }
 }
 
-/// A tensor of an object, as the manifest describes it. The chunks cover the global shape exactly once.
+/// A tensor of an object in a manifest. The chunks cover the global shape exactly once.
 ///
 /// ```
 /// use brigade_checkpoint::layout::{Chunk, Placement, TensorEntry};
@@ -62,33 +62,33 @@ impl fmt::Display for Placement {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorEntry {
-    /// The type of its elements.
+    /// Data type of the elements.
     pub dtype: Dtype,
-    /// Its global shape: that of the whole tensor, without padding.
+    /// Global shape: that of the whole tensor, without padding.
     pub shape: Vec<u64>,
-    /// One for each axis of the mesh; empty for a tensor that belongs to one rank alone.
+    /// Placements, one per mesh axis. Empty for a tensor that belongs to a single rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub placements: Vec<Placement>,
-    /// The stored parts. A replicated tensor has one.
+    /// Stored chunks. A replicated tensor has one.
     pub chunks: Vec<Chunk>,
 }
 
 /// A stored part of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunk {
-    /// The safetensors file that holds it.
+    /// Safetensors file that contains the chunk.
     pub file: FileName,
-    /// Its name in that file, where it is not the tensor's.
+    /// Name of the chunk in the file. `None` if it is the tensor's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Index of its first element in the whole tensor, one number for each dimension.
+    /// Index of the chunk's first element in the whole tensor, one number per dimension.
     pub offset: Vec<u64>,
-    /// Its shape.
+    /// Shape of the chunk.
     pub shape: Vec<u64>,
 }
 
 impl TensorEntry {
-    /// Describes a tensor that is stored whole in `file`, under its own name.
+    /// Creates an entry for a tensor that is stored whole in `file`, under its own name.
     #[must_use]
     pub fn whole(info: TensorInfo, file: FileName, placements: Vec<Placement>) -> Self {
         let TensorInfo { dtype, shape } = info;
@@ -96,17 +96,18 @@ impl TensorEntry {
         Self { dtype, shape, placements, chunks: vec![chunk] }
     }
 
-    /// Returns type and global shape.
+    /// Returns data type and global shape.
     #[must_use]
     pub fn info(&self) -> TensorInfo {
         TensorInfo { dtype: self.dtype, shape: self.shape.clone() }
     }
 
-    /// Checks that the chunks lie within the global shape and cover it exactly once, and that each sharded
-    /// dimension exists.
+    /// Checks that the chunks lie within the global shape and cover it exactly once, and that each sharded dimension
+    /// exists.
     ///
     /// # Errors
-    /// The first contradiction: an overlap, a gap, a chunk out of range, a size that does not fit 64 bits.
+    /// Returns the first contradiction: an overlap, a gap, a chunk out of range, or a size that does not fit into 64
+    /// bits.
     pub fn check(&self) -> Result<(), String> {
         let dims = self.shape.len();
         let info = self.info();
@@ -150,14 +151,14 @@ impl TensorEntry {
 }
 
 impl Chunk {
-    /// Returns its name in its file, given the tensor's.
+    /// Returns the name of the chunk in its file, given the tensor's name.
     #[must_use]
     pub fn key<'a>(&'a self, tensor: &'a str) -> &'a str {
         self.key.as_deref().unwrap_or(tensor)
     }
 }
 
-/// As PyTorch.
+/// Maximum number of dimensions, as in PyTorch.
 const MAX_DIMS: usize = 64;
 
 #[cfg(test)]
@@ -183,7 +184,7 @@ mod tests {
         entry(&[], &[(&[], &[])]).check().unwrap();
         entry(&[0, 4], &[(&[0, 0], &[0, 4])]).check().unwrap();
         entry(&[5, 4], &[(&[3, 0], &[2, 4]), (&[0, 0], &[3, 4])]).check().unwrap();
-        // Five boxes around a centre: no cut goes through the whole.
+        // Five boxes around a center: no single cut divides the whole.
         let pinwheel: [(&[u64], &[u64]); 5] = [
             (&[0, 0], &[1, 2]),
             (&[0, 2], &[2, 1]),
@@ -213,7 +214,7 @@ mod tests {
     }
 
     proptest! {
-        /// As counting how often each element is covered.
+        /// Compares with a count of how often each element is covered.
         #[test]
         fn a_cover_is_what_counting_says(
             boxes in proptest::collection::vec(((0u64..3, 1u64..4), (0u64..3, 1u64..4)), 1..6)

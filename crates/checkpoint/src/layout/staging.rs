@@ -1,4 +1,4 @@
-//! A folder that is being written, under a name that nothing takes for a checkpoint.
+//! Writing of a checkpoint's folder under a temporary name that is not taken for a checkpoint.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -10,10 +10,10 @@ use super::manifest::{MANIFEST, Manifest};
 use crate::error::Error;
 use crate::layout::file::write_file;
 
-/// A checkpoint that is being written. Dropped before [`Staging::commit`], it is removed.
+/// A checkpoint that is being written. Removed when it is dropped without [`Staging::commit`].
 ///
-/// The folder is locked (`flock`) for as long as its owner lives, so that others can tell it from one
-/// that a killed run has left.
+/// The folder is locked (`flock`) during the owner's lifetime, so that others can tell it from one left by a killed
+/// run.
 #[derive(Debug)]
 pub struct Staging {
     path: PathBuf,
@@ -22,15 +22,16 @@ pub struct Staging {
     done: bool,
 }
 
-/// The name under which `target` is written: hidden, in the same folder, so that a rename is enough.
+/// Returns the temporary path under which `target` is written: hidden, in the same folder, so that a rename completes
+/// it.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a path without a last part, such as `/` or `..`.
+/// Fails with [`Error::Unsupported`] for a path without a last component, such as `/` or `..`.
 pub fn staging_path(target: &Path, unique: &str) -> Result<PathBuf, Error> {
     let Some(name) = target.file_name() else {
         return Err(Error::Unsupported {
             path: target.to_owned(),
-            fact: "a checkpoint needs a folder of its own, with a name".into(),
+            fact: "a checkpoint needs a folder with a name: expected a path that does not end in `/` or `..`".into(),
         });
     };
     let mut hidden = OsString::from(".");
@@ -40,11 +41,11 @@ pub fn staging_path(target: &Path, unique: &str) -> Result<PathBuf, Error> {
 }
 
 impl Staging {
-    /// Makes the folder, and those above it. `unique` tells it from other runs' of the same name.
+    /// Creates the temporary folder, and its parents. `unique` distinguishes it from the folders of other runs with the
+    /// same target.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Occupied`] when `target` is something other than a checkpoint or an
-    /// empty folder.
+    /// Fails with [`Error::Io`], or with [`Error::Occupied`] if `target` is neither a checkpoint nor an empty folder.
     pub fn create(target: &Path, unique: &str) -> Result<Self, Error> {
         let path = staging_path(target, unique)?;
         check_target(target)?;
@@ -54,31 +55,34 @@ impl Staging {
         fs::create_dir(&path).map_err(Error::io("make", &path))?;
         let mut staging = Self { path, target: target.to_owned(), lock: None, done: false };
         let lock = File::open(&staging.path).map_err(Error::io("open", &staging.path))?;
-        // Where the file system has no locks, sweeping finds none either and leaves all alone.
+        // On a file system without locks, sweeping gets none either and removes nothing.
         let _ = lock.try_lock();
         staging.lock = Some(lock);
         Ok(staging)
     }
 
-    /// Where the files go.
+    /// Returns the path of the temporary folder, in which the files are written.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes the manifest and gives the folder its name. What had the name is removed afterwards.
+    /// Writes the manifest and renames the folder to the target. An old checkpoint of that name is removed afterwards.
+    /// With `flush`, flushes manifest and folders to the disk.
     ///
     /// # Errors
-    /// [`Error::Io`]; what had the name is still there then.
+    /// Fails with [`Error::Io`], or with [`Error::Occupied`] or [`Error::Unsupported`] if the target cannot be
+    /// replaced. The old checkpoint is removed only after the new one has the name.
     pub fn commit(self, manifest: &Manifest, flush: bool) -> Result<(), Error> {
         self.replace(manifest, flush)?.map_or(Ok(()), Replaced::remove)
     }
 
-    /// As [`Staging::commit`], and gives what had the name, under the other one. Where the file system tells the
-    /// disk what is free at once, removing 1 GB takes a fifth of the time of writing it.
+    /// Completes the checkpoint like [`Staging::commit`], but returns an old checkpoint of that name under its
+    /// temporary name instead of removing it. On file systems that discard freed blocks at once, removing 1 GB takes a
+    /// fifth of the time of writing it.
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`Staging::commit`].
     pub fn replace(mut self, manifest: &Manifest, flush: bool) -> Result<Option<Replaced>, Error> {
         write_file(&self.path.join(MANIFEST), manifest.to_json().as_bytes(), flush)?;
         if flush {
@@ -97,13 +101,13 @@ impl Staging {
         Ok(old.then(|| Replaced::new(self.path.clone())))
     }
 
-    /// Takes the target's name; true when what had it is now under the other.
+    /// Renames the folder to the target. Returns `true` if an old checkpoint is now under the temporary name.
     fn exchange(&self) -> Result<bool, Error> {
         let renamed = Error::io("rename", &self.path);
         let (new, target) = (&self.path, &self.target);
         match renameat_with(CWD, new, CWD, target, RenameFlags::EXCHANGE) {
             Ok(()) => Ok(true),
-            // Nothing has the name. An empty folder that appears meanwhile is replaced.
+            // The name is free. An empty folder that appears meanwhile is replaced.
             Err(rustix::io::Errno::NOENT) => {
                 fs::rename(new, target).map(|()| false).map_err(renamed)
             }
@@ -127,19 +131,19 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         if !self.done {
-            // What cannot be removed now is swept by the next save.
+            // A folder that cannot be removed now is swept by the next save.
             let _ = fs::remove_dir_all(&self.path);
         }
     }
 }
 
-/// A checkpoint whose name another one has taken. It is under a name that nothing takes for a checkpoint; when the
-/// process ends before it is removed, the next save sweeps it.
+/// An old checkpoint that was replaced. It has a temporary name that is not taken for a checkpoint. If the process ends
+/// before it is removed, the next save sweeps it.
 #[derive(Debug)]
 #[must_use = "it takes space until it is removed"]
 pub struct Replaced {
     path: PathBuf,
-    /// As long as this is there, other runs do not sweep it.
+    /// Lock that keeps other runs from sweeping the folder.
     _lock: Option<File>,
 }
 
@@ -151,10 +155,10 @@ impl Replaced {
         Self { path, _lock: lock }
     }
 
-    /// Removes it. It is not a checkpoint any more, so half of it may go first.
+    /// Removes the folder. It is not a checkpoint any more, so it may be removed file by file.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// Fails with [`Error::Io`] if the folder cannot be removed.
     pub fn remove(self) -> Result<(), Error> {
         match fs::remove_dir_all(&self.path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -165,7 +169,8 @@ impl Replaced {
     }
 }
 
-/// Only a checkpoint or an empty folder may be replaced: nothing else of the user's.
+/// Checks that the target does not exist, or is a checkpoint or an empty folder: nothing else of the user's may be
+/// replaced.
 fn check_target(target: &Path) -> Result<(), Error> {
     let occupied = |fact: String| Error::Occupied { path: target.to_owned(), fact };
     let mut entries = match fs::read_dir(target) {
@@ -188,5 +193,5 @@ pub(crate) fn flush_folder(folder: &Path) -> Result<(), Error> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::io("flush", folder))
 }
 
-/// How the name of a folder ends that is being written or removed.
+/// Suffix of folders that are being written or removed.
 pub(crate) const STAGING: &str = ".partial";

@@ -1,4 +1,4 @@
-//! Removes what killed runs have left, and checkpoints that are too many.
+//! Removal of folders left by killed runs, and of checkpoints beyond a limit.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -7,11 +7,11 @@ use super::names::{numbered, numbered_path};
 use super::staging::{STAGING, flush_folder, staging_path};
 use crate::error::Error;
 
-/// Removes folders that were being written or removed when their run was killed. Those of runs that
-/// live are locked and stay. Gives the number that was removed.
+/// Removes folders that were being written or removed when their run was killed, and returns their number. Folders of
+/// live runs are locked and stay.
 ///
 /// # Errors
-/// [`Error::Io`] when the folder cannot be listed. What cannot be removed is left.
+/// Fails with [`Error::Io`] if the folder cannot be listed. Folders that cannot be removed are skipped.
 pub fn sweep(folder: &Path) -> Result<usize, Error> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -37,11 +37,11 @@ pub fn sweep(folder: &Path) -> Result<usize, Error> {
     Ok(removed)
 }
 
-/// Removes the checkpoints with the smallest numbers until `limit` are left. Each is renamed first, so
-/// that none is ever there in part.
+/// Removes the checkpoints with the smallest numbers until `limit` are left. Each is renamed first, so that no partial
+/// checkpoint is ever visible.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// Fails with [`Error::Io`] if a checkpoint cannot be renamed or removed.
 pub fn keep_newest(folder: &Path, limit: usize) -> Result<(), Error> {
     let numbers = numbered(folder)?;
     let too_many = numbers.len().saturating_sub(limit);

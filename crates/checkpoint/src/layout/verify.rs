@@ -1,7 +1,7 @@
-//! Files compared with what was written, on several threads.
+//! Verification of files against their checksums, on several threads.
 //!
-//! Read piece by piece and not through a memory map: with a map, a file that another process cuts
-//! short would end this one by a signal.
+//! Files are read piece by piece instead of through a memory map: with a map, a file that another process truncates
+//! would end this one with a signal.
 
 use std::fs::File;
 use std::ops::Range;
@@ -15,16 +15,16 @@ use crc32fast::Hasher;
 use super::file::FileFacts;
 use crate::error::Error;
 
-/// Compares a file with what was written.
+/// Compares size and checksum of a file with those it was written with.
 ///
 /// # Errors
-/// [`Error::Damaged`] when it differs; [`Error::Io`].
+/// Fails with [`Error::Damaged`] if they differ, or with [`Error::Io`].
 pub fn verify_file(path: &Path, facts: &FileFacts) -> Result<(), Error> {
     verify_files(&[(path.to_owned(), facts)]).pop().map_or(Ok(()), Err)
 }
 
-/// The faults of the files, one for each, in their order. Large files are shared out among the
-/// threads: the checksum of a whole follows from those of its parts.
+/// Returns the errors of the files, at most one each, in order. Large files are divided among the threads: the checksum
+/// of a whole follows from those of its parts.
 pub(super) fn verify_files(files: &[(PathBuf, &FileFacts)]) -> Vec<Error> {
     let checked: Vec<Result<(), Error>> =
         files.iter().map(|(path, facts)| check_size(path, facts)).collect();
@@ -33,7 +33,7 @@ pub(super) fn verify_files(files: &[(PathBuf, &FileFacts)]) -> Vec<Error> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
     let part_bytes = whole.div_ceil(threads as u64).clamp(MIN_PART_BYTES, MAX_PART_BYTES);
     let part_bytes = part_bytes.next_multiple_of(PIECE_BYTES as u64);
-    // One after another as threads ask: a list would be as long as the largest size that a manifest claims.
+    // Generated as threads ask: a list would be as long as the largest size that a manifest claims.
     let parts = sound().flat_map(|(number, (_, facts))| {
         let begins = (0..facts.bytes).step_by(part_bytes as usize);
         begins.map(move |begin| (number, begin..facts.bytes.min(begin + part_bytes)))
@@ -51,7 +51,7 @@ pub(super) fn verify_files(files: &[(PathBuf, &FileFacts)]) -> Vec<Error> {
     };
     std::thread::scope(|scope| {
         for _ in 1..threads.min(whole.div_ceil(part_bytes) as usize) {
-            // When one cannot start, the others do its part.
+            // If a thread cannot start, the others do its part.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
         work();
@@ -78,22 +78,22 @@ pub(super) fn verify_files(files: &[(PathBuf, &FileFacts)]) -> Vec<Error> {
 }
 
 pub(super) fn checksum_fact(found: &str, expected: &str) -> String {
-    format!("its checksum is {found}, it was written with {expected}")
+    format!("its checksum is {found}, but it was written with {expected}")
 }
 
 fn check_size(path: &Path, facts: &FileFacts) -> Result<(), Error> {
     let bytes = path.metadata().map_err(Error::io("read", path))?.len();
     if bytes != facts.bytes {
-        let fact = format!("it has {bytes} bytes, it was written with {}", facts.bytes);
+        let fact = format!("it has {bytes} bytes, but it was written with {}", facts.bytes);
         return Err(Error::Damaged { path: path.to_owned(), fact });
     }
     Ok(())
 }
 
-/// The checksum of a part, read through a descriptor of its own: the system reads ahead for each descriptor,
-/// and takes two threads that share one for a program that jumps about. Then it keeps the file in small
-/// pages, which all later reads pay for: on 1 GB and two threads, the first read took 0.62 s in place of
-/// 0.40 s, and each later one 0.075 s in place of 0.041 s.
+/// Computes the checksum of a part, read through a separate descriptor: the system reads ahead per descriptor, and
+/// takes two threads that share one for random access. Then it caches the file in small pages, which slows down all
+/// later reads: on 1 GB and two threads, the first read took 0.62 s instead of 0.40 s, and each later one 0.075 s
+/// instead of 0.041 s.
 fn sum(path: &Path, range: Range<u64>, piece: &mut [u8]) -> std::io::Result<Hasher> {
     let file = File::open(path)?;
     let (mut crc, mut at) = (Hasher::new(), range.start);
@@ -106,21 +106,21 @@ fn sum(path: &Path, range: Range<u64>, piece: &mut [u8]) -> std::io::Result<Hash
     Ok(crc)
 }
 
-/// What a thread takes at a time: so much that the system reads ahead for most of it, so little that the
-/// threads end together.
+/// Minimum part per thread: large enough that the system reads ahead for most of it, small enough that the threads end
+/// together.
 const MIN_PART_BYTES: u64 = 16 << 20;
 const MAX_PART_BYTES: u64 = 128 << 20;
-/// Of 64 kB to 4 MB the best, by 10 % to 25 %: the system copies whole large pages, and they are still in the
-/// processor's second-level cache when their checksum is taken.
+/// The best of 64 kB to 4 MB, by 10 % to 25 %: the system copies whole large pages, and they are still in the
+/// processor's second-level cache when their checksum is computed.
 const PIECE_BYTES: usize = 1 << 20;
-/// More than memory feeds.
+/// More threads than this exceed the memory bandwidth.
 const MAX_THREADS: usize = 4;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Two parts, of this and of few bytes, where there are two threads.
+    /// Two parts, one of this size and one of few bytes, if there are two threads.
     const PART_BYTES: usize = MIN_PART_BYTES as usize;
 
     #[test]

@@ -1,10 +1,9 @@
-//! The zip files of PyTorch: entries stored without compression, but for the code of TorchScript.
+//! The zip files of PyTorch, whose entries are stored without compression except for TorchScript's code.
 //!
-//! Zip libraries are built to open whatever can be opened: they search the file for a directory,
-//! take its word for the number of entries, and inflate. A file from a stranger gets the narrow
-//! reading here instead: one directory at the very end, entries that do not overlap, no
-//! compression but where the caller sets a limit ([`Archive::unpack`]). So all that can be read is no more than the
-//! file holds, and a checksum is verified over each entry.
+//! Zip libraries open whatever can be opened: they search the file for a directory, trust its number of entries, and
+//! inflate. A file from a stranger is read strictly here instead: one directory at the very end, entries that do not
+//! overlap, no compression except where the caller sets a limit ([`Archive::unpack`]). So the readable contents are
+//! bounded by the size of the file, and every entry has a verified checksum.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,7 +18,7 @@ use crate::fault::Fault;
 #[derive(Debug)]
 pub(super) struct Archive {
     file: File,
-    /// Where it begins in the file, which may be an archive around it.
+    /// Offset of the archive in the file, which may be an archive around it.
     base: u64,
     length: u64,
     entries: HashMap<String, Entry>,
@@ -28,28 +27,28 @@ pub(super) struct Archive {
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    /// Where its local header begins.
+    /// Offset of the local header.
     header: u64,
     bytes: u64,
-    /// The size of its content, which is more where it is compressed.
+    /// Size of the contents, larger than `bytes` if compressed.
     content_bytes: u64,
     crc32: u32,
     storing: Storing,
-    /// Where the next entry or the directory begins.
+    /// Offset of the next entry, or of the directory.
     end: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Storing {
     Plain,
-    /// Compressed as in gzip.
+    /// Compressed as in gzip (deflate).
     Deflated,
-    /// Encrypted, or compressed in another way.
+    /// Encrypted, or compressed by another method.
     Other,
 }
 
 impl Archive {
-    /// Reads the directory.
+    /// Opens an archive that fills a file, and reads its directory.
     pub(super) fn open(file: File, length: u64) -> Result<Self, Fault> {
         Self::open_at(file, 0, length)
     }
@@ -60,7 +59,7 @@ impl Archive {
         Self::open_at(self.file.try_clone()?, self.base + begin, entry.bytes)
     }
 
-    /// Opens the archive of so many bytes that begins in a file.
+    /// Opens the archive of `length` bytes at `base` in a file.
     pub(super) fn open_at(file: File, base: u64, length: u64) -> Result<Self, Fault> {
         let (offset, bytes, count) = find_directory(&file, base, length)?;
         let mut directory = vec![0; bytes as usize];
@@ -96,17 +95,17 @@ impl Archive {
         Ok(Self { file, base, length, entries, first })
     }
 
-    /// The folder that all of an archive of PyTorch lies in: that of its first entry.
+    /// Returns the folder around all entries of an archive of PyTorch: that of its first entry.
     pub(super) fn folder(&self) -> &str {
         self.first.split_once('/').map_or("", |(folder, _)| folder)
     }
 
-    /// The size of the whole file.
+    /// Returns the size of the archive in bytes.
     pub(super) fn length(&self) -> u64 {
         self.length
     }
 
-    /// The names of all entries, in no order.
+    /// Iterates over the names of all entries, in no particular order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
@@ -115,12 +114,12 @@ impl Archive {
         self.entries.contains_key(name)
     }
 
-    /// The size of an entry.
+    /// Returns the stored size of an entry in bytes.
     pub(super) fn bytes(&self, name: &str) -> Result<u64, Fault> {
         self.entry(name).map(|entry| entry.bytes)
     }
 
-    /// Reads the content of an entry and verifies its checksum.
+    /// Reads the contents of an uncompressed entry and verifies its checksum.
     pub(super) fn read(&self, name: &str) -> Result<Vec<u8>, Fault> {
         let (entry, begin) = self.content(name)?;
         let mut content = vec![0; entry.bytes as usize];
@@ -129,7 +128,8 @@ impl Archive {
         Ok(content)
     }
 
-    /// Reads the content of an entry that may be compressed and has at most `most` bytes, and verifies its checksum.
+    /// Reads the contents of an entry that may be compressed, and verifies its checksum. Fails for more than `most`
+    /// bytes.
     pub(super) fn unpack(&self, name: &str, most: u64) -> Result<Vec<u8>, Fault> {
         let entry = self.entry(name)?;
         if entry.content_bytes > most {
@@ -160,8 +160,8 @@ impl Archive {
         Ok(content)
     }
 
-    /// Copies `bytes` of an entry from `first` on to `out`, in pieces. With `verify` the checksum of the whole
-    /// entry is verified before, which reads it once more.
+    /// Copies `bytes` of an entry from `first` on to `out`, in pieces. With `verify`, first verifies the checksum of
+    /// the whole entry, which reads it once more.
     pub(super) fn copy(
         &self,
         name: &str,
@@ -180,7 +180,7 @@ impl Archive {
         read_pieces(&self.file, place.begin + first, bytes, &mut |piece| out.write_all(piece))
     }
 
-    /// Where the content of an entry lies in the file.
+    /// Returns the location of an entry's contents in the file.
     pub(super) fn place(&self, name: &str) -> Result<StoragePlace, Fault> {
         let (entry, begin) = self.content(name)?;
         let checksum = Some((name.to_owned(), entry.crc32));
@@ -191,7 +191,7 @@ impl Archive {
         self.file
     }
 
-    /// An entry, and where its content begins.
+    /// Returns an uncompressed entry, with the offset of its contents.
     fn content(&self, name: &str) -> Result<(Entry, u64), Fault> {
         let entry = self.entry(name)?;
         if entry.storing != Storing::Plain {
@@ -203,7 +203,7 @@ impl Archive {
         Ok((entry, self.begin(name, entry)?))
     }
 
-    /// Where the bytes of an entry begin in the archive.
+    /// Returns the offset of an entry's bytes in the archive.
     fn begin(&self, name: &str, entry: Entry) -> Result<u64, Fault> {
         let mut header = [0; LOCAL as usize];
         read_at(&self.file, self.base + entry.header, &mut header)?;
@@ -231,17 +231,17 @@ impl Archive {
     }
 }
 
-/// Where a storage lies in its file.
+/// Location of a storage in its file.
 #[derive(Debug, Clone)]
 pub(crate) struct StoragePlace {
     pub(crate) begin: u64,
     pub(crate) bytes: u64,
-    /// The name of its entry in a zip archive, and the checksum there; `None` in formats that have none.
+    /// Name of the entry in a zip archive, and its checksum. `None` in formats without checksums.
     pub(crate) checksum: Option<(String, u32)>,
 }
 
 impl StoragePlace {
-    /// Reads it in pieces, and compares its checksum where it has one.
+    /// Reads the storage in pieces and compares its checksum, if it has one.
     pub(crate) fn verify(&self, file: &File) -> Result<(), Fault> {
         let Some((name, expected)) = &self.checksum else { return Ok(()) };
         let mut crc = crc32fast::Hasher::new();
@@ -262,7 +262,7 @@ fn compare(name: &str, found: u32, expected: u32) -> Result<(), Fault> {
     )))
 }
 
-/// Offset, size and number of entries of the directory.
+/// Returns offset, size and number of entries of the directory.
 fn find_directory(file: &File, base: u64, length: u64) -> Result<(u64, u64, u64), Fault> {
     let no_end = || {
         Fault::damaged(
@@ -331,7 +331,7 @@ fn read_entry(fields: &mut Fields<'_>) -> Result<(String, Entry), Fault> {
     let mut extra = Fields(fields.slice(extra.into())?);
     fields.skip(comment.into())?;
 
-    // A field of all ones stands in the extra block of zip64, in this order.
+    // A field of all ones is in the extra block of zip64 instead, in this order.
     let mut wide = Fields(&[]);
     while extra.0.len() >= 4 {
         let (id, bytes) = (extra.u16()?, extra.u16()?);
@@ -357,7 +357,7 @@ pub(super) fn read_at(file: &File, offset: u64, into: &mut [u8]) -> Result<(), F
     Ok(file.read_exact_at(into, offset)?)
 }
 
-/// Reads `bytes` bytes from `at` on in pieces.
+/// Reads `bytes` bytes from `at` on, and passes them to `each` in pieces.
 pub(super) fn read_pieces(
     file: &File,
     mut at: u64,
@@ -375,7 +375,7 @@ pub(super) fn read_pieces(
     Ok(())
 }
 
-/// Little-endian fields one after another.
+/// A reader of consecutive little-endian fields.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -409,7 +409,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-// Records of APPNOTE.TXT 4.3 (pkware.com): their marks, and their sizes without what varies.
+// Records of APPNOTE.TXT 4.3 (pkware.com): magic numbers, and sizes without the variable parts.
 const LOCAL_MAGIC: &[u8; 4] = b"PK\x03\x04";
 const LOCAL: u64 = 30;
 const DIRECTORY_MAGIC: &[u8; 4] = b"PK\x01\x02";
@@ -423,6 +423,6 @@ const END64: u64 = 56;
 const ZIP64_EXTRA: u16 = 1;
 const ENCRYPTED: u16 = 1;
 const DEFLATED: u16 = 8;
-/// Room for half a million tensors.
+/// Maximum size of a directory, enough for half a million tensors.
 const MAX_DIRECTORY_BYTES: u64 = 64 << 20;
 const PIECE_BYTES: usize = 1 << 20;

@@ -13,26 +13,26 @@ use super::{MAX_DIMENSIONS, shown};
 use crate::fault::Fault;
 use crate::{Dtype, Error, Region};
 
-/// The tensors of a folder of `torch.distributed.checkpoint`, and where their parts lie.
+/// Metadata of a `torch.distributed.checkpoint` folder: its tensors, and the places of their parts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DcpMetadata {
-    /// Tensors by name.
+    /// Tensors of the checkpoint, by name.
     pub tensors: BTreeMap<String, DcpTensor>,
-    /// Names of what is not a tensor: each is a value that `torch.save` has written.
+    /// Names of the values that are not tensors, each saved by `torch.save`.
     pub values: BTreeSet<String>,
-    /// Places of all parts, of tensors and of other values.
+    /// Places of all parts of tensors, and of the other values.
     pub places: Vec<DcpPlace>,
-    /// Keys of each tensor or value in the dictionaries and lists that were saved, outermost first; a name that is missing
-    /// is a key of the outermost.
+    /// Keys of each tensor or value in the saved dictionaries and lists, outermost first. A missing name is itself a
+    /// key of the outermost dictionary.
     pub keys: BTreeMap<String, Vec<DcpKey>>,
 }
 
 /// A key of a dictionary, or an index of a list.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DcpKey {
-    /// Of a dictionary.
+    /// Key of a dictionary.
     Name(String),
-    /// Of a list.
+    /// Index of a list.
     Index(u64),
 }
 
@@ -46,38 +46,38 @@ impl fmt::Display for DcpKey {
     }
 }
 
-/// Type, shape and parts of a tensor.
+/// Data type, shape and parts of a tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DcpTensor {
-    /// Type of the elements.
+    /// Data type of the elements.
     pub dtype: Dtype,
     /// Shape of the whole tensor.
     pub shape: Vec<u64>,
-    /// Boxes that the writers have saved.
+    /// Regions that the ranks have saved.
     pub chunks: Vec<Region>,
 }
 
-/// The bytes of one part, in a file of the folder.
+/// Location of one part or value, in a file of the folder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DcpPlace {
     /// Name of the tensor or value.
     pub name: String,
-    /// First element of the part; `None` for what is not a tensor.
+    /// Index of the part's first element, one number per dimension. `None` for a value that is not a tensor.
     pub offset: Option<Vec<u64>>,
-    /// Name of the file, as the pickle has it: not checked.
+    /// Name of the file, as in the pickle. Not checked.
     pub file: String,
-    /// First byte in the file.
+    /// Offset of the first byte in the file.
     pub start: u64,
-    /// Number of bytes.
+    /// Length of the part in bytes.
     pub length: u64,
 }
 
-/// Reads the bytes of a `.metadata` file. Nothing in it is executed.
+/// Parses the bytes of a `.metadata` file. Nothing in it is executed.
 ///
-/// `path` is the file that the bytes are from, for messages.
+/// `path` is the file that the bytes are from, used in errors.
 ///
 /// # Errors
-/// [`Error::Damaged`], and [`Error::Unsupported`] for a pickle of anything else.
+/// Fails with [`Error::Damaged`], or with [`Error::Unsupported`] for a pickle of anything else.
 pub fn dcp_metadata(path: &Path, bytes: &[u8]) -> Result<DcpMetadata, Error> {
     let read = || {
         let pickle = Pickle::read(bytes, Dialect::Torch)?;
@@ -88,7 +88,7 @@ pub fn dcp_metadata(path: &Path, bytes: &[u8]) -> Result<DcpMetadata, Error> {
 
 struct Walk<'a> {
     pickle: Pickle<'a>,
-    /// Bytes of names, and parts, to come at most: sharing in the pickle must not multiply them.
+    /// Remaining bytes of names, and parts: sharing in the pickle must not multiply them.
     left: usize,
 }
 
@@ -188,7 +188,7 @@ impl<'a> Walk<'a> {
         self.class(index, "MetadataIndex")?;
         self.class(info, "_StorageInfo")?;
         let name = self.text(self.attribute(index, "fqn")?)?;
-        // An index of what is no tensor lacks the attribute: its class has `None` for it.
+        // The index of a value that is not a tensor lacks the attribute, for which its class has `None`.
         let offset = match self.attribute(index, "offset").unwrap_or(Value::None) {
             Value::None => None,
             offset => Some(self.size(offset)?),
@@ -263,7 +263,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A `torch.Size`: a call with a tuple.
+    /// Reads a `torch.Size`: a call with a tuple.
     fn size(&self, value: Value<'a>) -> Result<Vec<u64>, Fault> {
         let call = match value {
             Value::Node(index) => self.pickle.arguments(index),
@@ -310,7 +310,7 @@ fn unknown(what: &str) -> Fault {
     ))
 }
 
-/// Types of which PyTorch has storages, under the names that its tensors have for them.
+/// Types with a storage class in PyTorch, under their names as dtypes.
 const TYPES: [(&str, Dtype); 12] = [
     ("bool", Dtype::Bool),
     ("float64", Dtype::F64),
@@ -325,13 +325,13 @@ const TYPES: [(&str, Dtype); 12] = [
     ("complex64", Dtype::C64),
     ("complex128", Dtype::C128),
 ];
-/// A file name is stored once and recalled for each part.
+/// Maximum number of uses of stored data: a file name is stored once and recalled for each part.
 const MAX_COPIES: usize = 16;
-/// Bytes of the pickle at least for each part of a tensor, and for each place.
+/// Minimum bytes of the pickle for each part of a tensor, and for each place.
 const PART_BYTES: usize = 16;
-/// Of dictionaries in dictionaries.
+/// Maximum depth of nested dictionaries.
 const MAX_KEYS: usize = 32;
-/// Of an object of these classes; one dictionary may be that of many objects.
+/// Maximum number of attributes of an object. One dictionary may be that of many objects.
 const MAX_ATTRIBUTES: usize = 32;
 
 #[cfg(test)]
@@ -371,7 +371,7 @@ mod tests {
             read(include_bytes!("../../tests/fixtures/dcp/torch_2_13/.metadata")).unwrap();
         let weight = &metadata.tensors["model.0.weight"];
         assert_eq!((weight.dtype, weight.shape.as_slice()), (Dtype::F32, &[7, 4][..]));
-        // Of fully_shard: ceil(7 / 2) rows, and the rest.
+        // Shards of fully_shard: ceil(7 / 2) rows, and the rest.
         let whole = Region::whole(&[7, 4]);
         assert_eq!(weight.chunks, [whole.narrow(0, 0, 4), whole.narrow(0, 4, 3)]);
         assert_eq!(metadata.tensors["model.1.bias"].dtype, Dtype::BF16);
@@ -407,7 +407,7 @@ mod tests {
         }
     }
 
-    /// One chunk, recalled by five bytes each time.
+    /// Repeats one chunk, which takes five bytes each time.
     #[test]
     fn chunks_that_are_repeated_out_of_proportion_are_refused() {
         let whole = Region::whole(&[5, 4]);

@@ -1,4 +1,4 @@
-//! State dictionaries of programs of `torch.export.save`: `.pt2`.
+//! State dictionaries of programs saved by `torch.export.save`: `.pt2`.
 
 use std::collections::BTreeMap;
 
@@ -10,25 +10,25 @@ use crate::dtype::Dtype;
 use crate::fault::Fault;
 use crate::value::Value;
 
-/// The tensors of a program, as `data/weights/NAME_weights_config.json` lists them.
+/// Tensors of a program, as listed in `data/weights/NAME_weights_config.json`.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
-    /// In the order of the names: JSON's order has no meaning.
+    /// Tensors sorted by name: the order in JSON has no meaning.
     config: BTreeMap<String, Weight>,
 }
 
 #[derive(Debug, Deserialize)]
 struct Weight {
-    /// The file in the folder of the config.
+    /// File in the folder of the config.
     path_name: String,
-    /// Whether the file is one of `torch.save`.
+    /// `true` if the file is one of `torch.save`.
     use_pickle: bool,
     tensor_meta: Meta,
 }
 
 #[derive(Debug, Deserialize)]
 struct Meta {
-    /// A `ScalarType` of PyTorch's schema of exported programs.
+    /// Number of a `ScalarType` in PyTorch's schema of exported programs.
     dtype: u64,
     sizes: Vec<Int>,
     strides: Vec<Int>,
@@ -41,12 +41,13 @@ enum Int {
     Number(i64),
 }
 
-/// The file of `torch.save` with the state dictionary in an archive of PyTorch before 2.8; `None` in any other archive.
+/// Returns the `torch.save` file with the state dictionary in an archive of PyTorch before 2.8. `None` for any other
+/// archive.
 pub(super) fn saved_state_dict(archive: &Archive) -> Result<Option<Archive>, Fault> {
     if archive.has(STATE_DICT) { archive.open_inner(STATE_DICT).map(Some) } else { Ok(None) }
 }
 
-/// The lists of weights in an archive; none where it is not of `torch.export`.
+/// Reads the lists of weights in an archive. Empty unless it is one of `torch.export`.
 pub(super) fn configs(archive: &Archive, folder: &str) -> Result<Vec<Config>, Fault> {
     let begin = format!("{folder}/{WEIGHTS}");
     let is_config = |name: &&str| name.starts_with(&begin) && name.ends_with(CONFIG);
@@ -61,7 +62,7 @@ pub(super) fn configs(archive: &Archive, folder: &str) -> Result<Vec<Config>, Fa
     names.iter().map(read).collect()
 }
 
-/// The state dictionary of an archive with these lists; a name that several programs have is that of the first.
+/// Returns the state dictionary of an archive with these lists. If several programs have a name, the first counts.
 pub(super) fn state_dict(
     archive: &Archive,
     folder: &str,
@@ -113,7 +114,7 @@ impl Weight {
 const STATE_DICT: &str = "serialized_state_dict.pt";
 const WEIGHTS: &str = "data/weights/";
 const CONFIG: &str = "_weights_config.json";
-/// `torch._export.serde.schema.ScalarType`.
+/// Numbers of `torch._export.serde.schema.ScalarType`.
 const SCALAR_TYPES: [(u64, Dtype); 21] = [
     (1, Dtype::U8),
     (2, Dtype::I8),

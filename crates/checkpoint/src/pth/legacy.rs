@@ -1,10 +1,9 @@
-//! The files of `torch.save` before PyTorch 1.6, and since then those written with
-//! `_use_new_zipfile_serialization=False`: pickles of a magic number, the format's version, facts about
-//! the system, the object and the list of its storages, and then the storages in the list's order, each
-//! after the number of its elements.
+//! Files of `torch.save` before PyTorch 1.6, and of later versions with `_use_new_zipfile_serialization=False`: pickles
+//! of a magic number, the format's version, facts about the system, the object and the list of its storages, and then
+//! the storages in the list's order, each after the number of its elements.
 //!
-//! No checksum is in them, and no directory: where a storage lies follows from the sizes of those before
-//! it, which depend on the types that the object's pickle declares.
+//! The format has no checksums and no directory: the location of a storage follows from the sizes of those before it,
+//! which depend on the types that the object's pickle declares.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,12 +20,12 @@ use crate::fault::Fault;
 pub(super) struct Legacy {
     file: File,
     length: u64,
-    /// The first byte and the number of bytes of each storage.
+    /// Offset and size in bytes of each storage.
     storages: HashMap<String, (u64, u64)>,
 }
 
 impl Legacy {
-    /// Reads all but the storages. Returns the object's pickle, too.
+    /// Opens a file and reads everything except the storages. Also returns the object's pickle.
     pub(super) fn open(file: File, length: u64) -> Result<(Self, Vec<u8>), Fault> {
         let mut stream = Stream { file, length, at: 0 };
         if !begins_legacy(&stream.pickle("magic number")?) {
@@ -37,8 +36,8 @@ impl Legacy {
             Value::Int(VERSION) => {}
             Value::Int(other) => {
                 return Err(Fault::unsupported(format_args!(
-                    "it is in version {other} of torch.save's format before PyTorch 1.6; known is \
-                     {VERSION}"
+                    "it is in version {other} of torch.save's format before PyTorch 1.6; only version \
+                     {VERSION} is supported"
                 )));
             }
             _ => return Err(Fault::damaged("the version of its format is not a number")),
@@ -49,7 +48,7 @@ impl Legacy {
         let keys = stream.pickle("list of storages")?;
         let keys = strings(&Pickle::read(&keys, Dialect::Torch)?)?;
 
-        // Of two types for one storage the first counts, as where Python reads it.
+        // The first of two types declared for a storage counts, as in Python.
         let mut declared = HashMap::new();
         let pickle = Pickle::read(&code, Dialect::Torch)?;
         for storage in pickle.storages() {
@@ -67,24 +66,24 @@ impl Legacy {
             };
             let place = stream.storage(&key, elements, width, swapped_counts)?;
             if storages.insert(key.clone(), place).is_some() {
-                return Err(Fault::damaged(format_args!("storage {} is there twice", shown(&key))));
+                return Err(Fault::damaged(format_args!("duplicate storage {}", shown(&key))));
             }
         }
         drop(pickle);
         Ok((Self { file: stream.file, length, storages }, code))
     }
 
-    /// The size of the whole file.
+    /// Returns the size of the whole file in bytes.
     pub(super) fn length(&self) -> u64 {
         self.length
     }
 
-    /// The size of a storage.
+    /// Returns the size of a storage in bytes.
     pub(super) fn bytes(&self, key: &str) -> Result<u64, Fault> {
         self.place(key).map(|(_, bytes)| bytes)
     }
 
-    /// Reads a storage.
+    /// Reads the bytes of a storage.
     pub(super) fn read(&self, key: &str) -> Result<Vec<u8>, Fault> {
         let (begin, bytes) = self.place(key)?;
         let mut content = vec![0; bytes as usize];
@@ -112,14 +111,14 @@ impl Legacy {
         self.file
     }
 
-    /// The first byte and the number of bytes of a storage.
+    /// Returns offset and size in bytes of a storage.
     pub(super) fn place(&self, key: &str) -> Result<(u64, u64), Fault> {
         let missing = || Fault::damaged(format_args!("storage {} is missing", shown(key)));
         self.storages.get(key).copied().ok_or_else(missing)
     }
 }
 
-/// What comes one after the other.
+/// A reader of consecutive pickles and storages.
 struct Stream {
     file: File,
     length: u64,
@@ -127,7 +126,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// The bytes of the next pickle, whose length nothing but its end tells.
+    /// Returns the bytes of the next pickle, whose length is known only from its end.
     fn pickle(&mut self, what: &str) -> Result<Vec<u8>, Fault> {
         let rest = self.length - self.at;
         let mut bytes = FIRST_BYTES.min(rest);
@@ -155,9 +154,9 @@ impl Stream {
         }
     }
 
-    /// Where the next storage lies: its first byte, and its size.
+    /// Returns offset and size of the next storage.
     ///
-    /// The elements are little-endian on every machine. Their number was so, too, only since PyTorch 1.6.
+    /// The elements are little-endian on every machine. Their number is little-endian only since PyTorch 1.6.
     fn storage(
         &mut self,
         key: &str,
@@ -197,7 +196,7 @@ impl Stream {
     }
 }
 
-/// What the file says of the machine that wrote it; the usual order where it says nothing.
+/// Returns `true` unless the file was written on a big-endian machine. Files without the entry count as little-endian.
 fn little_endian(system: &Pickle<'_>) -> bool {
     let Value::Node(index) = system.root() else { return true };
     let Some(Node::Dict(entries)) = system.node(index) else { return true };
@@ -214,7 +213,7 @@ fn strings(pickle: &Pickle<'_>) -> Result<Vec<String>, Fault> {
     let mut bytes = 0;
     for item in items {
         let Value::Str(text) = item else { return Err(wrong()) };
-        // One long string may be recalled by two bytes, as often as the list has room for.
+        // Two bytes of the pickle can recall a long string, any number of times.
         bytes += text.len();
         if bytes > pickle.length() {
             return Err(Fault::damaged("its list of storages repeats names"));
@@ -225,17 +224,17 @@ fn strings(pickle: &Pickle<'_>) -> Result<Vec<String>, Fault> {
 }
 
 const VERSION: i64 = 1001;
-/// Enough for most models.
+/// Initial number of bytes read for a pickle, enough for most models.
 const FIRST_BYTES: u64 = 64 << 10;
 const COUNT_BYTES: u64 = 8;
 
-/// Whether a file that begins with these bytes is in the format before zip archives. 262 are enough to tell.
+/// Returns `true` for a file in the format before zip archives. `start` needs at most 262 bytes.
 pub(crate) fn begins_legacy(start: &[u8]) -> bool {
     let Some(([0x80, _protocol], rest)) = start.split_at_checked(2) else { return false };
-    // The length of a frame, which protocols 4 and 5 have.
+    // Skips the frame length of protocols 4 and 5.
     let rest = if rest.first() == Some(&0x95) { rest.get(9..).unwrap_or_default() } else { rest };
     rest.starts_with(MAGIC)
 }
 
-/// LONG1 of 0x1950a86a20f9469cfc6c, and STOP.
+/// Pickled magic number: LONG1 of 0x1950a86a20f9469cfc6c, and STOP.
 const MAGIC: &[u8] = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";

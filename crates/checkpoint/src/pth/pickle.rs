@@ -1,11 +1,10 @@
 //! An interpreter of pickles in protocols 2 to 5.
 //!
-//! It calls nothing. `collections.OrderedDict`, the functions that rebuild tensors and parameters, and
-//! the storage types stand for constants here. What Python would make with any other name is an object
-//! of which nothing but the name is known ([`Node::Foreign`]); items that are put into one, as into a
-//! subclass of `dict` or `list`, are kept. Containers lie in one arena and refer to each other by index,
-//! so that no nesting, sharing or cycle can make the reader recurse or copy; the number of instructions
-//! bounds the memory.
+//! It calls nothing. `collections.OrderedDict`, the functions that rebuild tensors and parameters, and the storage
+//! types are represented by constants. A call of any other name gives an object of which only the name is known
+//! ([`Node::Foreign`]). Items that are put into one, as into a subclass of `dict` or `list`, are kept. Containers are
+//! stored in one arena and refer to each other by index, so that no nesting, sharing or cycle makes the reader recurse
+//! or copy. The number of instructions bounds the memory.
 //!
 //! Instructions: <https://github.com/python/cpython/blob/main/Lib/pickletools.py>.
 
@@ -17,18 +16,18 @@ use super::{MAX_DIMENSIONS, Quantizer, shown};
 use crate::dtype::{Dtype, TorchType};
 use crate::fault::Fault;
 
-/// What a pickle holds.
+/// Contents of a pickle.
 #[derive(Debug)]
 pub(super) struct Pickle<'a> {
     root: Value<'a>,
     nodes: Vec<Node<'a>>,
     states: HashMap<usize, Value<'a>>,
     arguments: HashMap<usize, Value<'a>>,
-    /// Bytes up to the end of its last instruction.
+    /// Length in bytes, up to the end of the last instruction.
     length: usize,
 }
 
-/// A value; containers are indices into the arena.
+/// A value. Containers are indices into the arena.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Value<'a> {
     None,
@@ -41,33 +40,33 @@ pub(super) enum Value<'a> {
     Node(usize),
 }
 
-/// A container, or what stands for an object of PyTorch.
+/// A container, or a stand-in for an object of PyTorch.
 #[derive(Debug)]
 pub(super) enum Node<'a> {
     List(Vec<Value<'a>>),
     Tuple(Vec<Value<'a>>),
     Dict(Vec<(Value<'a>, Value<'a>)>),
-    /// A dictionary made of the list of pairs at this index, as Python 2 wrote an `OrderedDict`.
+    /// A dictionary made from the list of pairs at this index, as Python 2 wrote an `OrderedDict`.
     Pairs(usize),
     Storage(Storage<'a>),
     Tensor(TensorSpec<'a>),
-    /// An object of Python that only its name is known of.
+    /// A Python object of which only module and name are known.
     Foreign(&'a str, &'a str),
 }
 
-/// The bytes of one or several tensors, in an entry of the archive.
+/// A storage of one or several tensors, in an entry of the archive.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Storage<'a> {
     pub(super) key: &'a str,
-    /// `None`: the tensors know it, and `numel` counts bytes.
+    /// `None` for an untyped storage: the tensors have the type, and `numel` counts bytes.
     pub(super) dtype: Option<Dtype>,
     pub(super) numel: i64,
-    /// First element and number of elements, where it is a part of the storage of that key. PyTorch wrote
-    /// this until 0.3.
+    /// First element and number of elements, if this is a part of the storage with that key. Written by PyTorch until
+    /// 0.3.
     pub(super) view: Option<(i64, i64)>,
 }
 
-/// A view of a storage; offset and strides count elements.
+/// A view of a storage. Offset and strides count elements.
 #[derive(Debug, Clone)]
 pub(super) struct TensorSpec<'a> {
     pub(super) storage: Storage<'a>,
@@ -75,34 +74,34 @@ pub(super) struct TensorSpec<'a> {
     pub(super) offset: i64,
     pub(super) size: Vec<i64>,
     pub(super) stride: Vec<i64>,
-    /// Scales and zero points are indices of tensors in the arena.
+    /// Quantizer, in which scales and zero points are indices of tensors in the arena.
     pub(super) quantizer: Option<Quantizer<usize>>,
 }
 
-/// The names that are known.
+/// Names of classes and functions with a known meaning.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Global<'a> {
     OrderedDict,
     RebuildTensor,
-    /// The same of PyTorch before 0.4, with fewer arguments.
+    /// `_rebuild_tensor` of PyTorch before 0.4, with fewer arguments.
     RebuildTensorV1,
-    /// The same for types that storages do not know, with the type after the others.
+    /// `_rebuild_tensor_v3`, for types without a storage class, with the type after the other arguments.
     RebuildUntyped,
     RebuildQuantized,
     RebuildParameter,
     RebuildParameterWithState,
-    /// Calls another of these, for a tensor with attributes or of a subclass.
+    /// A function that calls another of these, for a tensor with attributes or of a subclass.
     RebuildFromType,
     Storage(Dtype),
     UntypedStorage,
     Dtype(Dtype),
     PerTensor,
     PerChannel,
-    /// Any other.
+    /// Any other name.
     Foreign(&'a str, &'a str),
 }
 
-/// Those that are known under one name, with their modules.
+/// Names with a fixed meaning, with their modules.
 const GLOBALS: [(&str, &str, Global<'static>); 11] = [
     ("collections", "OrderedDict", Global::OrderedDict),
     ("torch._utils", "_rebuild_tensor_v2", Global::RebuildTensor),
@@ -130,7 +129,7 @@ impl<'a> Global<'a> {
         storage.or_else(dtype).unwrap_or(Self::Foreign(module, name))
     }
 
-    /// Module and name.
+    /// Returns module and name.
     fn names(self) -> (&'a str, &'a str) {
         match self {
             Self::Foreign(module, name) => (module, name),
@@ -153,19 +152,19 @@ impl fmt::Display for Global<'_> {
     }
 }
 
-/// Which pickles are read.
+/// Kind of pickle to read.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Dialect {
-    /// Those of `torch.save`.
+    /// Pickles of `torch.save`.
     Torch,
-    /// Those of a list of strings, and of fastcore's `L` around it; any other name is refused.
+    /// Pickles of a list of strings, possibly inside fastcore's `L`. Any other name is an error.
     Strings,
 }
 
 impl<'a> Pickle<'a> {
-    /// Runs the instructions up to the first STOP.
+    /// Executes the instructions up to the first STOP.
     ///
-    /// [`Fault::Ended`] where there is none: only then would more bytes give another result.
+    /// Fails with [`Fault::Ended`] if there is none: only then would more bytes give another result.
     pub(super) fn read(bytes: &'a [u8], dialect: Dialect) -> Result<Self, Fault> {
         if bytes.len() > MAX_BYTES {
             return Err(Fault::unsupported(format_args!(
@@ -197,12 +196,12 @@ impl<'a> Pickle<'a> {
         self.root
     }
 
-    /// Bytes up to the end of its last instruction.
+    /// Returns the length in bytes, up to the end of the last instruction.
     pub(super) fn length(&self) -> usize {
         self.length
     }
 
-    /// The storages that it refers to, in the order of their first use.
+    /// Iterates over the storages, in the order of their first use.
     pub(super) fn storages(&self) -> impl Iterator<Item = &Storage<'a>> {
         self.nodes.iter().filter_map(|node| match node {
             Node::Storage(storage) => Some(storage),
@@ -210,7 +209,7 @@ impl<'a> Pickle<'a> {
         })
     }
 
-    /// The entries of a dictionary that is a list of pairs; `None` for another node.
+    /// Returns the entries of a dictionary that is a list of pairs. `None` for another node.
     pub(super) fn pairs(&self, index: usize) -> Option<Vec<(Value<'a>, Value<'a>)>> {
         let Some(Node::List(items)) = self.node(index) else { return None };
         let pair = |item: &Value<'a>| match item {
@@ -226,17 +225,17 @@ impl<'a> Pickle<'a> {
         items.iter().map(pair).collect()
     }
 
-    /// What the object of this index was given as its attributes.
+    /// Returns the attributes set on the object at this index.
     pub(super) fn state(&self, index: usize) -> Option<Value<'a>> {
         self.states.get(&index).copied()
     }
 
-    /// What the function that would make the object of this index was given.
+    /// Returns the arguments of the call that would create the object at this index.
     pub(super) fn arguments(&self, index: usize) -> Option<Value<'a>> {
         self.arguments.get(&index).copied()
     }
 
-    /// The container of this index.
+    /// Returns the container at this index.
     pub(super) fn node(&self, index: usize) -> Option<&Node<'a>> {
         self.nodes.get(index)
     }
@@ -245,20 +244,20 @@ impl<'a> Pickle<'a> {
 struct Machine<'a> {
     code: Fields<'a>,
     stack: Vec<Value<'a>>,
-    /// Heights of the stack at which a MARK lies.
+    /// Heights of the stack at each MARK.
     marks: Vec<usize>,
-    /// A map: an index of 2^32 - 1 costs no more than 0.
+    /// Memo, as a map: an index of 2^32 - 1 costs no more than 0.
     memo: HashMap<u32, Value<'a>>,
     nodes: Vec<Node<'a>>,
-    /// Attributes of objects of which only the names are known, by index.
+    /// Attributes of objects that are known only by name, by index.
     states: HashMap<usize, Value<'a>>,
-    /// Arguments of calls of functions of which only the names are known, by index of the result.
+    /// Arguments of calls that are known only by name, by index of the result.
     arguments: HashMap<usize, Value<'a>>,
     dialect: Dialect,
 }
 
 impl<'a> Machine<'a> {
-    /// One instruction; the value at STOP.
+    /// Executes one instruction. Returns the value at STOP.
     fn step(&mut self) -> Result<Option<Value<'a>>, Fault> {
         let [opcode] = self.code.take()?;
         match opcode {
@@ -305,7 +304,7 @@ impl<'a> Machine<'a> {
                 let bytes = self.code.u64()?;
                 self.string(bytes)?;
             }
-            // Python 2 wrote its strings with these two, whether they were text or not.
+            // Python 2 wrote its strings with these two, both text and bytes.
             b'U' => {
                 let [bytes] = self.code.take()?;
                 self.text_or_bytes(bytes.into())?;
@@ -380,7 +379,7 @@ impl<'a> Machine<'a> {
                 let index = u32::try_from(self.memo.len()).unwrap_or(u32::MAX);
                 self.put(index)?;
             }
-            // The length of what follows, which its end tells, too.
+            // Frame length, which is redundant.
             0x95 => self.code.u64().map(drop)?,
             b'Q' => self.storage()?,
             b'R' => self.reduce()?,
@@ -394,7 +393,7 @@ impl<'a> Machine<'a> {
                 };
                 self.object(class)?;
             }
-            // A class of Python 2, and the arguments.
+            // A class of Python 2, with the arguments.
             b'o' => {
                 let class = self.pop_to_mark()?.first().copied().ok_or_else(underflow)?;
                 self.object(class)?;
@@ -412,7 +411,7 @@ impl<'a> Machine<'a> {
                 self.pop_to_mark()?;
                 self.push(Node::Foreign("builtins", "frozenset"));
             }
-            // A mark, where nothing lies on it.
+            // Pops a mark if nothing is above it.
             b'0' if self.marks.last() == Some(&self.stack.len()) => drop(self.marks.pop()),
             b'0' => self.pop().map(drop)?,
             b'1' => self.pop_to_mark().map(drop)?,
@@ -455,13 +454,13 @@ impl<'a> Machine<'a> {
         match self.code.take()? {
             [2..=5] => Ok(()),
             [version] => Err(Fault::unsupported(format_args!(
-                "it is pickled in protocol {version}; protocols 2 to 5 are known, and torch.save's \
+                "it is pickled in protocol {version}; protocols 2 to 5 are supported, and torch.save's \
                  default is 2"
             ))),
         }
     }
 
-    /// An integer in little-endian bytes.
+    /// Reads an integer in little-endian bytes.
     fn long(&mut self, bytes: usize) -> Result<(), Fault> {
         let digits = self.code.slice(bytes)?;
         let mut wide = [if digits.last().is_some_and(|top| top & 0x80 != 0) { 0xff } else { 0 }; 8];
@@ -470,13 +469,13 @@ impl<'a> Machine<'a> {
                 low.copy_from_slice(digits);
                 self.stack.push(Value::Int(i64::from_le_bytes(wide)));
             }
-            // NumPy's generators have some of 128 bits.
+            // NumPy's generators have integers of 128 bits.
             None => self.push(Node::Foreign("builtins", "int")),
         }
         Ok(())
     }
 
-    /// An integer in digits: Python 2 wrote those of over 32 bits so.
+    /// Reads an integer in digits, as Python 2 wrote those of more than 32 bits.
     fn decimal(&mut self) -> Result<(), Fault> {
         let value = match self.line()? {
             "00" => Value::Bool(false),
@@ -513,8 +512,8 @@ impl<'a> Machine<'a> {
         std::str::from_utf8(line).map_err(|_| Fault::damaged("a name of its pickle is not UTF-8"))
     }
 
-    /// BINPERSID: `('storage', type, key, device, elements)`, in the old format with a view of the storage or
-    /// None after these; there also `('module', class, file, source)`, which stands for the class.
+    /// Executes BINPERSID: `('storage', type, key, device, elements)`, in the old format followed by a view of the
+    /// storage or None. The old format also has `('module', class, file, source)`, which gives the class.
     fn storage(&mut self) -> Result<(), Fault> {
         let id = self.pop()?;
         let (dtype, key, numel, view) = match *self.tuple(id)? {
@@ -534,7 +533,7 @@ impl<'a> Machine<'a> {
                     Global::Storage(dtype) => Some(dtype),
                     _ => None,
                 };
-                // Not copied: a pickle recalls a long tuple with two bytes.
+                // Must not copy: two bytes of a pickle can recall a long tuple.
                 let view = match *view {
                     [] | [Value::None] => None,
                     [view] => Some(view),
@@ -581,7 +580,7 @@ impl<'a> Machine<'a> {
         let arguments = self.tuple(arguments)?;
         match (function, arguments) {
             (Global::OrderedDict, []) => self.push(Node::Dict(Vec::new())),
-            // Not copied: a pickle recalls a long list with two bytes.
+            // Must not copy: two bytes of a pickle can recall a long list.
             (Global::OrderedDict, &[Value::Node(list)])
                 if matches!(self.nodes.get(list), Some(Node::List(_))) =>
             {
@@ -666,8 +665,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// `(per_tensor_affine, scale, zero point)` or `(per_channel_affine, scales, zero points, axis)`. `None` where
-    /// scales are lists and not tensors, as PyTorch once wrote them.
+    /// Reads `(per_tensor_affine, scale, zero point)` or `(per_channel_affine, scales, zero points, axis)`. `None` if
+    /// scales are lists instead of tensors, as PyTorch once wrote them.
     fn quantizer(&self, value: Value<'a>) -> Result<Option<Quantizer<usize>>, Fault> {
         Ok(match *self.tuple(value)? {
             [Value::Global(Global::PerTensor), Value::Float(scale), Value::Int(zero_point)] => {
@@ -694,7 +693,7 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// What calling `callee` stands for: an object of that name.
+    /// Pushes an object named like `callee`, in place of calling it.
     fn object(&mut self, callee: Value<'a>) -> Result<(), Fault> {
         let (module, name) = match callee {
             Value::Global(global) => global.names(),
@@ -706,7 +705,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Module and name of an object of which nothing else is known.
+    /// Returns module and name of an object that is known only by name.
     fn foreign(&self, value: Value<'a>) -> Option<(&'a str, &'a str)> {
         match value {
             Value::Node(index) => match self.nodes.get(index) {
@@ -717,11 +716,12 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Sets attributes, such as PyTorch's `_metadata` on an OrderedDict, of which nothing is needed.
+    /// Executes BUILD, which sets attributes, such as PyTorch's `_metadata` on an OrderedDict. They are kept only for
+    /// objects known by name.
     fn build(&mut self) -> Result<(), Fault> {
         let state = self.pop()?;
         let target = *self.top()?;
-        // An `L` is the list that it is around.
+        // An `L` is replaced by the list that it wraps.
         if self.dialect == Dialect::Strings
             && self.foreign(target).is_some()
             && let Value::Node(index) = state
@@ -801,7 +801,7 @@ impl<'a> Machine<'a> {
         self.pop_many(1).and_then(|popped| popped.first().copied().ok_or_else(underflow))
     }
 
-    /// The uppermost values, which must lie above the last mark.
+    /// Pops the topmost `count` values, which must be above the last mark.
     fn pop_many(&mut self, count: usize) -> Result<Vec<Value<'a>>, Fault> {
         let floor = self.marks.last().copied().unwrap_or(0);
         let start = self.stack.len().checked_sub(count).filter(|&start| start >= floor);
@@ -838,7 +838,7 @@ impl<'a> Machine<'a> {
             Value::Int(int) => Ok(*int),
             _ => Err(Fault::damaged("a size or stride is not an integer")),
         };
-        // Before they are copied: a pickle recalls a long tuple with two bytes.
+        // Checked before copying: two bytes of a pickle can recall a long tuple.
         let items = self.tuple(value)?;
         if items.len() > MAX_DIMENSIONS {
             return Err(Fault::damaged(format_args!(
@@ -858,10 +858,10 @@ fn underflow() -> Fault {
     Fault::damaged("its pickle takes more values than it has")
 }
 
-/// fastai's list.
+/// The list class of fastcore, which fastai uses.
 const FASTCORE_LIST: (&str, &str) = ("fastcore.foundation", "L");
 
-/// A tensor takes about 150 bytes and 40 instructions: room for a hundred thousand of them, in
-/// some hundred megabytes at worst.
+/// Maximum size of a pickle. A tensor takes about 150 bytes and 40 instructions: enough for a hundred thousand of them,
+/// in some hundred megabytes at worst.
 pub(super) const MAX_BYTES: usize = 64 << 20;
 const MAX_INSTRUCTIONS: usize = 4 << 20;

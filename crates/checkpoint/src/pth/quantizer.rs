@@ -1,31 +1,31 @@
-//! What the integers of quantized tensors stand for.
+//! Scales and zero points of quantized tensors.
 
-/// The scale and the zero point of a quantized tensor: an element is `(integer - zero point) * scale`.
+/// Scale and zero point of a quantized tensor: an element is `(integer - zero point) * scale`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Quantizer<T> {
-    /// One for the whole tensor.
+    /// One scale for the whole tensor.
     PerTensor {
         /// Scale of the tensor.
         scale: f64,
-        /// The integer of 0.
+        /// Integer that represents 0.
         zero_point: i64,
     },
-    /// One for each place along a dimension.
+    /// One scale per index along a dimension.
     PerChannel {
-        /// A vector of scales.
+        /// Vector of scales, one per index.
         scales: T,
-        /// A vector of zero points.
+        /// Vector of zero points, one per index.
         zero_points: T,
-        /// The dimension.
+        /// Dimension along which the scales vary.
         axis: i64,
     },
 }
 
 impl<T> Quantizer<T> {
-    /// Maps the tensors of scales and zero points.
+    /// Maps the tensors of scales and zero points to another type.
     ///
     /// # Errors
-    /// The first of `map`.
+    /// Returns the first error of `map`.
     pub fn try_map<U, E>(self, mut map: impl FnMut(T) -> Result<U, E>) -> Result<Quantizer<U>, E> {
         Ok(match self {
             Self::PerTensor { scale, zero_point } => Quantizer::PerTensor { scale, zero_point },

@@ -1,7 +1,7 @@
-//! State dictionaries of TorchScript: archives of `torch.jit.save`.
+//! State dictionaries of TorchScript archives, written by `torch.jit.save`.
 //!
-//! The pickle of such an archive is a tree of modules with their attributes. Which of these are parameters and
-//! buffers stands in the code beside it, of which two lines of each class are read:
+//! The pickle of such an archive is a tree of modules with their attributes. The code next to it lists which of these
+//! are parameters and buffers. Two lines of each class are read:
 //!
 //! ```text
 //! class Linear(Module):
@@ -17,26 +17,26 @@ use super::{FREE_BYTES, MAX_DEPTH, Quantizer, StoredTensor, TreeBuilder};
 use crate::fault::Fault;
 use crate::value::Value;
 
-/// The module of an archive, before its pickle is interpreted.
+/// The module of an archive, with its pickle not yet interpreted.
 #[derive(Debug)]
 pub(super) struct Script {
     pickle: Vec<u8>,
-    /// A tuple of the tensors that the code refers to.
+    /// Pickle of a tuple of the tensors that the code refers to.
     constants: Vec<u8>,
-    /// By module and name: `__torch__.torch.nn.modules.linear.Linear`.
+    /// Classes by module and name: `__torch__.torch.nn.modules.linear.Linear`.
     classes: HashMap<String, Class>,
 }
 
-/// A class of modules. The names are in the order in which `state_dict()` has them.
+/// A class of modules. The names are in the order of `state_dict()`.
 #[derive(Debug, Default)]
 struct Class {
     parameters: Vec<String>,
-    /// `None` in archives of before PyTorch 1.5, which do not tell buffers from other tensors.
+    /// Names of buffers. `None` in archives before PyTorch 1.5, which do not distinguish buffers from other tensors.
     buffers: Option<Vec<String>>,
 }
 
 impl Script {
-    /// Reads pickles and code of an archive that has a `constants.pkl`.
+    /// Reads the pickles and the code of an archive that has a `constants.pkl`.
     pub(super) fn read(archive: &Archive, folder: &str) -> Result<Self, Fault> {
         let code = format!("{folder}/code/");
         let files = archive.names().filter_map(|name| {
@@ -46,7 +46,7 @@ impl Script {
         let mut files: Vec<_> = files.collect();
         files.sort();
         let mut classes = HashMap::new();
-        // Of code that is packed: far more than programs come to.
+        // Limit of unpacked code, far more than programs have.
         let mut left = MAX_UNPACKED.saturating_mul(archive.length()).saturating_add(FREE_BYTES);
         for (name, module) in files {
             let text = archive.unpack(&name, left)?;
@@ -60,8 +60,8 @@ impl Script {
         })
     }
 
-    /// The parameters and buffers of all modules under the names of `state_dict()`. Of a frozen module, which has
-    /// none, the constants of its code under the names that the code has for them: `CONSTANTS.c0`.
+    /// Returns the parameters and buffers of all modules under the names of `state_dict()`. A frozen module has none:
+    /// returns the constants of its code under the names in the code, such as `CONSTANTS.c0`.
     pub(super) fn state_dict(&self) -> Result<Value<StoredTensor>, Fault> {
         let pickle = Pickle::read(&self.pickle, Dialect::Torch)?;
         let mut walk = Walk {
@@ -95,7 +95,7 @@ impl Script {
     }
 }
 
-/// Says that the storages of a tensor lie with the constants.
+/// Marks the storages of a tensor as constants.
 fn among_constants(tensor: &mut StoredTensor) {
     tensor.storage.key.insert_str(0, CONSTANTS);
     if let Some(Quantizer::PerChannel { scales, zero_points, .. }) = tensor.quantizer.as_deref_mut()
@@ -127,7 +127,7 @@ impl Walk<'_, '_> {
             _ => None,
         };
         let Some(Node::Dict(state)) = state else { return Ok(()) };
-        // A module that is used under many names is looked through for each of them.
+        // A module that is used under many names is visited for each of them.
         let named = class.parameters.len() + class.buffers.as_ref().map_or(0, Vec::len);
         self.builder.visit(state.len() + named, depth)?;
         let attributes: HashMap<&str, usize> = state
@@ -161,7 +161,7 @@ impl Walk<'_, '_> {
             if let (Raw::Str(key), Raw::Node(value)) = (key, value)
                 && matches!(pickle.node(*value), Some(Node::Foreign(..)))
             {
-                // A module that is used under many names counts under each.
+                // A module that is used under many names counts for each of them.
                 let prefix = self.builder.text(&format!("{prefix}{key}."))?;
                 self.module(*value, &prefix, depth + 1)?;
             }
@@ -170,7 +170,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// Puts the classes of modules of a file of code into `classes`.
+/// Adds the module classes of a file of code to `classes`.
 fn read_classes(module: &str, text: &str, classes: &mut HashMap<String, Class>) {
     let mut current = None;
     for line in text.lines() {
@@ -190,14 +190,14 @@ fn read_classes(module: &str, text: &str, classes: &mut HashMap<String, Class>) 
     }
 }
 
-/// The strings of a list: names of attributes, which need no escapes.
+/// Returns the strings of a list: names of attributes, which need no escapes.
 fn quoted(list: &str) -> Vec<String> {
     list.split('"').skip(1).step_by(2).map(ToOwned::to_owned).collect()
 }
 
-/// What the keys of storages begin with that are constants of the code.
+/// Prefix of the keys of storages that are constants of the code.
 pub(super) const CONSTANTS: &str = "constants/";
-/// Bytes of code for each byte of the archive.
+/// Maximum bytes of code per byte of the archive.
 const MAX_UNPACKED: u64 = 16;
 
 #[cfg(test)]

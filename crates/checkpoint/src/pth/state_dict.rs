@@ -1,8 +1,8 @@
-//! State dictionaries, wherever they lie in what was saved.
+//! Search for state dictionaries in a saved value.
 //!
-//! Programs save a model's weights alone, or in a dictionary beside the epoch, the optimizer and the
-//! program's settings (`{"model": {…}, "epoch": 3}`), or deeper. One rule finds them for all that loads or
-//! converts weights.
+//! Programs save a model's weights alone, or in a dictionary together with the epoch, the optimizer and settings
+//! (`{"model": {…}, "epoch": 3}`), or nested more deeply. One rule finds them for everything that loads or converts
+//! weights.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -15,27 +15,27 @@ use crate::value::Value;
 
 type Tree = Value<StoredTensor>;
 
-/// A state dictionary of a file.
+/// A state dictionary found in a file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredStateDict {
-    /// The keys from the file's top to the dictionary, joined by dots; empty where it is all of the file.
+    /// Keys from the file's top to the dictionary, joined by dots. Empty if it is the whole file.
     pub key: String,
-    /// Names and tensors, in order.
+    /// Names and tensors of the dictionary, in order.
     pub tensors: Vec<(String, StoredTensor)>,
-    /// What lies beside the tensors in the file: a line each, with its key.
+    /// Contents of the file that are not tensors of the dictionary. One line each, with the key.
     pub left_out: Vec<String>,
 }
 
 impl PthFile {
     /// Finds the model's weights: the file's only state dictionary, or the one at `key`.
     ///
-    /// A state dictionary is a dictionary of tensors by name. Other values may be among them while they are not
-    /// more than the tensors. Where dictionaries that hold tensors lie in it, those are meant. States of
-    /// optimizers and of random generators, and what Lightning saves beside the weights, are no state
-    /// dictionaries unless `key` names them.
+    /// A state dictionary is a dictionary of tensors by name. It may contain other values, as long as they are not more
+    /// than the tensors. If it contains dictionaries with tensors, those are the state dictionaries. States of
+    /// optimizers and of random generators, and Lightning's other entries, are not state dictionaries unless `key`
+    /// names them.
     ///
-    /// `key` has dots between the keys of nested dictionaries and the indices of lists (`model.state_dict`).
-    /// The dictionary there may be around the weights, too.
+    /// `key` consists of the keys of nested dictionaries and the indices of lists, joined by dots (`model.state_dict`).
+    /// It may also name a dictionary around the weights.
     ///
     /// ```no_run
     /// let file = brigade_checkpoint::pth::PthFile::open("checkpoint.ckpt")?;
@@ -45,7 +45,7 @@ impl PthFile {
     /// ```
     ///
     /// # Errors
-    /// Those of [`PthFile::value`]; [`Error::NoStateDict`], [`Error::SeveralStateDicts`],
+    /// Returns the errors of [`PthFile::value`], and [`Error::NoStateDict`], [`Error::SeveralStateDicts`] or
     /// [`Error::NoSuchKey`].
     pub fn state_dict(&self, key: Option<&str>) -> Result<StoredStateDict, Error> {
         choose(self.path(), &self.value()?, key)
@@ -69,14 +69,14 @@ fn choose(path: &Path, root: &Tree, key: Option<&str>) -> Result<StoredStateDict
     Ok(collect(root, "", key, dictionary))
 }
 
-/// Finds the weights in a value of a file, which the user has named, by the rule of [`PthFile::state_dict`]. `at` is
-/// its key; what lies beside it in the file is not told.
+/// Finds the weights in a value of a file that the user has chosen, by the rule of [`PthFile::state_dict`]. `at` is the
+/// key of the value. Contents outside of the value are not reported.
 pub(crate) fn weights_under(path: &Path, value: &Tree, at: &str) -> Result<StoredStateDict, Error> {
     let (key, dictionary) = only(path, value, at.to_owned(), true)?;
     Ok(collect(value, at, key, dictionary))
 }
 
-/// The only state dictionary in `start`, with its key.
+/// Returns the only state dictionary in `start`, with its key.
 fn only<'v>(
     path: &Path,
     start: &'v Tree,
@@ -92,13 +92,13 @@ fn only<'v>(
             let keys = found.iter().map(|(key, _)| key.clone()).collect();
             Err(Error::SeveralStateDicts { path: path.to_owned(), keys })
         }
-        // A model without a parameter.
+        // A model without parameters.
         (None, _) if start.as_dict().is_some_and(<[_]>::is_empty) => Ok((at, start)),
         (None, _) => Err(Error::NoStateDict { path: path.to_owned(), found: describe(start) }),
     }
 }
 
-/// A state dictionary, and what lies beside its tensors in `root`, which is at `at`.
+/// Collects the tensors of a state dictionary, and reports what else is in `root`, whose key is `at`.
 fn collect(root: &Tree, at: &str, key: String, dictionary: &Tree) -> StoredStateDict {
     let (mut tensors, mut left_out) = (Vec::new(), Lines::default());
     beside(root, at, dictionary, &mut left_out);
@@ -113,7 +113,7 @@ fn collect(root: &Tree, at: &str, key: String, dictionary: &Tree) -> StoredState
     StoredStateDict { key, tensors, left_out: left_out.all() }
 }
 
-/// The value at the keys of `key`, which may have dots of their own.
+/// Returns the value at `key`, whose parts may contain dots.
 fn descend<'v>(value: &'v Tree, key: &str) -> Option<&'v Tree> {
     let item = |key: &str| match value {
         Value::List(items) | Value::Tuple(items) => items.get(key.parse::<usize>().ok()?),
@@ -131,7 +131,7 @@ fn descend<'v>(value: &'v Tree, key: &str) -> Option<&'v Tree> {
     })
 }
 
-/// The state dictionaries in `value`, with their keys. `named` says that the user has chosen it.
+/// Finds the state dictionaries in `value`, with their keys. `named` means that the user has chosen it.
 fn find<'v>(value: &'v Tree, at: &str, named: bool, found: &mut Vec<(String, &'v Tree)>) {
     let Some(entries) = value.as_dict() else { return };
     let is_optimizer = value.get("param_groups").is_some() && value.get("state").is_some();
@@ -144,7 +144,7 @@ fn find<'v>(value: &'v Tree, at: &str, named: bool, found: &mut Vec<(String, &'v
             && !BESIDE.contains(&name.as_str())
             && !name.ends_with(EXTRA_STATE)
             && value.as_dict().is_some()
-            // Each of them has the whole path in its key.
+            // Limited because each has its full path as a key.
             && at.len() + name.len() < MAX_KEY_BYTES
             && found.len() < MAX_FOUND
         {
@@ -159,7 +159,7 @@ fn find<'v>(value: &'v Tree, at: &str, named: bool, found: &mut Vec<(String, &'v
         }
         _ => true,
     });
-    // PyTorch keeps the states of its generators as vectors of bytes.
+    // PyTorch stores the states of its generators as vectors of bytes.
     let is_random =
         tensors().all(|tensor| tensor.storage.dtype == Dtype::U8 && tensor.size.len() == 1);
     let is_state_dict = count > 0 && others.count() <= count && (named || !is_random);
@@ -168,7 +168,7 @@ fn find<'v>(value: &'v Tree, at: &str, named: bool, found: &mut Vec<(String, &'v
     }
 }
 
-/// What lies beside `chosen` on the way to it, a line each; what is nearest comes first.
+/// Reports the values next to the path to `chosen`, one line each, the nearest first.
 fn beside(root: &Tree, at: &str, chosen: &Tree, lines: &mut Lines) {
     let Some(way) = way_to(root, chosen) else { return };
     let (mut value, mut at) = (root, at.to_owned());
@@ -188,7 +188,7 @@ fn beside(root: &Tree, at: &str, chosen: &Tree, lines: &mut Lines) {
     }
 }
 
-/// The places on the way from `value` to `chosen` in it, the last first.
+/// Returns the positions on the path from `value` to `chosen`, the last first.
 fn way_to(value: &Tree, chosen: &Tree) -> Option<Vec<usize>> {
     if std::ptr::eq(value, chosen) {
         return Some(Vec::new());
@@ -200,7 +200,7 @@ fn way_to(value: &Tree, chosen: &Tree) -> Option<Vec<usize>> {
     })
 }
 
-/// The entries of a dictionary, or the items of a list under their indices.
+/// Iterates over the entries of a dictionary, or the items of a list under their indices.
 fn children(value: &Tree) -> impl Iterator<Item = (Cow<'_, Tree>, &Tree)> {
     let entries = value.as_dict().unwrap_or_default().iter();
     let items = value.as_items().unwrap_or_default().iter().enumerate();
@@ -208,7 +208,7 @@ fn children(value: &Tree) -> impl Iterator<Item = (Cow<'_, Tree>, &Tree)> {
     entries.map(|(key, value)| (Cow::Borrowed(key), value)).chain(items)
 }
 
-/// Lines about values that are left out, so many at most.
+/// Messages about values that are left out, limited in number.
 #[derive(Default)]
 struct Lines {
     lines: Vec<String>,
@@ -232,7 +232,7 @@ impl Lines {
     }
 }
 
-/// The keys of all state dictionaries in a value; an empty one where it is one.
+/// Returns the keys of all state dictionaries in a value. An empty key stands for the value itself.
 fn found_in(value: &Tree, at: &str) -> Vec<String> {
     let mut found = Vec::new();
     find(value, at, false, &mut found);
@@ -248,7 +248,7 @@ fn below(at: &str, key: &Tree) -> String {
     if at.is_empty() { key.into_owned() } else { format!("{at}.{key}") }
 }
 
-/// A line about a value that no weights file has a place for.
+/// Returns a message about a value that is not among the weights.
 fn line(key: &str, value: &Tree) -> String {
     let what = match value {
         Value::Int(number) => format!("the integer {number}"),
@@ -260,7 +260,7 @@ fn line(key: &str, value: &Tree) -> String {
     format!("`{}`: {what}, which is not among the weights", shown(key))
 }
 
-/// What a value is that holds no state dictionary, with its first entries.
+/// Describes a value without a state dictionary, with its first entries.
 fn describe(value: &Tree) -> String {
     let object = |name: &str| {
         format!(
@@ -290,8 +290,7 @@ fn describe(value: &Tree) -> String {
     text
 }
 
-/// Keys under which no model lies: hyperparameters with tensors in them, optimizers, and what Lightning has
-/// beside the weights.
+/// Keys that do not contain a model: hyperparameters with tensors in them, optimizers, and Lightning's other entries.
 const BESIDE: [&str; 11] = [
     "hyper_parameters",
     "datamodule_hyper_parameters",
@@ -305,11 +304,11 @@ const BESIDE: [&str; 11] = [
     "lr_schedulers",
     "rng_state",
 ];
-/// The end of a name under which a module keeps what is no tensor (`Module.get_extra_state`).
+/// Suffix of the names under which a module saves values other than tensors (`Module.get_extra_state`).
 const EXTRA_STATE: &str = "_extra_state";
 const MAX_TEXT: usize = 60;
-/// State dictionaries lie under shorter keys.
+/// Maximum length of a key, longer than those of real state dictionaries.
 const MAX_KEY_BYTES: usize = 1000;
-/// So many state dictionaries are looked for, and so many lines say what is left out.
+/// Maximum number of state dictionaries to find, and of messages about contents left out.
 const MAX_FOUND: usize = 1000;
 const MAX_KEYS: usize = 5;

@@ -6,10 +6,10 @@ use super::pickle::{Dialect, Node, Pickle, Value};
 use crate::Error;
 use crate::fault::Fault;
 
-/// Reads a pickled list of strings, as Python's `pickle.dump` writes it in protocols 2 to 5: fastai's vocabularies, also
-/// where they are an `L` of fastcore. Nothing in it is executed.
+/// Reads a pickled list of strings, as Python's `pickle.dump` writes it in protocols 2 to 5. Also reads fastai's
+/// vocabularies, which may be an `L` of fastcore. Nothing in it is executed.
 ///
-/// `path` is the file that the bytes are from, for messages.
+/// `path` is the file that the bytes are from, used in errors.
 ///
 /// ```
 /// use std::path::Path;
@@ -21,7 +21,7 @@ use crate::fault::Fault;
 /// ```
 ///
 /// # Errors
-/// [`Error::Damaged`], and [`Error::Unsupported`] for a pickle of anything else.
+/// Fails with [`Error::Damaged`], or with [`Error::Unsupported`] for a pickle of anything else.
 pub fn strings<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<&'a str>, Error> {
     read(bytes).map_err(|fault| fault.at(path))
 }
@@ -33,7 +33,7 @@ fn read(bytes: &[u8]) -> Result<Vec<&str>, Fault> {
     let Some(Node::List(items) | Node::Tuple(items)) = pickle.node(index) else {
         return Err(not_strings());
     };
-    // A string that is there once may be recalled by two bytes, as often as the list has room for.
+    // Two bytes of the pickle can recall a string, any number of times.
     let mut left = MAX_COPIES * bytes.len() + FREE_BYTES;
     let mut strings = Vec::with_capacity(items.len());
     for item in items {
@@ -46,7 +46,7 @@ fn read(bytes: &[u8]) -> Result<Vec<&str>, Fault> {
     Ok(strings)
 }
 
-/// What all strings together may have, as multiples of the pickle.
+/// Maximum total size of the strings, as a multiple of the pickle.
 const MAX_COPIES: usize = 16;
-/// What they may have, however short the pickle is.
+/// Total size allowed in addition for every pickle.
 const FREE_BYTES: usize = 64 << 10;

@@ -1,4 +1,4 @@
-//! Writes files that `torch.load(weights_only=True)` reads.
+//! Writing of files for `torch.load(weights_only=True)`.
 
 use std::io::{self, Seek, SeekFrom, Write};
 
@@ -6,18 +6,18 @@ use super::Quantizer;
 use crate::dtype::{Dtype, TensorInfo, TorchType};
 use crate::value::Value;
 
-/// A tensor that can be written: what it is, and its bytes in row-major order.
+/// A tensor that can be written to a file: its type and shape, and its bytes in row-major order.
 pub trait TensorData {
-    /// Type and shape.
+    /// Returns data type and shape.
     fn info(&self) -> TensorInfo;
 
-    /// Writes its elements, little-endian, in row-major order.
+    /// Writes the elements in row-major order, little-endian.
     ///
     /// # Errors
-    /// The writer's, and those of getting at the bytes.
+    /// Returns errors of the writer, and of reading the elements.
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()>;
 
-    /// Scale and zero point of a quantized tensor. Defaults to none.
+    /// Returns scales and zero points of a quantized tensor. Defaults to `None`.
     fn quantizer(&self) -> Option<Quantizer<Self>>
     where
         Self: Sized,
@@ -26,7 +26,7 @@ pub trait TensorData {
     }
 }
 
-/// Why a file of `torch.save` cannot hold a tensor; `None` where it can.
+/// Returns the reason why a `torch.save` file cannot hold a tensor, or `None` if it can.
 pub(crate) fn refusal(tensor: &impl TensorData) -> Option<String> {
     let info = tensor.info();
     match info.dtype.torch() {
@@ -47,12 +47,12 @@ pub(crate) fn refusal(tensor: &impl TensorData) -> Option<String> {
     }
 }
 
-/// Writes a value as `torch.save` would: its default format, pickle protocol 2, one storage for each
-/// tensor.
+/// Writes a value as `torch.save` does: in its default format, pickle protocol 2, with one storage per tensor.
 ///
 /// # Errors
-/// The writer's; [`io::ErrorKind::InvalidInput`] for what Python has no plain value for
-/// ([`Value::Foreign`]), or a tensor that writes more or fewer bytes than its shape says.
+/// Returns errors of the writer. Fails with [`io::ErrorKind::InvalidInput`] for a [`Value::Foreign`], which has no
+/// plain Python value, for a tensor that PyTorch cannot hold, and for one that writes more or fewer bytes than its
+/// shape requires.
 pub fn write<T: TensorData>(out: impl Write + Seek, value: &Value<T>) -> io::Result<()> {
     let mut pickler = Pickler { code: vec![0x80, 2], tensors: Vec::new() };
     pickler.value(value)?;
@@ -88,7 +88,7 @@ struct Pickler<'v, T> {
 
 enum Part<'v, T> {
     Given(&'v T),
-    /// Scales or zero points.
+    /// Scales or zero points, created on the way.
     Own(T),
 }
 
@@ -105,7 +105,7 @@ impl<'v, T: TensorData> Pickler<'v, T> {
             }
             Value::Str(text) => self.text(text)?,
             Value::Bytes(bytes) => {
-                // Protocol 2 knows no bytes; Python writes this.
+                // Protocol 2 has no bytes. Python writes this call instead.
                 self.code.extend(b"c_codecs\nencode\n");
                 let text: String = bytes.iter().map(|&byte| char::from(byte)).collect();
                 self.text(&text)?;
@@ -164,9 +164,9 @@ impl<'v, T: TensorData> Pickler<'v, T> {
         self.quantizer(tensor)
     }
 
-    /// The call that makes the next tensor of the list: `_rebuild_tensor_v2(storage, 0, size, stride, False,
-    /// OrderedDict())`. For types without storages `_rebuild_tensor_v3`, which has the dtype after these; of
-    /// `_rebuild_qtensor`, which has the quantizer before False, the arguments up to there.
+    /// Writes the call that creates the next tensor of the list: `_rebuild_tensor_v2(storage, 0, size, stride, False,
+    /// OrderedDict())`. For types without a storage class, writes `_rebuild_tensor_v3`, which has the dtype at the end.
+    /// For quantized tensors, writes the arguments of `_rebuild_qtensor` up to the quantizer, which precedes False.
     fn rebuild(&mut self, tensor: &T) -> io::Result<()> {
         if let Some(refusal) = refusal(tensor) {
             return Err(invalid(refusal));
@@ -225,7 +225,7 @@ impl<'v, T: TensorData> Pickler<'v, T> {
         Ok(())
     }
 
-    /// The rest of `_rebuild_qtensor` for a quantized tensor.
+    /// Writes the rest of `_rebuild_qtensor` for a quantized tensor.
     fn quantizer(&mut self, tensor: &T) -> io::Result<()> {
         if !tensor.info().dtype.is_quantized() {
             return Ok(());
@@ -254,8 +254,7 @@ impl<'v, T: TensorData> Pickler<'v, T> {
     }
 }
 
-/// An archive whose entries are stored, with the sizes of zip64 throughout: no size is known before
-/// it is written.
+/// A zip archive with uncompressed entries, in zip64 throughout, since no size is known before it is written.
 struct Zip<W> {
     out: W,
     at: u64,
@@ -264,8 +263,8 @@ struct Zip<W> {
 }
 
 impl<W: Write + Seek> Zip<W> {
-    /// Gives the bytes that `write` wrote. Contents begin at multiples of 64, as PyTorch's do, so
-    /// that a map of the file can be used in place.
+    /// Writes an entry and returns the number of bytes that `write` wrote. Contents begin at multiples of 64, as in
+    /// PyTorch, so that a memory map of the file can be used in place.
     fn entry(
         &mut self,
         name: &str,
@@ -279,7 +278,7 @@ impl<W: Write + Seek> Zip<W> {
             let mut header = Vec::new();
             header.extend(b"PK\x03\x04");
             header.extend(45u16.to_le_bytes());
-            // UTF-8, stored, and the first day that a zip file can name.
+            // UTF-8, stored, and the earliest date that a zip file can have.
             header.extend([0, 8, 0, 0, 0, 0, 0x21, 0]);
             header.extend(crc32.to_le_bytes());
             header.extend([0xff; 8]);
@@ -362,11 +361,11 @@ impl<W: Write> Write for Counted<W> {
     }
 }
 
-/// Path of a file that an archive of Brigade's lies in; PyTorch's is the file's name.
+/// Name of the folder around all entries. PyTorch takes the name of the file.
 const FOLDER: &str = "archive";
 const LOCAL_BYTES: u64 = 30;
-/// The block of zip64 in a local header.
+/// Size of the zip64 block in a local header.
 const WIDE_BYTES: u64 = 20;
-/// The header of the block that pads.
+/// Size of the header of the padding block.
 const EXTRA_BYTES: u64 = 4;
 const ALIGNMENT: u64 = 64;

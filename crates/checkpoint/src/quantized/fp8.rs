@@ -1,9 +1,9 @@
-//! `float8_e4m3fn`: a sign, 4 bits of exponent with the bias 7, 3 bits of mantissa, no infinities.
+//! The type `float8_e4m3fn`: a sign, 4 bits of exponent with bias 7, 3 bits of mantissa, no infinities.
 
-/// The largest value.
+/// Largest finite value.
 pub(super) const MAX: f32 = 448.0;
 
-/// Returns the bits of the nearest value, ties to even. Values beyond the largest one become it.
+/// Returns the bits of the nearest value, ties to even. Saturates at the largest value.
 pub(super) fn from_f32(value: f32) -> u8 {
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     let size = value.abs();
@@ -13,16 +13,16 @@ pub(super) fn from_f32(value: f32) -> u8 {
     if size >= MAX {
         return sign | 0x7e;
     }
-    // Below 2^-6 all values are multiples of 2^-9; above, of 2^-3 of their power of two.
+    // Below 2^-6, all values are multiples of 2^-9. Above, they are multiples of 2^-3 of their power of two.
     let exponent = (size.to_bits() >> 23).cast_signed() - 127;
     let exponent = exponent.max(-6);
     let steps = (size * power_of_two(3 - exponent)).round_ties_even() as u8;
-    // 8 steps are the implicit bit; 16, after rounding up, carry into the exponent.
+    // 8 steps are the implicit bit. 16, after rounding up, carry into the exponent.
     let place = if steps < 8 { steps } else { (((exponent + 6) as u8) << 3) + steps };
     sign | place
 }
 
-/// Returns the value of bits.
+/// Converts bits to float32.
 pub(super) fn to_f32(bits: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(bits >> 3 & 0xf), f32::from(bits & 7));
     let size = if bits & 0x7f == 0x7f {

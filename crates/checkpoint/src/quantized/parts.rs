@@ -1,4 +1,4 @@
-//! Weights that are several tensors of a file: numbers, scales and zeros.
+//! Quantized weights stored as several tensors: numbers, scales and zeros.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use super::{PackedWeight, QuantizeError, QuantizedFormat};
 use crate::dtype::{Dtype, TensorInfo};
 
-/// The key of the description in the metadata of safetensors.
+/// Key of the description in the metadata of safetensors.
 pub(crate) const METADATA: &str = "brigade.quantized";
 const VERSION: u32 = 1;
 
-/// Names of the tensors behind a weight's name.
+/// Suffixes of the tensors of a weight, after its name.
 pub(crate) const PARTS: [&str; 4] = ["packed", "scales", "zeros", "order"];
 
-/// What a file says of its quantised weights: an entry of the header's metadata.
+/// Description of the quantized weights in a file, stored as an entry of the header's metadata.
 ///
 /// ```
 /// use brigade_checkpoint::{QuantizedDescription, QuantizedFormat};
@@ -40,24 +40,24 @@ impl Default for QuantizedDescription {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Described {
     pub(crate) format: String,
-    /// `[out, in]`.
+    /// Shape `[out, in]`.
     pub(crate) shape: [u64; 2],
-    /// The parameter is `[in, out]`.
+    /// `true` if the parameter has the shape `[in, out]`.
     #[serde(default)]
     pub(crate) transposed: bool,
 }
 
 impl QuantizedDescription {
-    /// Adds a weight `[out, in]`, whose parameter is `[in, out]` where it is transposed.
+    /// Adds a weight of shape `[out, in]`. `transposed` means that its parameter has the shape `[in, out]`.
     pub fn add(&mut self, name: &str, format: QuantizedFormat, shape: [u64; 2], transposed: bool) {
         let described = Described { format: format.to_string(), shape, transposed };
         self.weights.insert(name.to_owned(), described);
     }
 
-    /// Returns the entry of the header's metadata.
+    /// Returns the entry of the header's metadata, as key and value.
     #[must_use]
     pub fn to_metadata(&self) -> (String, String) {
-        // A map with names as keys has no value that JSON lacks.
+        // Cannot fail: a map with names as keys is always valid JSON.
         (METADATA.to_owned(), serde_json::to_string(self).unwrap_or_default())
     }
 
@@ -76,20 +76,20 @@ impl QuantizedDescription {
     }
 }
 
-/// A part of a quantised weight as a tensor of a file.
+/// A part of a quantized weight, stored as a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackedPart {
-    /// What follows the weight's name: `.packed`, `.scales`, `.zeros` or `.order`.
+    /// Suffix of the tensor's name after the weight's: `.packed`, `.scales`, `.zeros` or `.order`.
     pub suffix: &'static str,
-    /// Its type and shape.
+    /// Data type and shape of the tensor.
     pub info: TensorInfo,
-    /// Its bytes, little-endian.
+    /// Elements of the tensor in row-major order, little-endian.
     pub bytes: Vec<u8>,
 }
 
 impl PackedWeight {
-    /// Returns its tensors in Brigade's layout of safetensors: `NAME.packed`, `NAME.scales`, and where it has them
-    /// `NAME.zeros` and `NAME.order`. Scales are bfloat16 where that is exact, else float32.
+    /// Returns the tensors of the weight in Brigade's layout of safetensors: `NAME.packed`, `NAME.scales`, and if
+    /// present `NAME.zeros` and `NAME.order`. Scales are bfloat16 if that is exact, and float32 otherwise.
     #[must_use]
     pub fn to_parts(&self) -> Vec<PackedPart> {
         let is_short = self.has_short_scales();
@@ -126,7 +126,7 @@ impl PackedWeight {
 }
 
 impl QuantizedFormat {
-    /// Returns the type of the stored numbers in files.
+    /// Returns the data type of the stored numbers in files.
     #[must_use]
     pub fn dtype(self) -> Dtype {
         match self {
@@ -137,19 +137,19 @@ impl QuantizedFormat {
     }
 }
 
-/// Numbers of rows of a weight, as other programs store them: the weight of column `c` is `(q - zero) · scale`, with scale and
-/// zero of the group of `c`.
+/// Rows of a weight as other programs store them: the weight of column `c` is `(q - zero) · scale`, with scale and zero
+/// of the group of `c`.
 #[derive(Debug)]
 pub(crate) struct Numbers {
     pub(crate) bits: u32,
     pub(crate) rows: usize,
-    /// `[rows, columns]`.
+    /// Stored numbers, `[rows, columns]`.
     pub(crate) numbers: Vec<u8>,
-    /// `[rows, groups]`.
+    /// Scales, `[rows, groups]`.
     pub(crate) scales: Vec<f32>,
-    /// `[rows, groups]`.
+    /// Zeros, `[rows, groups]`.
     pub(crate) zeros: Vec<f32>,
-    /// The group of each column.
+    /// Group of each column.
     pub(crate) group_of: Vec<u32>,
 }
 
@@ -158,7 +158,7 @@ impl Numbers {
         self.scales.len() / self.rows.max(1)
     }
 
-    /// Computes the weights. A product of a float16 scale and a number of at most 9 bits is exact in float32.
+    /// Computes the weights in float32. Exact: the product of a float16 scale and a number of at most 9 bits fits.
     pub(crate) fn dequantize(&self, into: &mut [f32]) {
         let columns = self.group_of.len();
         let groups = self.groups();
@@ -173,7 +173,7 @@ impl Numbers {
         }
     }
 
-    /// Returns the same weight in a format of libtorch's kernels; `None` where there is none.
+    /// Converts the weight to a format of libtorch's kernels. `None` if no format fits.
     pub(crate) fn pack(&self) -> Result<Option<PackedWeight>, QuantizeError> {
         let (columns, groups) = (self.group_of.len(), self.groups());
         if groups == 0 || !columns.is_multiple_of(groups) {
@@ -222,7 +222,7 @@ impl Numbers {
     }
 }
 
-/// Takes numbers of `bits` bits out of 32-bit words, the first from the lowest bits.
+/// Unpacks numbers of `bits` bits from a 32-bit word, from the lowest bits on.
 pub(crate) fn unpack(word: u32, bits: u32) -> impl Iterator<Item = u8> {
     let mask = (1u32 << bits) - 1;
     (0..32 / bits).map(move |place| (word >> (place * bits) & mask) as u8)

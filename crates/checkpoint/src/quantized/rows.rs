@@ -1,4 +1,4 @@
-//! The arithmetic of rows.
+//! Quantization arithmetic of rows.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -8,56 +8,56 @@ use half::bf16 as Bf16;
 
 use super::{PackedWeight, QuantizedFormat, fp8};
 
-/// Why a weight cannot be quantised, or quantised numbers cannot be read.
+/// An error of quantizing a weight, or of reading a quantized one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantizeError {
-    /// A name that is not a format's.
+    /// The format name is unknown.
     #[error("unknown format `{}`; the formats are int8, int4, int4:GROUP and fp8", found.escape_debug())]
     UnknownFormat {
-        /// The name.
+        /// Name that is not a format's.
         found: String,
     },
-    /// Groups that the columns cannot be divided into.
+    /// The group size does not divide the columns, or is odd.
     #[error(
         "groups of {group} columns do not divide {columns} columns; choose an even size that does, or leave the layer \
          as it is"
     )]
     Group {
-        /// Columns of a group.
+        /// Group size in columns.
         group: usize,
-        /// Columns of the weight.
+        /// Number of columns of the weight.
         columns: usize,
     },
-    /// A weight with an infinite value or a NaN.
+    /// The weight has an infinite value or a NaN.
     #[error("row {row} has a value that is infinite or NaN")]
     NotFinite {
-        /// The first row with such a value.
+        /// First row with such a value.
         row: usize,
     },
-    /// A part of another size than format and shape ask for.
+    /// A part has another size than format and shape require.
     #[error("`{part}` has {found} values, expected {expected}")]
     Size {
-        /// The part.
+        /// Name of the part, such as `scales`.
         part: &'static str,
-        /// Values that it should have.
+        /// Expected number of values.
         expected: usize,
-        /// Values that it has.
+        /// Actual number of values.
         found: usize,
     },
-    /// An order of columns that is not a permutation.
-    #[error("column {column} is out of range or twice in the order of columns")]
+    /// The order of columns is not a permutation.
+    #[error("column {column} is out of range or occurs twice in the order of columns")]
     Order {
-        /// The column.
+        /// Column that is out of range or repeated.
         column: u32,
     },
 }
 
-/// Ranges that are tried, as parts of the whole one; the first is the whole one.
+/// Number of ranges that are tried. The first is the full one, each next one smaller by [`STEP`] of it.
 const TRIED: usize = 32;
 const STEP: f32 = 0.02;
 
-/// Values from which on threads are worth their start.
+/// Minimum number of values at which threads pay off.
 const PARALLEL: usize = 1 << 18;
 
 pub(super) fn bf16(value: f32) -> f32 {
@@ -96,7 +96,7 @@ pub(super) fn quantize(
     } else {
         thread::scope(|scope| {
             let threads: Vec<_> = parts.map(|part| scope.spawn(move || run(part))).collect();
-            // A thread only computes; it has no way to panic.
+            // A thread only computes and cannot panic.
             threads.into_iter().map(|thread| thread.join().unwrap_or(Some(0))).collect()
         })
     };
@@ -104,7 +104,7 @@ pub(super) fn quantize(
     bad.map_or(Ok(()), |row| Err(QuantizeError::NotFinite { row }))
 }
 
-/// Returns the first row with a value that is not finite.
+/// Quantizes some rows. Returns the first row with a value that is not finite.
 fn quantize_rows(
     (format, columns, is_calibrated): (QuantizedFormat, usize, bool),
     (values, packed, scales, zeros): (&[f32], &mut [u8], &mut [f32], &mut [f32]),
@@ -146,7 +146,7 @@ fn quantize_rows(
 }
 
 fn int8(scaled: f32) -> i8 {
-    // Casts of floats saturate; -128 is left out, so that both signs have one range.
+    // Casts of floats saturate. -128 is excluded to make the range symmetric.
     scaled.round_ties_even().clamp(-127.0, 127.0) as i8
 }
 
@@ -154,7 +154,7 @@ fn int4(value: f32, scale: f32, zero: f32) -> u8 {
     ((value - zero) / scale + 8.0).round_ties_even().clamp(0.0, 15.0) as u8
 }
 
-/// A divisor: 1 in place of 0, as of rows without values other than 0, and of infinity.
+/// Returns the scale as bfloat16, or 1 in place of 0, as for rows of zeros, and of infinity.
 fn divisor(scale: f32) -> f32 {
     let scale = bf16(scale);
     if scale > 0.0 && scale.is_finite() { scale } else { 1.0 }
@@ -173,10 +173,10 @@ fn best_int4(values: &[f32], tried: usize) -> (f32, f32) {
     let middle = f32::midpoint(low, high);
     let choices = (0..tried).map(|step| {
         let part = 1.0 - STEP * step as f32;
-        // In halves, which cannot overflow.
+        // Halved first, since the difference could overflow.
         let half = (high / 2.0 - low / 2.0) * part;
         let scale = divisor(half / 7.5);
-        // Values that are all alike are the zero itself.
+        // If all values are equal, they are the zero itself.
         (scale, bf16(if half > 0.0 { middle + scale / 2.0 } else { middle }))
     });
     least(choices, |&(scale, zero)| {
@@ -184,7 +184,7 @@ fn best_int4(values: &[f32], tried: usize) -> (f32, f32) {
     })
 }
 
-/// Returns the first of the choices with the least error.
+/// Returns the choice with the least error, the first one of equal ones.
 fn least<T>(mut choices: impl Iterator<Item = T>, error: impl Fn(&T) -> f64) -> T
 where
     T: Copy + Default,
@@ -253,7 +253,7 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (state >> 40) as f32 / 16_777_216.0 - 0.5
         };
-        // A sum of four, whose tails a range can clip, as of trained weights.
+        // A sum of four has tails that a range can clip, like trained weights.
         (0..count).map(|_| next() + next() + next() + next()).collect()
     }
 
@@ -274,7 +274,7 @@ mod tests {
             for (place, (&value, found)) in values.iter().zip(back(&packed)).enumerate() {
                 let scale = packed.scales[place / group];
                 let half_step = match format {
-                    // The scale is rounded to 8 bits: the ends of the range may be clipped by as much.
+                    // The scale is rounded to 8 bits, so the ends of the range may be clipped by that much.
                     QuantizedFormat::Int8 => scale * (0.5 + 127.0 / 256.0),
                     QuantizedFormat::Int4 { .. } => scale * 0.6,
                     QuantizedFormat::Fp8 => (value.abs() / 16.0).max(scale / 1024.0) * 1.01,
@@ -294,7 +294,7 @@ mod tests {
                 let errors = values.iter().zip(found).map(|(a, b)| f64::from(a - b).powi(2));
                 errors.sum::<f64>()
             });
-            // Of 8 bits the whole range is often the best one.
+            // With 8 bits, the full range is often the best.
             let is_better = errors[1] < errors[0];
             assert!(is_better || format == QuantizedFormat::Int8, "{format}: {errors:?}");
             assert!(errors[1] <= errors[0], "{format}: {errors:?}");

@@ -1,4 +1,4 @@
-//! Where the elements of a tensor lie in a file, and how a box of them is read.
+//! Location of a tensor's elements in a file, and reading of regions.
 
 use std::cmp::Reverse;
 use std::fs::File;
@@ -7,18 +7,18 @@ use std::os::unix::fs::FileExt;
 
 use crate::Region;
 
-/// A tensor in a file. All its elements lie within the file.
+/// Location of a tensor. All its elements are within the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Where its first element begins.
+    /// Offset of the first element in the file.
     pub(super) begin: u64,
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     pub(super) width: u64,
-    /// Bytes from an element to the next one along each dimension.
+    /// Strides in bytes, one per dimension.
     pub(super) strides: Vec<u64>,
 }
 
-/// A dimension of a region: its size, and bytes from an element to the next one in the file and in memory.
+/// A dimension of a region: its size, and its strides in bytes in the file and in memory.
 #[derive(Debug, Clone, Copy)]
 struct Dim {
     size: u64,
@@ -27,7 +27,7 @@ struct Dim {
 }
 
 impl Place {
-    /// A tensor in row-major order.
+    /// Returns the location of a tensor in row-major order.
     pub(super) fn row_major(begin: u64, width: u64, shape: &[u64]) -> Self {
         let mut strides: Vec<u64> = shape
             .iter()
@@ -44,8 +44,8 @@ impl Place {
 
     /// Reads a region of the tensor in row-major order into as many bytes.
     ///
-    /// Runs of bytes that follow each other in the file and in memory are read where they go if they are long. Short
-    /// ones with short gaps between them are taken out of a window of the file.
+    /// Long runs that are contiguous in the file and in memory are read in place. Short ones with short gaps between
+    /// them are copied out of a window of the file.
     pub(super) fn read(&self, file: &File, region: &Region, into: &mut [u8]) -> io::Result<()> {
         if into.is_empty() {
             return Ok(());
@@ -71,7 +71,7 @@ impl Place {
         })
     }
 
-    /// The dimensions of a region in the order of the file: the largest steps first.
+    /// Returns the dimensions of a region in the order of the file: the largest strides first.
     fn dims(&self, region: &Region) -> Vec<Dim> {
         let in_memory = Self::row_major(0, self.width, &region.shape).strides;
         let dims = region.shape.iter().zip(&self.strides).zip(in_memory);
@@ -84,7 +84,7 @@ impl Place {
     }
 }
 
-/// Takes off the last dimensions along which bytes follow each other in the file and in memory. Returns how many do.
+/// Removes the last dimensions that are contiguous in the file and in memory. Returns the length of a run in bytes.
 fn take_run(dims: &mut Vec<Dim>, width: u64) -> u64 {
     let mut run = width;
     while let Some(dim) = dims.pop_if(|dim| dim.in_file == run && dim.in_memory == run) {
@@ -93,36 +93,36 @@ fn take_run(dims: &mut Vec<Dim>, width: u64) -> u64 {
     run
 }
 
-/// A stretch of the file with short runs of a region in it and only short gaps between them.
+/// A range of the file with short runs of a region in it and only short gaps between them.
 struct Block<'d> {
-    /// The dimensions within it.
+    /// Dimensions within the block.
     dims: &'d [Dim],
     bytes: u64,
-    /// How much of it is read at a time.
+    /// Number of bytes read at a time.
     window: u64,
 }
 
 impl<'d> Block<'d> {
-    /// The dimensions outside of blocks, and a block.
+    /// Splits the dimensions into those outside of blocks, and a block.
     fn of(dims: &'d [Dim], run: u64) -> (&'d [Dim], Self) {
         let (mut first, mut bytes, mut in_order) = (dims.len(), run, true);
         for (index, dim) in dims.iter().enumerate().rev() {
             if dim.in_file.saturating_sub(bytes) > LONG_GAP_BYTES {
                 break;
             }
-            // Else elements along this dimension lie between those of the dimensions within.
+            // Otherwise elements along this dimension are between those of the inner dimensions.
             in_order &= dim.in_file >= bytes;
             bytes += (dim.size - 1) * dim.in_file;
             first = index;
         }
         let (outer, dims) = dims.split_at(first);
-        // The walk comes back to what it has passed: all of the block is kept.
+        // Out of order, the walk returns to earlier bytes: keep all of the block.
         let window = if in_order { WINDOW_BYTES } else { bytes };
         (outer, Self { dims, bytes, window })
     }
 }
 
-/// Bytes of a file that were read last.
+/// The bytes of a file that were read last.
 struct Window<'f> {
     file: &'f File,
     bytes: Vec<u8>,
@@ -130,7 +130,8 @@ struct Window<'f> {
 }
 
 impl Window<'_> {
-    /// The bytes of a run that begins at `at`. Where they are not in the window, it is moved there, with `most` bytes.
+    /// Returns the bytes of a run that begins at `at`. Moves the window there, with `most` bytes, if it does not
+    /// contain them.
     fn bytes(&mut self, at: u64, run: usize, most: usize) -> io::Result<&[u8]> {
         let inside = at.checked_sub(self.begin).map(|from| from as usize);
         let from = match inside.filter(|from| from + run <= self.bytes.len()) {
@@ -146,7 +147,7 @@ impl Window<'_> {
     }
 }
 
-/// Calls `each` with the places in the file and in memory of each element of the dimensions.
+/// Calls `each` with the offsets in the file and in memory of each element of the dimensions.
 fn walk(
     dims: &[Dim],
     in_file: u64,
@@ -159,9 +160,9 @@ fn walk(
     })
 }
 
-/// From here on a read of its own costs less than a copy out of the window.
+/// Minimum run that is read separately: above it, a system call costs less than a copy out of the window.
 const LONG_RUN_BYTES: u64 = 64 << 10;
-/// A longer gap is not read.
+/// Maximum gap that is read along.
 const LONG_GAP_BYTES: u64 = 16 << 10;
 const WINDOW_BYTES: u64 = 4 << 20;
 
@@ -184,7 +185,7 @@ mod tests {
         (region.shape.iter().product::<u64>() * width) as usize
     }
 
-    /// Element by element.
+    /// Copies a region element by element, as the reference.
     fn expected(place: &Place, region: &Region, content: &[u8]) -> Vec<u8> {
         let elements = region.shape.iter().product::<u64>();
         let element = |number: u64| {
@@ -204,7 +205,7 @@ mod tests {
         into
     }
 
-    /// A tensor's shape, and a region within it.
+    /// Generates a tensor's shape, and a region in it.
     fn shape_and_region() -> impl Strategy<Value = (Vec<u64>, Region)> {
         let dim = (1u64..7).prop_flat_map(|size| {
             let start = 0..=size;
@@ -231,7 +232,7 @@ mod tests {
             prop_assert_eq!(read(&place, &region, &file), expected(&place, &region, &content));
         }
 
-        /// Transposed, with gaps, expanded and overlapping views.
+        /// Checks transposed, strided, expanded and overlapping views.
         #[test]
         fn strides_may_be_any(
             (shape, region) in shape_and_region(), strides in proptest::collection::vec(0u64..40, 5), width in 1u64..5
@@ -262,7 +263,7 @@ mod tests {
                 "{region}"
             );
         }
-        // A transposed matrix, whole and a part of it; one that overlaps itself over more than a window.
+        // A transposed matrix, whole and in part, and one that overlaps itself over more than a window.
         for strides in [vec![4, 4000], vec![4, 12_000], vec![4000, 4004]] {
             let place = Place { begin: 8, width: 4, strides };
             let region = Region { offset: vec![3, 10], shape: vec![900, 700] };

@@ -1,4 +1,4 @@
-//! Weights that are several tensors of a file, read as one.
+//! Quantized weights: several tensors of a file, read as one.
 
 use std::fs;
 use std::ops::Range;
@@ -16,13 +16,13 @@ use crate::pth::shown;
 use crate::quantized::parts::{Numbers, PARTS, QuantizedDescription, unpack};
 use crate::quantized::{PackedWeight, QuantizeError, QuantizedFormat};
 
-/// A weight `[rows, columns]` that several tensors of files hold.
+/// A weight `[rows, columns]` that is stored as several tensors.
 #[derive(Debug)]
 pub(super) struct Quantized {
     scheme: Scheme,
     rows: u64,
     columns: u64,
-    /// The parameter is `[columns, rows]`.
+    /// `true` if the parameter has the shape `[columns, rows]`.
     is_transposed: bool,
     parts: IndexMap<&'static str, Held>,
 }
@@ -30,30 +30,30 @@ pub(super) struct Quantized {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Scheme {
     Own(QuantizedFormat),
-    /// `qweight` `[in · bits / 32, out]`; stored zeros lack `offset`.
+    /// GPTQ: `qweight` `[in · bits / 32, out]`. Stored zeros are too small by `offset`.
     Gptq {
         bits: u32,
         offset: u8,
     },
-    /// `qweight` `[in, out · 4 / 32]`, in the order of [`AWQ_ORDER`].
+    /// AWQ: `qweight` `[in, out · 4 / 32]`, in the order of [`AWQ_ORDER`].
     Awq,
-    /// Blocks of 4-bit numbers that are places in a table.
+    /// bitsandbytes: blocks of 4-bit numbers that are indices into a table.
     Table {
         block: u64,
         nested: Option<(u64, f32)>,
     },
-    /// Signed bytes with the largest value of each row.
+    /// bitsandbytes: signed bytes with the largest value of each row.
     Int8Rows,
 }
 
-/// Which of eight columns each four bits of a word are, from the lowest on.
+/// Column among eight for each four bits of a word, from the lowest on.
 const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-/// `bitsandbytes` multiplies by it instead of dividing by 127.
+/// Factor by which bitsandbytes multiplies instead of dividing by 127.
 const ONE_OF_127: f32 = 7.874_016e-3;
-/// Values of a weight that are in memory at a time beside what is asked for.
+/// Number of values that are dequantized at a time, to bound the memory.
 const PART_VALUES: u64 = 1 << 20;
 
-/// What `config.json` says of quantised weights.
+/// Quantization settings in `config.json`.
 #[derive(Debug, Clone, Deserialize)]
 struct Config {
     quant_method: Option<String>,
@@ -67,12 +67,12 @@ struct Config {
     version: Option<serde_json::Value>,
 }
 
-/// Checks that the method by which `config.json` of a folder says that weights are quantised is known. Folders without the file
-/// or without such an entry pass.
+/// Checks that the quantization method in a folder's `config.json` is supported. Folders without the file or without
+/// such an entry pass.
 ///
 /// # Errors
-/// [`Error::Unsupported`] with the file for a method that is not `gptq`, `awq` or `bitsandbytes`, and [`Error::Damaged`] for a
-/// file that is not JSON.
+/// Fails with [`Error::Unsupported`] for a method other than `gptq`, `awq` or `bitsandbytes`, and with
+/// [`Error::Damaged`] for a file that is not JSON.
 pub fn check_quantization_method(folder: &Path) -> Result<(), Error> {
     let Some((path, config)) = config_of(folder)? else { return Ok(()) };
     match config.quant_method.as_deref() {
@@ -88,7 +88,7 @@ pub fn check_quantization_method(folder: &Path) -> Result<(), Error> {
     }
 }
 
-/// The entry of the configuration in a folder.
+/// Returns the quantization settings of a folder, with the path of their file.
 fn config_of(folder: &Path) -> Result<Option<(PathBuf, Config)>, Error> {
     for (name, key) in [
         ("config.json", Some("quantization_config")),
@@ -114,7 +114,7 @@ fn config_of(folder: &Path) -> Result<Option<(PathBuf, Config)>, Error> {
 }
 
 impl WeightsReader {
-    /// Puts one tensor in the place of the several that hold a quantised weight.
+    /// Replaces the tensors of each quantized weight by one.
     pub(super) fn combine(&mut self, described: &Descriptions) -> Result<(), Error> {
         let mut found: Vec<(String, Quantized)> = Vec::new();
         for (name, &(format, [rows, columns], is_transposed)) in described {
@@ -187,7 +187,7 @@ impl WeightsReader {
         Ok(())
     }
 
-    /// Takes the parts of a weight that the files have, under the names that a function gives.
+    /// Removes and returns the parts of a weight that exist, under the names that `name_of` returns.
     fn taken(
         &mut self,
         name_of: impl Fn(&str) -> String,
@@ -199,7 +199,7 @@ impl WeightsReader {
         found.collect()
     }
 
-    /// GPTQ or AWQ, by the configuration beside the file of a layer.
+    /// Returns the scheme, GPTQ or AWQ, by the configuration next to a layer's file.
     fn packed_scheme(&self, layer: &str) -> Result<Scheme, Error> {
         let held = &self.tensors[&format!("{layer}.qweight")];
         let path = &self.files[held.file].path;
@@ -210,8 +210,8 @@ impl WeightsReader {
             return Err(unsupported(
                 path,
                 format!(
-                    "`{}.qweight` is quantised, and no config.json beside the file says how; put the config.json of the \
-                     model there",
+                    "`{}.qweight` is quantised, and the quantization method is unknown: there is no \
+                     config.json beside the file; put the config.json of the model there",
                     shown(layer)
                 ),
             ));
@@ -258,7 +258,7 @@ impl WeightsReader {
         }
     }
 
-    /// A weight of bitsandbytes, by the description in its own tensor.
+    /// Returns a weight of bitsandbytes, by the description in its own tensor.
     fn of_state(
         &self,
         name: &str,
@@ -302,14 +302,14 @@ impl WeightsReader {
     }
 }
 
-/// Bytes of a description, which has about 200.
+/// Maximum size of a description, which has about 200 bytes.
 const MOST_STATE_BYTES: u64 = 1 << 16;
 const GPTQ_PARTS: [&str; 4] = ["qweight", "qzeros", "scales", "g_idx"];
 const TABLE_PARTS: [&str; 6] =
     ["packed", "state", "absmax", "quant_map", "nested_absmax", "nested_quant_map"];
 
 impl Quantized {
-    /// Checks the types and shapes of all parts.
+    /// Checks types and shapes of all parts.
     fn check(&self, name: &str, files: &[OpenFile]) -> Result<(), Error> {
         use Dtype::{BF16, F8E4M3, F16, F32, I8, I32, U8, U32};
         let &Self { rows, columns, .. } = self;
@@ -406,24 +406,26 @@ impl Quantized {
 }
 
 impl<'r> TensorReader<'r> {
-    /// Reads a weight that is quantised in a format of libtorch's kernels, as it is: one of Brigade's layout, and of GPTQ and
-    /// AWQ those in 4 bits whose groups have as many columns each, and in 8 bits with one symmetric group. `None` for others,
-    /// which [`TensorReader::read`] dequantises; also where the parameter is `[in, out]` the weight is `[out, in]`.
+    /// Reads a quantized weight without dequantizing it, in a format of libtorch's kernels.
+    ///
+    /// Returns weights in Brigade's layout, weights of GPTQ and AWQ in 4 bits with groups of equal size, and in 8 bits
+    /// with one symmetric group. Returns `None` for others, which [`TensorReader::read`] dequantizes. The weight always
+    /// has the shape `[out, in]`, even if the parameter is `[in, out]`.
     ///
     /// # Errors
-    /// Those of [`TensorReader::read`]; [`Error::Damaged`] for numbers that contradict themselves.
+    /// Returns the errors of [`TensorReader::read`], and [`Error::Damaged`] for inconsistent numbers.
     pub fn read_packed(&self) -> Result<Option<PackedWeight>, Error> {
         let Some(quantized) = &self.held.quantized else { return Ok(None) };
         self.packed_rows(quantized, 0..quantized.rows)
     }
 
-    /// Returns whether the tensor is a quantised weight whose parameter is `[in, out]`.
+    /// Returns `true` if the tensor is a quantized weight whose parameter has the shape `[in, out]`.
     #[must_use]
     pub fn is_transposed(&self) -> bool {
         self.held.quantized.as_ref().is_some_and(|it| it.is_transposed)
     }
 
-    /// Returns whether files hold the tensor as quantised numbers.
+    /// Returns `true` if the tensor is stored quantized.
     #[must_use]
     pub fn is_quantized(&self) -> bool {
         self.held.quantized.is_some()
@@ -468,7 +470,7 @@ impl<'r> TensorReader<'r> {
         }
     }
 
-    /// Reads a region of a quantised weight as float32.
+    /// Reads a region of a quantized weight as float32.
     pub(super) fn read_quantized(
         &self,
         quantized: &'r Quantized,
@@ -550,7 +552,7 @@ impl<'r> TensorReader<'r> {
                 };
                 for (value, place) in into.iter_mut().zip(first..end) {
                     let byte = packed[(place / 2 - first / 2) as usize];
-                    // The first of two is in the high bits.
+                    // The first of two numbers is in the high bits.
                     let number = if place % 2 == 0 { byte >> 4 } else { byte & 0xf };
                     *value = table[usize::from(number)]
                         * largest[(place / block - blocks.start) as usize];
@@ -560,7 +562,7 @@ impl<'r> TensorReader<'r> {
         }
     }
 
-    /// Numbers of rows in GPTQ's or AWQ's layout.
+    /// Reads some rows in GPTQ's or AWQ's layout.
     fn numbers(&self, quantized: &'r Quantized, rows: &Range<u64>) -> Result<Numbers, Error> {
         let (bits, offset) = match quantized.scheme {
             Scheme::Gptq { bits, offset } => (bits, offset),
@@ -571,14 +573,14 @@ impl<'r> TensorReader<'r> {
             if quantized.scheme == Scheme::Awq { &AWQ_ORDER } else { &[0, 1, 2, 3, 4, 5, 6, 7] };
         let (columns, count) = (quantized.columns as usize, (rows.end - rows.start) as usize);
         let groups = quantized.parts["scales"].info.shape[0];
-        // Words of several rows: those that cover the range.
+        // Words contain several rows: take those that cover the range.
         let words = rows.start / each..rows.end.div_ceil(each);
         let skipped = (rows.start - words.start * each) as usize;
         let covering = |part, lines: u64| -> Result<Vec<u8>, Error> {
             let width = words.end - words.start;
             let region = Region { offset: vec![0, words.start], shape: vec![lines, width] };
             let found = self.part(part)?.words(&region)?;
-            // `[lines, rows]` to `[rows, lines]`.
+            // Transposes `[lines, rows]` to `[rows, lines]`.
             let mut numbers = vec![0; count * lines as usize];
             for (place, &word) in found.iter().enumerate() {
                 let (line, first) =
@@ -629,7 +631,7 @@ impl<'r> TensorReader<'r> {
         Ok(Numbers { bits, rows: count, numbers, scales, zeros, group_of })
     }
 
-    /// A part of the weight.
+    /// Returns a part of the weight.
     fn part(&self, part: &'static str) -> Result<Self, Error> {
         let held = self.held.quantized.as_ref().and_then(|it| it.parts.get(part));
         let held = held.ok_or_else(|| Error::Damaged {
@@ -646,7 +648,7 @@ impl<'r> TensorReader<'r> {
         Ok(bytes)
     }
 
-    /// Rows of a part as they are.
+    /// Reads rows of a part as stored.
     fn rows(&self, rows: &Range<u64>) -> Result<Vec<u8>, Error> {
         self.bytes(&Region::whole(&self.held.info.shape).narrow(
             0,
@@ -660,7 +662,7 @@ impl<'r> TensorReader<'r> {
         Ok(bytes.as_chunks().0.iter().map(|&word| u32::from_le_bytes(word)).collect())
     }
 
-    /// A range along a dimension as float32.
+    /// Reads a range along a dimension as float32.
     fn floats(&self, dim: usize, range: &Range<u64>) -> Result<Vec<f32>, Error> {
         let whole = Region::whole(&self.held.info.shape);
         let bytes = self.bytes(&whole.narrow(dim, range.start, range.end - range.start))?;
@@ -676,10 +678,10 @@ impl<'r> TensorReader<'r> {
     }
 }
 
-/// Format, shape `[out, in]`, and whether the parameter is `[in, out]`, by the parameter's name.
+/// Format, shape `[out, in]`, and `true` if the parameter is `[in, out]`, by the parameter's name.
 pub(super) type Descriptions = IndexMap<String, (QuantizedFormat, [u64; 2], bool)>;
 
-/// The quantised weights that the metadata of a file describe.
+/// Parses the quantized weights in the metadata of a file.
 pub(super) fn described(text: &str) -> Result<Descriptions, String> {
     let description = QuantizedDescription::read(text)?;
     let weights = description.weights.into_iter().map(|(name, weight)| {

@@ -1,18 +1,17 @@
-//! What shows that a file has changed.
+//! Detection of changed files.
 
 use std::time::SystemTime;
 
 use super::{Held, OpenFile, TensorReader};
 use crate::error::Error;
 
-/// The sizes of the files that a tensor lies in, and the times of their last changes, see [`TensorReader::stamp`].
+/// Sizes and modification times of the files that contain a tensor, see [`TensorReader::stamp`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileStamp(Vec<(u64, Option<SystemTime>)>);
 
 impl TensorReader<'_> {
-    /// Returns the sizes of the tensor's files and the times of their last changes. Where they are those of an earlier read,
-    /// the tensor has the values of that read. A file that was put in the place of an open one is not read, and changes
-    /// nothing.
+    /// Returns the sizes and modification times of the tensor's files. If they equal those of an earlier read, the
+    /// tensor has the values of that read. A file that was replaced under its name stays open and has the old values.
     ///
     /// ```
     /// use brigade_checkpoint::WeightsReader;
@@ -24,7 +23,7 @@ impl TensorReader<'_> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// Fails with [`Error::Io`] if a file's metadata cannot be read.
     pub fn stamp(&self) -> Result<FileStamp, Error> {
         let mut files: Vec<usize> = self.held.files().collect();
         files.sort_unstable();
@@ -39,7 +38,7 @@ impl TensorReader<'_> {
 }
 
 impl Held {
-    /// Indices of the files that the tensor lies in.
+    /// Iterates over the indices of the files that contain the tensor.
     fn files(&self) -> Box<dyn Iterator<Item = usize> + '_> {
         if self.pieces.is_empty() {
             return Box::new(std::iter::once(self.file));

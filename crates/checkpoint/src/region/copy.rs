@@ -1,9 +1,9 @@
-//! What two regions of a tensor have in common.
+//! Intersections of regions, and copies between them.
 
 use super::Region;
 
 impl Region {
-    /// Returns the elements that are in both; `None` where there are none, and for tensors of other dimensions.
+    /// Returns the intersection of two regions. `None` if it is empty, or if the numbers of dimensions differ.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         if self.shape.len() != other.shape.len() {
@@ -23,13 +23,13 @@ impl Region {
         Some(common)
     }
 
-    /// Returns how the elements that are in both are copied from this, stored contiguously, to `target`, stored
-    /// contiguously; `None` where there are none.
+    /// Returns the copy of the intersection from this region to `target`, both stored contiguously. `None` if the
+    /// intersection is empty.
     #[must_use]
     pub fn copy_to(&self, target: &Self) -> Option<RegionCopy> {
         let common = self.intersection(target)?;
         let dims = common.shape.len();
-        // From here on all dimensions are whole on both sides: one run goes over them.
+        // All dimensions from here on are whole on both sides: one run covers them.
         let is_whole = |dim: usize| {
             common.shape[dim] == self.shape[dim] && common.shape[dim] == target.shape[dim]
         };
@@ -44,35 +44,35 @@ impl Region {
     }
 }
 
-/// How elements are copied from one region to another: runs of equal length that lie contiguously on both sides.
+/// A copy from one region to another: runs of equal length that are contiguous on both sides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegionCopy {
     run: u64,
-    /// Sizes of the dimensions over which runs are repeated.
+    /// Sizes of the outer dimensions, over which runs are repeated.
     outer: Vec<u64>,
     source: Side,
     target: Side,
 }
 
-/// Elements of a [`RegionCopy`] that lie contiguously on both sides.
+/// A run of elements of a [`RegionCopy`] that is contiguous on both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// The first element in the region that is read.
+    /// Index of the first element in the source region.
     pub source: u64,
-    /// The first element in the region that is written.
+    /// Index of the first element in the target region.
     pub target: u64,
-    /// The number of elements.
+    /// Number of elements in the run.
     pub len: u64,
 }
 
 impl RegionCopy {
-    /// Returns the number of elements.
+    /// Returns the number of elements to copy.
     #[must_use]
     pub fn elements(&self) -> u64 {
         self.run * self.outer.iter().product::<u64>()
     }
 
-    /// Returns the runs, in ascending order on both sides.
+    /// Iterates over the runs, in ascending order on both sides.
     pub fn runs(&self) -> impl Iterator<Item = Run> + '_ {
         (0..self.outer.iter().product()).map(|number| {
             let mut rest: u64 = number;
@@ -88,7 +88,7 @@ impl RegionCopy {
     }
 }
 
-/// Where a box begins in a region that is stored contiguously.
+/// Position and strides of a box in a region that is stored contiguously.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Side {
     first: u64,
@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// All parts of a tensor that is cut along dimensions, one cut after the other.
+    /// Returns all parts of a tensor after cuts along dimensions, one after the other.
     fn parts(shape: &[u64], cuts: &[(usize, u64)]) -> Vec<Region> {
         cuts.iter().fold(vec![Region::whole(shape)], |parts, (dim, ranks)| {
             let dim = dim % shape.len();
@@ -122,7 +122,7 @@ mod tests {
         })
     }
 
-    /// The element's number in the whole tensor.
+    /// Returns the index of an element in the whole tensor.
     fn number(region: &Region, shape: &[u64], element: u64) -> u64 {
         let (mut rest, mut number, mut stride) = (element, 0, 1);
         for dim in (0..shape.len()).rev() {

@@ -1,18 +1,18 @@
-//! Whether boxes tile a tensor.
+//! Check that chunks cover a tensor exactly once.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-/// Checks that chunks, each of an offset and a shape within the whole, cover a tensor of this shape exactly once.
+/// Checks that chunks, each given by offset and shape within the whole, cover a tensor of this shape exactly once.
 ///
-/// A set of boxes covers a box exactly once if and only if the signed counts of their corners are the same: the
-/// corners are the mixed difference of how often each element is covered. That takes time in proportion to the number
-/// of chunks, unlike a comparison of all pairs.
+/// A set of boxes covers a box exactly once if and only if the signed counts of their corners are equal: the corners
+/// are the mixed difference of how often each element is covered. The time is proportional to the number of chunks,
+/// unlike a comparison of all pairs.
 pub(crate) fn check_cover<'c>(
     whole: &[u64],
     chunks: impl Iterator<Item = (&'c [u64], &'c [u64])> + Clone,
 ) -> Result<(), String> {
-    // Along a dimension that all chunks span there is nothing to compare.
+    // A dimension that all chunks span needs no comparison.
     let cut: Vec<usize> = (0..whole.len())
         .filter(|&dim| chunks.clone().any(|(_, shape)| shape[dim] != whole[dim]))
         .collect();
@@ -57,5 +57,6 @@ pub(crate) fn check_cover<'c>(
     Err(format!("its chunks {fault}: {stored} elements are stored of {whole}"))
 }
 
-/// Each doubles the corners of a chunk. Data, tensor and expert parallelism together cut along three.
+/// Maximum number of cut dimensions. Each doubles the corners of a chunk. Data, tensor and expert parallelism together
+/// cut along three.
 const MAX_CUT_DIMS: usize = 4;

@@ -1,8 +1,8 @@
-//! States under names of parameters, as states under numbers.
+//! Conversion between optimizer states keyed by parameter names and by numbers.
 //!
-//! `get_optimizer_state_dict` and `FSDP.optim_state_dict` have the parameters' names where an optimizer's own state has
-//! numbers: `{'state': {'0.weight': {'exp_avg': ...}}, 'param_groups': [{'lr': ..., 'params': ['0.weight']}]}`.
-//! Flattened, each tensor and number has a key of its own, and the groups are gone: `{'state.0.weight.exp_avg': ...,
+//! `get_optimizer_state_dict` and `FSDP.optim_state_dict` use the parameters' names where an optimizer's own state has
+//! numbers: `{'state': {'0.weight': {'exp_avg': ...}}, 'param_groups': [{'lr': ..., 'params': ['0.weight']}]}`. When
+//! flattened, each tensor and number has a key of its own, and the groups are lost: `{'state.0.weight.exp_avg': ...,
 //! 'param_groups.0.weight.lr': ...}`.
 
 use std::collections::{BTreeMap, HashMap};
@@ -12,7 +12,7 @@ use indexmap::IndexMap;
 use super::{StateTensor, TorchStateError, layout, number_of, own_prefix, strings};
 use crate::value::Value;
 
-/// Brings a state under names into the form with numbers and `param_names`. `None` for any other.
+/// Converts a state keyed by names into the form with numbers and `param_names`. `None` for any other state.
 pub(super) fn numbered<T: StateTensor>(
     theirs: &Value<T>,
     like: &Value<T>,
@@ -30,8 +30,8 @@ pub(super) fn numbered<T: StateTensor>(
     }
 }
 
-/// Brings a state under numbers into the form with names, those of `ours`, whose parameters were numbered. Groups get
-/// `settings` that they lack. `None` where the two do not fit.
+/// Converts a state keyed by numbers into the form with the names in `ours`, whose parameters were numbered. Adds
+/// missing `settings` to groups. `None` if the two do not fit.
 pub(super) fn named<T: Clone>(
     theirs: Value<T>,
     ours: &Value<T>,
@@ -88,7 +88,7 @@ fn of_names<T: StateTensor>(theirs: &Value<T>, groups: &[Value<T>]) -> Value<T> 
             entries.filter(|(key, _)| !matches!(key.as_str(), Some("params" | "param_names")));
         made.push(numbered_group(rest.cloned().collect(), names, &mut numbers));
     }
-    // A name without a number stays, and is an error of the next reader.
+    // An unknown name is kept, and is an error of the next reader.
     let states = theirs.get("state").and_then(Value::as_dict).unwrap_or_default().iter();
     let states = states.map(|(key, value)| {
         let number = key.as_str().and_then(|name| numbers.get(name));
@@ -98,7 +98,7 @@ fn of_names<T: StateTensor>(theirs: &Value<T>, groups: &[Value<T>]) -> Value<T> 
     Value::dict([("state", states), ("param_groups", Value::List(made))])
 }
 
-/// A group of named parameters, which get the next numbers.
+/// Returns a group of named parameters, which get the next numbers.
 fn numbered_group<T>(
     mut entries: Vec<(Value<T>, Value<T>)>,
     names: Vec<String>,
@@ -116,13 +116,13 @@ fn numbered_group<T>(
     Value::Dict(entries)
 }
 
-/// What a flattened state has of one parameter.
+/// Entries of one parameter in a flattened state.
 struct Parameter<T> {
     numbers: Vec<(Value<T>, Value<T>)>,
     slots: Vec<(Value<T>, Value<T>)>,
 }
 
-/// Brings a flattened state into the groups of the program's optimizer.
+/// Converts a flattened state into the groups of the program's optimizer.
 fn flat<T: StateTensor>(
     entries: &[(Value<T>, Value<T>)],
     like: &Value<T>,
@@ -176,7 +176,7 @@ fn flat<T: StateTensor>(
     Ok(Value::dict([("state", states), ("param_groups", Value::List(made))]))
 }
 
-/// The first key whose values are not the same.
+/// Returns the first key whose values differ.
 fn difference<T: StateTensor>(
     a: &[(Value<T>, Value<T>)],
     b: &[(Value<T>, Value<T>)],
@@ -230,7 +230,7 @@ mod tests {
         Value::List(names.iter().map(|name| Value::Str((*name).to_owned())).collect())
     }
 
-    /// A program's optimizer: decay for `a`, none for `b` and `c`.
+    /// Returns a program's optimizer: weight decay for `a`, none for `b` and `c`.
     fn like() -> State {
         let group = |decay: f64, names: &[&str]| {
             let numbers = Value::dict([
@@ -332,7 +332,8 @@ mod tests {
         }
         let error = refused(other);
         assert!(
-            error.starts_with("`lr` of the parameter `c` is not that of the others"),
+            error
+                .starts_with("`lr` of the parameter `c` differs from that of the other parameters"),
             "{error}"
         );
         let mut strange = flat_state("");
@@ -340,7 +341,7 @@ mod tests {
         assert!(refused(strange).contains("`state.NAME.SLOT`"));
     }
 
-    /// Settings, and hyperparameters of which PyTorch makes tuples, texts and integers.
+    /// Covers settings, and hyperparameters that PyTorch stores as tuples, strings and integers.
     #[test]
     fn names_and_settings_are_those_of_get_optimizer_state_dict() {
         let numbers = [

@@ -1,4 +1,4 @@
-//! Checkpoints as a program saves them, with zeros for tensors.
+//! Checkpoints as a program saves them, with zeros as tensors.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 /// An object: its kind, its name, its state, and its tensors of 32-bit floats.
 pub(crate) type Entry<'a> = (&'a str, &'a str, Option<Value>, Vec<(&'a str, Vec<u64>)>);
 
-/// Writes a checkpoint of these objects, beside those that every run has.
+/// Writes a checkpoint of these objects, and of those that every run has.
 pub(crate) fn write(folder: &Path, ranks: usize, step: u64, entries: &[Entry<'_>]) {
     let staging = Staging::create(folder, "test").unwrap();
     let (mut files, mut objects) = (BTreeMap::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Weights out of folders that `torch.distributed.checkpoint` has written.
+//! Weights from folders that `torch.distributed.checkpoint` has written.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,12 +17,12 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dcp").join(name)
 }
 
-/// A checkpoint that Brigade has saved.
+/// Returns the path of a checkpoint that Brigade has saved.
 fn ours() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures/checkpoint_version_2")
 }
 
-/// A copy of the folder that two ranks have written.
+/// Copies the folder that two ranks have written.
 fn copied(to: &Path) {
     fs::create_dir_all(to).unwrap();
     for file in [".metadata", "__0_0.distcp", "__1_0.distcp"] {
@@ -56,7 +56,7 @@ fn parts_of_two_ranks_are_joined() {
         assert_eq!(report.read[0], read);
         assert_eq!(report.left_out, ["optim: a weights file holds one model and nothing else"]);
     }
-    // The moments of Adam are there under their own key.
+    // Adam's moments are under a key of their own.
     let options = WeightsOptions { key: Some("optim".into()), ..WeightsOptions::default() };
     let to = folder.join("optim.safetensors");
     convert_with(&folder.join("run"), &to, TARGET, &options).unwrap();
@@ -64,7 +64,7 @@ fn parts_of_two_ranks_are_joined() {
     assert!(names.contains(&"state.0.weight.exp_avg".to_owned()), "{names:?}");
 }
 
-/// One rank has the left columns of a weight, the other the right ones.
+/// Reads a weight of which one rank has the left columns, the other the right ones.
 #[test]
 fn parts_of_columns_are_joined() {
     let folder = tempfile::tempdir().unwrap();
@@ -75,7 +75,7 @@ fn parts_of_columns_are_joined() {
     assert_eq!(report.read[0], read);
 }
 
-/// A checkpoint of two models and two optimizers goes there and back.
+/// Converts a checkpoint of two models and two optimizers to a folder and back.
 #[test]
 fn a_checkpoint_is_written_and_read_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -101,7 +101,7 @@ fn a_checkpoint_is_written_and_read_back() {
     };
     assert_eq!(state(&back), state(&ours));
 
-    // Weights alone, of a checkpoint or a file.
+    // Only weights, from a checkpoint or a file.
     let options = WeightsOptions { key: Some("model".into()), ..WeightsOptions::default() };
     convert_with(&ours, &folder.path().join("one"), Target::Dcp, &options).unwrap();
     convert(&ours.join("model.safetensors"), &folder.path().join("file"), Target::Dcp).unwrap();
@@ -159,7 +159,7 @@ fn what_is_missing_or_cut_is_named() {
     assert!(matches!(error, Error::Damaged { .. }), "{error}");
     assert!(error.to_string().contains("are not in a file of 3000"), "{error}");
 
-    // A bit of a weight, which only the checksum knows of.
+    // A changed bit of a weight, which only the checksum can detect.
     copied(&folder.join("changed"));
     let file = folder.join("changed/__0_0.distcp");
     let mut bytes = fs::read(&file).unwrap();
@@ -171,7 +171,7 @@ fn what_is_missing_or_cut_is_named() {
     let error = refused("changed").to_string();
     assert!(error.contains("__0_0.distcp is damaged: the checksum of the entry"), "{error}");
 
-    // Another rank's file in its place: no part is what the metadata say.
+    // Another rank's file in its place: no part matches the metadata.
     copied(&folder.join("exchanged"));
     let (one, other) =
         (folder.join("exchanged/__0_0.distcp"), folder.join("exchanged/__1_0.distcp"));
@@ -189,7 +189,7 @@ fn what_is_missing_or_cut_is_named() {
     assert_eq!(dcp_folder(folder).unwrap(), None);
 }
 
-/// Metadata that only someone who means harm, or a broken writer, writes.
+/// Checks metadata that only an attacker or a broken writer produces.
 #[test]
 fn metadata_that_do_not_fit_their_files_are_named() {
     let bytes = fs::read(fixture("torch_2_13/.metadata")).unwrap();
@@ -206,7 +206,7 @@ fn metadata_that_do_not_fit_their_files_are_named() {
         assert!(error.contains(expected), "{error}");
         assert!(!to.exists());
     };
-    // One weight under many names: the files would be read as often as there are names.
+    // One weight under many names would make the files be read once per name.
     let copy = |metadata: &mut DcpMetadata| {
         let places = metadata.places.iter().filter(|it| it.name == "model.0.weight").cloned();
         let places: Vec<_> = places.collect();

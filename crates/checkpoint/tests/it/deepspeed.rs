@@ -1,4 +1,5 @@
-//! Checkpoints that DeepSpeed has written: `fixtures/deepspeed/make.py` has made them, with what its own script reads.
+//! Checkpoints written by DeepSpeed. `fixtures/deepspeed/make.py` has made them, with the values that DeepSpeed's own
+//! script reads.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,7 +38,8 @@ fn copied(from: &Path, to: &Path) {
     }
 }
 
-/// The universal checkpoint that DeepSpeed has made of the step of a stage, with the model's states that it copies.
+/// Makes the universal checkpoint that DeepSpeed converts a step of this stage to, with the model's states that it
+/// copies.
 fn universal(stage: u64, to: &Path) {
     copied(&fixture(&format!("universal-{stage}")), to);
     let step = fixture(&format!("{stage}-bfloat16/global_step2"));
@@ -66,7 +68,7 @@ fn read(tensor: &impl TensorData) -> (String, Vec<u8>) {
     (tensor.info().to_string(), bytes)
 }
 
-/// The moments under the names that the script gives them.
+/// Returns the moments under the names that the script gives them.
 fn moments(run: &DeepSpeedFolder) -> Values {
     let mut all = Values::new();
     for (name, slots) in run.moments().unwrap() {
@@ -88,7 +90,7 @@ fn weights_are_those_of_zero_to_fp32() {
             let mut found = values(&to);
             let expected = values(&fixture(&format!("{step}.safetensors")));
             if step.starts_with('1') {
-                // With stage 1 its script has no frozen parameters, which the model's states hold.
+                // With stage 1, DeepSpeed's script lacks the frozen parameters that the model's states contain.
                 assert!(
                     report.read[1].starts_with("`frozen.weight`, `frozen.bias` from the model's")
                 );
@@ -107,7 +109,7 @@ fn weights_are_those_of_zero_to_fp32() {
     }
 }
 
-/// DeepSpeed's BF16_Optimizer does not write its stage, so that its own script refuses the files.
+/// Reads files without a stage: DeepSpeed's BF16_Optimizer does not write it, so its own script refuses them.
 #[test]
 fn weights_of_the_optimizer_of_bfloat16_are_those_that_its_model_rounds() {
     let folder = tempfile::tempdir().unwrap();
@@ -147,7 +149,7 @@ fn universal_checkpoints_have_the_weights_and_moments_of_their_steps() {
         assert_eq!((universal.ranks(), universal.step()), (step.ranks(), step.step()));
         let mut of_step = moments(&step);
         if stage == 3 {
-            // DeepSpeed's own conversion has no steps there.
+            // DeepSpeed's own conversion writes no steps there.
             of_step.retain(|name, _| !name.ends_with("/step"));
         }
         assert_eq!(moments(&universal), of_step);
@@ -162,7 +164,7 @@ fn moments_have_the_names_and_shapes_of_their_parameters() {
     found.retain(|name, _| !name.ends_with("/step"));
     assert_eq!(found, values(&fixture("3-bfloat16.moments.safetensors")));
 
-    // One state of all parameters as a file.
+    // One state of all parameters, in one file.
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("exp_avg.safetensors");
     let options = WeightsOptions { key: Some("exp_avg".into()), ..WeightsOptions::default() };
@@ -177,7 +179,7 @@ fn moments_have_the_names_and_shapes_of_their_parameters() {
     );
 }
 
-/// What opening a changed copy of a step says.
+/// Returns the error of opening a changed copy of a step.
 fn refused(step: &str, change: impl FnOnce(&Path)) -> String {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("global_step2");
@@ -323,7 +325,7 @@ fn cut_and_changed_files_are_errors_or_other_weights() {
     }
 }
 
-/// Numbers in a tensor, for files in DeepSpeed's form.
+/// A tensor of numbers, for files in DeepSpeed's form.
 #[derive(Clone)]
 struct Numbers(Vec<f32>);
 
@@ -347,7 +349,7 @@ fn ints(numbers: &[i64]) -> Tree {
     Value::Tuple(numbers.iter().copied().map(Value::Int).collect())
 }
 
-/// Names and sizes of a group's parameters.
+/// Returns names and sizes of a group's parameters.
 fn shapes(parameters: &[(&str, &[i64])]) -> Tree {
     Value::dict(parameters.iter().map(|(name, size)| (*name, ints(size))))
 }
@@ -376,7 +378,7 @@ fn model(groups: Vec<Tree>) -> Tree {
     ])
 }
 
-/// A rank's part of a group of the weights, and moments that are 100 and 200 more.
+/// Returns a rank's partition of a group: weights, and moments that are 100 and 200 greater.
 fn optimizer(stage: i64, ranks: i64, group: std::ops::Range<i32>) -> Tree {
     let moment = |more: i32| numbers(group.start + more..group.end + more);
     let slots = Value::dict([
@@ -415,7 +417,7 @@ fn parameters_with_elements_between_them_are_cut_out() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let paddings = Value::List(vec![Value::List(vec![Value::Int(1), Value::Int(0)])]);
-    // As elastic checkpoints have it: a list, without padding at the end.
+    // Elastic checkpoints have a list, without padding at the end.
     let elastic = Value::List(vec![Value::dict([("step", Value::Int(5)), ("m", numbers(0..4))])]);
     let changes =
         |base| vec![("param_alignment_paddings", paddings.clone()), ("base_optimizer_state", base)];
@@ -439,7 +441,7 @@ fn parameters_with_elements_between_them_are_cut_out() {
 fn ranks_without_a_part_of_a_small_parameter_are_passed_over() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    // Five elements of four ranks: 2, 2, 1, and none; one element; none.
+    // Five elements over four ranks: 2, 2, 1, and none. Then one element, and none.
     let groups = vec![shapes(&[("five", &[5]), ("one", &[]), ("none", &[0, 3])])];
     for rank in 0..4i32 {
         save_optimizer(folder, rank as usize, optimizer(3, 4, rank * 10..rank * 10 + 3));
@@ -473,7 +475,7 @@ fn ranks_without_a_part_of_a_small_parameter_are_passed_over() {
 
 #[test]
 fn contradictions_are_refused() {
-    // One rank with eight elements.
+    // A single rank with eight elements.
     let good = || optimizer(2, 1, 0..8);
     let shapes_of = |parameters: &[(&str, &[i64])]| model(vec![shapes(parameters)]);
     let fits = || shapes_of(&[("a", &[4, 2])]);
@@ -620,7 +622,7 @@ fn a_tied_parameter_that_was_not_saved_is_named() {
     assert_eq!(found["a"], found["d"]);
 }
 
-/// A program of two parameters right after `prepare`.
+/// Writes the checkpoint of a program with two parameters, right after `prepare`.
 fn program(folder: &Path) {
     let numbers = json!({
         "lr": 0.02, "initial_lr": 0.02, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "amsgrad": 0.0
@@ -643,7 +645,7 @@ fn a_step_becomes_a_checkpoint_with_weights_and_moments() {
     let folder = folder.path();
     program(&folder.join("like"));
     for stage in [2, 3] {
-        // As Accelerate's save_state has it: one folder of DeepSpeed's, whose parameters are in another order.
+        // As from Accelerate's save_state: one folder of DeepSpeed's, with the parameters in another order.
         let from = folder.join(format!("from-{stage}"));
         fs::create_dir_all(&from).unwrap();
         fs::write(from.join("latest"), "pytorch_model").unwrap();
@@ -678,7 +680,7 @@ fn a_step_becomes_a_checkpoint_with_weights_and_moments() {
         let checkpoint = Checkpoint::open(&to).unwrap();
         assert_eq!(checkpoint.verify().len(), 0);
         assert_eq!(checkpoint.manifest().step, 5);
-        // Stage 2 has the parameters one after the other, stage 3 each in two halves.
+        // Stage 2 stores the parameters one after the other, stage 3 each in two halves.
         let (a, b) = match stage {
             3 => ([1.0, 2.0, 3.0, 5.0, 6.0, 7.0], [0.0, 4.0]),
             _ => ([2.0, 3.0, 4.0, 5.0, 6.0, 7.0], [0.0, 1.0]),
@@ -704,7 +706,7 @@ fn a_step_becomes_a_checkpoint_with_weights_and_moments() {
     }
 }
 
-/// `fixtures/deepspeed/make_accelerate.py` has made it.
+/// The fixture was made by `fixtures/deepspeed/make_accelerate.py`.
 #[test]
 fn a_folder_of_accelerate_with_deepspeed_becomes_a_checkpoint() {
     let folder = tempfile::tempdir().unwrap();

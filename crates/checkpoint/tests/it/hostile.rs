@@ -1,4 +1,4 @@
-//! Small files that ask for much: memory, disk, or places outside their folder.
+//! Small files that request much memory or disk, or places outside their folder.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn tuple(values: &[i64]) -> Vec<u8> {
     [b"(".as_slice(), &items.collect::<Vec<u8>>(), b"t"].concat()
 }
 
-/// A tensor over storage `0` of `elements` floats.
+/// Returns the pickle of a tensor over storage `0` of `elements` floats.
 fn tensor(elements: i32, size: &[i64], stride: &[i64]) -> Vec<u8> {
     [
         b"ctorch._utils\n_rebuild_tensor_v2\n((".as_slice(),
@@ -39,7 +39,7 @@ fn tensor(elements: i32, size: &[i64], stride: &[i64]) -> Vec<u8> {
     .concat()
 }
 
-/// A state dictionary of these tensors over one storage of floats.
+/// Returns a state dictionary of these tensors over one storage of floats.
 fn weights(elements: usize, tensors: &[Vec<u8>]) -> Vec<u8> {
     let items = tensors.iter().enumerate();
     let items = items.flat_map(|(i, tensor)| [text(&format!("t{i}")), tensor.clone()].concat());
@@ -56,7 +56,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Checks that every reader refuses it and leaves no files behind. Returns the error.
+/// Checks that every reader refuses the file and leaves no files behind. Returns the error.
 fn refused(file: &[u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in.pth");
@@ -75,14 +75,14 @@ fn refused(file: &[u8]) -> String {
 
 #[test]
 fn a_view_may_not_repeat_its_storage_out_of_proportion() {
-    // torch.save(torch.as_strided(torch.rand(1), (100000, 100000), (0, 0))), and its kin.
+    // torch.save(torch.as_strided(torch.rand(1), (100000, 100000), (0, 0))), and similar views.
     let max = i64::from(i32::MAX);
     for (elements, size, stride) in [
         (1, vec![100_000, 100_000], vec![0, 0]),
         (1, vec![max, max], vec![0, 0]),
         (1, vec![i64::MAX], vec![0]),
         (1000, vec![500, 100_000], vec![1, 0]),
-        // A window that moves by one: no stride is 0.
+        // A window that moves by one element: no stride is 0.
         (3000, vec![1500, 1500], vec![1, 1]),
     ] {
         let file = weights(elements, &[tensor(elements as i32, &size, &stride)]);
@@ -102,7 +102,7 @@ fn tensors_may_not_share_a_storage_out_of_proportion() {
     let error = refused(&weights(100_000, &vec![whole.clone(); 40]));
     assert!(error.contains("share storages"), "{error}");
 
-    // As often as the layers of a model that uses one again and again, it is fine.
+    // Allowed: as many uses as the layers of a model that shares one storage.
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("in.pth"), folder.path().join("out.safetensors"));
     fs::write(&from, weights(100_000, &vec![whole; 12])).unwrap();
@@ -124,7 +124,7 @@ fn a_small_expanded_tensor_is_what_it_says() {
     assert_eq!(floats, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
 }
 
-/// A long string, sizes or names that are kept once and recalled with two bytes each.
+/// Checks a long string, sizes or names that are stored once and recalled with two bytes each.
 #[test]
 fn repetitions_in_a_pickle_cost_no_memory() {
     let folder = tempfile::tempdir().unwrap();
@@ -165,7 +165,7 @@ fn repetitions_in_a_pickle_cost_no_memory() {
     assert!(error.contains("100000 dimensions"), "{error}");
 }
 
-/// Each value of a tree has all keys above it in its place, and each state dictionary in its key.
+/// Checks nested keys: each value of a tree has all keys above it in its place, and each state dictionary in its key.
 #[test]
 fn long_keys_around_many_values_cost_no_memory() {
     let folder = tempfile::tempdir().unwrap();
@@ -186,7 +186,7 @@ fn long_keys_around_many_values_cost_no_memory() {
             assert!(error.to_string().contains("the keys of its dictionaries"), "{error}");
         }
     }
-    // Numbers have no place.
+    // Numbers need no place.
     let file = open(&within(&many(b"K\x01", 200_000)));
     file.value().unwrap().try_map(&mut |_, tensor| Ok::<_, Error>(tensor)).unwrap();
     assert!(matches!(file.state_dict(None), Err(Error::NoStateDict { .. })));
@@ -222,14 +222,13 @@ fn manifest(objects: &str, files: &str) -> String {
     )
 }
 
-/// Writes a checkpoint's folder with this manifest under its right checksum, which is told by the error
-/// about a wrong one.
+/// Writes a checkpoint's folder with this manifest and its correct checksum, taken from the error about a wrong one.
 fn checkpoint(folder: &Path, manifest: &str) -> Result<Checkpoint, Error> {
     fs::create_dir_all(folder).unwrap();
     fs::write(folder.join(MANIFEST), manifest).unwrap();
     let Err(error) = Manifest::read(folder) else { panic!("it has no checksum") };
     let message = error.to_string();
-    let Some((_, rest)) = message.split_once("its own checksum is ") else { return Err(error) };
+    let Some((_, rest)) = message.split_once("its checksum is ") else { return Err(error) };
     let right = manifest.replace(r#""crc32":"""#, &format!(r#""crc32":"{}""#, &rest[..8]));
     fs::write(folder.join(MANIFEST), right).unwrap();
     Checkpoint::open(folder)
@@ -268,7 +267,7 @@ fn names_in_a_manifest_stay_in_its_folder() {
             assert!(error.to_string().contains("not a file name"), "{bad:?}: {error}");
         }
     }
-    // The manifest itself is none of its files, and two objects cannot have the same files.
+    // The manifest must not be one of its files, and two objects must not share files.
     let error = checkpoint(&inside, &manifest("[]", &files(&[MANIFEST]))).unwrap_err();
     assert!(error.to_string().contains("names itself"), "{error}");
     let one = r#"{"kind":"custom","name":"custom"}"#;
@@ -309,7 +308,7 @@ fn names_in_an_index_stay_in_its_folder() {
 #[test]
 fn sizes_in_a_manifest_cost_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    // Of u64::MAX bytes twice; its files are not there.
+    // Two files that claim u64::MAX bytes and do not exist.
     let facts = format!(r#"{{"bytes":{},"crc32":"00000000"}}"#, u64::MAX);
     let files = format!(r#"{{"a":{facts},"b":{facts}}}"#);
     let error = checkpoint(folder.path(), &manifest("[]", &files)).unwrap_err();
@@ -324,7 +323,7 @@ fn sizes_in_a_manifest_cost_nothing() {
     assert!(error.to_string().contains("it has 1 bytes"), "{error}");
 }
 
-/// A model of one tensor `w`, whose entry in the manifest is given, and its file of two floats.
+/// Writes a model with one tensor `w`, of which the manifest's entry is given, and a file of two floats.
 fn model(folder: &Path, mesh: &str, entry: &str) -> Result<Checkpoint, Error> {
     let file = folder.join("model.safetensors");
     fs::create_dir_all(folder).unwrap();
@@ -363,7 +362,7 @@ fn a_manifest_that_contradicts_itself_or_its_files_is_refused() {
     let object = &checkpoint.manifest().objects[0];
     assert_eq!(checkpoint.chunks(object).unwrap()["w"][0].info.shape, [2]);
 
-    // Refused when it is opened.
+    // Fails when the checkpoint is opened.
     let other = chunk(r#","key":"v""#, "[1]", "[2]");
     let max = format!("[{}]", u64::MAX);
     let two = format!("{MESH},{MESH}");
@@ -393,7 +392,7 @@ fn a_manifest_that_contradicts_itself_or_its_files_is_refused() {
         assert!(error.to_string().contains(expected), "{expected}: {error}");
     }
 
-    // Refused when it is compared with the headers, which is before a tensor is read.
+    // Fails when the manifest is compared with the headers, before a tensor is read.
     for (entry, expected) in [
         (entry("[3]", replicated, &[&chunk("", "[0]", "[3]")]), "it was written as [3] of F32"),
         (good.replace("F32", "F16"), "it was written as [2] of F16"),
@@ -450,7 +449,7 @@ fn a_sharded_tensor_can_be_told_and_is_not_misread() {
     let object = &checkpoint.manifest().objects[0];
     let stored = &checkpoint.stored(object).unwrap()["w"];
     assert_eq!((stored.info.shape.clone(), stored.chunks.len()), (vec![4, 3], 2));
-    // Rows are joined in their order, whatever that of the chunks.
+    // Rows are joined in order, regardless of the order of the chunks.
     let to = folder.path().join("out.safetensors");
     convert(&target, &to, Target::Weights(&Safetensors)).unwrap();
     let weights = brigade_checkpoint::WeightsReader::open(&to).unwrap();

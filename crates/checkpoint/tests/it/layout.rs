@@ -1,4 +1,4 @@
-//! A folder that is there whole or not at all, and what is said of those that are not whole.
+//! Checkpoint folders that appear complete or not at all, and errors about incomplete ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use brigade_checkpoint::layout::{
 };
 use brigade_checkpoint::{Error, FileName};
 
-/// A small checkpoint with one object and one file.
+/// Writes a small checkpoint with one object and one file.
 fn write(target: &Path, unique: &str, text: &[u8]) -> Result<(), Error> {
     let staging = Staging::create(target, unique)?;
     let mut file = ChecksumWriter::create(staging.path().join("custom.json"))?;
@@ -76,13 +76,13 @@ fn unfinished_checkpoints_are_removed_by_their_owner_or_a_later_save() {
     let target = folder.path().join("checkpoint_0");
     let staging = Staging::create(&target, "a").unwrap();
     let left = staging.path().to_owned();
-    // Its owner lives.
+    // The owner is alive and holds the lock.
     assert_eq!(sweep(folder.path()).unwrap(), 0);
     assert!(left.is_dir());
     drop(staging);
     assert!(!left.exists());
 
-    // As after SIGKILL: there, and nothing has the lock.
+    // As after SIGKILL: the folder exists and is not locked.
     fs::create_dir(&left).unwrap();
     fs::write(left.join("model.safetensors"), "half").unwrap();
     fs::create_dir(folder.path().join(".git")).unwrap();
@@ -131,12 +131,12 @@ fn every_fault_has_its_name() {
     assert!(error.to_string().contains("update Brigade"), "{error}");
     let error = with("\"version\": 2,", "");
     assert!(matches!(error, Error::Damaged { .. }), "{error}");
-    assert!(error.to_string().contains("does not tell its version"), "{error}");
+    assert!(error.to_string().contains("has no version"), "{error}");
     let error = with(FORMAT, "another-format");
     assert!(matches!(error, Error::NotACheckpoint { .. }), "{error}");
     let error = with("\"step\": 7", "\"step\": 8");
     assert!(matches!(error, Error::Damaged { .. }), "{error}");
-    assert!(error.to_string().contains("its own checksum"), "{error}");
+    assert!(error.to_string().contains("its checksum is"), "{error}");
     for cut in 0..text.len() - 1 {
         fs::write(target.join(MANIFEST), &text[..cut]).unwrap();
         let error = Checkpoint::open(&target).unwrap_err();
@@ -154,7 +154,7 @@ fn every_fault_has_its_name() {
     assert!(damaged.state(&damaged.manifest().objects[0]).is_err());
     fs::write(target.join("custom.json"), b"{\"ans").unwrap();
     let error = Checkpoint::open(&target).unwrap_err().to_string();
-    assert!(error.contains("its custom.json has 5 bytes, it was written with 15"), "{error}");
+    assert!(error.contains("its custom.json has 5 bytes, but it was written with 15"), "{error}");
     fs::remove_file(target.join("custom.json")).unwrap();
     let error = Checkpoint::open(&target).unwrap_err().to_string();
     assert!(error.contains("its custom.json is missing"), "{error}");

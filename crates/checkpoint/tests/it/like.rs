@@ -1,5 +1,5 @@
-//! Runs of Hugging Face's Trainer and of Lightning become checkpoints, and what would come from the checkpoint
-//! that says what goes where is refused unless it is asked for. `fixtures/make_trainer.py` has made the inputs.
+//! Conversion of Hugging Face Trainer and Lightning runs into checkpoints. States that would come from the `like`
+//! checkpoint are refused unless they are requested. `fixtures/make_trainer.py` has made the inputs.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -17,12 +17,12 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// The program of the fixtures, as it is right after `prepare`; `kind` of optimizer `Adam` or `SGD`.
+/// Writes the checkpoint of the fixtures' program right after `prepare`, with an optimizer of kind `Adam` or `SGD`.
 fn program(folder: &Path, kind: &str, ranks: usize) {
     program_after(0, folder, kind, ranks);
 }
 
-/// The same with an optimizer that has made so many steps, and a schedule that has made as many for each rank.
+/// Writes the same with an optimizer after this many steps, and a schedule that has made as many per rank.
 fn program_after(steps: u64, folder: &Path, kind: &str, ranks: usize) {
     let weights = [
         ("0.weight", vec![5, 4]),
@@ -62,7 +62,7 @@ fn program_after(steps: u64, folder: &Path, kind: &str, ranks: usize) {
 }
 
 struct Made {
-    /// Keeps the files.
+    /// Owner of the temporary files.
     folder: tempfile::TempDir,
     report: Report,
 }
@@ -80,7 +80,7 @@ impl Made {
         self.state(object).get(key)?.as_int()
     }
 
-    /// Names, types and bytes of an object's tensors.
+    /// Returns names, types and bytes of an object's tensors.
     fn values(&self, object: &str) -> Vec<(String, String, Vec<u8>)> {
         values(&self.folder.path().join(format!("made/{object}.safetensors")))
     }
@@ -111,7 +111,7 @@ fn made(from: &Path, kind: &str, ranks: usize, keep: &[StateKind]) -> Result<Mad
     made_like(folder, from, keep)
 }
 
-/// From the program that has saved `like` in the folder.
+/// Converts for the program that has saved `like` in the folder.
 fn made_like(folder: tempfile::TempDir, from: &Path, keep: &[StateKind]) -> Result<Made, Error> {
     let (like, made) = (folder.path().join("like"), folder.path().join("made"));
     match convert_like(from, &made, &like, keep) {
@@ -123,7 +123,7 @@ fn made_like(folder: tempfile::TempDir, from: &Path, keep: &[StateKind]) -> Resu
     }
 }
 
-/// What is refused, and the flag that allows it.
+/// Returns the states that are refused, and the flag that allows them.
 fn refused(from: &Path, keep: &[StateKind]) -> (String, String) {
     let error = made(from, "Adam", 1, keep).err().unwrap();
     let text = error.to_string();
@@ -168,7 +168,8 @@ fn a_folder_of_trainers_is_read_whole() {
     assert!(!left.contains("optimizer.pt") && !left.contains("scheduler.pt: not"), "{left}");
 }
 
-/// Accelerate's folder of FSDP with SHARDED_STATE_DICT, which `fixtures/dcp/make_with_accelerates_layout.py` has made.
+/// Converts Accelerate's folder of FSDP with SHARDED_STATE_DICT, made by
+/// `fixtures/dcp/make_with_accelerates_layout.py`.
 #[test]
 fn the_parts_of_ranks_and_the_states_of_their_optimizer_are_read() {
     let keep = [StateKind::Loader, StateKind::Random, StateKind::Scheduler];
@@ -217,11 +218,11 @@ fn damaged_folders_of_ranks_are_errors_and_no_panics() {
             assert!(error.contains(file), "{file} of {end}: {error}");
         }
         for at in (0..length).step_by(length / 12) {
-            // An error, or other numbers: not every byte has a checksum.
+            // Either an error or other numbers: not every byte has a checksum.
             let _ = damaged(file, &|bytes| bytes[at] ^= 0x55);
         }
     }
-    // Not the value of a number: the checkpoint of the other rank in its place.
+    // A file in place of a number's value: the checkpoint of the other rank.
     let other = fs::read(fixture("dcp/fsdp/optimizer_0/__0_0.distcp")).unwrap();
     let error =
         damaged("optimizer_0/__1_0.distcp", &|bytes| bytes[..other.len()].copy_from_slice(&other));
@@ -236,7 +237,7 @@ fn damaged_folders_of_ranks_are_errors_and_no_panics() {
 #[test]
 fn a_dictionary_of_lightnings_is_read_whole() {
     let from = fixture("lightning.ckpt");
-    // Lightning keeps no random states.
+    // Lightning does not save random states.
     let (states, kinds) = refused(&from, &[StateKind::Custom]);
     assert_eq!(kinds, "custom,loader,random");
     assert!(states.contains("rank_0: there are no random states for it"), "{states}");
@@ -256,7 +257,7 @@ fn a_dictionary_of_lightnings_is_read_whole() {
     }
 }
 
-/// The weights of one run under the optimizer of another would train on without a word.
+/// Otherwise, weights of one run under the optimizer of another would train on without an error.
 #[test]
 fn states_that_a_source_lacks_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
@@ -272,7 +273,7 @@ fn states_that_a_source_lacks_are_refused_by_name() {
     assert!(!states.contains("optimizer: ") && states.contains("scheduler: "), "{states}");
     let made = made(folder.path(), "Adam", 1, &StateKind::ALL).unwrap();
     assert_eq!((made.step(), made.report.kept.len()), (0, 4));
-    // Accelerate's, plain PyTorch's: the same.
+    // Accelerate's and plain PyTorch's states give the same result.
     fs::copy(fixture("trainer/optimizer.pt"), folder.path().join("optimizer.bin")).unwrap();
     assert_eq!(refused(folder.path(), &[]).1, "loader,random,scheduler");
 }
@@ -289,7 +290,7 @@ fn several_processes_of_trainers_step_a_schedule_once() {
     }
     let made = made(folder.path(), "Adam", 2, &[StateKind::Loader]).unwrap();
     assert_eq!((made.step(), made.count("scheduler", "position")), (5, Some(5)));
-    // A rank without a file.
+    // One rank has no file.
     fs::remove_file(folder.path().join("rng_state_1.pth")).unwrap();
     let error = self::made(folder.path(), "Adam", 2, &[StateKind::Loader]).err().unwrap();
     assert!(error.to_string().contains("rank_1: there are no random states"), "{error}");
@@ -318,7 +319,7 @@ impl TensorData for Zeros {
     }
 }
 
-/// SGD counts no steps; `global_step` does.
+/// Uses `global_step`, since SGD counts no steps.
 #[test]
 fn steps_are_taken_from_what_tells_them() {
     let folder = tempfile::tempdir().unwrap();
@@ -350,7 +351,7 @@ fn steps_are_taken_from_what_tells_them() {
             ("state_dict", model),
             ("optimizer_states", Value::List(vec![optimizer])),
             ("lr_schedulers", Value::List(vec![scheduler])),
-            // A scaler that is off.
+            // A disabled scaler.
             ("MixedPrecision", Value::Dict(Vec::new())),
         ];
         Value::dict(states.into_iter().chain(more))
@@ -365,14 +366,15 @@ fn steps_are_taken_from_what_tells_them() {
     put(&dictionary(vec![("global_step", Value::Int(7))]));
     let told = made(&from, "SGD", 1, &keep).unwrap();
     assert_eq!((told.step(), told.count("optimizer", "steps")), (7, Some(7)));
-    let line = "optimizer: 7 steps, of global_step: optimizer_states[0] does not tell its own";
+    let line =
+        "optimizer: 7 steps, taken from global_step: optimizer_states[0] has no count of steps";
     assert!(told.report.changed.contains(&line.to_owned()), "{:?}", told.report);
     put(&dictionary(vec![]));
     let untold = made(&from, "SGD", 1, &keep).unwrap();
     assert_eq!((untold.step(), untold.count("scheduler", "position")), (0, Some(7)));
     let said = untold.report.changed.join("\n");
     assert!(
-        said.contains("optimizer: its count of steps, which optimizer_states[0] does not tell"),
+        said.contains("optimizer: its count of steps, which optimizer_states[0] does not have"),
         "{said}"
     );
 }
@@ -388,7 +390,7 @@ fn the_steps_of_an_optimizer_that_is_kept_are_those_of_the_run() {
     assert_eq!((made.step(), made.count("optimizer", "steps")), (6, Some(6)));
 }
 
-/// Accelerate's folder of two processes whose optimizer has made 5 steps.
+/// Converts Accelerate's folder of two processes whose optimizer has made 5 steps.
 #[test]
 fn a_schedule_stepped_per_process_needs_a_program_after_its_first_step() {
     let from = tempfile::tempdir().unwrap();
@@ -411,7 +413,7 @@ fn a_schedule_stepped_per_process_needs_a_program_after_its_first_step() {
     let expected = "once for each of 2 processes; for a program with step_per_process(true), give a --like that \
                     was saved after its first step";
     assert!(said.contains(expected), "{said}");
-    // One that has shown how it counts.
+    // A program whose checkpoint shows how it counts.
     let folder = tempfile::tempdir().unwrap();
     program_after(1, &folder.path().join("like"), "Adam", 2);
     let later = made_like(folder, from.path(), &StateKind::ALL).unwrap();
@@ -420,7 +422,7 @@ fn a_schedule_stepped_per_process_needs_a_program_after_its_first_step() {
     assert!(!said.contains("step_per_process"), "{said}");
 }
 
-/// What lies beside a model's tensors, and around it, is left out, as `find_weights` does.
+/// Leaves out values besides a model's tensors, and around it, like `find_weights`.
 #[test]
 fn weights_are_found_as_everywhere() {
     let folder = tempfile::tempdir().unwrap();
@@ -461,21 +463,21 @@ fn weights_are_found_as_everywhere() {
     ] {
         assert!(report.left_out.contains(&line.to_owned()), "{line}: {report:?}");
     }
-    // Deeper, and under the settings of a model.
+    // Nested more deeply, and under the settings of a model.
     let settings = Value::dict([("depth", Value::Int(50))]);
     let inside = Value::dict([("state_dict", model("net.", Vec::new()))]);
     let report = converted(&Value::dict([("model", settings), ("net", inside)])).unwrap().report;
     let line = "`model`: a dictionary, which has no place in a checkpoint";
     assert!(report.left_out.contains(&line.to_owned()), "{report:?}");
-    // A part of the model under a prefix is no model.
+    // A part of the model under a prefix is not a model.
     let part = Value::dict([("model.0.weight", zeros(&[5, 4])), ("loss.weight", zeros(&[2]))]);
     let error = converted(&Value::dict([("state_dict", part)])).err().unwrap().to_string();
     assert!(error.contains("state_dict: it lacks `0.bias`"), "{error}");
-    // Several, of which none is meant.
+    // Several models, of which none is chosen.
     let both = Value::dict([("a", model("", Vec::new())), ("b", model("", Vec::new()))]);
     let error = converted(&Value::dict([("model", both)])).err().unwrap().to_string();
     let expected = "it holds 2 state dictionaries where those of one model belong: `model.a`, `model.b`; convert \
-                    the one that is meant alone first (`brigade checkpoint convert run.ckpt model.safetensors \
+                    the one to use on its own first (`brigade checkpoint convert run.ckpt model.safetensors \
                     --key KEY`)";
     assert!(error.contains(expected), "{error}");
 }

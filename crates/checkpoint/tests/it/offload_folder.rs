@@ -51,7 +51,11 @@ fn folders_that_contradict_their_index_are_refused() {
         fs::write(folder.path().join("index.json"), index.replacen(old, new, 1)).unwrap();
     };
     with("\"float32\"", "\"float31\"");
-    assert!(error().contains("`block.weight` is float31, which is not known"), "{}", error());
+    assert!(
+        error().contains("`block.weight` has the dtype float31, which is not supported"),
+        "{}",
+        error()
+    );
     with("block.weight", "../block.weight");
     assert!(error().contains("is not a file name"), "{}", error());
     with("inner", "inside");

@@ -1,4 +1,4 @@
-//! Files of quantised weights: Brigade's own layout, and what GPTQ, AWQ and bitsandbytes have packed
+//! Files of quantized weights: Brigade's own layout, and files packed by GPTQ, AWQ and bitsandbytes
 //! (`fixtures/quantized/make_quantized.py`).
 
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ fn values(weights: &WeightsReader, name: &str, region: &Region) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value)).collect()
 }
 
-/// A region of values of a whole matrix.
+/// Returns a region of the values of a matrix.
 fn part(values: &[f32], columns: usize, region: &Region) -> Vec<f32> {
     let rows = region.offset[0]..region.offset[0] + region.shape[0];
     let first = region.offset[1] as usize;
@@ -56,7 +56,7 @@ fn weights_of_other_packages_are_read_exactly() {
         let expected = values(&expected, "fc.weight", &whole);
         let found = values(&weights, "fc.weight", &whole);
         let largest = expected.iter().fold(0f32, |most, value| most.max(value.abs()));
-        // Nested scales are a product and a sum, which bitsandbytes fuses where the processor can.
+        // Nested scales are a product and a sum, which bitsandbytes fuses where the processor supports it.
         let allowed = if name == "nf4_nested" { 1e-6 * largest } else { 0.0 };
         for (place, (value, expected)) in found.iter().zip(&expected).enumerate() {
             assert!((value - expected).abs() <= allowed, "{name} {place}: {value} {expected}");
@@ -136,7 +136,7 @@ fn the_own_layout_comes_back_to_the_bit() {
             let region = whole.narrow(0, 4, 20).narrow(1, 9, 30);
             let columns = shape[1] as usize;
             assert_eq!(values(&weights, "fc.weight", &region), part(&expected, columns, &region));
-            // Float32 scales in an order, as of GPTQ, the next time.
+            // The second time, float32 scales and an order of columns, as from GPTQ.
             packed.scales[0] *= 1.001;
             packed.order = Some((0..64).rev().collect());
         }
@@ -154,7 +154,7 @@ fn unknown_methods_and_versions_are_errors_that_name_them() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     fs::copy(fixture("gptq4/model.safetensors"), folder.join("model.safetensors")).unwrap();
-    assert!(refused(folder).contains("no config.json beside the file says how"));
+    assert!(refused(folder).contains("there is no config.json beside the file"));
     for (config, text) in [
         (r#"{"quant_method": "gptq", "bits": 3}"#, "gptq with 3 bits"),
         (
@@ -163,7 +163,7 @@ fn unknown_methods_and_versions_are_errors_that_name_them() {
         ),
         (r#"{"quant_method": "awq", "bits": 4, "version": "gemv"}"#, "`version` `gemv` of AWQ"),
         (r#"{"quant_method": "hqq"}"#, "quantised by `hqq`"),
-        // Its shape is that of 8 bits then.
+        // The shape is that of 8 bits then.
         (
             r#"{"quant_method": "gptq", "bits": 8}"#,
             "`fc.weight`: its `qzeros` is [2, 4] of I32, expected [2, 8] of I32",
@@ -189,7 +189,7 @@ fn parts_that_do_not_fit_are_errors_that_name_them() {
     let path = folder.path().join("model.safetensors");
     let packed =
         PackedWeight::quantize(&[1.0; 64], 32, QuantizedFormat::Int4 { group: 32 }, false).unwrap();
-    // The header's text, with others in its place.
+    // Replaces values in the header's text.
     write(&path, "fc.weight", &packed, false);
     let sound = fs::read(&path).unwrap();
     let replaced = |from: &str, to: &str| {

@@ -1,4 +1,4 @@
-//! Weights that stay open: whole tensors and parts of them.
+//! Weights that stay open: reading of whole tensors and of regions.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -15,7 +15,7 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }
 
-/// The file that is read in these tests: its tensor `base` is a matrix, of which `transposed` is a view.
+/// Returns the file for these tests: its tensor `base` is a matrix, of which `transposed` is a view.
 fn kinds() -> Vec<u8> {
     fs::read(fixtures().join("weights/kinds_protocol_4.pth")).unwrap()
 }
@@ -36,7 +36,7 @@ fn read_whole(tensor: TensorReader<'_>) -> Result<Vec<u8>, Error> {
     read(tensor, &Region::whole(&tensor.info().shape))
 }
 
-/// All files of weights among the fixtures: zip archives, the format before them, TorchScript, exported programs.
+/// Covers all weights files among the fixtures: zip archives, the format before them, TorchScript, exported programs.
 #[test]
 fn tensors_are_those_that_conversions_copy() {
     let (mut files, mut tensors) = (0, 0);
@@ -57,7 +57,7 @@ fn tensors_are_those_that_conversions_copy() {
             assert_eq!(reader.tensors().len(), found.tensors.len());
             assert_eq!(reader.key(), found.key);
             for (tensor, (name, expected)) in reader.tensors().zip(&found.tensors) {
-                // Conversions take the prefixes of wrappers off.
+                // Conversions remove the prefixes of wrappers.
                 assert!(tensor.name().ends_with(name), "{}", tensor.name());
                 assert_eq!(tensor.info(), &expected.info(), "{name} of {}", path.display());
                 match read_whole(tensor) {
@@ -152,7 +152,7 @@ fn a_storage_that_is_not_what_was_written_is_found_with_a_tensor_of_it() {
     assert!(error.contains("`base`: the checksum of the entry "), "{error}");
 }
 
-/// Files with these tensors, of float32.
+/// Writes files with these float32 tensors, and opens them.
 fn written(folder: &Path, tensors: &[(&str, &[u64], &[f32])]) -> WeightsReader {
     let path = folder.join("parts.safetensors");
     let infos: Vec<(&str, TensorInfo)> = tensors
@@ -170,7 +170,7 @@ fn written(folder: &Path, tensors: &[(&str, &[u64], &[f32])]) -> WeightsReader {
 fn a_stack_is_read_from_where_its_parts_lie() {
     let folder = tempfile::tempdir().unwrap();
     let values: Vec<f32> = (0u8..24).map(f32::from).collect();
-    // Two elements of 1 and 2 rows, with 4 columns.
+    // Two elements, each of 1 and 2 rows, with 4 columns.
     let parts = [
         ("a.0", &[1u64, 4][..], &values[..4]),
         ("b.0", &[2, 4], &values[4..12]),
@@ -194,7 +194,7 @@ fn a_stack_is_read_from_where_its_parts_lie() {
         let error = weights.stack(vec![stack(name, &elements)]).unwrap_err().to_string();
         assert!(error.contains("cannot be put together") && error.contains(fact), "{error}");
     }
-    // Not the first one either.
+    // After an error, the first stack is not applied either.
     let error = weights.stack(vec![all.clone(), stack("none", &[])]).unwrap_err().to_string();
     assert!(error.contains("`none` cannot be put together: it has no parts"), "{error}");
     assert_eq!(weights.tensors().len(), 4);

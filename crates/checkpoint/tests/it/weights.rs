@@ -1,5 +1,5 @@
-//! Weights files as PyTorch's users have them: both formats of `torch.save`, objects beside the weights, and
-//! weights in dictionaries. `fixtures/weights/make.py` wrote them, and what PyTorch reads from them.
+//! Weights files as PyTorch's users have them: both formats of `torch.save`, objects next to the weights, and weights
+//! in dictionaries. `fixtures/weights/make.py` wrote them, and the values that PyTorch reads from them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,13 +15,13 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/weights").join(name)
 }
 
-/// Names, types with shapes, and bytes.
+/// Type, shape and bytes of each tensor, by name.
 type Known = BTreeMap<String, (TensorInfo, Vec<u8>)>;
 
-/// The same in a file of JSON, the bytes in hexadecimal.
+/// Type, shape and hexadecimal bytes of each tensor, as in a JSON file.
 type Hex = BTreeMap<String, (Dtype, Vec<u64>, String)>;
 
-/// What PyTorch reads.
+/// Returns the tensors that PyTorch reads, by file.
 fn expected() -> BTreeMap<String, Known> {
     let text = fs::read(fixture("weights.json")).unwrap();
     let files: BTreeMap<String, Hex> = serde_json::from_slice(&text).unwrap();
@@ -46,7 +46,7 @@ fn read(weights: &Weights) -> Known {
     read.collect()
 }
 
-/// The key under which a file's weights are, and whether it has to be given.
+/// Returns the key of a file's weights, and `true` if it must be given.
 fn key(file: &str) -> (&'static str, bool) {
     match file {
         "lightning.ckpt" | "lightning_legacy.ckpt" | "python_2.pth" => ("state_dict", false),
@@ -73,7 +73,7 @@ fn names_types_shapes_and_values_are_pytorchs() {
             read.insert(tensor_name, (tensor.info(), bytes));
         }
         assert_eq!(read, tensors, "{name}");
-        // The key may be given, too, in whole and in part.
+        // The key may also be given, whole or in part.
         for key in [Some(key), key.rsplit_once('.').map(|(first, _)| first)].into_iter().flatten() {
             let again = file.state_dict(Some(key).filter(|key| !key.is_empty())).unwrap();
             assert_eq!(again.tensors.len(), tensors.len(), "{name} at {key}");
@@ -90,7 +90,7 @@ fn the_weights_go_through_conversions() {
             key: must_be_given.then(|| key.to_owned()),
             ..WeightsOptions::default()
         };
-        // Named in the report, as what DistributedDataParallel has put before the names is.
+        // Reported, as is the prefix of DistributedDataParallel.
         let mut lines = Vec::new();
         if !key.is_empty() {
             lines.push(format!("the state dictionary under `{key}`"));
@@ -137,7 +137,7 @@ fn objects_are_named_and_nothing_more() {
         assert_eq!(foreign("big").rsplit_once('.').unwrap().1, "int");
         assert!(foreign("names").ends_with(".set") && foreign("frozen").ends_with(".frozenset"));
         assert_eq!(value.get("epoch"), Some(&Value::Int(3)));
-        // Subclasses of list and dict have the items that were put into them.
+        // Subclasses of list and dict keep the items that were put into them.
         assert_eq!(value.get("bag"), Some(&Value::List(vec![Value::Int(7)])), "{name}");
         let default = value.get("default").unwrap();
         assert_eq!(default.get("a"), Some(&Value::List(vec![Value::Int(1)])));
@@ -190,10 +190,10 @@ fn a_file_without_one_state_dictionary_says_what_it_has() {
         ),
         "{message}"
     );
-    // An optimizer's state is none, and a tensor is no dictionary.
+    // An optimizer's state is not a state dictionary, and a tensor is not a dictionary.
     assert!(matches!(error("optimizer.pth", None).0, Error::NoStateDict { .. }));
     assert!(matches!(error("several.pth", Some("model.weight")).0, Error::NoSuchKey { .. }));
-    // What is inside a list has its index for a key.
+    // Items of a list have their index as a key.
     let file = PthFile::open(fixture("several.pth")).unwrap();
     assert_eq!(file.state_dict(Some("lists.0")).unwrap().tensors.len(), 2);
     let file = PthFile::open(fixture("optimizer.pth")).unwrap();
@@ -234,12 +234,12 @@ fn a_prefix_and_a_type_are_taken_on_request() {
     assert!(message.ends_with("no name begins with `backbone.`; names begin with `model`, `loss`"));
     let message = error(options("model.", Some(Dtype::I64)));
     assert!(message.contains("cannot be converted to I64"), "{message}");
-    // Integers stay what they are.
+    // Integers are not converted.
     let options = WeightsOptions { dtype: Some(Dtype::F64), ..WeightsOptions::default() };
     let found = find_weights(&fixture("legacy_state_dict.pth"), &options).unwrap();
     let dtypes: Vec<Dtype> = found.tensors.iter().map(|(_, it)| it.info().dtype).collect();
     assert!(dtypes.contains(&Dtype::I64) && !dtypes.contains(&Dtype::F16), "{dtypes:?}");
-    // A value that is infinite then is counted.
+    // A value that becomes infinite is counted.
     let large = folder.path().join("large.safetensors");
     let header = br#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}  "#;
     let bytes = [
@@ -272,21 +272,21 @@ fn an_old_file_that_is_cut_short_or_changed_is_damaged() {
             ["is neither a safetensors file", "ends within its", "it is cut short: storage"];
         assert!(known.iter().any(|it| message.contains(it)), "{length}: {message}");
     }
-    // The number of elements before the last storage.
+    // Number of elements before the last storage.
     let mut counted = whole.clone();
     let last = whole.len() - 8 - 8;
     assert_eq!(counted[last..last + 8], 1u64.to_le_bytes());
     counted[last] = 3;
     let message = error(&counted);
     assert!(message.contains("is declared as 1 elements but has 3"), "{message}");
-    // The version of the format.
+    // Version of the format.
     let at = whole.windows(3).position(|it| it == b"M\xe9\x03").unwrap();
     let mut other = whole.clone();
     other[at + 1] = 0xea;
     let message = error(&other);
     assert!(message.contains("version 1002 of torch.save's format"), "{message}");
-    // On a machine with the other byte order, PyTorch before 1.6 wrote these numbers in that order, and elements
-    // in this one.
+    // On a machine with the other byte order, PyTorch before 1.6 wrote these numbers in that order, and elements in
+    // little-endian order.
     let mut swapped = whole;
     let at = swapped.windows(13).position(|it| it == b"little_endian").unwrap();
     let truth = at + 13 + 2;
@@ -303,7 +303,7 @@ fn a_view_of_a_storage_stays_in_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in.pth");
     let whole = fs::read(fixture("python_2.pth")).unwrap();
-    // Of a storage of 6 elements: 4 from the third on.
+    // 4 elements from the third on, of a storage of 6.
     let view = [b"U\x0212J".as_slice(), &2u32.to_le_bytes(), b"J", &4u32.to_le_bytes()].concat();
     let at = whole.windows(view.len()).position(|it| it == view).unwrap();
     for (first, elements, expected) in [
@@ -361,7 +361,7 @@ fn shards_hold_what_their_index_says() {
     shard("2.safetensors", &[]);
     let error = read().unwrap_err();
     assert!(error.ends_with("`b` is not in 2.safetensors, where it is to be"), "{error}");
-    // Files of torch.save, one of which has its weights in a dictionary.
+    // Two files of torch.save, one with its weights in a dictionary.
     for (name, key, tensor) in [("1.bin", "state_dict", "weight"), ("2.bin", "model", "bias")] {
         let weights = find_weights(&fixture("lightning.ckpt"), &WeightsOptions::default()).unwrap();
         let (_, value) = weights.tensors.into_iter().next().unwrap();
@@ -390,13 +390,13 @@ fn a_file_that_is_one_state_dictionary_has_no_keys() {
     }
 }
 
-/// Of a pickle that is too long for what it says, the size of the file is not the size.
+/// For a pickle that is too long for its contents, the size of the file does not count as its size.
 #[test]
 fn an_old_file_whose_pickle_does_not_end_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in.pth");
     let whole = fs::read(fixture("legacy_state_dict.pth")).unwrap();
-    // The first pickle is the magic number; the second one goes on to the end of the file.
+    // The first pickle is the magic number. The second one continues to the end of the file.
     let end = whole.iter().position(|byte| *byte == b'.').unwrap() + 1;
     let mut long = whole[..end].to_vec();
     long.extend([b"\x80\x02T".as_slice(), &(80u32 << 20).to_le_bytes()].concat());

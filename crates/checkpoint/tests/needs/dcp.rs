@@ -1,4 +1,4 @@
-//! Folders of `torch.distributed.checkpoint`, to PyTorch and from it.
+//! Folders of `torch.distributed.checkpoint`, written for PyTorch and read from it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -87,7 +87,7 @@ assert torch.equal(whole["model"]["head.bias"], load_file(f"{sys.argv[2]}/model.
     python(script, &[&to, &ours()]);
 }
 
-/// The form that PyTorch's tutorial and torchtitan have, with one key for each number of each parameter.
+/// Converts the form of PyTorch's tutorial and torchtitan, with one key for each number of each parameter.
 #[needs(Pytorch)]
 fn peer_pytorchs_flattened_states_are_read() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
-//! Files of every dtype and format that PyTorch and safetensors write, and files that are something else.
+//! Files of every dtype and format that PyTorch and safetensors write, and files of other kinds.
 //!
-//! `fixtures/make_formats.py` has made the files, and `expected.json` of what PyTorch reads from them.
+//! `fixtures/make_formats.py` has made the files, and `expected.json` with the values that PyTorch reads from them.
 
 use std::fs;
 use std::io::Write;
@@ -23,7 +23,7 @@ fn expected() -> serde_json::Map<String, Json> {
     files
 }
 
-/// Names, dtypes, shapes and bytes, as in `expected.json`.
+/// Returns names, dtypes, shapes and bytes, as in `expected.json`.
 fn found(path: &Path) -> Json {
     let tensors = read_weights(path).unwrap().into_iter().map(|(name, tensor)| {
         let (info, mut bytes) = (tensor.info(), Vec::new());
@@ -72,7 +72,7 @@ fn what_the_target_lacks_is_named() {
         "{said}"
     );
 
-    // Three values of 6 bits would not end at a byte; four do.
+    // Three values of 6 bits would not end at a byte, but four do.
     let header = r#"{"w":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}}"#;
     let six = folder.path().join("six.safetensors");
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[1, 2, 3]].concat();
@@ -105,7 +105,7 @@ fn quantizers_are_read() {
     assert_eq!(file.read_tensor(&zero_points).unwrap(), expected);
 }
 
-/// `torch.jit.freeze` makes constants of parameters, whose names are lost.
+/// Reads a frozen module: `torch.jit.freeze` turns parameters into constants, whose names are lost.
 #[needs()]
 fn a_frozen_script_has_the_constants_of_its_code() {
     let found = found(&formats().join("frozen.jit"));
@@ -157,7 +157,7 @@ fn archives_around_weights_are_named() {
     fs::write(&path, zip("photo.jpg")).unwrap();
     let said = read_weights(&path).unwrap_err().to_string();
     assert!(said.contains("a zip archive, but not one of torch.save"), "{said}");
-    // What other programs made of the file.
+    // The file as packed by other programs.
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     gzip.write_all(&fs::read(formats().join("views.pth")).unwrap()).unwrap();
     fs::write(&path, gzip.finish().unwrap()).unwrap();

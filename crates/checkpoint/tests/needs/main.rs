@@ -1,4 +1,4 @@
-//! Checkpoints and files of weights with PyTorch, and on file systems without direct I/O.
+//! Checkpoints and weights files with PyTorch, and on file systems without direct I/O.
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 

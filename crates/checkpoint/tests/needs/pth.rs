@@ -1,4 +1,4 @@
-//! Files of `torch.save`: what is written is read back, by this crate and by PyTorch.
+//! Files of `torch.save` that are written and read back, by this crate and by PyTorch.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -25,7 +25,7 @@ fn floats(shape: &[u64], values: &[f32]) -> Value<Bytes> {
     Value::Tensor(Bytes(TensorInfo { dtype: Dtype::F32, shape: shape.to_vec() }, bytes))
 }
 
-/// An optimizer's state, with a value of every kind.
+/// Returns an optimizer's state with a value of every kind.
 fn state() -> Value<Bytes> {
     let moments = Value::dict([
         ("step", floats(&[], &[3.0])),

@@ -1,5 +1,5 @@
-//! Every schedule, converted for Accelerate: what is written, what its `load_state` goes on with, and what is
-//! refused because PyTorch has nothing like it.
+//! Conversion of every schedule for Accelerate: the file, the run that `load_state` continues, and refusals of
+//! schedules that PyTorch has no counterpart of.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,13 +17,13 @@ use serde_json::json;
 
 use crate::saved;
 
-/// The rates that the optimizer was built with: its own and the first group's, and the second group's.
+/// Learning rates that the optimizer was built with: its own, equal to the first group's, and the second group's.
 const BUILT: [f64; 2] = [0.1, 0.05];
 
 /// A checkpoint of a linear layer, an Adam in two groups and a schedule.
 struct Saved<'a> {
     ranks: usize,
-    /// Optimizer steps.
+    /// Number of optimizer steps.
     steps: u64,
     position: u64,
     definition: Option<&'a Definition>,
@@ -64,14 +64,14 @@ impl Saved<'_> {
     }
 }
 
-/// A schedule, and the program of Accelerate's that goes on with it.
+/// A schedule, and the program of Accelerate that continues it.
 struct Case {
     name: &'static str,
     definition: Definition,
-    /// The rate of each group and the momentum, by step.
+    /// Learning rate of each group and the momentum, by step.
     values: Box<dyn Fn(u64) -> ([f64; 2], f64)>,
     position: u64,
-    /// Python's scheduler, of `o` and `n`.
+    /// Python expression of the scheduler, with optimizer `o` and number of processes `n`.
     scheduler: String,
 }
 
@@ -96,7 +96,7 @@ fn triangle(step: u64) -> f64 {
     0.1 + 0.3 * (1.0 - (1.0 - place).abs())
 }
 
-/// Every schedule; a `SequentialLR` before, at and after its milestones.
+/// Returns every schedule, with a `SequentialLR` before, at and after its milestones.
 fn cases() -> Vec<Case> {
     let constant = |lr| Schedule::constant(lr).unwrap();
     let linear = |start, end, steps| Schedule::linear(start, end, steps).unwrap();
@@ -134,7 +134,7 @@ fn cases() -> Vec<Case> {
             2,
             "get_linear_schedule_with_warmup(o, 4 * n, 16 * n)",
         ),
-        // Past the lowest rate.
+        // Past the minimum rate.
         case("cosine", cosine(0.0, 8), 5, "CosineAnnealingLR(o, 8 * n)"),
         case("cosine at its end", cosine(0.0, 5), 5, "CosineAnnealingLR(o, 5 * n)"),
         case(
@@ -275,7 +275,7 @@ fn rates_go_on(ranks: usize) {
         expected.push((case.name, rows.collect::<Vec<_>>()));
     }
 
-    // A schedule that counts as Accelerate's with split batches; and one that follows a metric.
+    // A schedule that counts like Accelerate's with split batches, and one that follows a metric.
     let plateau = Plateau { factor: 0.5, patience: 1, cooldown: 1, ..Plateau::new(0.1) };
     let metrics = [0.9, 0.95, 0.96, 0.97, 0.98, 0.5, 0.6, 0.6, 0.6, 0.6];
     let mut state =
@@ -412,13 +412,13 @@ fn a_count_of_each_rank_or_of_epochs_stays() {
     let [one, two] = [1, 2]
         .map(|processes| AccelerateRun { split_batches: false, num_processes: Some(processes) });
     let usual = AccelerateRun::default();
-    // Ranks, position, optimizer steps, the run; its count and its `step_size`.
+    // Ranks, position, optimizer steps, the run, then its count and its `step_size`.
     let table = [
         (2, 5, 5, usual, (10, 6)),
         (2, 5, 5, split, (5, 3)),
         (2, 5, 5, four, (20, 12)),
         (1, 5, 5, usual, (5, 3)),
-        // `step_per_process`, and a schedule of epochs.
+        // With `step_per_process`, and a schedule of epochs.
         (2, 10, 5, usual, (10, 3)),
         (2, 10, 5, two, (10, 3)),
         (2, 2, 50, split, (2, 3)),
@@ -432,7 +432,7 @@ fn a_count_of_each_rank_or_of_epochs_stays() {
         let found = ints(&scheduler, &["last_epoch", "step_size"]);
         assert_eq!(found, [Some(count), Some(size)], "{index}: {report:?}");
     }
-    // Those that Accelerate would step at another pace.
+    // Schedules that Accelerate would step at another pace.
     let folder = tempfile::tempdir().unwrap();
     let leave_out = "Leave out --num-processes and --split-batches, and go on with 2 processes";
     let refused = [
@@ -473,12 +473,12 @@ fn what_pytorch_has_no_counterpart_of_is_named() {
         (
             Definition::All(Described::of(&Moving)),
             1,
-            "a function of the program's own that sets a momentum",
+            "a function of the program that sets a momentum",
         ),
         (
             Definition::Groups(vec![Described::of(&cycle())]),
             1,
-            "its groups have schedules of their own",
+            "its groups have separate schedules",
         ),
         (Definition::Plateau(Plateau::new(0.1)), 2, "--split-batches"),
     ];

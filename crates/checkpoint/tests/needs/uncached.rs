@@ -1,4 +1,4 @@
-//! Files on a file system that has no way past the system's cache.
+//! Files on a file system that cannot bypass the system's cache.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,8 +11,8 @@ const FOLDER: &str = "BRIGADE_TEST_UNCACHED";
 #[needs(Mounts)]
 fn without_direct_io_the_bytes_are_the_same() {
     let folder = tempfile::tempdir().unwrap();
-    // Linux has such a file system everywhere: tmpfs, which needs no root, had no way past the cache
-    // until 6.6, and ramfs, which only root may mount, has none.
+    // Every Linux has such a file system: tmpfs, which needs no root, could not bypass the cache until 6.6, and ramfs,
+    // which only root may mount, cannot.
     let script = "mount -t ramfs none \"$1\" 2>/dev/null || mount -t tmpfs none \"$1\"\n\
                   exec \"$2\" --part uncached::write";
     let mut command = with_mounts(script);

@@ -1,5 +1,5 @@
-//! Weights files of PyTorch's own making, and of packages that were published with them: names, types, shapes
-//! and values are those that `torch.load` gives.
+//! Weights files written by PyTorch, and by packages that were published with them, compared by name, type, shape and
+//! value with `torch.load`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,10 +10,10 @@ use brigade_checkpoint::pth::{PthFile, TensorData};
 use brigade_checkpoint::{Error, Safetensors, TensorInfo};
 use brigade_test_needs::{Need, PUBLISHED_WEIGHTS, needs};
 
-/// Type, shape and checksum of each tensor of a file, by its place.
+/// Type, shape and checksum of each tensor of a file, by place.
 type Tensors = BTreeMap<String, (TensorInfo, u32)>;
 
-/// What `print_tensors` tells of each file, in order.
+/// Returns the output of `print_tensors` for each file, in order.
 fn pytorchs(script: &str, arguments: &[&Path]) -> Vec<(String, Tensors)> {
     let script = [PRINT, script].concat();
     let mut python = Command::new(brigade_test_needs::python(Need::Torch).unwrap());
@@ -34,7 +34,7 @@ fn ours(path: &Path) -> Tensors {
     tensors
 }
 
-/// Random types, shapes, views and sharing, in every protocol, in a zip archive and without one.
+/// Checks random types, shapes, views and sharing, in every protocol, in a zip archive and without one.
 #[needs(Torch)]
 fn peer_files_of_both_formats_are_read_as_pytorch_reads_them() {
     let folder = tempfile::tempdir().unwrap();
@@ -97,7 +97,7 @@ print_tensors([str(path) for path in paths if path.suffix in ENDINGS])
         let path = Path::new(&path);
         assert!(!tensors.is_empty(), "{}", path.display());
         assert_eq!(ours(path), tensors, "{}", path.display());
-        // Each of them has one model, wherever it lies in the file.
+        // Each of them has one model, anywhere in the file.
         let state = PthFile::open(path).unwrap().state_dict(None).unwrap();
         let to = out.path().join("model.safetensors");
         convert(path, &to, Target::Weights(&Safetensors)).unwrap();
@@ -117,7 +117,7 @@ print_tensors([str(path) for path in paths if path.suffix in ENDINGS])
     }
 }
 
-/// A class that is not installed stands for itself, as here.
+/// Prints the tensors of a file. A class that is not installed is replaced by a stand-in.
 const PRINT: &str = r#"
 import collections, json, os, pickle, sys, types, zlib
 import torch

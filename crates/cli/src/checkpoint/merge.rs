@@ -84,7 +84,8 @@ impl MergeArgs {
         let format = self.to.extension().and_then(format_named).with_context(|| {
             let endings: Vec<_> = FORMATS.iter().flat_map(|it| it.extensions()).copied().collect();
             format!(
-                "the ending of {} names no format of weights: take one of .{}, or make a folder with --max-shard-size",
+                "the ending of {} is not that of a weights format: use one of .{}, or write a folder \
+                with --max-shard-size",
                 escaped(self.to.display()),
                 endings.join(", .")
             )

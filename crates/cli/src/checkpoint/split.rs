@@ -46,6 +46,6 @@ impl SplitArgs {
         let options = WeightsOptions { key: self.key.clone(), ..WeightsOptions::default() };
         let target = Target::Parts(self.max_shard_size);
         let report = convert_with(&self.from, &self.to, target, &options)?;
-        Ok(super::told(report))
+        Ok(super::report_lines(report))
     }
 }

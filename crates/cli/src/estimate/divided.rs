@@ -94,8 +94,8 @@ impl Options {
         let step = self.step(args, subject, samples);
         ensure!(
             step.is_some() || !self.divides(),
-            "{}: what ranks divide is told of transformers alone, whose layers and width are known: give a folder with \
-             config.json, or a number of parameters (7B)",
+            "{}: the memory of divided ranks can be estimated only for transformers with a known number \
+             of layers and hidden size: give a folder with config.json, or a number of parameters (7B)",
             subject.title
         );
         let layers = step.map_or(1, |step| usize::try_from(step.layers).unwrap_or(usize::MAX));

@@ -170,7 +170,10 @@ fn text(
     }
     line("in all", chosen.total(), "")?;
     if chosen.cache.is_none() {
-        writeln!(out, "the cache is unknown: the tensors' names and shapes do not tell of blocks")?;
+        writeln!(
+            out,
+            "the size of the cache is unknown: the tensors' names and shapes show no blocks"
+        )?;
     }
 
     let is_limited = chosen.placement.is_some();

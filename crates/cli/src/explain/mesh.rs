@@ -110,7 +110,7 @@ pub(super) fn run(args: &MeshArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let readers = layout.readers()?;
     let sets = list(&readers, &picked(readers.len(), MOST_GROUPS));
     match (readers.len(), args.nproc) {
-        (sets, ranks) if sets == ranks => writeln!(out, "each rank reads samples of its own")?,
+        (sets, ranks) if sets == ranks => writeln!(out, "each rank reads different samples")?,
         (1, _) => writeln!(out, "all ranks read the same samples")?,
         _ => writeln!(out, "the same samples are read by: {sets}")?,
     }

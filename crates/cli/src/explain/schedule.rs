@@ -105,7 +105,7 @@ fn svg(text: &str) -> Result<PathBuf, String> {
     if path.extension().is_some_and(|it| it.eq_ignore_ascii_case("svg")) {
         return Ok(path.to_owned());
     }
-    Err("the picture is an SVG: let the name end in .svg".to_owned())
+    Err("the diagram is an SVG: use a name that ends in .svg".to_owned())
 }
 
 /// Parses a schedule that is written in one argument.

@@ -78,7 +78,7 @@ fn head(job: &JobFile, version: &str, kind: &str, name: &str) -> String {
         let value = String::from_utf8_lossy(secret.expose());
         let _ = write!(
             yaml,
-            "# The launchers of the job's pods prove to each other that they know this secret: keep the\n\
+            "# The launchers of the job's pods authenticate each other with this secret: keep the\n\
              # file to yourself. `kubectl delete -f FILE` removes both.\n\
              apiVersion: v1\nkind: Secret\nmetadata:\n  name: {}\nstringData:\n  \
              {SECRET_KEY}: {}\n---\n",

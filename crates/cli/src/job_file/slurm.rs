@@ -45,7 +45,7 @@ pub(super) fn script(job: &JobFile) -> Result<String, EmitError> {
         // srun passes it on; ranks do not get it. `export A=$(...)` would hide a failure.
         let _ = writeln!(
             script,
-            "# Made for each run: the launchers prove to each other that they know it.\n\
+            "# Made for each run: the launchers authenticate each other with it.\n\
              {BRIGADE_RDZV_SECRET}=$(openssl rand -hex 32) || exit 1\n\
              export {BRIGADE_RDZV_SECRET}\n"
         );

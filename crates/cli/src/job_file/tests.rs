@@ -213,16 +213,16 @@ fn refusals() {
     let refuse = |target, job: JobFile| job.emit(target).expect_err("refused").to_string();
     let set = |value: &str| Some(value.to_owned());
     let table = [
-        (Target::Slurm, JobFile { image: set("a"), ..small() }, "--image means nothing to Slurm"),
+        (Target::Slurm, JobFile { image: set("a"), ..small() }, "--image does not apply to Slurm"),
         (
             Target::PyTorchJob,
             JobFile { partition: set("a"), ..small() },
-            "--partition means nothing to a PyTorchJob",
+            "--partition does not apply to a PyTorchJob",
         ),
         (
             Target::JobSet,
             JobFile { account: set("a"), ..small() },
-            "--account means nothing to a JobSet",
+            "--account does not apply to a JobSet",
         ),
         (
             Target::JobSet,

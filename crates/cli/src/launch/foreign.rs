@@ -61,7 +61,7 @@ impl ForeignFlags {
             let text = if is_warning {
                 format!("{} is not honoured: {SIGNALS_THAT_REACH}", others.join(","))
             } else {
-                "changes nothing: these signals reach the ranks anyway".to_owned()
+                "has no effect: these signals reach the ranks anyway".to_owned()
             };
             flags.notes.push(Note { source: Source::Flag(SIGNALS.to_owned()), text, is_warning });
         }
@@ -69,7 +69,7 @@ impl ForeignFlags {
             flags.note(Source::Flag(STANDALONE.to_owned()), ALONE);
         }
         for idle in &self.idle {
-            let text = format!("changes nothing: {}", idle.reason);
+            let text = format!("has no effect: {}", idle.reason);
             flags.note(Source::Flag(idle.name.to_owned()), text);
         }
         Ok(())
@@ -280,7 +280,7 @@ const TOTAL: &str = "num-processes";
 const STANDALONE: &str = "standalone";
 /// Help of `--standalone`.
 pub(super) const ALONE: &str =
-    "each attempt has a free port, whatever --master-port or MASTER_PORT says";
+    "each attempt has a free port, whatever the values of --master-port and MASTER_PORT";
 const AFFINITY: &str = "enable-cpu-affinity";
 const SIGNALS: &str = "signals-to-handle";
 const HANDLED: [&str; 6] = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"];
@@ -294,14 +294,14 @@ macro_rules! idle {
 }
 
 const IDLE: &[Idle] = idle! {
-    MULTI_GPU false "a launch has as many ranks as --nproc says";
+    MULTI_GPU false "--nproc sets the number of ranks";
     "same-network" false "hosts meet at the address that they are given";
     "monitor-interval" true "the end of a rank is noticed at once";
     "start-method" true "ranks are programs, which are always started anew";
     "event-log-handler" true "there are no event handlers";
     "logs-specs" true "log files have torchrun's own layout";
     "run-path" false "a rank's Python runs one script";
-    "use-env" false "ranks always learn their place from the environment";
+    "use-env" false "ranks always read their rank from the environment";
     "main-training-function" true "it is for TPUs; elsewhere the whole program is run";
     "no-tpu-cluster" false "there are no TPUs here";
 };

@@ -225,7 +225,7 @@ fn secret(
     };
     let guard = sources.find()?;
     let text = match &guard {
-        Some(guard) => format!("the launchers prove to each other that they know {}", guard.source),
+        Some(guard) => format!("the launchers authenticate each other with {}", guard.source),
         None => {
             "the launchers have no secret: any host that reaches the port can take part".to_owned()
         }

@@ -78,7 +78,7 @@ pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
         }
     }
     if way == Route::Here(RendezvousMode::OneHost) && layers.settings.store_port.is_some() {
-        idle_note(layers, "master-port", "store-port says which port the ranks' store has");
+        idle_note(layers, "master-port", "store-port sets the port of the ranks' store");
     }
     if way != Route::Hosts {
         for name in OF_A_LIST {
@@ -96,20 +96,20 @@ pub(super) fn decide(layers: &mut Layer) -> Result<Decided, ConfigError> {
 fn heartbeat_timeout(layers: &mut Layer, conf: &Conf) -> Result<Duration, ConfigError> {
     let by_user =
         layers.settings.heartbeat_timeout.filter(|_| layers.is_given("heartbeat-timeout"));
-    let (timeout, said) = match (by_user, conf.heartbeat) {
-        (Some(timeout), _) => (timeout, said(layers, "heartbeat-timeout")),
+    let (timeout, setting) = match (by_user, conf.heartbeat) {
+        (Some(timeout), _) => (timeout, setting(layers, "heartbeat-timeout")),
         (None, Some(timeout)) => {
             let source = layers.source("rdzv-conf").cloned().unwrap_or(Source::Default);
             let seconds = timeout.as_secs_f64();
-            let said = format!("rdzv-conf ({source}): heartbeat-timeout {seconds}");
+            let setting = format!("rdzv-conf ({source}): heartbeat-timeout {seconds}");
             layers.note(source, format!("its keep-alive is heartbeat-timeout {seconds}"));
-            (timeout, said)
+            (timeout, setting)
         }
         (None, None) => return Ok(LaunchOptions::default().heartbeat_timeout),
     };
     if timeout < TimeLimits::SHORTEST_HEARTBEAT_TIMEOUT {
         return Err(wrong(format!(
-            "{said}: a busy host may be silent for that long; give at least {} s",
+            "{setting}: a busy host may be silent for that long; give at least {} s",
             TimeLimits::SHORTEST_HEARTBEAT_TIMEOUT.as_secs()
         )));
     }
@@ -134,9 +134,9 @@ fn rendezvous(
     if let Some(rank) = settings.node_rank
         && rank >= nodes.max
     {
-        let (rank, nnodes) = (said(layers, "node-rank"), said(layers, "nnodes"));
+        let (rank, nnodes) = (setting(layers, "node-rank"), setting(layers, "nnodes"));
         return Err(wrong(if nodes.max == 1 {
-            format!("{rank} and {nnodes}: say how many hosts there are with --nnodes")
+            format!("{rank} and {nnodes}: give the number of hosts with --nnodes")
         } else {
             format!("{rank} and {nnodes}: the hosts have numbers from 0 to {}", nodes.max - 1)
         }));
@@ -148,8 +148,8 @@ fn rendezvous(
     match (settings.rdzv_backend, endpoint) {
         (Some(Backend::Static), _) | (None, None) => numbered(layers, nodes),
         (Some(Backend::Etcd), None) => Err(wrong(format!(
-            "{}: say where etcd is with --rdzv-endpoint HOST:2379",
-            said(layers, "rdzv-backend")
+            "{}: give the address of etcd with --rdzv-endpoint HOST:2379",
+            setting(layers, "rdzv-backend")
         ))),
         (Some(Backend::Etcd), Some(endpoints)) => {
             let all = endpoints.split(',').map(str::trim);
@@ -157,7 +157,7 @@ fn rendezvous(
             if secure != 0 && secure != all.count() {
                 return Err(wrong(format!(
                     "{}: either all of them begin with https:// or none",
-                    said(layers, "rdzv-endpoint")
+                    setting(layers, "rdzv-endpoint")
                 )));
             }
             let plain = |endpoint: &'_ str| {
@@ -177,9 +177,9 @@ fn rendezvous(
                 },
                 (None, None) => {
                     return Err(wrong(format!(
-                        "{}: say where the hosts meet with --rdzv-endpoint HOST:PORT, the same on \
-                         each",
-                        said(layers, "nnodes")
+                        "{}: give the address where the hosts meet with --rdzv-endpoint HOST:PORT, the \
+                         same on each",
+                        setting(layers, "nnodes")
                     )));
                 }
             };
@@ -190,16 +190,16 @@ fn rendezvous(
 
 fn numbered(layers: &Layer, nodes: NodeRange) -> Result<RendezvousMode, ConfigError> {
     let settings = &layers.settings;
-    let nnodes = said(layers, "nnodes");
+    let nnodes = setting(layers, "nnodes");
     if nodes.min != nodes.max {
         return Err(wrong(if settings.rdzv_backend.is_some() {
             format!(
                 "{nnodes} and {}: numbered hosts cannot join and leave; use --rdzv-backend builtin",
-                said(layers, "rdzv-backend")
+                setting(layers, "rdzv-backend")
             )
         } else {
             format!(
-                "{nnodes}: say where the hosts meet with --rdzv-endpoint HOST:PORT, the same on each"
+                "{nnodes}: give the address where the hosts meet with --rdzv-endpoint HOST:PORT, the same on each"
             )
         }));
     }
@@ -210,15 +210,15 @@ fn numbered(layers: &Layer, nodes: NodeRange) -> Result<RendezvousMode, ConfigEr
         }
         (None, None) => {
             return Err(wrong(format!(
-                "{nnodes}: on each host say --node-rank N and --master-addr HOST, or --rdzv-endpoint \
+                "{nnodes}: on each host give --node-rank N and --master-addr HOST, or --rdzv-endpoint \
                  HOST:PORT; or start them all from here with --hosts"
             )));
         }
     };
     if port == 0 {
         return Err(wrong(format!(
-            "{}: the hosts cannot meet at a port that none of them knows",
-            said(
+            "{}: the hosts need a fixed port to meet at, not 0",
+            setting(
                 layers,
                 if settings.rdzv_endpoint.is_some() { "rdzv-endpoint" } else { "master-port" }
             )
@@ -226,7 +226,7 @@ fn numbered(layers: &Layer, nodes: NodeRange) -> Result<RendezvousMode, ConfigEr
     }
     let Some(node_rank) = settings.node_rank else {
         return Err(wrong(format!(
-            "{nnodes}: say which of them this one is with --node-rank, from 0 to {}",
+            "{nnodes}: give the number of this host with --node-rank, from 0 to {}",
             nodes.max - 1
         )));
     };
@@ -291,7 +291,7 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<Conf, ConfigError> {
         }
     }
     if !idle.is_empty() {
-        let text = format!("{} changes nothing: it is for torchrun's own store", idle.join(", "));
+        let text = format!("{} has no effect: it is for torchrun's own store", idle.join(", "));
         layers.note(source, text);
     }
     let kept_alive = (interval.is_some() || attempts.is_some()).then(|| {
@@ -305,7 +305,7 @@ fn rendezvous_conf(layers: &mut Layer) -> Result<Conf, ConfigError> {
 fn endpoint_of(layers: &Layer, text: &str, default: u16) -> Result<Endpoint, ConfigError> {
     let mut endpoint: Endpoint = text
         .parse()
-        .map_err(|reason| wrong(format!("{}: {reason}", said(layers, "rdzv-endpoint"))))?;
+        .map_err(|reason| wrong(format!("{}: {reason}", setting(layers, "rdzv-endpoint"))))?;
     let has_port = text.rsplit(']').next().is_some_and(|it| it.contains(':'));
     if !has_port {
         endpoint.port = default;
@@ -330,7 +330,7 @@ pub(super) fn etcd_access(
         let idle: Vec<&str> =
             ETCD_CONF.iter().copied().filter(|key| conf.contains_key(*key)).collect();
         if !idle.is_empty() {
-            layers.note(source, format!("{} changes nothing: it is for etcd", idle.join(", ")));
+            layers.note(source, format!("{} has no effect: it is for etcd", idle.join(", ")));
         }
         return Ok(EtcdAccess::default());
     }
@@ -338,7 +338,7 @@ pub(super) fn etcd_access(
     let tls = match given("protocol").as_deref() {
         Some("https") => true,
         Some("http") if by_scheme => {
-            let endpoint = said(layers, "rdzv-endpoint");
+            let endpoint = setting(layers, "rdzv-endpoint");
             return Err(wrong(format!("{endpoint} and rdzv-conf protocol=http")).into());
         }
         Some("http") => false,
@@ -355,7 +355,7 @@ pub(super) fn etcd_access(
     };
     let user = given("user");
     if user.is_none() && password.is_some() {
-        let text = "a password for etcd was given and no user: add user=NAME to --rdzv-conf";
+        let text = "a password for etcd was given without a user: add user=NAME to --rdzv-conf";
         return Err(wrong(text.to_owned()).into());
     }
     let file = |key: &str| given(key).map(PathBuf::from);
@@ -383,12 +383,12 @@ fn idle_note(layers: &mut Layer, name: &str, reason: &str) {
         return;
     }
     let source = layers.source(name).cloned().unwrap_or(Source::Default);
-    let text = format!("{name} {text} changes nothing: {reason}");
+    let text = format!("{name} {text} has no effect: {reason}");
     layers.note(source, text);
 }
 
 /// Formats a setting with its value and source.
-fn said(layers: &Layer, name: &str) -> String {
+fn setting(layers: &Layer, name: &str) -> String {
     let text = layers.settings.text(name).unwrap_or_default();
     match layers.source(name) {
         Some(source) => format!("{name} {text} ({source})"),

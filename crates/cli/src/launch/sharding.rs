@@ -89,11 +89,11 @@ pub(super) fn settle(layers: &mut Layer, program: &Program) -> Result<(), Config
         }
         if of_plugin.layer() > source.layer() {
             layers.reset(SHARDING);
-            layers.note(source, format!("sharding {text} gives way to {name} ({of_plugin})"));
+            layers.note(source, format!("sharding {text} is overridden by {name} ({of_plugin})"));
             return Ok(());
         }
         layers.set_plugin(switch, "false", source.clone())?;
-        layers.note(of_plugin, format!("{name} gives way to sharding {text} ({source})"));
+        layers.note(of_plugin, format!("{name} is overridden by sharding {text} ({source})"));
     }
     Ok(())
 }
@@ -230,7 +230,7 @@ impl FromPlugins {
         let what = plugins.what();
         let Some(ranks) = ranks else {
             return Err(ConfigError::Contradiction(format!(
-                "{what} needs the number of ranks: give --nproc, or each host its own, as in node1:4"
+                "{what} needs the number of ranks: give --nproc, or a number for each host, as in node1:4"
             ))
             .into());
         };
@@ -311,21 +311,20 @@ fn of_the_program(settings: &Settings, what: &str) -> Vec<Note> {
         notes.push(Note { key, value, origin, text });
     };
     if let Some(norm) = settings.gradient_clipping.filter(|norm| *norm > 0.0) {
-        let text = "gradients would be clipped; a launch does not say it to a Rust program: clip them there";
+        let text = "gradients would be clipped; the launcher does not pass this to a Rust program: clip them there";
         note("gradient_clipping", norm.to_string(), text);
     }
     if let Some(samples) = settings.micro_batch_size {
-        let text =
-            "batches of a rank would have so many samples; the loaders of a Rust program decide";
+        let text = "each batch of a rank would have this number of samples; the loaders of a Rust program decide";
         note("train_micro_batch_size_per_gpu", samples.to_string(), text);
     }
     if settings.loss_scale.is_some() {
-        let text = "the loss would be scaled so; a Rust program has its own scale";
+        let text = "the loss would have this scale; a Rust program chooses its own";
         note("fp16.loss_scale", String::new(), text);
     }
     if settings.recompute {
-        let text = "activations would be computed again in backward; a launch does not say it to a Rust \
-                    program: turn it on there";
+        let text = "activations would be recomputed in backward; the launcher does not pass this to a \
+                    Rust program: turn it on there";
         let is_megatron = what.starts_with(Plugin::Megatron.name());
         let key = if is_megatron {
             "megatron_lm_recompute_granularity"
@@ -335,11 +334,11 @@ fn of_the_program(settings: &Settings, what: &str) -> Vec<Note> {
         note(key, if is_megatron { "full" } else { "true" }.to_owned(), text);
     }
     if let Some(optimizer) = &settings.optimizer {
-        let text = "it would be the optimizer; a Rust program makes its own";
+        let text = "this would be the optimizer; a Rust program creates its own";
         note("optimizer", optimizer.kind.name().to_owned(), text);
     }
     if let Some(schedule) = &settings.schedule {
-        let text = "it would be the learning rate's schedule; a Rust program makes its own";
+        let text = "this would be the learning rate's schedule; a Rust program creates its own";
         note("scheduler", schedule.name().to_owned(), text);
     }
     notes

@@ -53,7 +53,7 @@ fn section(title: &str, content: &str) -> String {
 
 fn header(record: &Record, best: Option<&Best>) -> String {
     let (class, state) = match record.ends.last() {
-        _ if record.is_open => ("running", "running, or ended without saying so"),
+        _ if record.is_open => ("running", "running, or ended without an end record"),
         Some(end) if end.outcome == Outcome::Finished => ("finished", "finished"),
         Some(_) => ("failed", "failed"),
         None => ("running", "without a start or an end"),

@@ -21,7 +21,7 @@ use super::draw::{Status, draw};
 use super::feed::Feed;
 use super::model::Model;
 use super::text;
-use super::view::{Ask, View};
+use super::view::{KeyAction, View};
 
 /// Shows the run until the user quits. `None` if this terminal cannot be used: it has no keys, or cannot move its
 /// cursor.
@@ -126,23 +126,23 @@ impl Screen {
             };
             let ask = match event {
                 Event::Key(key) => view.key(key, &model),
-                Event::Resize(..) => Ask::Draw,
-                _ => Ask::Nothing,
+                Event::Resize(..) => KeyAction::Draw,
+                _ => KeyAction::Nothing,
             };
             match ask {
-                Ask::Nothing => continue,
-                Ask::Draw => {}
-                Ask::Quit => return Ok(End::ByUser),
-                Ask::Suspend => {
+                KeyAction::Nothing => continue,
+                KeyAction::Draw => {}
+                KeyAction::Quit => return Ok(End::ByUser),
+                KeyAction::Suspend => {
                     self.hold.give_back();
                     signal_hook::low_level::emulate_default_handler(SIGTSTP)?;
                     self.hold.take()?;
                     self.clear()?;
                 }
-                Ask::Clear => self.clear()?,
-                Ask::NextRun | Ask::PreviousRun => {
+                KeyAction::Clear => self.clear()?,
+                KeyAction::NextRun | KeyAction::PreviousRun => {
                     let Feed::File(file) = feed else { continue };
-                    if !file.switch(ask == Ask::NextRun) {
+                    if !file.switch(ask == KeyAction::NextRun) {
                         continue;
                     }
                     (model, view.scroll, next_poll) = (Model::default(), 0, Instant::now());

@@ -40,7 +40,7 @@ pub(super) enum Page {
 
 /// Action that a key requests from the program around the view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ask {
+pub(super) enum KeyAction {
     Quit,
     Suspend,
     /// Clear the terminal and draw again.
@@ -52,22 +52,22 @@ pub(super) enum Ask {
 }
 
 impl View {
-    pub(super) fn key(&mut self, key: KeyEvent, model: &Model) -> Ask {
+    pub(super) fn key(&mut self, key: KeyEvent, model: &Model) -> KeyAction {
         if key.kind == KeyEventKind::Release {
-            return Ask::Nothing;
+            return KeyAction::Nothing;
         }
         if key.modifiers.contains(KeyModifiers::CONTROL) {
             return match key.code {
-                KeyCode::Char('c') => Ask::Quit,
-                KeyCode::Char('z') => Ask::Suspend,
-                KeyCode::Char('l') => Ask::Clear,
-                _ => Ask::Nothing,
+                KeyCode::Char('c') => KeyAction::Quit,
+                KeyCode::Char('z') => KeyAction::Suspend,
+                KeyCode::Char('l') => KeyAction::Clear,
+                _ => KeyAction::Nothing,
             };
         }
         let goes_to = |page: &mut Page, to| *page = if *page == to { Page::Charts } else { to };
         match key.code {
             KeyCode::Esc if self.page != Page::Charts => self.page = Page::Charts,
-            KeyCode::Char('q') | KeyCode::Esc => return Ask::Quit,
+            KeyCode::Char('q') | KeyCode::Esc => return KeyAction::Quit,
             KeyCode::Char('?' | 'h') => goes_to(&mut self.page, Page::Help),
             KeyCode::Char('c') => goes_to(&mut self.page, Page::Settings),
             KeyCode::Down | KeyCode::Right | KeyCode::Tab | KeyCode::Char('j') => {
@@ -92,11 +92,11 @@ impl View {
                 self.scroll = (self.scroll + PAGE).min(model.epochs.rows().len().saturating_sub(1));
             }
             KeyCode::PageDown => self.scroll = self.scroll.saturating_sub(PAGE),
-            KeyCode::Char(']' | 'n') => return Ask::NextRun,
-            KeyCode::Char('[' | 'p') => return Ask::PreviousRun,
-            _ => return Ask::Nothing,
+            KeyCode::Char(']' | 'n') => return KeyAction::NextRun,
+            KeyCode::Char('[' | 'p') => return KeyAction::PreviousRun,
+            _ => return KeyAction::Nothing,
         }
-        Ask::Draw
+        KeyAction::Draw
     }
 
     /// Returns the name of the selected curve. Defaults to the loss.

@@ -37,7 +37,7 @@ fn default_writes_a_file_that_launch_reads() {
     let error = home.refusal(&["config", "default"], 2);
     assert_eq!(
         error,
-        "brigade: ~/.config/brigade/config.toml already exists: --force writes over it"
+        "brigade: ~/.config/brigade/config.toml already exists: pass --force to overwrite it"
     );
     home.answer(&["config", "default", "--force"]);
     assert!(fs::read_to_string(home.own()).unwrap().contains("mixed-precision = \"no\"\n"));
@@ -54,7 +54,7 @@ fn one_setting_is_written_and_read() {
     let said = home.answer(&["config", "set", "env.HF_TOKEN", "hf_abc"]);
     assert_eq!(
         said,
-        "env.HF_TOKEN is (not shown: its name says that it is a secret) in \
+        "env.HF_TOKEN is (not shown: its name marks it as a secret) in \
          ~/.config/brigade/config.toml\n"
     );
     assert!(fs::read_to_string(home.own()).unwrap().contains("HF_TOKEN = \"hf_abc\"\n"));
@@ -89,7 +89,7 @@ fn a_file_of_accelerates_is_not_hidden() {
     home.file(accelerate, "num_processes: 2\ndistributed_type: MULTI_CPU\n");
     assert_eq!(home.answer(&["config", "get", "nproc"]), "2\n");
     let error = home.refusal(&["config", "set", "nproc", "4"], 2);
-    assert!(error.contains("a file of Accelerate's: `brigade config update`"), "{error}");
+    assert!(error.contains("an Accelerate settings file: run `brigade config update`"), "{error}");
     assert!(!home.own().exists());
 }
 
@@ -139,10 +139,10 @@ fn accelerates_file_is_read_without_another_one() {
     let path = ".cache/huggingface/accelerate/default_config.yaml";
     home.file(path, text);
     let shown = home.answer(&["config", "show"]);
-    let reason = "Accelerate's default, because there is no file of Brigade's own";
+    let reason = "Accelerate's default, because there is no Brigade settings file";
     assert!(shown.starts_with(&format!("settings file: ~/{path} ({reason})\n")), "{shown}");
     assert_eq!(row(&shown, "nproc"), format!("nproc 3 ~/{path}:4"));
-    assert!(shown.contains(&format!("~/{path}:7: tpu_name does nothing: it is for TPUs only")));
+    assert!(shown.contains(&format!("~/{path}:7: tpu_name has no effect: it is for TPUs only")));
     assert_eq!(home.answer_of_ranks(&["launch", "true"]), Vec::<String>::new());
 
     let said = home.answer(&["config", "update"]);
@@ -178,7 +178,7 @@ fn old_files_are_renewed_and_kept() {
     let home = Home::new();
     let file = home.file("old.toml", "nproc_per_node = 4\n");
     let error = home.refusal(&["launch", "--config", &file, "true"], 2);
-    assert!(error.contains("or let `brigade config update --config ~/old.toml` do it"), "{error}");
+    assert!(error.contains("or run `brigade config update --config ~/old.toml`"), "{error}");
     let said = home.answer(&["config", "update", "--config", &file]);
     assert_eq!(
         said,
@@ -194,7 +194,7 @@ fn old_files_are_renewed_and_kept() {
     home.answer(&["config", "update", "--config", &yaml]);
     assert!(home.path().join("a.toml").exists() && Path::new(&yaml).exists());
     let error = home.refusal(&["config", "update", "--config", &yaml], 2);
-    assert_eq!(error, "brigade: ~/a.toml already exists: --force writes over it");
+    assert_eq!(error, "brigade: ~/a.toml already exists: pass --force to overwrite it");
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn errors_are_one_line() {
         (
             &["config", "update"],
             2,
-            "brigade: there is no settings file to update: `brigade config default` makes one",
+            "brigade: there is no settings file to update: run `brigade config default` to write one",
         ),
         (
             &["config", "default", "--config", "no/such/a.toml"],

@@ -284,16 +284,16 @@ fn mistakes_are_named() {
     let folder = photos();
     for (arguments, code, expected) in [
         (&["show", "nothing"][..], 1, "cannot read nothing: "),
-        (&["show", "photos", "--transforms", "blur"], 2, "blur: it is not a transform; known are"),
+        (&["show", "photos", "--transforms", "blur"], 2, "blur: not a transform; expected one of"),
         (&["show", "photos/val", "--part", "valid"], 2, "photos/val has one part only"),
         (&["show", "photos", "-o", "no/folder/a.png"], 1, "cannot write no/folder/a.png: "),
         (&["stats", "photos/train/red"], 2, "photos/train/red"),
         (&["stats", "table.parquet"], 1, "cannot read table.parquet: "),
-        (&["stats", "table.parquet", "--label", "(.)"], 2, "table.parquet has labels of its own"),
+        (&["stats", "table.parquet", "--label", "(.)"], 2, "table.parquet contains its labels"),
         (&["stats", "photos", "--label-from", "txt"], 2, "photos is neither"),
         (&["stats", "nothing.tar.gz"], 1, "cannot read nothing.tar.gz: "),
         (&["stats", "nothing.pack"], 1, "cannot read nothing.pack: "),
-        (&["stats", "shard.tar", "--label", "(.)"], 2, "shard.tar has labels of its own"),
+        (&["stats", "shard.tar", "--label", "(.)"], 2, "shard.tar contains its labels"),
         (&["pack", "photos", "--label", "("], 2, "("),
         (&["show", "photos", "--rows", "0"], 2, "invalid value '0' for '--rows <N>'"),
     ] {

@@ -226,7 +226,7 @@ fn runs() {
     case.says(&["watch", "runs/a.jsonl", "--once"], "a");
     case.says(&["report", "runs/a.jsonl"], "a.html");
     case.file("runs/none.jsonl", TEXT);
-    case.says(&["report", "runs/none.jsonl"], "holds no JSON lines");
+    case.says(&["report", "runs/none.jsonl"], "is not a run: line 1");
     let named = format!("runs/{NAME}.jsonl");
     case.file(&named, run.concat());
     case.says(&["report", &named], SHOWN);

@@ -101,7 +101,7 @@ fn all_flags_of_accelerate() {
             let name = flag.split('=').next().unwrap().replace('_', "-");
             let without =
                 if name.starts_with("--fp8") { "--mixed-precision fp8" } else { "--use-" };
-            let expected = format!("flag {name}: does nothing without {without}");
+            let expected = format!("flag {name}: has no effect without {without}");
             assert!(shown.contains(&expected), "{shown}");
         }
     }
@@ -179,18 +179,18 @@ fn pasted_command_lines() {
 fn flags_that_change_nothing_say_so() {
     let shown = stdout(&["--nproc=1", "--monitor_interval=5", "--signals_to_handle=SIGTERM"]);
     assert!(shown.contains(
-        "\n  flag --monitor-interval: changes nothing: the end of a rank is noticed at once\n"
+        "\n  flag --monitor-interval: has no effect: the end of a rank is noticed at once\n"
     ));
-    assert!(shown.contains("\n  flag --signals-to-handle: changes nothing: "), "{shown}");
+    assert!(shown.contains("\n  flag --signals-to-handle: has no effect: "), "{shown}");
     let shown = stdout(&["--nproc=1", "--standalone", "--master-port=29501"]);
     assert!(
         shown.contains(
-            "\n  flag --standalone: each attempt has a free port, whatever --master-port or \
-             MASTER_PORT says\n"
+            "\n  flag --standalone: each attempt has a free port, whatever the values of --master-port \
+             and MASTER_PORT\n"
         ),
         "{shown}"
     );
-    assert!(!shown.contains("changes nothing"), "{shown}");
+    assert!(!shown.contains("has no effect"), "{shown}");
     assert!(shown.contains("MASTER_PORT=(a free port for each attempt)"), "{shown}");
     let shown = stdout(&["--nproc=1", "--signals_to_handle=SIGTERM,SIGALRM"]);
     assert!(shown.contains("\n  flag --signals-to-handle: SIGALRM is not honoured"), "{shown}");

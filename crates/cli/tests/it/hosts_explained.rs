@@ -110,7 +110,7 @@ fn mistakes() {
         ),
         (
             &["--hosts", "a:1,b:1", "--nnodes", "3"],
-            "--nnodes 3, but the list has 2 hosts: give 2, or MIN:2 for a job that goes on",
+            "--nnodes 3, but the list has 2 hosts: give 2, or MIN:2 for a job that can continue",
         ),
         (
             &["--hosts", "a:1", "--env-pass", "NO_SUCH"],

@@ -129,7 +129,7 @@ fn what_is_missing_is_named() {
     assert!(text.contains("evcxr_jupyter is missing: install it with `cargo install"), "{text}");
     let mut install = brigade(root, &["kernel", "install", "--evcxr", "nothing"]);
     let text = fails(install.env("LIBTORCH", "/libtorch"));
-    assert!(text.contains("there is no evcxr at nothing"), "{text}");
+    assert!(text.contains("cannot find evcxr at nothing"), "{text}");
     let run = ["kernel", "run", "--evcxr", "/no/evcxr", "--libtorch", "/libtorch", "c.json"];
     let text = fails(&mut brigade(root, &run));
     assert!(text.contains("cannot start /no/evcxr: "), "{text}");

@@ -191,7 +191,7 @@ fn the_store_of_one_host_has_the_port_that_torchrun_would_give_it() {
         let said = format!("brigade: cannot use port {taken} for the ranks' store ({source}): ");
         assert!(run.stderr.contains(&said), "{}", run.stderr);
         assert!(
-            run.stderr.contains("without a choice each attempt has a free one"),
+            run.stderr.contains("without one, each attempt uses a free port"),
             "{}",
             run.stderr
         );

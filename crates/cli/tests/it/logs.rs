@@ -432,7 +432,7 @@ fn raw_is_refused_where_it_cannot_be() {
         assert_eq!(output.status.code(), Some(2), "{flags:?}");
         String::from_utf8(output.stderr).unwrap()
     };
-    let start = "brigade: --raw passes the terminal through to the rank, unseen: ";
+    let start = "brigade: --raw connects the rank to the terminal, so the launcher does not read its output: ";
     let refused = refuse(&["--raw", "--nproc=2"]);
     assert_eq!(refused, format!("{start}2 ranks cannot share one terminal: use --nproc 1\n"));
     let refused = refuse(&["--raw", "--log-dir=logs"]);

@@ -108,8 +108,8 @@ fn what_cannot_be_merged_is_named() {
         "two out.safetensors --model model_2",
         "has no model model_2: it has model, model_1",
     );
-    refused(folder, "two out.zip", "names no format of weights");
-    refused(folder, "two out", "names no format of weights");
+    refused(folder, "two out.zip", "is not that of a weights format");
+    refused(folder, "two out", "is not that of a weights format");
     refused(folder, "missing out.safetensors", "missing");
     let (is_well, said) = merge(folder, "two out.safetensors --model model_1");
     assert!(is_well && said.contains("left out model: "), "{said}");

@@ -255,13 +255,13 @@ fn exclusive_flags_are_refused() {
         String::from_utf8(output.stdout).unwrap()
     };
     let config = ["--cpu", "--config", fsdp.to_str().unwrap()];
-    assert!(explained(&config).contains("fsdp.yaml:1: FSDP gives way to flag --cpu"));
+    assert!(explained(&config).contains("fsdp.yaml:1: FSDP is overridden by flag --cpu"));
     let idle = explained(&["--fsdp-version=2"]);
-    assert!(idle.contains("flag --fsdp-version: does nothing without --use-fsdp"), "{idle}");
+    assert!(idle.contains("flag --fsdp-version: has no effect without --use-fsdp"), "{idle}");
     let idle = explained(&["--fp8-margin=2", "--megatron-lm-tp-degree=2"]);
-    let expected = "flag --fp8-margin: does nothing without --mixed-precision fp8";
+    let expected = "flag --fp8-margin: has no effect without --mixed-precision fp8";
     assert!(idle.contains(expected), "{idle}");
-    let expected = "flag --megatron-lm-tp-degree: does nothing without --use-megatron-lm";
+    let expected = "flag --megatron-lm-tp-degree: has no effect without --use-megatron-lm";
     assert!(idle.contains(expected), "{idle}");
 }
 
@@ -285,8 +285,8 @@ fn accelerates_own_file_is_named_and_turns_nothing_on_for_others() {
     assert!(out.contains("ACCELERATE_MIXED_PRECISION=bf16"), "{out}");
     assert!(!out.contains("ACCELERATE_USE_FSDP"), "{out}");
     let line = format!(
-        "brigade: settings are from {} (Accelerate's default, because there is no file of Brigade's \
-         own); its FSDP is for Python programs and not used\n",
+        "brigade: settings are from {} (Accelerate's default, because there is no Brigade settings file); \
+         its FSDP is for Python programs and not used\n",
         file.display()
     );
     assert_eq!(err, line);

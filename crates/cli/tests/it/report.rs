@@ -285,7 +285,7 @@ fn what_is_no_run_is_an_error() {
         (1, "brigade: a.jsonl is empty: the run has logged nothing yet\n")
     );
     let (code, stderr) = refusal("text\nmore\n", &[]);
-    assert!(code == 1 && stderr.contains("a.jsonl holds no JSON lines: line 1: "), "{stderr}");
+    assert!(code == 1 && stderr.contains("a.jsonl is not a run: line 1: "), "{stderr}");
     let (code, stderr) = refusal("{\"a\":\"b\"}\n", &["--monitor", "a"]);
     assert!(code == 2 && stderr.contains("it has logged no numbers"), "{stderr}");
 
@@ -293,7 +293,7 @@ fn what_is_no_run_is_an_error() {
     let (code, _, stderr) = ask(folder.path(), &["gone.jsonl"]);
     assert!(code == 1 && stderr.contains("cannot read the run gone.jsonl: "), "{stderr}");
     let (code, _, stderr) = ask(folder.path(), &["."]);
-    assert!(code == 1 && stderr.contains(". holds no run: a run is a file .jsonl"), "{stderr}");
+    assert!(code == 1 && stderr.contains(". contains no run: expected a .jsonl file"), "{stderr}");
     fs::write(folder.path().join("a.jsonl"), "{\"a\":1}\n").unwrap();
     let (code, _, stderr) = ask(folder.path(), &["a.jsonl", "--output", "none/a.html"]);
     assert!(code == 1 && stderr.contains("cannot write none/a.html"), "{stderr}");

@@ -117,9 +117,9 @@ fn a_project_in_a_folder_that_is_there() {
     fs::write(digits.join(".gitignore"), "/data\n").unwrap();
     let (code, said) = fixture.fails(".", &["new", "digits", "--no-setup"]);
     assert_eq!(code, 2);
-    assert_eq!(said, "brigade: digits is there: `brigade init digits` makes a project in it");
+    assert_eq!(said, "brigade: digits exists: run `brigade init digits` to create a project in it");
     let said = fixture.succeeds("digits", &["init", "--no-setup"]);
-    assert!(said.contains("kept README.md, which was there\n"), "{said}");
+    assert!(said.contains("kept the existing README.md\n"), "{said}");
     assert!(said.contains("\nNext:\n  cargo run --release\n"), "{said}");
     assert!(said.contains("\nsrc/main.rs is the program"), "{said}");
     assert_eq!(fs::read_to_string(digits.join("README.md")).unwrap(), "mine\n");
@@ -130,7 +130,7 @@ fn a_project_in_a_folder_that_is_there() {
         let (code, said) = fixture.fails("digits", &words);
         assert_eq!(code, 2);
         assert!(
-            said.contains("has a Cargo.toml, and nothing was written; `brigade setup`"),
+            said.contains("has a Cargo.toml, and nothing was written; run `brigade setup`"),
             "{said}"
         );
     }
@@ -145,7 +145,7 @@ fn a_project_in_a_folder_that_is_there() {
     assert_eq!(metadata(&odd)["packages"][0]["name"], "two-digits");
     let (code, said) = fixture.fails(".", &["init", "none"]);
     assert_eq!(code, 2);
-    assert_eq!(said, "brigade: there is no folder none: `brigade new none` makes one");
+    assert_eq!(said, "brigade: there is no folder none: run `brigade new none` to create it");
 }
 
 /// Cargo would create a package of these sources, without the program of the template.
@@ -192,7 +192,7 @@ fn files_of_the_users_are_kept() {
     fs::write(digits.join("digits.ipynb"), "mine\n").unwrap();
     fs::write(digits.join(".gitignore"), "/data").unwrap();
     let said = fixture.succeeds("digits", &["init", "--no-setup", "--template", "notebook"]);
-    assert!(said.contains("kept digits.ipynb, which was there\n"), "{said}");
+    assert!(said.contains("kept the existing digits.ipynb\n"), "{said}");
     assert_eq!(fs::read_to_string(digits.join("digits.ipynb")).unwrap(), "mine\n");
     assert!(digits.join("README.md").is_file());
     let ignored = fs::read_to_string(digits.join(".gitignore")).unwrap();
@@ -245,7 +245,7 @@ fn a_name_that_is_taken_or_not_allowed_is_refused() {
     assert_eq!(code, 2, "{line}");
     assert!(line.contains("invalid character"), "{line}");
     let (code, line) = fixture.fails(".", &["new", "x", "--no-setup", "--brigade", "there"]);
-    assert_eq!((code, line.ends_with("no checkout of Brigade")), (2, true), "{line}");
+    assert_eq!((code, line.ends_with("not a checkout of Brigade")), (2, true), "{line}");
     assert!(!fixture.folder().join("x").exists());
 }
 

@@ -95,7 +95,7 @@ fn a_working_folder_that_is_not_there() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing");
     let missing = missing.to_str().unwrap();
-    here("", &["--workdir", missing]).says("fail", "folder", "", "is not there");
+    here("", &["--workdir", missing]).says("fail", "folder", "", "does not exist");
     here("", &["--workdir", BRIGADE]).says("fail", "folder", "", "is a file");
 }
 

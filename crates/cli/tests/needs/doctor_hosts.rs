@@ -136,7 +136,7 @@ fn folders() {
     let below = cluster.folder.join("below");
     fs::create_dir(&below).unwrap();
     let examined = cluster.examine(&["--workdir", below.to_str().unwrap()]);
-    examined.says("fail", "folder", "node3", "is not there");
+    examined.says("fail", "folder", "node3", "does not exist");
 }
 
 #[needs(Hosts)]

@@ -39,12 +39,17 @@ fn names_that_mean_nothing_or_something_else() {
     cluster.host(1).set_hosts_file(&table(&[NODE1, NODE2]));
     cluster.host(2).set_hosts_file(&table(&["10.213.0.77 node1", NODE2, NODE3]));
     let examined = cluster.examine(&[]);
-    examined.says("warning", "names", "node2", "node3 means nothing there");
+    examined.says("warning", "names", "node2", "node3 cannot be resolved there");
     examined.says("fail", "names", "node3", "node1 is 10.213.0.77 there (line 2");
     examined.says("fail", "ports", "node3->node1", "none of the ports");
 
     cluster.host(1).set_hosts_file(&table(&[NODE1, NODE3]));
-    cluster.examine(&[]).says("fail", "names", "node2", "its own name node2 means nothing to it");
+    cluster.examine(&[]).says(
+        "fail",
+        "names",
+        "node2",
+        "its own name node2 cannot be resolved there",
+    );
     cluster.host(1).set_hosts_file(&table(&["fd00::2 node2", NODE1, NODE3]));
     cluster.host(1).sh("ip address add fd00::2/64 dev eth0 nodad");
     cluster.examine(&[]).says("warning", "names", "node2", "only an IPv6 address");
@@ -61,7 +66,12 @@ fn a_name_server_that_is_silent() {
          echo 'nameserver 10.213.0.1' >/run/resolv.conf
          mount --bind /run/resolv.conf $(readlink -f /etc/resolv.conf)");
     let examined = cluster.examine(&[]);
-    examined.says("warning", "names", "node2", "node1 means nothing there: no answer within 5 s");
+    examined.says(
+        "warning",
+        "names",
+        "node2",
+        "node1 cannot be resolved there: no answer within 5 s",
+    );
     // Checks that do not need the name are run nevertheless.
     examined.is_well("ports");
 }

@@ -120,9 +120,9 @@ fn an_agent_and_a_coordinator_that_are_stopped_for_a_while() {
     finish_soon(hosts.all.path());
     let said = succeed(launchers);
     // Long silences are reported to the user, as is their end.
-    assert!(said[0].contains("nothing was heard of "), "{}", said[0]);
-    assert!(said[0].contains(" is heard again"), "{}", said[0]);
-    assert!(said[2].contains("nothing was heard of the coordinator at "), "{}", said[2]);
+    assert!(said[0].contains("no message from "), "{}", said[0]);
+    assert!(said[0].contains(" sends messages again"), "{}", said[0]);
+    assert!(said[2].contains("no message from the coordinator at "), "{}", said[2]);
 }
 
 /// The lease of the coordinator ends while it is stopped, and it remains the coordinator nevertheless.
@@ -168,7 +168,7 @@ fn an_agent_that_is_stopped_for_too_long_is_lost() {
         assert_eq!(run.code, 1, "{}", run.stderr);
         let expected = match stopped {
             0 => format!("the connection to 127.0.0.1:{}, ", hosts.port.number()),
-            _ => format!("{} is lost: nothing was heard of it for {} s", host(), times.heartbeat),
+            _ => format!("{} is lost: no message from it for {} s", host(), times.heartbeat),
         };
         assert!(run.stderr.contains(&expected), "{}", run.stderr);
         let stopped = launchers.remove(0);

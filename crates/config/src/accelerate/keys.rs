@@ -42,7 +42,7 @@ impl<'a> Keys<'a> {
         if let Some(last) = self.entry(&entry.key)
             && last.line > entry.line
         {
-            let reason = format!("line {} says it again, and the last one counts", last.line);
+            let reason = format!("line {} sets it again, and the last value is used", last.line);
             return Ok(Some(KeyOutcome::Idle(reason)));
         }
         if self.is_sagemaker() && entry.key != ENVIRONMENT {
@@ -102,7 +102,7 @@ impl<'a> Keys<'a> {
             "LOCAL_MACHINE" => Ok(KeyOutcome::Nothing),
             SAGEMAKER => Ok(KeyOutcome::Refused(
                 "Brigade does not start jobs on Amazon SageMaker: use `accelerate launch` for this \
-                 file, or `brigade config` to make one for hosts of your own"
+                 file, or `brigade config` to write one for other hosts"
                     .to_owned(),
             )),
             other => Err(self.wrong(entry, other, "LOCAL_MACHINE")),
@@ -121,7 +121,7 @@ impl<'a> Keys<'a> {
             ),
             "MPS" | "MULTI_NPU" | "MULTI_MLU" | "MULTI_SDAA" | "MULTI_MUSA" | "MULTI_XPU"
             | "MULTI_HPU" | "MULTI_NEURON" => KeyOutcome::LeftOut(
-                "Brigade knows CPUs and the GPUs of NVIDIA and AMD: the ranks are started, and the \
+                "Brigade supports CPUs and the GPUs of NVIDIA and AMD: the ranks are started, and the \
                  program chooses its devices"
                     .to_owned(),
             ),

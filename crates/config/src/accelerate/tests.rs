@@ -188,12 +188,12 @@ fn unsupported_values_are_named() {
         ("distributed_type: MULTI", "a.yaml:1: distributed_type is MULTI, expected one of"),
         (
             "num_processes: 2",
-            "a.yaml:1: this is not a file of Accelerate's: every file of Accelerate's has distributed_type",
+            "a.yaml:1: this is not an Accelerate settings file: the key distributed_type is missing",
         ),
         ("distributed_type: [", "a.yaml:1: this is not YAML: "),
         ("distributed_type: 'NO'\n  num_machines: 1", "a.yaml:2: this is not YAML: "),
         ("- 1", "a.yaml:1: this is not YAML: "),
-        ("", "a.yaml:1: this is not a file of Accelerate's: "),
+        ("", "a.yaml:1: this is not an Accelerate settings file: "),
     ];
     for (text, expected) in table {
         let error = import(text).unwrap_err().to_string();
@@ -209,12 +209,12 @@ fn ignored_keys_are_named() {
     let table = [
         (
             "distributed_type: 'NO'\ndebug: true\ndebug: false",
-            "a.yaml:2: debug does nothing: line 3 says it again, and the last one counts",
+            "a.yaml:2: debug has no effect: line 3 sets it again, and the last value is used",
             false,
         ),
         (
             "distributed_type: MULTI_XPU",
-            "a.yaml:1: distributed_type is not honoured: Brigade knows CPUs",
+            "a.yaml:1: distributed_type is not honoured: Brigade supports CPUs",
             true,
         ),
         (
@@ -224,22 +224,22 @@ fn ignored_keys_are_named() {
         ),
         (
             "distributed_type: 'NO'\ntpu_name: my-pod",
-            "a.yaml:2: tpu_name does nothing: it is for TPUs only",
+            "a.yaml:2: tpu_name has no effect: it is for TPUs only",
             false,
         ),
         (
             "distributed_type: 'NO'\ndowncast_bf16: true",
-            "a.yaml:2: downcast_bf16 does nothing: it is for TPUs only",
+            "a.yaml:2: downcast_bf16 has no effect: it is for TPUs only",
             false,
         ),
         (
             "distributed_type: 'NO'\nmain_training_function: train",
-            "a.yaml:2: main_training_function does nothing: ",
+            "a.yaml:2: main_training_function has no effect: ",
             false,
         ),
         (
             "distributed_type: 'NO'\nmain_process_ip: 10.0.0.1",
-            "a.yaml:2: main_process_ip does nothing: it is for several machines",
+            "a.yaml:2: main_process_ip has no effect: it is for several machines",
             false,
         ),
     ];

@@ -19,7 +19,7 @@ fn tensor(values: Vec<i64>) -> Result<Tensor> {
     from_vec(values, &[count])
 }
 
-/// A dataset whose batches are the indices that were asked for.
+/// A dataset whose batches are the requested indices.
 fn indices(len: usize) -> impl BatchedDataset<Batch = Tensor> + 'static {
     batches_from_fn(len, |indices, _| tensor(indices.iter().map(|index| *index as i64).collect()))
 }
@@ -45,7 +45,7 @@ fn the_plain_loader_goes_through_the_data_in_order() {
 
 #[test]
 fn an_epoch_is_the_same_at_any_number_of_threads() {
-    // What is random in a sample is part of the batch.
+    // The random numbers of a sample are part of the batch.
     let dataset = || {
         batches_from_fn(103, |indices, context: &BatchContext| {
             let mut values = vec![context.batch_seed() as i64];
@@ -127,7 +127,7 @@ fn skipping_leaves_the_rest_of_one_epoch_unchanged() {
 
 #[test]
 fn the_last_round_of_four_ranks_counts_each_sample_once() {
-    // 50 samples, 12 a batch, 4 ranks: the case that users ask about most.
+    // 50 samples, 12 per batch, 4 ranks: the case that users ask about most.
     let last = |rank| {
         let loader = DataLoader::new(indices(50)).batch_size(12);
         let loader = loader.shard(rank, 4, ShardOptions::default()).unwrap();
@@ -184,7 +184,7 @@ fn a_dispatcher_reads_what_all_ranks_would() {
     assert_eq!((rounds[2].rows(), rounds[2].valid()), (12, 5));
     assert!(rounds[0].part(3).unwrap_err().to_string().contains("rank 3 does not exist"));
     let own = loader().shard(1, 3, options).unwrap().iter().next().unwrap().unwrap();
-    assert!(own.part(1).unwrap_err().to_string().contains("rank 1's alone"));
+    assert!(own.part(1).unwrap_err().to_string().contains("belongs to rank 1 alone"));
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn an_error_or_panic_is_delivered_at_its_batch_and_the_next_one_follows() {
 
 #[test]
 fn an_early_break_stops_the_threads_at_once() {
-    // Batch 0 is given out; every later one waits at the gate until the test opens it.
+    // Batch 0 is returned; every later one waits at the gate until the test opens it.
     let begun = Arc::new(AtomicUsize::new(0));
     let (entered, notice) = unbounded::<()>();
     let (gate_keeper, gate) = bounded::<()>(0);
@@ -245,7 +245,7 @@ fn an_early_break_stops_the_threads_at_once() {
         counter.fetch_add(1, Ordering::SeqCst);
         if indices[0] > 0 {
             entered.send(()).unwrap();
-            // Ends with an error when the keeper is gone: the gate is open.
+            // An error means that the sender was dropped: the gate is open.
             let _ = gate.recv();
         }
         tensor(vec![indices[0] as i64])
@@ -256,14 +256,14 @@ fn an_early_break_stops_the_threads_at_once() {
     for _ in 0..3 {
         notice.recv().unwrap();
     }
-    // All three threads are inside a batch. The gate opens only when the drop is under way or
-    // about to be: it has to wait for them.
+    // All three threads are inside a batch. The gate opens only when the drop is in progress or about to begin: it has
+    // to wait for them.
     let opener = std::thread::spawn(move || drop(gate_keeper));
     drop(batches);
     opener.join().unwrap();
     let after_drop = begun.load(Ordering::SeqCst);
     assert!(after_drop <= 21, "{after_drop} batches were begun, but 1 + 20 tickets were out");
-    // The loader is the only owner left of the dataset and its sender: no thread survived.
+    // The loader is the last owner of the dataset and its sender: all threads have ended.
     drop(loader);
     assert_eq!(notice.iter().count(), after_drop - 1 - 3);
     assert_eq!(begun.load(Ordering::SeqCst), after_drop);
@@ -369,8 +369,8 @@ proptest! {
     }
 }
 
-/// Batches of indices and of what is random in them, with a count of those that were made, and a flag that
-/// is set when the last thread and the loader have let go of the data.
+/// A dataset whose batches are the indices and random numbers, with a count of the batches that were made, and a flag
+/// that is set when the last thread and the loader have dropped the data.
 struct Watched {
     made: Arc<AtomicUsize>,
     gone: Arc<AtomicUsize>,
@@ -409,11 +409,11 @@ fn the_next_epoch_is_begun_early_and_is_the_same() {
     for _ in 0..3 {
         assert_eq!(epoch(&overlapping), epoch(&plain));
     }
-    // Four batches of the fourth epoch are made without being asked for.
+    // Four batches of the fourth epoch are made before it is requested.
     while made.load(Ordering::SeqCst) < 2 * 3 * 6 + 4 {
         std::thread::yield_now();
     }
-    // A loader that is set to something else in between begins anew.
+    // If another position is set in between, the loader begins again.
     type Change = fn(&DataLoader<Watched>);
     let changes: [Change; 4] = [
         |loader| loader.set_epoch(9),
@@ -431,7 +431,8 @@ fn the_next_epoch_is_begun_early_and_is_the_same() {
     let (plain, overlapping) = (plain.batch_size(7), overlapping.batch_size(7));
     assert_eq!(epoch(&overlapping), epoch(&plain));
 
-    // An iteration that ends early begins nothing; the threads of one that was begun end with the loader.
+    // An iteration that ends early does not begin the next epoch; the threads of an epoch that was begun end with the
+    // loader.
     let mut part = overlapping.iter();
     part.next().unwrap().unwrap();
     drop(part);

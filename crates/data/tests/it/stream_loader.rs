@@ -91,7 +91,7 @@ fn an_error_ends_the_epoch_at_its_batch() {
             assert_eq!(results, expected);
         }
     }
-    // A stream that cannot even be opened.
+    // A stream that cannot be opened.
     let closed = stream_from_fn(|_, _| -> std::iter::Empty<Result<i64>> { panic!("no such tape") });
     let error = StreamLoader::new(closed).iter().next().unwrap().unwrap_err().to_string();
     assert!(error.ends_with("no such tape"), "{error}");
@@ -112,7 +112,7 @@ fn an_early_break_wakes_the_reader_and_ends_it() {
     let read = Arc::new(AtomicUsize::new(0));
     let (sent, notice) = unbounded::<usize>();
     let counter = Arc::clone(&read);
-    // Endless: only a stop ends it.
+    // An endless stream: only a stop ends it.
     let stream = stream_from_fn(move |_, _| {
         let (counter, sent) = (Arc::clone(&counter), sent.clone());
         (0i64..).map(move |number| {
@@ -123,14 +123,14 @@ fn an_early_break_wakes_the_reader_and_ends_it() {
     let loader = StreamLoader::new(stream).batch_size(2).prefetch(3);
     let mut batches = loader.iter();
     assert_eq!(values(&batches.next().unwrap().unwrap()), [0, 1]);
-    // Given out: 1. In the channel: 2. In the reader's hands: 1, and 1 more to know the last.
-    // Ten samples, then the reader waits for room.
+    // Returned: 1. In the channel: 2. Held by the reader: 1, and 1 more to detect the last. Ten samples, then the
+    // reader waits for room.
     for expected in 0..10 {
         assert_eq!(notice.recv().unwrap(), expected);
     }
     drop(batches);
     drop(loader);
-    // Every sender is gone, so the thread is; and it read next to nothing more.
+    // All senders are dropped, so the thread has ended; and it read almost nothing more.
     let more = notice.iter().count();
     assert!(more <= 1, "{more} samples were read after the stop");
 }

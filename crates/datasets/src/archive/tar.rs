@@ -1,4 +1,4 @@
-//! Tar archives, plain or gzip.
+//! Unpacking of tar archives, plain or gzip.
 
 use std::cell::Cell;
 use std::io::{self, BufRead, Read};
@@ -9,25 +9,26 @@ use tar::{Archive, EntryType, Header};
 use super::tree::Tree;
 use crate::DatasetError;
 
-/// Whether these are the first 512 bytes of an archive: a header with its checksum, which all kinds have.
+/// Returns `true` if `start` is the first 512 bytes of a tar archive: a header with its checksum, which all variants
+/// have.
 pub(super) fn begins(start: &[u8]) -> bool {
     if start.len() != 512 {
         return false;
     }
-    // The sum is made with spaces in its own place.
+    // The checksum is computed with spaces in its own field.
     let numbers = start.iter().enumerate();
     let sum =
         numbers.map(|(at, byte)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) });
     Header::from_byte_slice(start).cksum().is_ok_and(|expected| sum.sum::<u32>() == expected)
 }
 
-/// Makes what the archive holds. Reads it to its end, where a gzip stream has its checksum.
+/// Unpacks all entries. Reads the archive to its end, because a gzip stream has its checksum there.
 pub(super) fn unpack(source: impl Read, tree: &mut Tree<'_>) -> Result<(), DatasetError> {
     let header_bytes = Cell::new(0);
     let mut archive = Archive::new(Bounded { inner: source, left: &header_bytes });
     let mut entries = archive.entries().map_err(|cause| tree.damaged(cause))?;
     loop {
-        // Long names are read into memory.
+        // Long names are read into memory, so that they need a limit.
         header_bytes.set(MAX_HEADER_BYTES);
         let Some(entry) = entries.next() else { break };
         header_bytes.set(u64::MAX);
@@ -37,7 +38,7 @@ pub(super) fn unpack(source: impl Read, tree: &mut Tree<'_>) -> Result<(), Datas
         let kind = entry.header().entry_type();
         let target = entry.link_name_bytes().map(|target| target.into_owned()).unwrap_or_default();
         match kind {
-            // Before there was a type for folders.
+            // A folder in an old format without a type for folders.
             EntryType::Regular if name.ends_with(b"/") => tree.directory(&name)?,
             EntryType::Regular | EntryType::Continuous => {
                 let executable = entry.header().mode().is_ok_and(|mode| mode & 0o111 != 0);
@@ -46,7 +47,7 @@ pub(super) fn unpack(source: impl Read, tree: &mut Tree<'_>) -> Result<(), Datas
             EntryType::Directory => tree.directory(&name)?,
             EntryType::Link => tree.hard_link(&name, &target)?,
             EntryType::Symlink => tree.symlink(&name, &target)?,
-            // Says nothing that counts here.
+            // Global attributes are not needed.
             EntryType::XGlobalHeader => {}
             kind => {
                 let reason = match kind {
@@ -64,9 +65,9 @@ pub(super) fn unpack(source: impl Read, tree: &mut Tree<'_>) -> Result<(), Datas
     tree.skip(archive.into_inner())
 }
 
-/// The content of a gzip file: of all its members, without what follows the last one, as `gzip -d` reads it.
+/// The content of a gzip file: of all its members, without any bytes after the last one, as `gzip -d` reads it.
 pub(super) struct Gzip<R> {
-    /// None after the end.
+    /// The current member; `None` after the last.
     member: Option<GzDecoder<R>>,
 }
 
@@ -94,7 +95,7 @@ impl<R: BufRead> Read for Gzip<R> {
     }
 }
 
-/// A reader that gives no more than is left.
+/// A reader that returns at most `left` bytes.
 struct Bounded<'a, R> {
     inner: R,
     left: &'a Cell<u64>,
@@ -115,5 +116,5 @@ impl<R: Read> Read for Bounded<'_, R> {
     }
 }
 
-/// Of an entry, with its long name, its attributes and the end of the one before.
+/// Maximum size of an entry's header, with its long name, its attributes and the padding of the entry before.
 const MAX_HEADER_BYTES: u64 = 128 << 10;

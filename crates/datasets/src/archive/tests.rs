@@ -1,4 +1,4 @@
-//! Good archives, and those of strangers.
+//! Tests of valid archives, and of untrusted ones.
 
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -15,7 +15,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use super::*;
 use crate::loopback::{has_small_files, passes_with_small_files};
 
-/// An entry with any name, which `Header::set_path` would refuse.
+/// Returns an entry with any name, which `Header::set_path` would refuse.
 fn entry(tar: &mut Builder<Vec<u8>>, kind: EntryType, name: &str, link: &str, body: &[u8]) {
     let mut header = Header::new_gnu();
     let fields = header.as_gnu_mut().unwrap();
@@ -40,7 +40,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// Each file with its mode; every other one is stored without compression.
+/// Returns a zip archive of files with their modes; every other one is stored without compression.
 fn zip(entries: &[(&str, u32, &[u8])]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut zip = ZipArchiveWriter::new(&mut bytes);
@@ -72,7 +72,7 @@ fn zip(entries: &[(&str, u32, &[u8])]) -> Vec<u8> {
     bytes
 }
 
-/// Unpacks into a folder of its own; what is in it, and what is beside it.
+/// An archive that was unpacked into a new folder, and the result.
 struct Unpacked {
     home: tempfile::TempDir,
     result: Result<(), DatasetError>,
@@ -100,7 +100,7 @@ impl Unpacked {
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
-    /// The error's text; there must be one, and nothing left.
+    /// Returns the error's message. Fails if there was no error, or something was left behind.
     fn error(&self, name: &str) -> String {
         let Err(error) = &self.result else { panic!("{name} was unpacked") };
         assert_eq!(names(&self.home.path().join("data")), [""; 0], "{name}");
@@ -181,7 +181,7 @@ fn links_inside_are_kept() {
         (Regular, "top/a.txt", "", b"a"),
         (Link, "top/hard", "top/a.txt", b""),
         (Symlink, "top/deep/soft", "../a.txt", b""),
-        // Made before what it leads to.
+        // Made before its target.
         (Symlink, "top/early", "deep", b""),
     ]));
     unpacked.result.as_ref().unwrap();
@@ -198,7 +198,7 @@ fn links_inside_are_kept() {
 fn what_could_do_harm_is_refused_and_nothing_is_left() {
     let tar = |kind, name, link| tar(&[(Regular, "top/a", "", b"a"), (kind, name, link, b"")]);
     let mut encrypted = zip(&[("a", 0o644, b"a")]);
-    // The flags in the directory.
+    // The flags in the central directory.
     let directory = encrypted.windows(4).position(|it| it == b"PK\x01\x02").unwrap();
     encrypted[directory + 8] |= 1;
     let table = [
@@ -218,9 +218,9 @@ fn what_could_do_harm_is_refused_and_nothing_is_left() {
         (
             "hard link to nothing",
             tar(Link, "top/x", "top/b"),
-            "a link to \"top/b\", which is no file",
+            "a link to \"top/b\", which is not an earlier file",
         ),
-        ("hard link to a folder", tar(Link, "top/x", "top"), "which is no file"),
+        ("hard link to a folder", tar(Link, "top/x", "top"), "which is not an earlier file"),
         ("device", tar(EntryType::Char, "top/x", ""), "it is a device"),
         ("disk", tar(EntryType::Block, "top/x", ""), "it is a device"),
         ("pipe", tar(EntryType::Fifo, "top/x", ""), "it is a pipe"),
@@ -234,7 +234,7 @@ fn what_could_do_harm_is_refused_and_nothing_is_left() {
     ];
     for (name, bytes, expected) in table {
         if expected.is_empty() {
-            // A folder of the old kind: the tree's own.
+            // A folder of the old kind: the root itself.
             Unpacked::new(&bytes).result.unwrap();
             continue;
         }
@@ -259,13 +259,13 @@ fn nothing_is_written_through_a_link() {
             Unpacked::new(&bytes).error(first);
             assert_eq!(names(outside.path()), [""; 0]);
         }
-        // The other way round, and a link in the place of a file.
+        // The other way round, and a link with the name of a file.
         for second in [second, first] {
             let bytes = tar(&[(Regular, second, "", b"x"), (Symlink, first, "inside", b"")]);
             Unpacked::new(&bytes).error(first);
         }
     }
-    // The place of the folder itself.
+    // The path of the folder itself.
     let home = tempfile::tempdir().unwrap();
     let archive = home.path().join("archive");
     fs::write(&archive, tar(&[(Regular, "top/a", "", b"a")])).unwrap();
@@ -284,7 +284,7 @@ fn bombs_are_stopped() {
         many.iter().map(|name| (Regular, &**name, "", &b""[..])).collect();
     let same = vec![(Directory, "a/", "", &b""[..]); 60];
     let unwanted: (EntryType, &str, &str, &[u8]) = (EntryType::XGlobalHeader, "g", "", &zeros);
-    // What follows the end of the archive, in the same stream.
+    // Bytes after the end of the archive, in the same stream.
     let after = [tar(&[(Regular, "a", "", b"a")]), zeros.clone()].concat();
     let small = Extraction::new().max_bytes(1 << 20).max_files(50);
     let table = [
@@ -305,7 +305,7 @@ fn bombs_are_stopped() {
         assert!(error.contains("allow more by `max_"), "{name}: {error}");
         Unpacked::new(&bytes).result.unwrap_or_else(|error| panic!("{name}: {error}"));
     }
-    // A name that the reader of tar archives would take into memory.
+    // A name that the reader of tar archives would read into memory.
     let long =
         tar(&[(EntryType::GNULongName, "././@LongLink", "", &zeros), (Regular, "a", "", b"")]);
     let error = Unpacked::new(&gzip(&long)).error("long name");
@@ -381,7 +381,7 @@ fn a_folder_is_replaced_only_when_asked_for_and_remains_of_others_go() {
     fs::create_dir_all(data.join(".set.extracting/content/half")).unwrap();
     Extraction::new().extract(&archive, &folder).unwrap();
     assert_eq!(names(&folder), ["old"]);
-    // One that fails leaves the folder as it is.
+    // An archive that fails leaves the folder as it is.
     let broken = home.path().join("broken");
     fs::write(&broken, gzip(b"")).unwrap();
     Extraction::new().replace(true).extract(&broken, &folder).unwrap_err();
@@ -419,7 +419,7 @@ fn what_a_killed_process_leaves_is_removed() {
     let home = tempfile::tempdir().unwrap();
     let (pipe, data) = (home.path().join("pipe"), home.path().join("data"));
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    // For both ways, so that it opens at once.
+    // For reading and writing, so that it opens at once.
     let mut writer = File::options().read(true).write(true).open(&pipe).unwrap();
     let bytes = tar(&[(Regular, "top/a", "", &[7; 512]), (Regular, "top/b", "", b"b")]);
     writer.write_all(&bytes[..1024]).unwrap();

@@ -1,4 +1,4 @@
-//! The folder that an archive becomes, and what may be made in it.
+//! The folder into which an archive is unpacked, with checks of each entry.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -12,25 +12,25 @@ use super::Limits;
 use crate::DatasetError;
 use crate::progress::Progress;
 
-/// Makes an archive's entries below a folder, and nothing anywhere else.
+/// Creates an archive's entries below a folder, and nowhere else.
 ///
-/// Symbolic links are made last of all, so that nothing is ever written through one.
+/// Symbolic links are made after everything else, so that nothing is ever written through one.
 #[derive(Debug)]
 pub(super) struct Tree<'a> {
     archive: &'a Path,
     root: &'a Path,
     limits: Limits,
-    /// Of all files.
+    /// Size of all files so far.
     bytes: u64,
-    /// Of what belongs to no file.
+    /// Number of bytes read that belong to no file.
     skipped: u64,
-    /// How many were read, of any kind.
+    /// Number of entries of any kind that were read.
     entries: u64,
-    /// How many files, folders and links were made.
+    /// Number of files, folders and links that were made.
     files: u64,
-    /// The folder of the last entry: the next one is mostly in it as well.
+    /// Folder of the last entry. The next entry is usually in the same one.
     folder: PathBuf,
-    /// Where a link is, in the tree, and where it leads.
+    /// Location of each link in the tree, and its target.
     links: Vec<(PathBuf, PathBuf)>,
     link_bytes: usize,
     buffer: Vec<u8>,
@@ -40,7 +40,7 @@ pub(super) struct Tree<'a> {
 type Result<T> = std::result::Result<T, DatasetError>;
 
 impl<'a> Tree<'a> {
-    /// Begins with `root`, an empty folder.
+    /// Starts with `root`, an empty folder.
     pub(super) fn new(archive: &'a Path, root: &'a Path, limits: Limits) -> Self {
         Self {
             archive,
@@ -62,7 +62,7 @@ impl<'a> Tree<'a> {
         self.archive
     }
 
-    /// Counts one more entry: also those of which nothing is made take their time.
+    /// Counts one more entry. Entries for which nothing is created count too, because they also take time.
     pub(super) fn entry(&mut self) -> Result<()> {
         self.entries += 1;
         if self.entries > self.limits.files {
@@ -71,13 +71,13 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// The error of an entry that is refused.
+    /// Returns the error of an entry that is refused.
     pub(super) fn refused(&self, name: &[u8], reason: impl Into<String>) -> DatasetError {
         let entry = String::from_utf8_lossy(name.get(..SHOWN_BYTES).unwrap_or(name)).into_owned();
         DatasetError::Refused { path: self.archive.into(), entry, reason: reason.into() }
     }
 
-    /// The error of an archive that cannot be read on: the disk's, or its own.
+    /// Returns the error of an archive that cannot be read further: an error of the disk, or damage.
     pub(super) fn damaged(&self, cause: io::Error) -> DatasetError {
         let path = self.archive.into();
         match cause.raw_os_error() {
@@ -91,14 +91,14 @@ impl<'a> Tree<'a> {
         self.make_folder(&relative, name)
     }
 
-    /// Makes a file of all that `from` gives.
+    /// Creates a file with all bytes of `from`.
     pub(super) fn file(&mut self, name: &[u8], executable: bool, from: impl Read) -> Result<()> {
         let path = self.place(name)?;
         let mode = if executable { 0o777 } else { 0o666 };
         let mut options = File::options();
         options.write(true).create_new(true).mode(mode);
         let opened = match options.open(&path) {
-            // The later of two files with one name counts, as in an archive that was added to.
+            // Of two files with one name the later is kept, as in an archive to which files were appended.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 fs::remove_file(&path).and_then(|()| options.open(&path))
             }
@@ -112,20 +112,21 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// Reads what belongs to no file.
+    /// Reads and discards bytes that belong to no file.
     pub(super) fn skip(&mut self, from: impl Read) -> Result<()> {
         let left = self.limits.bytes.saturating_add(PADDING_BYTES) - self.skipped;
         self.skipped += self.copy(from, left, |_, _| Ok(()))?;
         Ok(())
     }
 
-    /// Another name for a file that is there.
+    /// Creates another name for an existing file.
     pub(super) fn hard_link(&mut self, name: &[u8], target: &[u8]) -> Result<()> {
         let original = self.root.join(self.relative(target)?);
         let is_file = |found: fs::Metadata| found.is_file();
         if !fs::symlink_metadata(&original).is_ok_and(is_file) {
             let target = String::from_utf8_lossy(target.get(..SHOWN_BYTES).unwrap_or(target));
-            let reason = format!("it is a link to {target:?}, which is no file before it");
+            let reason =
+                format!("it is a link to {target:?}, which is not an earlier file of the archive");
             return Err(self.refused(name, reason));
         }
         let path = self.place(name)?;
@@ -141,7 +142,7 @@ impl<'a> Tree<'a> {
         linked.map_err(|cause| write_error(&path, 0, cause))
     }
 
-    /// A symbolic link, which is made in the end.
+    /// Records a symbolic link. It is created by `finish`.
     pub(super) fn symlink(&mut self, name: &[u8], target: &[u8]) -> Result<()> {
         let relative = self.relative(name)?;
         self.place(name)?;
@@ -155,7 +156,7 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// Makes the links, and returns the folder that holds everything: the root, or the only one in it.
+    /// Creates the links, and returns the folder that contains everything: the root, or the single folder in it.
     pub(super) fn finish(mut self) -> Result<PathBuf> {
         if self.files == 0 {
             let (path, found) = (self.archive.into(), "an archive without files".to_owned());
@@ -186,7 +187,7 @@ impl<'a> Tree<'a> {
         Ok(top)
     }
 
-    /// Gives `to` all that comes, `left` bytes at most, with the count so far; returns the count.
+    /// Passes all bytes of `from`, up to `left`, to `to`, each time with the count so far. Returns the count.
     fn copy(
         &mut self,
         mut from: impl Read,
@@ -217,7 +218,7 @@ impl<'a> Tree<'a> {
         copied
     }
 
-    /// The path of a new file, in a folder that is there.
+    /// Returns the path of a new file, whose folder exists.
     fn place(&mut self, name: &[u8]) -> Result<PathBuf> {
         self.count()?;
         let relative = self.relative(name)?;
@@ -262,7 +263,7 @@ impl<'a> Tree<'a> {
         DatasetError::ArchiveTooLarge { path, limit, unit: "files", option: "max_files" }
     }
 
-    /// An entry's path in the tree, if it stays there.
+    /// Returns an entry's path relative to the root, if it is inside of it.
     fn relative(&self, name: &[u8]) -> Result<PathBuf> {
         if name.len() > MAX_NAME_BYTES || name.contains(&0) {
             return Err(self.refused(name, "it is not the name of a file"));
@@ -284,8 +285,8 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Whether a link in a folder `depth` levels down stays in the tree, whatever other links there are: it may go up
-/// at its beginning alone, where all folders are real ones.
+/// Returns `true` if a link in a folder `depth` levels below the root stays inside, whatever other links exist: `..` is
+/// only allowed at its beginning, where all folders are real ones.
 fn stays_in(target: &Path, depth: usize) -> bool {
     let mut parts = target.components().filter(|part| *part != Component::CurDir).peekable();
     let mut ups = 0;
@@ -299,13 +300,13 @@ fn write_error(path: &Path, bytes: u64, cause: io::Error) -> DatasetError {
     DatasetError::Write { path: path.into(), bytes, cause }
 }
 
-/// `PATH_MAX`.
+/// Maximum length of a name: `PATH_MAX`.
 const MAX_NAME_BYTES: usize = 4096;
-/// Of an entry's name in an error.
+/// Number of bytes of an entry's name that are shown in an error.
 const SHOWN_BYTES: usize = 200;
-/// What may follow the end of a tar archive, which is written in blocks.
+/// Maximum size of the padding after the end of a tar archive, which is written in blocks.
 const PADDING_BYTES: u64 = 1 << 20;
-/// Links are kept until the end.
+/// Limit on the memory for links, which are kept until the end.
 const MAX_LINK_BYTES: usize = 16 << 20;
 
 #[cfg(test)]
@@ -324,7 +325,7 @@ mod tests {
             ("..", 0, false),
             ("../b", 0, false),
             ("../../b", 1, false),
-            // Where `x` is a link to the top, this is outside.
+            // If `x` is a link to the root, this is outside.
             ("x/..", 2, false),
             ("../x/../..", 3, false),
             ("/etc/passwd", 3, false),

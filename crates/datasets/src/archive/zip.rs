@@ -1,4 +1,4 @@
-//! Zip archives.
+//! Unpacking of zip archives.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -10,7 +10,7 @@ use rawzip::{CompressionMethod, ErrorKind, MAX_CENTRAL_DIRECTORY_RECORD_SIZE, Zi
 use super::tree::Tree;
 use crate::DatasetError;
 
-/// Makes what the archive holds, and compares each file with its checksum.
+/// Unpacks all entries, and compares each file with its checksum.
 pub(super) fn unpack(file: File, tree: &mut Tree<'_>) -> Result<(), DatasetError> {
     let mut buffer = vec![0; MAX_CENTRAL_DIRECTORY_RECORD_SIZE];
     let archive = ZipArchive::from_file(file, &mut buffer);
@@ -64,9 +64,9 @@ fn damaged(tree: &Tree<'_>, error: rawzip::Error) -> DatasetError {
     })
 }
 
-/// The bits of a Unix mode that say what a file is.
+/// Bits of a Unix mode that encode the type of the file.
 const FILE_TYPE: u32 = 0o170_000;
 const REGULAR: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
-/// `PATH_MAX`.
+/// Maximum length of a link's target: `PATH_MAX`.
 const MAX_LINK_BYTES: u64 = 4096;

@@ -1,4 +1,4 @@
-//! What a file must be, and whether what lies on the disk is it.
+//! Size and checksums of a published file, and their comparison with a file on disk.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
@@ -10,17 +10,17 @@ use brigade_rank_env::text::counted;
 use md5::Md5;
 use sha2::{Digest, Sha256};
 
-/// A file as it was published: all that is known of it.
+/// A published file: its name and the known facts about its content.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RemoteFile<'a> {
     pub(crate) name: &'a str,
     pub(crate) bytes: Option<u64>,
     pub(crate) sha256: Option<&'a str>,
-    /// The MD5 of the first mebibyte alone.
+    /// MD5 of the first mebibyte alone.
     pub(crate) md5_of_start: Option<&'a str>,
 }
 
-/// What a file must be and what it is, in the same words.
+/// Descriptions of the expected and the found content of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Difference {
     pub(crate) expected: String,
@@ -32,7 +32,7 @@ impl<'a> RemoteFile<'a> {
         Self { name, bytes: Some(bytes), sha256: Some(sha256), md5_of_start: None }
     }
 
-    /// Compares a file with all that is known. Reads no more of it than that takes.
+    /// Compares a file with all known facts. Reads only as much of it as that needs.
     pub(crate) fn difference(&self, file: &mut File) -> io::Result<Option<Difference>> {
         let bytes = file.metadata()?.len();
         if let Some(difference) = self.difference_in_size(bytes) {
@@ -67,22 +67,22 @@ impl<'a> RemoteFile<'a> {
     }
 }
 
-/// What lies in the place of a file.
+/// Result of comparing an existing file with the published one.
 pub(crate) enum Existing {
-    /// The published file.
+    /// The file is the published one.
     Published,
-    /// Nothing that can be read.
+    /// The file does not exist or cannot be examined.
     Missing,
-    /// Something else, in words.
+    /// Another file, with a description of the difference.
     Other(String),
 }
 
-/// Compares what lies at `target` with the published file. After a SHA-256 a stamp beside it says that this
-/// was done, for as long as the system knows of no change to the file. One that has only just come gets no stamp
-/// yet, and is compared again the next time.
+/// Compares the file at `target` with the published file. After a SHA-256 comparison, a stamp file beside it records
+/// the result, which is valid as long as the system reports no change to the file. A file that was changed only just
+/// now gets no stamp yet, and is compared again the next time.
 pub(crate) fn existing(file: &RemoteFile<'_>, target: &Path) -> Existing {
     let Ok(found) = fs::metadata(target) else { return Existing::Missing };
-    // The time before the comparison, in which the file may change as well.
+    // Taken before the comparison, during which the file may change as well.
     let settled = is_settled(&found, SystemTime::now());
     let shown = target.display();
     let stamped = |sha256| {
@@ -106,9 +106,9 @@ pub(crate) fn existing(file: &RemoteFile<'_>, target: &Path) -> Existing {
     }
 }
 
-/// Whether each change to the file from `now` on gives it another ctime than it has. That counts in ticks of the
-/// kernel, of 10 ms at most (before Linux 6.13, and wherever nothing has asked for the time since the last tick):
-/// what is younger can change without a trace (git's "racy" entries).
+/// Returns `true` if each change to the file from `now` on gives it another ctime than it has. The ctime counts in
+/// ticks of the kernel, of 10 ms at most (before Linux 6.13, and wherever nothing has asked for the time since the last
+/// tick): a younger file can change without another ctime (git's "racy" entries).
 fn is_settled(found: &Metadata, now: SystemTime) -> bool {
     const TWO_TICKS: Duration = Duration::from_millis(20);
     let (Ok(seconds), Ok(nanoseconds)) =
@@ -117,19 +117,19 @@ fn is_settled(found: &Metadata, now: SystemTime) -> bool {
         return false;
     };
     let changed = SystemTime::UNIX_EPOCH + Duration::new(seconds, nanoseconds);
-    // A clock that is behind that of the file system's host tells nothing.
+    // A clock that is behind that of the file system's host is not evidence.
     now.duration_since(changed).is_ok_and(|age| age >= TWO_TICKS)
 }
 
-/// Remembers that a file was compared with its digest, in the state in which it is now. Where the stamp
-/// cannot be written, as in a folder that is shared read-only, the file is compared again the next time.
+/// Records that a file in its current state was compared with its digest. If the stamp cannot be written, as in a
+/// folder that is shared read-only, the file is compared again the next time.
 fn stamp(name: &str, sha256: &str, target: &Path, verified: &Metadata) {
     let path = stamp_path(target);
     let folder = path.parent().map_or_else(PathBuf::new, Path::to_owned);
     let mut part = tempfile::Builder::new();
     let prefix = format!(".{name}.");
     part.prefix(&prefix).suffix(".part");
-    // As any other file: a data folder is often shared. The process's mask still applies.
+    // The usual mode of a file, because a data folder is often shared. The process's umask still applies.
     part.permissions(PermissionsExt::from_mode(0o666));
     let written = part.tempfile_in(folder).and_then(|mut part| {
         part.write_all(stamp_text(sha256, verified).as_bytes())?;
@@ -140,14 +140,14 @@ fn stamp(name: &str, sha256: &str, target: &Path, verified: &Metadata) {
     }
 }
 
-/// `.NAME.verified` beside the file.
+/// Returns `.NAME.verified` beside the file.
 fn stamp_path(target: &Path) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     target.with_file_name(format!(".{name}.verified"))
 }
 
-/// The digest, and what changes when the file does: a program can set the time of the last write, but not
-/// that of the last change (ctime).
+/// Returns the text of the stamp: the digest, and attributes that change when the file does. A program can set the time
+/// of the last write (mtime), but not that of the last change (ctime).
 fn stamp_text(sha256: &str, found: &Metadata) -> String {
     format!(
         "sha256 {sha256} bytes {} inode {} mtime {}.{:09} ctime {}.{:09}\n",
@@ -160,7 +160,7 @@ fn stamp_text(sha256: &str, found: &Metadata) -> String {
     )
 }
 
-/// The digest of all that `from` gives, in hexadecimal digits.
+/// Returns the digest of all bytes of `from`, in hexadecimal digits.
 fn digest<D: Digest>(from: &mut impl Read) -> io::Result<String> {
     let mut hash = D::new();
     let mut buffer = vec![0; 64 << 10];
@@ -175,7 +175,7 @@ fn digest<D: Digest>(from: &mut impl Read) -> io::Result<String> {
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// How much of an archive fastai's checksum covers.
+/// Number of bytes of an archive that fastai's checksum covers.
 const START_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]
@@ -196,7 +196,7 @@ mod tests {
     fn a_file_is_compared_once_and_again_when_it_has_changed() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("pie.gz");
-        // Put there by hand: the first call that finds it a little old compares it, and writes the stamp.
+        // A file that was copied by hand: the first call that finds it old enough compares it, and writes the stamp.
         fs::write(&target, BODY).unwrap();
         let begun = Instant::now();
         let stamp = loop {
@@ -211,13 +211,13 @@ mod tests {
         assert!(stamp.starts_with(&begins), "{stamp}");
         assert!(matches!(existing(&file(), &target), Existing::Published));
 
-        // Another content under the old times.
+        // Another content with the old times.
         let times = fs::metadata(&target).unwrap().modified().unwrap();
         let changed = File::options().write(true).open(&target).unwrap();
         (&changed).write_all(b"five").unwrap();
         changed.set_modified(times).unwrap();
         assert!(matches!(existing(&file(), &target), Existing::Other(_)));
-        // A stamp that was copied from elsewhere does not speak of this file.
+        // A stamp that was copied from another file is not valid for this one.
         let other = tempfile::tempdir().unwrap();
         fs::write(other.path().join("pie.gz"), [b'x'; 26]).unwrap();
         fs::write(stamp_path(&other.path().join("pie.gz")), stamp).unwrap();
@@ -237,7 +237,7 @@ mod tests {
         assert!(!is_settled(&found, changed - Duration::from_secs(3600)), "another host's clock");
     }
 
-    /// Digests of zeros, by md5sum.
+    /// Digests of zeros, computed with md5sum.
     #[test]
     fn the_md5_is_that_of_the_first_mebibyte() {
         let mebibyte = "b6d81b360a5672d80c27430f39153e2c";
@@ -250,7 +250,7 @@ mod tests {
         let mut zeros = tempfile::tempfile().unwrap();
         zeros.set_len((1 << 20) + 5).unwrap();
         assert_eq!(expect((1 << 20) + 5, mebibyte).difference(&mut zeros).unwrap(), None);
-        // Of a shorter file it is the file's.
+        // Of a file shorter than 1 MiB, it is the digest of the whole file.
         zeros.set_len(26).unwrap();
         let difference = expect(26, mebibyte).difference(&mut zeros).unwrap().unwrap();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The beginning of a file that is still on its way.
+//! The received part of a file whose download is not complete.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -13,8 +13,8 @@ use crate::DatasetError;
 use crate::lock::open_locked;
 use crate::progress::Progress;
 
-/// `.NAME.part` beside the place of the file, locked: what has arrived, also that of a process that was killed.
-/// `.NAME.part.source` says where it comes from.
+/// The locked file `.NAME.part` beside the target: the bytes that have been received, also by a process that was
+/// killed. `.NAME.part.source` records where they come from.
 #[derive(Debug)]
 pub(super) struct Part {
     file: File,
@@ -23,21 +23,21 @@ pub(super) struct Part {
     is_complete: bool,
 }
 
-/// Which file of which server the bytes belong to.
+/// The file on a server from which the bytes come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Source {
     pub(super) url: String,
-    /// A strong ETag or the time of the last change, whatever stands in `If-Range`.
+    /// Value for `If-Range`: a strong ETag or the time of the last change.
     pub(super) validator: Option<String>,
-    /// The size of the whole file.
+    /// Size of the whole file in bytes.
     pub(super) bytes: Option<u64>,
 }
 
 impl Source {
-    /// What an answer with the whole file says of it.
+    /// Returns the source that an answer with the whole file describes.
     pub(super) fn of(url: &str, headers: &HeaderMap) -> Self {
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-        // A weak ETag may stand for other bytes with the same meaning.
+        // A weak ETag may be the same for different bytes with the same meaning.
         let etag = text(ETAG).filter(|etag| etag.starts_with('"'));
         Self {
             url: url.to_owned(),
@@ -64,7 +64,7 @@ impl Source {
 }
 
 impl Part {
-    /// Opens what there is, or nothing yet. Waits while another process has it.
+    /// Opens the existing part, or creates an empty one. Waits while another process holds it.
     pub(super) fn open(target: &Path) -> Result<Self, DatasetError> {
         let name = target.file_name().unwrap_or_default().to_string_lossy();
         let path = target.with_file_name(format!(".{name}.part"));
@@ -76,13 +76,13 @@ impl Part {
         Ok(Self { file, path, target: target.into(), is_complete: false })
     }
 
-    /// How many bytes have arrived.
+    /// Returns the number of bytes that have been received.
     pub(super) fn len(&self) -> Result<u64, Failure> {
         Ok(self.file.metadata().map_err(|cause| self.failed(0, cause))?.len())
     }
 
-    /// Where the bytes come from, if more from `url` can be appended to them: when the server can be asked
-    /// whether its file is still the same, or a digest will tell.
+    /// Returns the source of the received bytes, if bytes from `url` can be appended to them: if the server can check
+    /// that its file has not changed, or a digest is known.
     pub(super) fn source(&self, url: &str, file: &RemoteFile<'_>) -> Option<Source> {
         let mut source = Source::decode(&fs::read_to_string(self.source_path()).ok()?)?;
         let is_same = source.url == url && source.validator.is_some();
@@ -93,7 +93,7 @@ impl Part {
         Some(source)
     }
 
-    /// Begins again, with a file from this source.
+    /// Starts over, with a file from this source.
     pub(super) fn begin(&mut self, source: &Source) -> Result<(), Failure> {
         let bytes = source.bytes.unwrap_or_default();
         self.clear()?;
@@ -102,12 +102,12 @@ impl Part {
             .map_err(|cause| Failure::Disk(DatasetError::Write { path, bytes, cause }))
     }
 
-    /// Forgets what has arrived.
+    /// Discards the received bytes.
     pub(super) fn clear(&mut self) -> Result<(), Failure> {
         self.file.set_len(0).map_err(|cause| self.failed(0, cause))
     }
 
-    /// Appends all that `from` gives, of a file of `total` bytes; stops at the first byte too many.
+    /// Appends all bytes of `from`, to a file of `total` bytes. Stops as soon as there are too many.
     pub(super) fn append(
         &mut self,
         mut from: impl Read,
@@ -146,7 +146,7 @@ impl Part {
         }
     }
 
-    /// Compares the whole file with what is known of it, and puts it in its place.
+    /// Compares the complete file with the published facts, and renames it to its target.
     pub(super) fn finish(&mut self, file: &RemoteFile<'_>) -> Result<(), Failure> {
         let bytes = self.len()?;
         let difference = file.difference(&mut self.file);
@@ -161,7 +161,7 @@ impl Part {
         let placed = self.file.sync_all().and_then(|()| fs::rename(&self.path, &self.target));
         placed.map_err(|cause| self.failed(bytes, cause))?;
         self.is_complete = true;
-        // Left behind by a process that is killed here, it is overwritten by the next download.
+        // Left behind if the process is killed here; the next download overwrites it.
         let _ = fs::remove_file(self.source_path());
         Ok(())
     }
@@ -178,7 +178,7 @@ impl Part {
 }
 
 impl Drop for Part {
-    /// Keeps what has arrived for another try, and leaves nothing where nothing has.
+    /// Keeps the received bytes for another attempt, and removes the files if there are none.
     fn drop(&mut self) {
         if !self.is_complete && self.file.metadata().is_ok_and(|found| found.len() == 0) {
             let _ = fs::remove_file(self.source_path());
@@ -202,7 +202,7 @@ mod tests {
         source.validator = None;
         source.bytes = None;
         assert_eq!(Source::decode(&source.encode()), Some(source));
-        // Of a process that was killed as it wrote.
+        // Left by a process that was killed during the write.
         for text in ["", "https://host/a.tgz", "https://host/a.tgz\n\"3f-1\"\n12"] {
             assert_eq!(Source::decode(text), None, "{text}");
         }

@@ -1,4 +1,4 @@
-//! Downloads from canned servers.
+//! Tests of downloads from canned servers.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,19 +10,19 @@ use crate::loopback::{
 
 const BODY: &[u8] = b"four and twenty blackbirds";
 const SHA256: &str = "590a5f6ba472edb53193656a2b731bfb71ebafddd561c9117294b4da0eb4c620";
-/// A file that the server can name again.
+/// A file with a validator, by which the server can identify it again.
 const TAGGED: &str = "content-length: 26\r\netag: \"pie-1\"\r\naccept-ranges: bytes\r\n";
 
 fn file() -> RemoteFile<'static> {
     RemoteFile::new("pie.gz", BODY.len() as u64, SHA256)
 }
 
-/// The same, as a user's own address has it.
+/// The same file without a published checksum, like that of a user's own address.
 fn unknown() -> RemoteFile<'static> {
     RemoteFile { name: "pie.gz", bytes: None, sha256: None, md5_of_start: None }
 }
 
-/// The rest of the file from `first` on, and nothing after `last`.
+/// Returns an answer with the rest of the file from `first` on, up to `last`.
 fn rest(first: usize, last: usize, headers: &str) -> Vec<u8> {
     let headers = format!(
         "content-length: {}\r\ncontent-range: bytes {first}-25/26\r\n{headers}",
@@ -31,7 +31,7 @@ fn rest(first: usize, last: usize, headers: &str) -> Vec<u8> {
     answer("206 Partial Content", &headers, &BODY[first..last])
 }
 
-/// Runs one download against a server with these answers; what the folder holds afterwards.
+/// Runs one download against a server with these answers, and returns the content of the folder afterwards.
 fn run(answers: Vec<Vec<u8>>) -> (Result<(), String>, Vec<String>, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::new(answers);
@@ -45,7 +45,7 @@ fn run(answers: Vec<Vec<u8>>) -> (Result<(), String>, Vec<String>, Vec<String>) 
     (result, names, server.requests())
 }
 
-/// Downloads `file` into `folder`, once and without another try.
+/// Downloads `file` into `folder` with a single attempt.
 fn fetch(folder: &Path, url: &str, file: &RemoteFile<'_>) -> Result<Fetched, String> {
     let once = Download { attempts: 1, ..options(&[]) };
     let fetched = once.fetch(file, &[joined(url, file.name)], folder, false);
@@ -60,7 +60,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// A folder with the first nine bytes, as a killed process leaves them.
+/// Creates a folder with the first nine bytes, as a killed process leaves them.
 fn begun(url: &str, validator: &str) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join(".pie.gz.part"), &BODY[..9]).unwrap();
@@ -82,7 +82,7 @@ fn a_good_file_arrives_and_is_not_fetched_twice() {
     assert!(!requests[0].to_lowercase().contains("range"), "{requests:?}");
     assert_eq!(fs::read(deep.join("pie.gz")).unwrap(), BODY);
     assert_eq!(names(&deep), ["pie.gz"]);
-    // The server is gone: this would fail if it asked.
+    // The server has ended: this would fail if it sent a request.
     options.fetch_all(&[file()], &[], &deep).unwrap();
 }
 
@@ -122,7 +122,7 @@ fn a_connection_that_breaks_off_goes_on_where_it_ended() {
         table.into_iter().zip(["\"pie-1\"", "Wed, 21 Oct 2015 07:28:00 GMT"])
     {
         let first = answer("200 OK", headers, &BODY[..9]);
-        // One more try than allowed in a row, but each brings something.
+        // One more attempt than allowed in a row, but each extends the file.
         let (result, names, asked) =
             run(vec![first, rest(9, 10, ""), rest(10, 11, ""), rest(11, 26, "")]);
         assert_eq!((result, names), (Ok(()), vec!["pie.gz".to_owned()]));
@@ -144,7 +144,7 @@ fn a_killed_process_is_taken_over_from() {
     assert_eq!(names(folder.path()), ["pie.gz"]);
     assert!(server.requests()[0].to_lowercase().contains("\nif-range: \"pie-1\""));
 
-    // Killed between the last byte and the rename: there is nothing to ask for.
+    // Killed between the last byte and the rename: no request is needed.
     let (folder, target) = begun("http://127.0.0.1:1", "\"pie-1\"");
     fs::write(folder.path().join(".pie.gz.part"), BODY).unwrap();
     assert_eq!(fetch(folder.path(), "http://127.0.0.1:1", &unknown()), Ok(Fetched::Before));
@@ -181,7 +181,7 @@ fn what_does_not_fit_comes_again_from_the_beginning() {
         assert!(requests[0].contains("bytes=9-"), "{name}: {requests:?}");
         assert!(count == 1 || !requests[1].contains("bytes="), "{name}: {requests:?}");
     }
-    // Without a range in the request these are no answers.
+    // These answers are only possible for a request with a range.
     for line in ["416 Range Not Satisfiable", "206 Partial Content"] {
         let (result, _, asked) = run(vec![status(line)]);
         assert!(result.unwrap_err().contains(line));
@@ -291,7 +291,7 @@ fn a_failed_download_says_why_and_leaves_what_can_be_gone_on_with() {
 fn the_checksum_error_shows_both_sums() {
     let (result, ..) = run(vec![ok(26, &[b'x'; 26]); 2]);
     let error = result.unwrap_err();
-    // By sha256sum.
+    // Computed with sha256sum.
     let found = "18d2a9c4fd84ab056bc0b93ce3e7c3809d3e66d3f089e066c2c0c4e29edfeca7";
     assert!(error.contains(SHA256) && error.contains(found), "{error}");
 }
@@ -320,7 +320,7 @@ fn the_next_mirror_is_asked_and_every_failure_is_told() {
 #[test]
 fn two_at_once_download_one_file() {
     let folder = tempfile::tempdir().unwrap();
-    // One answer: the second that asks would be refused.
+    // One answer: a second request would be refused.
     let server = Server::new(vec![ok(26, BODY)]);
     thread::scope(|scope| {
         let work = || fetch(folder.path(), &server.url, &unknown());
@@ -356,7 +356,7 @@ fn a_full_disk_ends_the_download_with_the_path() {
     let path = folder.path().join("pie.gz");
     assert!(error.starts_with(&format!("cannot write {}: ", path.display())), "{error}");
     assert!(error.ends_with("; 65536 bytes are needed there"), "{error}");
-    // What has arrived is kept for the next call.
+    // The received bytes are kept for the next call.
     assert_eq!(names(folder.path()), [".pie.gz.part", ".pie.gz.part.source"]);
     server.requests();
 }

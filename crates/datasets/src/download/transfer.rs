@@ -1,4 +1,4 @@
-//! One request, and what its answer adds to the part of a file that is there.
+//! One HTTP request, whose answer is appended to the received part of a file.
 
 use ureq::http::header::{CONTENT_RANGE, ETAG};
 use ureq::http::{Response, StatusCode};
@@ -10,8 +10,8 @@ use super::part::{Part, Source};
 use crate::progress::Progress;
 
 impl Part {
-    /// Asks `url` for what is missing; says whether anything was there before. Where that was of another file,
-    /// or the server has no ranges, all comes again.
+    /// Requests the missing bytes from `url`, and returns whether they were appended to bytes that existed before. If
+    /// those belong to another file, or the server does not support ranges, the whole file is received again.
     pub(super) fn receive(
         &mut self,
         agent: &Agent,
@@ -24,7 +24,7 @@ impl Part {
         let present = self.len()?;
         let mut source = self.source(url, file).filter(|_| present > 0);
         loop {
-            // A process that was killed before it had given the file its name.
+            // A process was killed after it had received the whole file, but before it had renamed it.
             if source.as_ref().is_some_and(|source| source.bytes == Some(present)) {
                 return Ok(Received::Rest);
             }
@@ -61,12 +61,12 @@ impl Part {
                     if continues(&response, present, before, file) =>
                 {
                     let total = file.bytes.or(before.bytes);
-                    tracing::info!(url, from = present, bytes = total, "the download goes on");
+                    tracing::info!(url, from = present, bytes = total, "the download continues");
                     let mut progress = Progress::new(format!("downloading {url}"), present, total);
                     self.append(response.body_mut().as_reader(), total, &mut progress)?;
                     return Ok(Received::Rest);
                 }
-                // Other bytes than those that were asked for, or a file that ends before them.
+                // The server sent other bytes than requested, or its file ends before them.
                 (StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE, Some(_)) => {
                     source = None;
                 }
@@ -85,16 +85,16 @@ impl Part {
     }
 }
 
-/// What a request has brought.
+/// Extent of the bytes that a request has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// The whole file.
+    /// The request has received the whole file.
     All,
-    /// What was missing of one that was begun before.
+    /// The missing rest of a file whose beginning existed before.
     Rest,
 }
 
-/// Whether an answer 206 is what comes after the first `present` bytes of the same file.
+/// Returns `true` if an answer 206 continues the same file after its first `present` bytes.
 fn continues(
     response: &Response<Body>,
     present: u64,
@@ -115,14 +115,14 @@ fn continues(
     first == present && same_size && same_etag
 }
 
-/// The first byte and the size of the whole file, of `bytes FIRST-LAST/SIZE`, where the size may be `*`.
+/// Parses `bytes FIRST-LAST/SIZE`, where the size may be `*`, into the first byte and the size of the whole file.
 fn range(text: &str) -> Option<(u64, Option<u64>)> {
     let (bytes, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
     let (first, _) = bytes.split_once('-')?;
     Some((first.trim().parse().ok()?, total.trim().parse().ok()))
 }
 
-/// Why this program cannot talk to that server, if it cannot.
+/// Returns the reason why this program cannot connect to that server, if there is one.
 fn unreachable(url: &str, has_tls: bool) -> Option<&'static str> {
     let needs_tls = url.get(..6).is_some_and(|it| it.eq_ignore_ascii_case("https:"));
     (needs_tls && !has_tls)

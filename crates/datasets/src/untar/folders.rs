@@ -1,4 +1,4 @@
-//! The folders of fastai.
+//! Locations of fastai's folders.
 
 use std::ffi::OsString;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::DatasetError;
 
-/// Where archives, data and models go.
+/// Folders of archives, data and models.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Folders {
     pub(super) archives: PathBuf,
@@ -16,8 +16,8 @@ pub(super) struct Folders {
 }
 
 impl Folders {
-    /// Those below `base`, or below what the variable `FASTAI_HOME` names, or below `~/.fastai`; all are
-    /// absolute. Reads `config.ini` there, if there is one.
+    /// Returns the folders below `base`, or below the value of the variable `FASTAI_HOME`, or below `~/.fastai`, as
+    /// absolute paths. Reads `config.ini` in that folder, if it exists.
     pub(super) fn find(
         base: Option<&Path>,
         variable: impl Fn(&str) -> Option<OsString>,
@@ -48,7 +48,7 @@ impl Folders {
     }
 }
 
-/// The value of a key in the section `DEFAULT`, as Python's configparser reads it.
+/// Returns the value of a key in the section `DEFAULT`, by the rules of Python's `configparser`.
 fn setting<'a>(config: &'a str, key: &str) -> Option<&'a str> {
     let mut is_default = false;
     let mut found = None;
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(found.data, Path::new("/scratch/sets"));
         assert_eq!(found.archives, base.join("packed/a b"));
         assert_eq!(found.models, base.join("models"));
-        // As fastai writes it.
+        // The format in which fastai writes it.
         fs::write(
             base.join("config.ini"),
             "[DEFAULT]\ndata = data\narchive = archive\nstorage = tmp\nmodel = models\n\n",

@@ -1,4 +1,4 @@
-//! Archives from canned servers, by one process and by several.
+//! Tests of archives from canned servers, by one process and by several.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::*;
 use crate::Urls;
 use crate::loopback::{Server, answer, ok, options, status};
 
-/// An archive with one file below one folder.
+/// Returns an archive with one file below one folder.
 fn archive(folder: &str, body: &[u8]) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_gnu();
@@ -52,7 +52,7 @@ fn an_archive_arrives_in_fastais_folders_and_is_not_fetched_twice() {
         (vec!["archive".into(), "data".into()], vec!["pets".into()])
     );
     assert_eq!(names_in(&base.join("archive")), ["pets.tar.gz"]);
-    // From the folder, and when that is gone, from the archive: there is one answer left.
+    // First from the folder, and when that is deleted, from the archive: one answer is left.
     assert_eq!(pets.extract().unwrap(), path);
     fs::remove_dir_all(&path).unwrap();
     assert_eq!(pets.extract().unwrap(), path);
@@ -80,7 +80,7 @@ fn other_folders_can_be_named() {
     let path = untar(format!("{}b.tar", server.url), home.path()).model(true).extract().unwrap();
     assert_eq!(path, home.path().join("models/b"));
     server.requests();
-    // fastai's models go there by themselves; one that is there needs no network.
+    // fastai's models are unpacked into their own folder; if it exists, no network is needed.
     let model = home.path().join("models/wt103-fwd");
     fs::create_dir(&model).unwrap();
     assert_eq!(untar(Urls::WT103_FWD, home.path()).extract().unwrap(), model);
@@ -89,7 +89,7 @@ fn other_folders_can_be_named() {
 #[test]
 fn fastais_checksums_are_compared() {
     let home = tempfile::tempdir().unwrap();
-    // The row of the table says 342,207 bytes, of which the first MiB has the md5 56143e8f….
+    // The row of the table has 342,207 bytes, of which the first MiB has the md5 56143e8f….
     let size = Server::new(vec![served(b"short"), served(b"short")]);
     let sum = Server::new(vec![served(&[0; 342_207]), served(&[0; 342_207])]);
     let mirrors = options(&[&size.url, &sum.url]);
@@ -102,7 +102,7 @@ fn fastais_checksums_are_compared() {
         ),
         &*format!("{}mnist_tiny.tgz: checksum mismatch for ", sum.url),
         "expected 342207 bytes, of which the first MiB has md5 56143e8f24db90d925d82a5a74141875",
-        // By md5sum.
+        // Computed with md5sum.
         "found 342207 bytes, of which the first MiB has md5 ",
         "(downloaded twice)",
     ] {
@@ -123,7 +123,7 @@ fn a_users_own_checksum_is_compared() {
         use sha2::Digest;
         sha2::Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02X}")).collect()
     };
-    // What is damaged on its way comes once more.
+    // An archive that was damaged in transit is downloaded once more.
     let server = Server::new(vec![served(&damaged), served(&bytes)]);
     let url = format!("{}a.tar", server.url);
     untar(&url, home.path()).sha256(&sha256).extract().unwrap();
@@ -149,7 +149,7 @@ fn an_archive_of_an_earlier_call_that_is_damaged_comes_again() {
         assert_eq!(fs::read(path.join("file")).unwrap(), b"good");
         assert_eq!(server.requests().len(), 1);
     }
-    // One that the server has in this state is not asked for again.
+    // An archive that the server has in this state is not requested again.
     let server = Server::new(vec![served(b"<html>")]);
     let error = untar(format!("{}c.tgz", server.url), home.path()).extract().unwrap_err();
     assert!(matches!(error, DatasetError::NotAnArchive { .. }), "{error}");
@@ -211,7 +211,7 @@ fn without_tls_the_error_names_the_feature() {
     assert!(error.contains("without the feature `https`"), "{error}");
 }
 
-/// What this test's program does as another process, and how it is started.
+/// Variable that makes this test's program run as the second process, with the arguments of that process.
 const CHILD: &str = "BRIGADE_TEST_UNTAR";
 
 fn child(test: &str, url: &str, base: &Path) -> Child {
@@ -223,7 +223,7 @@ fn child(test: &str, url: &str, base: &Path) -> Child {
         .unwrap()
 }
 
-/// Whether this is the other process, which then has done its part.
+/// In the second process, unpacks the archive and returns `true`.
 fn is_child() -> bool {
     let Ok(arguments) = std::env::var(CHILD) else { return false };
     let (url, base) = arguments.split_once(' ').unwrap();
@@ -260,7 +260,7 @@ fn a_killed_process_is_taken_over_from() {
     let home = tempfile::tempdir().unwrap();
     let bytes = archive("a", b"shared");
     let headers = format!("content-length: {}\r\netag: \"a-1\"\r\n", bytes.len());
-    // A server that stops in the middle, without a word, until the client is gone.
+    // A server that stops in the middle of its answer until the client has closed the connection.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let first = answer("200 OK", &headers, &bytes[..700]);

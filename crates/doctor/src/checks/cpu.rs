@@ -30,7 +30,9 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
                 Subject::Cpu,
                 format!("different instructions: {}", super::who_has_what(&words)),
             )
-            .means("a run that is resumed on another kind of processor has other last digits"),
+            .means(
+                "a run that is resumed on another kind of processor may differ in the last digits",
+            ),
         );
     }
     if findings.is_empty() && !cores.is_empty() {
@@ -64,7 +66,7 @@ fn of_host(cpu: &Cpu) -> Vec<Finding> {
                 Subject::Cpu,
                 format!("{} of {} cores may be used", cpu.usable, cpu.online),
             )
-            .means("a batch system or taskset says so"),
+            .means("a batch system or taskset limits them"),
         );
     }
     if cpu.load > cpu.online as f64 * BUSY && cpu.online > 0 {
@@ -72,7 +74,7 @@ fn of_host(cpu: &Cpu) -> Vec<Finding> {
             Finding::warning(
                 Subject::Cpu,
                 format!(
-                    "{:.0} processes want its {}",
+                    "{:.0} processes are ready to run on its {}",
                     cpu.load,
                     counted(cpu.online, "core", "cores")
                 ),

@@ -66,7 +66,7 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
             findings.push(
                 finding(format!("{gpus} in the host, but {} is not loaded", words.driver))
                     .means("programs see no GPU")
-                    .remedy("load it; after an update of the kernel it must be built anew")
+                    .remedy("load it; after an update of the kernel it must be rebuilt")
                     .command(words.load),
             );
         }
@@ -94,7 +94,7 @@ fn of_host(facts: &Facts) -> Vec<Finding> {
             {
                 findings.push(
                     finding(format!(
-                        "driver {version} is too old for CUDA {cuda}, which wants {needed}"
+                        "driver {version} is too old for CUDA {cuda}, which needs {needed}"
                     ))
                     .means("CUDA does not start")
                     .remedy("install a newer driver, or a libtorch for an older CUDA"),
@@ -232,7 +232,7 @@ mod tests {
             (|it| it.devices.library = false, "libcuda.so.1"),
             (
                 |it| it.devices.driver.version = Some("535.104.05".to_owned()),
-                "driver 535.104.05 is too old for CUDA 13.0, which wants 580.65.06",
+                "driver 535.104.05 is too old for CUDA 13.0, which needs 580.65.06",
             ),
         ] {
             let findings = spoiled(spoil);

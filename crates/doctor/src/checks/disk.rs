@@ -11,7 +11,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     for (_, host, facts) in cluster.examined() {
         for folder in facts.folders.iter().filter(|it| it.used_for != FolderUse::SharedMemory) {
             findings.extend(of_folder(folder).map(|it| it.on(&host.name)));
-            if let FolderState::There(space) = &folder.state
+            if let FolderState::Present(space) = &folder.state
                 && least.as_ref().is_none_or(|(least, _)| space.free_bytes < *least)
             {
                 least = Some((space.free_bytes, folder.path.display().to_string()));
@@ -34,12 +34,12 @@ fn of_folder(folder: &Folder) -> Option<Finding> {
         FolderUse::SharedMemory => "shared memory",
     };
     let space = match &folder.state {
-        FolderState::There(space) => space,
+        FolderState::Present(space) => space,
         // The check of the working folder reports that case.
         _ if folder.used_for == FolderUse::Working => return None,
         FolderState::Missing => {
             return Some(
-                Finding::fail(Subject::Disk, format!("{path}, {used}, is not there"))
+                Finding::fail(Subject::Disk, format!("{path}, {used}, does not exist"))
                     .remedy("make it")
                     .command(format!("sudo mkdir -m 1777 -p {path}")),
             );
@@ -59,11 +59,8 @@ fn of_folder(folder: &Folder) -> Option<Finding> {
         }
         FolderState::Refused(words) => {
             return Some(
-                Finding::fail(
-                    Subject::Disk,
-                    format!("{path}, {used}, cannot be looked at: {words}"),
-                )
-                .remedy("give this user access to it"),
+                Finding::fail(Subject::Disk, format!("{path}, {used}, cannot be read: {words}"))
+                    .remedy("give this user access to it"),
             );
         }
     };
@@ -98,7 +95,7 @@ fn of_folder(folder: &Folder) -> Option<Finding> {
     }
     if !space.writable {
         return Some(
-            unwritable(folder, format!("{place}, {used}, is not this user's to write to"))
+            unwritable(folder, format!("{place}, {used}, is not writable for this user"))
                 .remedy("give this user the right, or write elsewhere")
                 .command(format!("ls -ld {place}")),
         );
@@ -146,7 +143,7 @@ mod tests {
     fn spoiled(place: usize, spoil: impl FnOnce(&mut Space)) -> Vec<Finding> {
         let mut cluster = fixtures::cluster(2);
         let folder = &mut fixtures::facts(&mut cluster, 1).folders[place];
-        let FolderState::There(space) = &mut folder.state else { panic!() };
+        let FolderState::Present(space) = &mut folder.state else { panic!() };
         spoil(space);
         check(&cluster)
     }
@@ -164,7 +161,7 @@ mod tests {
             (|it| it.free_inodes = 7, Verdict::Fail, "only 7 more files"),
             (|it| it.free_inodes = 700, Verdict::Warning, "only 700 more files"),
             (|it| it.read_only = true, Verdict::Fail, "reading only"),
-            (|it| it.writable = false, Verdict::Fail, "not this user's"),
+            (|it| it.writable = false, Verdict::Fail, "not writable"),
         ] {
             let (found_verdict, hosts, found) = fixtures::only(&spoiled(1, spoil));
             assert_eq!((found_verdict, hosts.as_str()), (verdict, "node2"));

@@ -14,8 +14,8 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         let path = folder.path.display();
         let fail = |found: String| Finding::fail(Subject::Folder, found).on(&host.name);
         findings.push(match &folder.state {
-            FolderState::There(_) => continue,
-            FolderState::Missing => fail(format!("the working folder {path} is not there"))
+            FolderState::Present(_) => continue,
+            FolderState::Missing => fail(format!("the working folder {path} does not exist"))
                 .means("ranks could not start there")
                 .remedy("make it, mount it, or start the job from a folder that all hosts have")
                 .command(format!("ssh {} mkdir -p {path}", host.name)),
@@ -25,7 +25,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
                 .means("every program that touches it hangs")
                 .remedy("see whether its server is up")
                 .command(format!("mount | grep {}", first_parts(&folder.path.to_string_lossy()))),
-            FolderState::Refused(words) => fail(format!("{path} cannot be looked at: {words}"))
+            FolderState::Refused(words) => fail(format!("{path} cannot be read: {words}"))
                 .remedy("give this user access to it"),
         });
     }
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn folders_that_cannot_be_used() {
         for (state, expected) in [
-            (FolderState::Missing, "not there"),
+            (FolderState::Missing, "does not exist"),
             (FolderState::NotAFolder, "a file"),
             (FolderState::Silent, "does not answer"),
             (FolderState::Refused("Permission denied".to_owned()), "Permission denied"),

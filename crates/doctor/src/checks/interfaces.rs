@@ -145,7 +145,7 @@ impl Library {
                     );
                     Finding::note(Subject::Interfaces, found)
                         .means(
-                            "right where those lead to the other hosts, too; else connections fail",
+                            "correct if those lead to the other hosts, too; otherwise connections fail",
                         )
                         .remedy("choose, if they do not")
                         .command(choose)
@@ -165,7 +165,7 @@ impl Library {
                 .means("they reach that address, too, but it is one for containers")
                 .remedy("choose the interface to the other hosts"),
             (false, _) => Finding::fail(Subject::Interfaces, found)
-                .means("the others cannot reach the address that it tells them")
+                .means("the others cannot reach the address that it sends them")
                 .remedy("choose the interface to the other hosts"),
         };
         Some(finding.command(choose).on(&host.name))

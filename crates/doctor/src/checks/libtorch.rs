@@ -22,7 +22,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
                 Subject::Libtorch,
                 format!("different versions: {}", who_has_what(&releases)),
             )
-            .means("ranks of different versions may not understand each other's messages")
+            .means("ranks of different versions may not be able to communicate")
             .remedy("install one version on all hosts, or launch with --sync"),
         );
     } else if builds.len() > 1 {
@@ -53,7 +53,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         if cluster.examined().all(|(_, _, facts)| facts.program.is_some()) {
             return vec![Finding::note(
                 Subject::Libtorch,
-                "where the program takes it from, if it does, cannot be told",
+                "where the program loads it from, if it does, is unknown",
             )];
         }
         return vec![
@@ -61,7 +61,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
                 Subject::Libtorch,
                 "none in LIBTORCH, .cargo/libtorch.toml, LD_LIBRARY_PATH or the loader's cache",
             )
-            .means("a program may still know its own place for it")
+            .means("a program may still have a path to it built in")
             .remedy("name the program with --program, and see which one it loads"),
         ];
     };
@@ -97,7 +97,7 @@ fn of_host(host: &HostReport, facts: &Facts) -> Option<Finding> {
             return Some(
                 Finding::note(Subject::Libtorch, format!("the version of {place} is not known"))
                     .means("neither build-version nor version.py lies above it")
-                    .remedy(format!("Brigade wants {} to {}", dotted(OLDEST), dotted(NEWEST)))
+                    .remedy(format!("Brigade needs {} to {}", dotted(OLDEST), dotted(NEWEST)))
                     .on(&host.name),
             );
         }
@@ -109,7 +109,7 @@ fn of_host(host: &HostReport, facts: &Facts) -> Option<Finding> {
         Finding::warning(Subject::Libtorch, found).means("Brigade was not tried with it")
     } else {
         Finding::fail(Subject::Libtorch, found)
-            .means("Brigade's programs need functions that it has not")
+            .means("Brigade's programs need functions that it lacks")
     };
     let wanted = format!("install one from {} to {}", dotted(OLDEST), dotted(NEWEST));
     Some(finding.remedy(wanted).command("brigade setup").on(&host.name))
@@ -129,17 +129,16 @@ fn of_project(host: &HostReport, facts: &Facts) -> Option<Finding> {
             format!("{} names {}, which has no libtorch", file.display(), named.display())
         }
         (_, _, None) if project.uses_brigade => {
-            format!(
-                "{} uses Brigade, and cargo is not told where libtorch is",
-                project.root.display()
-            )
+            format!("{} uses Brigade, but cargo has no path of libtorch", project.root.display())
         }
         _ => return None,
     };
     Some(
         Finding::fail(Subject::Libtorch, found)
             .means("cargo cannot build the project")
-            .remedy("have it found, or fetched once for all projects")
+            .remedy(
+                "run this in the project: it finds libtorch, or fetches it once for all projects",
+            )
             .command("brigade setup")
             .on(&host.name),
     )
@@ -258,7 +257,7 @@ mod tests {
             Some(Project { root: "/app".into(), uses_brigade: true, ..Project::default() });
         let (verdict, _, found) = fixtures::only(&check(&cluster));
         assert_eq!(verdict, Verdict::Fail);
-        assert_eq!(found, "/app uses Brigade, and cargo is not told where libtorch is");
+        assert_eq!(found, "/app uses Brigade, but cargo has no path of libtorch");
 
         let project = fixtures::facts(&mut cluster, 0).project.as_mut().unwrap();
         project.file = Some("/app/.cargo/libtorch.toml".into());

@@ -16,7 +16,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
             )
             .means("connections open, then hang with the first tensor")
             .remedy(
-                "lower the MTU of the interface on both hosts, or let ICMP pass, which would tell them",
+                "lower the MTU of the interface on both hosts, or let ICMP pass, which reports the right size",
             )
             .command(format!("sudo ip link set {} mtu {}", interface(cluster, route.from), bytes + HEADERS)),
             None => Finding::fail(Subject::Mtu, "connections open, but no bulk data arrives")

@@ -23,7 +23,7 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
     if findings.is_empty() && cluster.examined().next().is_some() {
         let alone = cluster.hosts.len() == 1;
         let found = if alone {
-            "the host's own name is known to it"
+            "the host can resolve its own name"
         } else {
             "every host's name leads to it from all hosts"
         };
@@ -48,7 +48,7 @@ fn own_name(cluster: &Cluster, place: usize, host: &HostReport, facts: &Facts) -
                     Subject::Names,
                     format!("its own name {} has only an IPv6 address, {known}", own.name),
                 )
-                .means("all ranks must then speak IPv6, and MASTER_ADDR needs brackets in URLs")
+                .means("all ranks must then use IPv6, and MASTER_ADDR needs brackets in URLs")
                 .remedy("give the name an IPv4 address, too, in /etc/hosts")
                 .on(&host.name)
             });
@@ -61,9 +61,9 @@ fn own_name(cluster: &Cluster, place: usize, host: &HostReport, facts: &Facts) -
                 where_from(own)
             ),
             (None, Some(error)) => {
-                format!("its own name {} means nothing to it: {error}", own.name)
+                format!("its own name {} cannot be resolved there: {error}", own.name)
             }
-            (None, None) => format!("its own name {} means nothing to it", own.name),
+            (None, None) => format!("its own name {} cannot be resolved there", own.name),
         },
     };
     if !several {
@@ -72,8 +72,8 @@ fn own_name(cluster: &Cluster, place: usize, host: &HostReport, facts: &Facts) -
             "on one host that does no harm; with several, ranks could not reach each other by Gloo",
         ));
     }
-    let told = facts.variables.contains_key(GLOO_SOCKET_IFNAME);
-    if told {
+    let is_set = facts.variables.contains_key(GLOO_SOCKET_IFNAME);
+    if is_set {
         let found = format!("{found}; {GLOO_SOCKET_IFNAME} makes up for it");
         return Some(Finding::note(Subject::Names, found).on(&host.name));
     }
@@ -83,7 +83,7 @@ fn own_name(cluster: &Cluster, place: usize, host: &HostReport, facts: &Facts) -
     let line = format!("{known_as} {}", own.name);
     let finding = Finding::fail(Subject::Names, found)
         .means(
-            "Gloo tells the other ranks an address of the loopback interface, so they would connect \
+            "Gloo would send the other ranks an address of the loopback interface, so they would connect \
              to themselves",
         )
         .on(&host.name);
@@ -98,7 +98,7 @@ fn own_name(cluster: &Cluster, place: usize, host: &HostReport, facts: &Facts) -
             .remedy("put it into /etc/hosts there")
             .command(format!("echo '{line}' | sudo tee -a /etc/hosts")),
         (None, Some(interface)) => finding
-            .remedy("tell Gloo the interface")
+            .remedy("set the interface for Gloo")
             .command(format!("export {GLOO_SOCKET_IFNAME}={interface}")),
         (None, None) => finding.remedy("put its network address into /etc/hosts there"),
     })
@@ -126,7 +126,7 @@ fn name_of_peer(
         });
         if unresolved && !peer.here {
             // ssh has reached the host, so its configuration has the name.
-            let found = "its name here is known to ssh alone, not to the hosts";
+            let found = "its name here is defined for ssh only, and the hosts cannot resolve it";
             return Some(
                 Finding::note(Subject::Names, found)
                     .means(format!("--master-addr {name} would not work; its address would"))
@@ -135,7 +135,7 @@ fn name_of_peer(
         }
         let why = known.error.as_deref().unwrap_or("no address");
         return Some(
-            Finding::warning(Subject::Names, format!("{name} means nothing there: {why}"))
+            Finding::warning(Subject::Names, format!("{name} cannot be resolved there: {why}"))
                 .means(format!("--master-addr {name} would not work on that host"))
                 .remedy("put it into /etc/hosts there, or use addresses")
                 .command(add)
@@ -159,13 +159,13 @@ fn name_of_peer(
     let from = cluster.hosts.iter().position(|it| it.name == host.name)?;
     let address = known.addresses[0];
     // Behind network address translation, a host's address may be unknown to the host itself.
-    let answers = cluster.route(from, other).is_some_and(|it| it.open_door().is_some());
+    let answers = cluster.route(from, other).is_some_and(|it| it.open_address().is_some());
     let found =
         format!("{name} is {address} there{}, which {name} does not have", where_from(known));
     let finding = if answers {
         Finding::warning(Subject::Names, found)
             .means("it answers nevertheless: addresses are translated on the way")
-            .remedy("use names that mean the hosts' own addresses, where that is possible")
+            .remedy("use names that resolve to the hosts' own addresses, where that is possible")
     } else {
         Finding::fail(Subject::Names, found)
             .means(format!("ranks of {} would look for {name} elsewhere", host.name))
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn own_names_without_a_use() {
         for (addresses, expected) in [
-            (&[][..], "means nothing to it: Name or service not known"),
+            (&[][..], "cannot be resolved there: Name or service not known"),
             (&["10.9.9.9"], "which no interface of it has"),
         ] {
             let mut cluster = fixtures::cluster(2);
@@ -254,13 +254,13 @@ mod tests {
         let findings = crate::finding::in_order(check(&cluster), 3);
         let (verdict, hosts, found) = fixtures::only(&findings);
         assert_eq!((verdict, hosts.as_str()), (Verdict::Note, "node2"));
-        assert!(found.contains("known to ssh alone"), "{found}");
+        assert!(found.contains("defined for ssh only"), "{found}");
     }
 
     #[test]
     fn names_of_peers() {
         for (addresses, verdict, expected) in [
-            (&[][..], Verdict::Warning, "node1 means nothing there"),
+            (&[][..], Verdict::Warning, "node1 cannot be resolved there"),
             (&["127.0.0.1"], Verdict::Fail, "node1 is 127.0.0.1 there"),
             (&["10.7.7.7"], Verdict::Fail, "which node1 does not have"),
         ] {

@@ -120,7 +120,7 @@ fn absent(facts: &Facts) -> Option<Finding> {
             Subject::Nics,
             format!("{NCCL_IB_HCA}={value} names no adapter that is active"),
         )
-        .means("NCCL goes over TCP, which is slower, and says so only with NCCL_DEBUG=INFO")
+        .means("NCCL goes over TCP, which is slower, and reports it only with NCCL_DEBUG=INFO")
         .remedy(format!("leave the choice to NCCL, or name one that is there: {there}"))
         .command(format!("unset {NCCL_IB_HCA}")),
     )

@@ -122,20 +122,20 @@ impl Blocked {
             ),
             Outcome::NoRoute => (
                 "there is no route",
-                "the hosts are in networks that are not connected, or a firewall says so",
+                "the hosts are in networks that are not connected, or a firewall rejects the packets",
                 "see how packets travel".to_owned(),
                 format!("ip route get {to}"),
             ),
             Outcome::Stranger => (
                 "something else answers",
                 "the address leads to another machine, or a proxy stands between",
-                format!("see what {to} means there, and what listens"),
+                format!("check which address {to} has there, and which program listens"),
                 format!("getent ahosts {to}"),
             ),
             Outcome::Failed(words) => {
                 return self
                     .located(to, from, format!("connections fail ({words}): {ports}"))
-                    .remedy("see what the system says")
+                    .remedy("look at the system's messages")
                     .command("journalctl -k -e");
             }
             Outcome::Open => return Finding::ok(Subject::Ports, "open"),

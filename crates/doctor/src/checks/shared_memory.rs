@@ -15,24 +15,24 @@ pub(super) fn check(cluster: &Cluster) -> Vec<Finding> {
         };
         let warning = |found: String| Finding::warning(Subject::SharedMemory, found).on(&host.name);
         match &folder.state {
-            FolderState::There(space) if space.total_bytes <= SMALL => findings.push(
+            FolderState::Present(space) if space.total_bytes <= SMALL => findings.push(
                 warning(format!("it has only {}", bytes(space.total_bytes)))
                     .means("NCCL between GPUs of one host, or a loader with processes, dies with a bus error")
                     .remedy("give the container more")
                     .command("docker run --shm-size 8g   # or --ipc host"),
             ),
-            FolderState::There(space) if space.free_bytes < SMALL => findings.push(
+            FolderState::Present(space) if space.free_bytes < SMALL => findings.push(
                 warning(format!("only {} of {} are free", bytes(space.free_bytes), bytes(space.total_bytes)))
                     .means("what killed programs leave behind there stays until the host restarts")
                     .remedy("delete what no running program uses")
                     .command("ls -l /dev/shm"),
             ),
-            FolderState::There(space) if !space.writable => findings.push(
+            FolderState::Present(space) if !space.writable => findings.push(
                 warning("this user may not write there".to_owned())
                     .remedy("mount it with mode 1777")
                     .command("sudo mount -o remount,mode=1777 /dev/shm"),
             ),
-            FolderState::There(space) => {
+            FolderState::Present(space) => {
                 least = Some(least.unwrap_or(u64::MAX).min(space.free_bytes));
             }
             _ => findings.push(
@@ -64,7 +64,7 @@ mod tests {
     fn sizes() {
         fixtures::all_is_well(&check(&fixtures::cluster(2)));
         let there = |total_bytes, free_bytes, writable| {
-            FolderState::There(Space { total_bytes, free_bytes, writable, ..Space::default() })
+            FolderState::Present(Space { total_bytes, free_bytes, writable, ..Space::default() })
         };
         for (state, expected) in [
             (there(64 << 20, 64 << 20, true), "only 64 MiB"),

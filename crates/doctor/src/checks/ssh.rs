@@ -42,23 +42,26 @@ fn lost(host: &HostReport, lost: &Lost) -> Finding {
             fail(reason).remedy("install an ssh client").command("sudo apt install openssh-client")
         }
         Lost::Foreign { version } => fail(&format!(
-            "brigade {version} there does not understand the one here, {}",
+            "brigade {version} there is not compatible with the one here, {}",
             env!("CARGO_PKG_VERSION")
         ))
         .remedy("install the same version on all hosts")
         .command(format!("scp {} {name}:", this_program())),
         Lost::Silent { asked, seconds, stderr } => {
             let found = format!("no answer within {seconds} s, asked for {asked}");
-            said(fail(&found), stderr)
+            with_ssh_output(fail(&found), stderr)
                 .remedy("see whether a login there hangs, too: a file server, a name server or the network may")
                 .command(format!("ssh -v {name} true"))
         }
         Lost::Ended { code, stderr } if host.here => {
             let code =
                 code.map_or_else(|| "a signal".to_owned(), |code| format!("exit code {code}"));
-            said(fail(&format!("the examination of this host ended with {code}")), stderr)
-                .remedy("run it by hand")
-                .command("brigade __doctor")
+            with_ssh_output(
+                fail(&format!("the examination of this host ended with {code}")),
+                stderr,
+            )
+            .remedy("run it by hand")
+            .command("brigade __doctor")
         }
         Lost::Ended { code, stderr } => {
             let all = stderr.join("\n").to_lowercase();
@@ -74,17 +77,17 @@ fn lost(host: &HostReport, lost: &Lost) -> Finding {
                     let code =
                         code.map_or_else(|| "a signal".to_owned(), |it| format!("exit code {it}"));
                     fail(&format!("the login ended with {code} before brigade answered"))
-                        .remedy("see what ssh says")
+                        .remedy("look at the messages of ssh")
                         .command(format!("ssh -v {name} true"))
                 }
             };
-            said(finding, stderr)
+            with_ssh_output(finding, stderr)
         }
     }
 }
 
 /// Appends the last lines of ssh's output: earlier lines only report its progress.
-fn said(finding: Finding, words: &[String]) -> Finding {
+fn with_ssh_output(finding: Finding, words: &[String]) -> Finding {
     let words: Vec<&str> = words
         .iter()
         .map(String::as_str)
@@ -115,14 +118,15 @@ const KNOWN: &[Known] = &[
     Known {
         code: None,
         words: &["remote host identification has changed"],
-        found: "its host key is not the one that this host knows",
-        remedy: "if the host was installed anew, forget its old key and log in once by hand; if not, another machine may answer under its name",
+        found: "its host key differs from the one that this host has stored",
+        remedy: "if the host was reinstalled, remove its old key and log in once by hand; if not, \
+        another machine may answer under its name",
         command: "ssh-keygen -R HOST && ssh HOST true",
     },
     Known {
         code: None,
         words: &["host key verification failed", "no matching host key"],
-        found: "its host key is not known here",
+        found: "its host key is not stored here",
         remedy: "log in once by hand, and compare the key",
         command: "ssh HOST true",
     },
@@ -136,7 +140,7 @@ const KNOWN: &[Known] = &[
     Known {
         code: None,
         words: &["could not resolve hostname", "name or service not known"],
-        found: "its name means nothing on this host",
+        found: "its name cannot be resolved on this host",
         remedy: "put it into /etc/hosts, or give ssh its address",
         command: "printf 'Host HOST\\n  HostName ADDRESS\\n' >> ~/.ssh/config",
     },
@@ -172,7 +176,7 @@ const KNOWN: &[Known] = &[
         code: Some(126),
         words: &[""],
         found: "brigade cannot be run there",
-        remedy: "copy the program anew, and see whether it is for that kind of processor",
+        remedy: "copy the program again, and check that it is for that kind of processor",
         command: "scp $(command -v brigade) HOST:/usr/local/bin/",
     },
     Known {
@@ -193,12 +197,12 @@ mod tests {
     #[test]
     fn each_failure_has_its_remedy() {
         for (code, words, found, command) in [
-            (255, "Host key verification failed.", "not known", "ssh node2 true"),
+            (255, "Host key verification failed.", "not stored", "ssh node2 true"),
             (255, "node2: Permission denied (publickey).", "refuses", "ssh-copy-id node2"),
             (
                 255,
                 "ssh: Could not resolve hostname node2: Name or service not known",
-                "name means nothing",
+                "name cannot be resolved",
                 "HostName",
             ),
             (255, "ssh: connect to host node2 port 22: Connection refused", "listens", "start ssh"),

@@ -33,10 +33,16 @@ fn stale(facts: &Facts) -> Option<Finding> {
         return None;
     }
     Some(
-        Finding::warning(Subject::Variables, format!("variables of a job are set: {}", set.join(", ")))
-            .means("a program that is started by hand waits for the other ranks of that job; brigade launch sets them anew")
-            .remedy("unset them, in ~/.bashrc and /etc/environment too")
-            .command(format!("unset {}", set.join(" "))),
+        Finding::warning(
+            Subject::Variables,
+            format!("variables of a job are set: {}", set.join(", ")),
+        )
+        .means(
+            "a program that is started by hand waits for the other ranks of that job; brigade \
+            launch sets them itself",
+        )
+        .remedy("unset them, in ~/.bashrc and /etc/environment too")
+        .command(format!("unset {}", set.join(" "))),
     )
 }
 

@@ -43,11 +43,11 @@ impl Sessions<'_> {
         let limit = Limit::after(timeout).unless(self.cancelled);
         let mut answers = Vec::with_capacity(requests.len());
         for (place, _) in requests {
-            let heard = match &mut self.sessions[place] {
+            let received = match &mut self.sessions[place] {
                 Some(session) => session.receive(asked, limit),
                 None => continue,
             };
-            answers.push((place, self.settle(place, heard)?));
+            answers.push((place, self.settle(place, received)?));
         }
         Ok(answers)
     }
@@ -55,9 +55,9 @@ impl Sessions<'_> {
     fn settle<T>(
         &mut self,
         place: usize,
-        heard: Result<T, Broken>,
+        received: Result<T, Broken>,
     ) -> Result<Option<T>, Interrupted> {
-        match heard {
+        match received {
             Ok(answer) => Ok(Some(answer)),
             Err(Broken::Interrupted) => Err(Interrupted),
             Err(Broken::Lost(lost)) => {
@@ -231,7 +231,7 @@ impl Sessions<'_> {
         &mut self,
         nonce: &str,
         routes: &mut [Route],
-        said: &mut dyn FnMut(&str),
+        progress: &mut dyn FnMut(&str),
     ) -> Result<(), Interrupted> {
         let count = self.hosts.len();
         for route in routes {
@@ -239,9 +239,9 @@ impl Sessions<'_> {
             if count > ALL_PAIRS && route.to != (route.from + 1) % count {
                 continue;
             }
-            let Some(address) = route.open_door() else { continue };
+            let Some(address) = route.open_address() else { continue };
             let names = (&self.hosts[route.from].name, &self.hosts[route.to].name);
-            said(&format!("measuring {} -> {}", names.0, names.1));
+            progress(&format!("measuring {} -> {}", names.0, names.1));
             let request = Request::Measure { nonce: nonce.to_owned(), address };
             let answers = self.ask("measuring", MEASURE, vec![(route.from, request)])?;
             if let Some((_, Some(Answer::Measured(measured)))) = answers.into_iter().next() {

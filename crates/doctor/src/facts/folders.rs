@@ -50,7 +50,7 @@ pub enum FolderState {
     /// The operating system returned another error. Contains its message.
     Refused(String),
     /// The folder exists.
-    There(Space),
+    Present(Space),
 }
 
 /// Free space and properties of a file system.
@@ -132,7 +132,7 @@ fn state(sources: &Sources, used_for: FolderUse, path: &Path) -> FolderState {
     let real = std::fs::canonicalize(&place).unwrap_or_else(|_| place.clone());
     let mount = mounts::of(&mounts, &sources.on_host(&real));
     let block = room.fragment_size();
-    FolderState::There(Space {
+    FolderState::Present(Space {
         kind: mount.map(|it| it.kind.clone()).unwrap_or_default(),
         source: mount.map(|it| it.source.clone()).unwrap_or_default(),
         total_bytes: room.blocks() * block,
@@ -163,12 +163,12 @@ mod tests {
         let state = |wanted| {
             folders.iter().find(|it| it.used_for == wanted).map(|it| it.state.clone()).unwrap()
         };
-        assert!(matches!(state(FolderUse::Working), FolderState::There(space)
+        assert!(matches!(state(FolderUse::Working), FolderState::Present(space)
             if space.writable && space.looked_at == Path::new("/srv")));
         assert_eq!(state(FolderUse::Temporary), FolderState::NotAFolder);
         assert_eq!(state(FolderUse::SharedMemory), FolderState::Missing);
         // The folder for logs will be created: its file system is what counts.
-        assert!(matches!(state(FolderUse::Logs), FolderState::There(space)
+        assert!(matches!(state(FolderUse::Logs), FolderState::Present(space)
             if space.looked_at == Path::new("/srv")));
     }
 }

@@ -89,12 +89,12 @@ fn serve(mut stream: TcpStream, nonce: &str) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    let mut said = [0; NONCE_LEN + 1];
-    stream.read_exact(&mut said)?;
-    if said[..NONCE_LEN] != *nonce.as_bytes() {
+    let mut header = [0; NONCE_LEN + 1];
+    stream.read_exact(&mut header)?;
+    if header[..NONCE_LEN] != *nonce.as_bytes() {
         return Ok(());
     }
-    let Some(request) = ProbeRequest::of(said[NONCE_LEN]) else { return Ok(()) };
+    let Some(request) = ProbeRequest::of(header[NONCE_LEN]) else { return Ok(()) };
     stream.write_all(&[WELCOME])?;
     match request {
         // The peer closes first: the side that does keeps the port busy for a minute, and this one may be the port that

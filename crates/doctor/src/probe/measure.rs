@@ -114,7 +114,7 @@ fn open(
     if enter(&mut stream, nonce, request)? {
         Ok(stream)
     } else {
-        Err(io::Error::other("something else than the doctor answers there"))
+        Err(io::Error::other("another program answers there, not the doctor"))
     }
 }
 

@@ -50,9 +50,9 @@ pub(super) fn enter(
 ) -> io::Result<bool> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    let mut said = nonce.as_bytes().to_vec();
-    said.push(request.letter());
-    stream.write_all(&said)?;
+    let mut header = nonce.as_bytes().to_vec();
+    header.push(request.letter());
+    stream.write_all(&header)?;
     let mut answer = [0];
     match stream.read(&mut answer) {
         Ok(1) => Ok(answer[0] == WELCOME),

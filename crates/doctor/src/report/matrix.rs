@@ -41,7 +41,7 @@ pub(super) fn write(to: &mut impl Write, cluster: &Cluster) -> io::Result<()> {
 
 fn text(route: &Route) -> String {
     let Some(measured) = &route.measured else {
-        return if route.open_door().is_some() { "not measured" } else { "closed" }.to_owned();
+        return if route.open_address().is_some() { "not measured" } else { "closed" }.to_owned();
     };
     match measured.bandwidth() {
         Some(rate) => format!("{} {}", duration(measured.round_trip), bandwidth(rate)),

@@ -1,11 +1,10 @@
-//! What NVIDIA's driver reports: Xids of GPUs, SXids of NVSwitches, and a few lines without a number.
+//! Faults that NVIDIA's driver reports: Xids of GPUs, SXids of NVSwitches, and a few messages without a code.
 //!
-//! The numbers, their meaning and what to do follow NVIDIA's "Xid catalog" and "GPU debug guidelines",
-//! in our words.
+//! Codes, meanings and remedies follow NVIDIA's "Xid catalog" and "GPU debug guidelines", in our words.
 
 use crate::{Fault, pci};
 
-/// The fault that a message of the kernel's log reports.
+/// Returns the fault that a message of the kernel log reports.
 pub(super) fn fault(message: &str) -> Option<Fault> {
     let (message, is_switch) = match message.strip_prefix("nvidia-nvswitch") {
         Some(rest) => (rest.split_once(": ")?.1, true),
@@ -20,7 +19,7 @@ pub(super) fn fault(message: &str) -> Option<Fault> {
     let pci = pci::prefix_of(address.strip_prefix("PCI:").unwrap_or(address))?;
     let digits = rest.split(|it: char| !it.is_ascii_digit()).next()?;
     let code: u32 = digits.parse().ok()?;
-    // The recovery that the driver asks for has become none.
+    // The driver has withdrawn its request for a recovery.
     if code == 154 && rest.ends_with("to 0x0 (None)") {
         return None;
     }
@@ -31,7 +30,8 @@ pub(super) fn fault(message: &str) -> Option<Fault> {
     }
 }
 
-/// `GPU 0000:91:00.0: GPU has fallen off the bus.`, which comes with an Xid 79 or instead of it.
+/// Parses messages without a code, such as `GPU 0000:91:00.0: GPU has fallen off the bus.`, which comes with an Xid 79
+/// or instead of it.
 fn without_number(message: &str) -> Option<Fault> {
     let rest = message.strip_prefix("GPU ")?;
     let (address, text) = rest.split_once(": ")?;
@@ -46,7 +46,8 @@ fn without_number(message: &str) -> Option<Fault> {
     })
 }
 
-/// `Non-fatal, Link 32 egress ...`; lines with data and the place in the chip follow.
+/// Parses the text of an SXid, such as `Non-fatal, Link 32 egress ...`. Lines with data and the place in the chip
+/// follow and give `None`.
 fn switch(code: u32, pci: String, text: &str) -> Option<Fault> {
     let is_fatal = text.starts_with("Fatal");
     if !is_fatal && !text.starts_with("Non-fatal") {
@@ -56,7 +57,7 @@ fn switch(code: u32, pci: String, text: &str) -> Option<Fault> {
     let means = if is_fatal {
         "an NVSwitch or a link at it has failed: GPUs behind it cannot reach each other"
     } else {
-        "an NVSwitch has reported an error that it has mended"
+        "an NVSwitch has reported an error that it has corrected"
     };
     let remedy = if is_fatal { RESTART_HOST } else { WATCH };
     Some(Fault {
@@ -86,20 +87,20 @@ fn fault_of(class: Class, pci: String, means: &str, remedy: &str) -> Fault {
     }
 }
 
-/// Where a fault comes from.
+/// Origin of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
-    /// Mostly from the program.
+    /// The program, in most cases.
     Program,
-    /// It follows from another fault, or from the end of the program.
+    /// Another fault before it, or the end of the program.
     Consequence,
-    /// From the device, which can go on.
+    /// The device, which can continue.
     Device,
-    /// From the device, which is useless until it is reset.
+    /// The device, which is unusable until it is reset.
     Dead,
-    /// From a link between devices.
+    /// A link between devices.
     Link,
-    /// From something that NVIDIA's list leaves open.
+    /// Not determined by NVIDIA's list.
     Open,
 }
 
@@ -115,11 +116,11 @@ const LINKS: &str = "reset the GPUs or restart the host; see `nvidia-smi nvlink 
 const UNKNOWN: (u32, Class, &str, &str) = (
     0,
     Class::Open,
-    "NVIDIA's list of Xids says what it means",
+    "see NVIDIA's list of Xids for its meaning",
     "see docs.nvidia.com/deploy/xid-errors",
 );
 
-/// Number, where it comes from, what it means, what to do.
+/// Known Xids: code, origin, meaning and remedy.
 const XIDS: &[(u32, Class, &str, &str)] = &[
     (8, Class::Program, "a kernel ran longer than the driver waits", KERNEL),
     (
@@ -128,7 +129,7 @@ const XIDS: &[(u32, Class, &str, &str)] = &[
         "a kernel of the program failed, mostly by an access outside of its memory",
         KERNEL,
     ),
-    (31, Class::Program, "the program used an address of the GPU that is not its own", KERNEL),
+    (31, Class::Program, "the program accessed an invalid address of the GPU", KERNEL),
     (
         32,
         Class::Open,
@@ -136,12 +137,7 @@ const XIDS: &[(u32, Class, &str, &str)] = &[
         AGAIN,
     ),
     (38, Class::Open, "the GPU's firmware has failed", AGAIN),
-    (
-        43,
-        Class::Program,
-        "the GPU has stopped the program after a fault of the program's own",
-        KERNEL,
-    ),
+    (43, Class::Program, "the GPU has stopped the program after a fault of the program", KERNEL),
     (44, Class::Program, "a kernel failed while the GPU switched between programs", KERNEL),
     (
         45,
@@ -201,7 +197,7 @@ const XIDS: &[(u32, Class, &str, &str)] = &[
     (
         137,
         Class::Program,
-        "the program used an address of another GPU that is not its own, over NVLink",
+        "the program accessed an invalid address of another GPU, over NVLink",
         KERNEL,
     ),
     (140, Class::Dead, "the GPU's memory has an error that was not recovered from", RESET),
@@ -216,7 +212,7 @@ const XIDS: &[(u32, Class, &str, &str)] = &[
     (
         154,
         Class::Device,
-        "the driver asks for a recovery of the GPU: the message says which",
+        "the driver requests a recovery of the GPU: the message names the action",
         "do what the message asks for: a reset of the GPU, or a restart of the host",
     ),
 ];
@@ -324,7 +320,7 @@ mod tests {
             "NVRM: GPU at PCI:0000:01:00: GPU-bc0fa0b9-cac2-f507-b715-9bebdb69c71e",
             "NVRM: GPU 0000:91:00.0: GPU serial number is 1653723052734.",
             "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.65.06",
-            // A name of a process that looks like one.
+            // A process name that looks like an Xid.
             "Out of memory: Killed process 7 (NVRM: Xid (PCI:0000:3b:00): 79, x) total-vm:1kB",
             "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Data {0x10000000, 0x10000000}",
             "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 60",

@@ -1,25 +1,25 @@
-//! BMP, by Pillow's rules: which headers and masks there are, what palettes become, and how run lengths
-//! go over the end of a row differ between libraries.
+//! BMP decoding by Pillow's rules. Libraries differ in the headers and masks that they support, in the handling of
+//! palettes, and in run lengths that exceed the end of a row.
 
 use super::{Found, Orientation, Problem};
 use crate::image::{Image, NoMemory, Size};
 
-/// What the header says.
+/// Parsed header of a BMP file.
 struct Header {
     size: Size,
     top_down: bool,
     bits: u32,
     pixels: Pixels,
-    /// Of the pixels, in the file.
+    /// Position of the pixels in the file.
     start: usize,
 }
 
 enum Pixels {
-    /// Places in a palette of blue, green and red.
+    /// Indices into a palette of blue, green and red.
     Palette { colours: Vec<[u8; 3]>, run_lengths: bool },
-    /// Blue, green and red of five bits, green of five or six.
+    /// Packed blue, green and red of five bits, green of five or six.
     Packed { green_bits: u32 },
-    /// Where red, green and blue are in the bytes of a pixel.
+    /// Positions of red, green and blue in the bytes of a pixel.
     Bytes([usize; 3]),
 }
 
@@ -28,7 +28,7 @@ pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
     let Header { size, bits, start, .. } = header;
     let left = bytes.len().saturating_sub(start) as u64;
     let holds = match header.pixels {
-        // Run lengths make at most 255 pixels of two bytes, and a step down a row of four.
+        // A run length makes at most 255 pixels of two bytes, and a step down one row of four.
         Pixels::Palette { run_lengths: true, .. } => size.pixels() <= 255 * bytes.len() as u64,
         _ => {
             let line = (u64::from(size.width) * u64::from(bits)).div_ceil(8);
@@ -42,8 +42,8 @@ pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
     Ok(Found { size, orientation: Orientation::Normal })
 }
 
-/// Decodes colours, or with `numbers` the places in a palette, three times each; `false` when these are
-/// asked for and there is no palette.
+/// Decodes colours, or with `numbers` the palette indices, three times each. Returns `false` if indices are requested
+/// and there is no palette.
 pub(super) fn decode(bytes: &[u8], target: &mut Image, numbers: bool) -> Result<bool, Problem> {
     let Header { size, top_down, bits, pixels, start } = parse(bytes)?;
     let data = bytes.get(start..).unwrap_or_default();
@@ -92,7 +92,7 @@ pub(super) fn decode(bytes: &[u8], target: &mut Image, numbers: bool) -> Result<
     Ok(true)
 }
 
-/// Bytes from one row to the next.
+/// Returns the number of bytes from one row to the next.
 fn stride(size: Size, bits: u32) -> u64 {
     (u64::from(size.width) * u64::from(bits)).div_ceil(32) * 4
 }
@@ -106,7 +106,7 @@ fn parse(bytes: &[u8]) -> Result<Header, Problem> {
     let half = |at: usize| word(at).map(|word| word & 0xffff);
     let length = word(14)?;
     let (size, top_down, bits, compression, colours, entry) = match length {
-        // OS/2's first header.
+        // The first header of OS/2.
         12 => {
             let size = Size::new(half(18)?, word(18)? >> 16);
             (size, false, word(22)? >> 16, 0, 0, 3)
@@ -118,7 +118,7 @@ fn parse(bytes: &[u8]) -> Result<Header, Problem> {
             let size = Size::new(word(18)?, height);
             (size, top_down, half(28)?, word(30)?, word(46)?, 4)
         }
-        _ => return Err(Problem(format!("its header of {length} bytes is of no known kind"))),
+        _ => return Err(Problem(format!("its header of {length} bytes is of an unknown kind"))),
     };
     let mut after = 14 + length as usize;
     let refused = |what: String| Problem(format!("{what}, which Pillow does not read either"));
@@ -136,7 +136,7 @@ fn parse(bytes: &[u8]) -> Result<Header, Problem> {
             let mut colours: Vec<[u8; 3]> = table
                 .filter_map(|entry| Some([*entry.get(2)?, *entry.get(1)?, *entry.first()?]))
                 .collect();
-            // A ramp of greys is not a palette for Pillow, so what is beyond its end has a colour, too.
+            // Pillow does not treat a ramp of greys as a palette, so that indices beyond its end have a colour too.
             let mut ramp = colours.iter().zip(0..=u8::MAX);
             if count as usize == colours.len()
                 && count > 2
@@ -170,17 +170,17 @@ fn parse(bytes: &[u8]) -> Result<Header, Problem> {
         (0..=3, _) => return Err(refused(format!("it has {bits} bits a pixel"))),
         _ => return Err(refused(format!("it is compressed by method {compression}"))),
     };
-    // A file without an offset has its pixels behind the header and the palette.
+    // In a file without an offset, the pixels follow the header and the palette.
     let start = match word(10)? as usize {
         0 => after,
-        // Some writers leave out the palette.
+        // Some writers give an offset that leaves out the palette.
         start if start == 14 + length as usize && bits <= 8 => after,
         start => start,
     };
     Ok(Header { size, top_down, bits, pixels, start })
 }
 
-/// Unpacks run lengths into a byte for each pixel.
+/// Decompresses run lengths into one byte per pixel.
 fn run_lengths(bytes: &[u8], start: usize, size: Size, halves: bool) -> Result<Vec<u8>, Problem> {
     let (width, all) = (size.columns(), size.columns() * size.rows());
     let mut out: Vec<u8> = Vec::new();
@@ -208,7 +208,7 @@ fn run_lengths(bytes: &[u8], start: usize, size: Size, halves: bool) -> Result<V
                 out.resize(out.len() + step.min(left), 0);
                 x = out.len() % width;
             }
-            // Pixels without run lengths, up to an even place.
+            // Pixels without run lengths, up to an even position.
             (0, count) => {
                 let taken = usize::from(count).min(left);
                 let length = if halves { taken.div_ceil(2) } else { taken };
@@ -223,7 +223,7 @@ fn run_lengths(bytes: &[u8], start: usize, size: Size, halves: bool) -> Result<V
                 at += at % 2;
                 x += usize::from(count);
             }
-            // What goes over the end of the row is left out.
+            // Pixels beyond the end of the row are left out.
             (count, value) => {
                 let count = usize::from(count).min(width.saturating_sub(x));
                 let values = if halves { [value >> 4, value & 15] } else { [value; 2] };

@@ -1,4 +1,4 @@
-//! The first frame of a GIF, by the crate gif.
+//! Decoding of the first frame of a GIF with the crate gif.
 
 use std::io::Cursor;
 
@@ -13,7 +13,7 @@ pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
     Ok(Found { size, orientation: Orientation::Normal })
 }
 
-/// What the frame does not cover has the transparent colour or, where there is none, the first one
+/// Decodes the first frame. Pixels outside of the frame have the transparent colour or, if there is none, the first one
 /// of the palette.
 pub(super) fn decode(bytes: &[u8], size: Size, target: &mut Image) -> Result<(), Problem> {
     let mut decoder = decoder(bytes)?;
@@ -29,7 +29,7 @@ pub(super) fn decode(bytes: &[u8], size: Size, target: &mut Image) -> Result<(),
     let (left, top) = (usize::from(frame.left), usize::from(frame.top));
     let (width, height) = (usize::from(frame.width), usize::from(frame.height));
     let background = colour(frame.transparent.unwrap_or(0));
-    // LZW makes at most some thousand bytes of one.
+    // LZW expands one byte to some thousand at most.
     if width * height > 4_096 * bytes.len() {
         let size = Size::new(frame.width.into(), frame.height.into());
         return Err(Problem::too_few_bytes(size, bytes.len()));

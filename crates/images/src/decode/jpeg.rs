@@ -1,6 +1,6 @@
-//! JPEG by libjpeg-turbo-rs: a port of libjpeg-turbo that gives the same bytes, without C, cmake or
-//! an assembler to build it. It can leave out blocks and decode at a fraction of the size, which
-//! zune-jpeg cannot, and zune-jpeg's pixels differ from Pillow's by some grey levels.
+//! JPEG decoding with libjpeg-turbo-rs, a port of libjpeg-turbo with the same output, which needs no C compiler, cmake
+//! or assembler to build. It can skip blocks and decode at a fraction of the size, which zune-jpeg cannot, and
+//! zune-jpeg's pixels differ from Pillow's by some grey levels.
 
 mod repair;
 
@@ -9,14 +9,14 @@ use libjpeg_turbo_rs::{ColorSpace, DecodeLimits, DecodeWarning, PixelFormat, Sca
 use super::{Found, Orientation, Problem};
 use crate::image::{CropBox, Image, Region, Size};
 
-/// Scans of a progressive file: libjpeg's own limit for fuzzers is 500, common scripts have 10.
+/// Maximum number of scans of a progressive file: libjpeg's own limit for fuzzers is 500, common encoders write 10.
 const MAX_SCANS: usize = 1_000;
 
 pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
     let repaired;
     let decoder = match decoder(bytes) {
         Ok(decoder) => decoder,
-        // Of a progressive file, the decoder looks at all scans.
+        // In a progressive file, the decoder checks all scans.
         Err(refused) => {
             repaired = repair::repair(bytes).ok_or(refused)?.jpeg;
             decoder(&repaired)?
@@ -24,7 +24,7 @@ pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
     };
     let size = size(&decoder)?;
     let orientation = decoder.exif_orientation().and_then(Orientation::of_exif);
-    // A block takes a bit or more in the first scan, if it is not coded arithmetically.
+    // Without arithmetic coding, each block takes at least one bit in the first scan.
     let blocks = size.pixels() / 64;
     if !decoder.is_arithmetic() && blocks > 8 * bytes.len() as u64 {
         return Err(Problem::too_few_bytes(size, bytes.len()));
@@ -32,12 +32,12 @@ pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
     Ok(Found { size, orientation: orientation.unwrap_or(Orientation::Normal) })
 }
 
-/// A region's place in what was decoded, and what was wrong with a file that was read nonetheless.
+/// The position of a region in the decoded image, and the warning of a damaged file that was read nevertheless.
 pub(super) type Decoded = (CropBox, Option<String>);
 
-/// Decodes a region, which lies in the image of the size `whole`, at the scale that `at_least` allows,
-/// with what lies around it up to the ends of blocks. What libjpeg reads with a warning is read as it
-/// reads it.
+/// Decodes a region, which must be inside of the image of the size `whole`, at the scale that `at_least` allows, with
+/// its surroundings up to the edges of blocks. Damaged files that libjpeg reads with a warning are read in the same
+/// way.
 pub(super) fn decode_region(
     bytes: &[u8],
     whole: Size,
@@ -56,8 +56,8 @@ pub(super) fn decode_region(
         let (place, _) = decode_sound(&jpeg, whole, region, at_least, false, target)?;
         return Ok((place, warning));
     }
-    // A progressive file whose coded data ends early, but whose end is there: the decoder does then what
-    // libjpeg does where blocks are smoothed.
+    // A progressive file whose coded data end early, but which has its end marker: the decoder then does the same as
+    // libjpeg if blocks are smoothed.
     if bytes.ends_with(&[0xFF, 0xD9])
         && repair::is_progressive_with_known_markers(bytes)
         && let Ok(decoded @ (_, Some(_))) =
@@ -89,7 +89,7 @@ fn decode_sound(
     decoder.set_output_format(format);
 
     let scaled = Size::new(whole.width.div_ceil(scale), whole.height.div_ceil(scale));
-    // Four colours are rare, and the decoder's regions of them are not those of the whole.
+    // Four colours are rare, and the decoder's output for a region of them differs from that for the whole image.
     let (columns, rows) = if is_cmyk {
         ((0, scaled.width), (0, scaled.height))
     } else {
@@ -144,17 +144,16 @@ fn decode_sound(
     Ok((place, warning))
 }
 
-/// Copies a file and makes its header one of `rows` rows, so that the decoder ends there instead of
-/// reading what lies below to its end: the entropy coding of rows below a crop is half the
-/// cost of a small crop. `None` where the whole must be read: where it has more than one scan, where
-/// that saves nothing, and where the file does not end as it should, so that a file that was cut
-/// short does not pass for a whole one.
+/// Copies a file and changes the height in its header to `rows`, so that the decoder ends there instead of reading the
+/// rows below: their entropy decoding is half the cost of a small crop. Returns `None` if the whole file must be read:
+/// if it has more than one scan, if this saves nothing, and if the file has no end marker, so that a file that was cut
+/// short is not accepted as complete.
 fn shortened(bytes: &[u8], height: u32, rows: u32) -> Option<Vec<u8>> {
     let rows = u16::try_from(rows).ok().filter(|rows| u32::from(*rows) < height)?;
     if !bytes.ends_with(&[0xFF, 0xD9]) {
         return None;
     }
-    // Markers stand one after the other up to the scan: FF, the kind, and the length of the rest.
+    // Markers follow each other up to the scan: FF, the kind, and the length of the rest.
     let mut place = 2;
     let mut frame = None;
     loop {
@@ -164,7 +163,7 @@ fn shortened(bytes: &[u8], height: u32, rows: u32) -> Option<Vec<u8>> {
         match kind {
             // Baseline and extended sequential coding: precision, height, width, number of components.
             0xC0 | 0xC1 => frame = Some((place + 5, *body.get(5)?)),
-            // Other codings go over the image several times, or code it arithmetically.
+            // Other codings have several passes over the image, or code it arithmetically.
             0xC2..=0xCF if !matches!(kind, 0xC4 | 0xC8 | 0xCC) => return None,
             0xDA => break,
             _ => {}
@@ -180,8 +179,8 @@ fn shortened(bytes: &[u8], height: u32, rows: u32) -> Option<Vec<u8>> {
     Some(shorter)
 }
 
-/// Decodes a strip or tile of a TIFF file, whose tables may lie elsewhere, to bytes of `samples` a pixel: the first
-/// `rows` rows of a `chunk`. Three are made into RGB if they are YCbCr, others stay as they are.
+/// Decodes a strip or tile of a TIFF file, whose tables may be elsewhere, to bytes with `samples` per pixel: the first
+/// `rows` rows of a `chunk`. Three samples are converted to RGB if they are YCbCr; others are not changed.
 pub(super) fn decode_samples(
     tables: &[u8],
     data: &[u8],
@@ -196,7 +195,7 @@ pub(super) fn decode_samples(
         4 => PixelFormat::Cmyk,
         _ => return Err(Problem(format!("JPEG of {samples} samples a pixel is not read"))),
     };
-    // Adobe's marker says which colours these are: the directory of the TIFF file knows, not the strip.
+    // Adobe's marker contains the colour space: the directory of the TIFF file has it, the strip does not.
     let adobe = *b"\xff\xd8\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00";
     let tables = tables.get(2..tables.len().saturating_sub(2)).unwrap_or_default();
     let data = data.strip_prefix(b"\xff\xd8").unwrap_or(data);
@@ -218,7 +217,7 @@ fn decoder(bytes: &[u8]) -> Result<libjpeg_turbo_rs::Decoder<'_>, Problem> {
     let limits = DecodeLimits { max_scans: MAX_SCANS, ..DecodeLimits::default() };
     let mut decoder =
         libjpeg_turbo_rs::Decoder::new_with_limits(bytes, limits).map_err(Problem::new)?;
-    // libjpeg's default; it concerns progressive files whose last scans are not there.
+    // The default of libjpeg; it only affects progressive files whose last scans are missing.
     decoder.set_block_smoothing(true);
     Ok(decoder)
 }
@@ -235,16 +234,16 @@ fn size(decoder: &libjpeg_turbo_rs::Decoder<'_>) -> Result<Size, Problem> {
     Ok(Size::new(header.width.into(), header.height.into()))
 }
 
-/// The largest of 1, 2, 4 and 8 by which the region may be divided.
+/// Returns the largest of 1, 2, 4 and 8 by which the region may be divided.
 fn scale(region: Region, least: Size) -> u32 {
     let fits =
         |scale: u32| region.width / scale >= least.width && region.height / scale >= least.height;
     [8, 4, 2].into_iter().find(|scale| fits(*scale)).unwrap_or(1)
 }
 
-/// Where the columns or rows of a region begin and end at a scale, with one iMCU (at most 32 pixels)
-/// on each side: the filter that doubles the chroma looks at its neighbours, and at the edge of what
-/// is decoded it would not see them. The beginning is that of an iMCU of any sampling.
+/// Returns the first column or row of a region at a scale and the end, with one iMCU (at most 32 pixels) added on each
+/// side: the filter that doubles the chroma reads the neighbours of a pixel, which would be missing at the edge of the
+/// decoded area. The start is that of an iMCU for any subsampling.
 fn around(start: u32, length: u32, scale: u32, limit: u32) -> (u32, u32) {
     let unit = 32 / scale;
     let first = (start / scale / unit).saturating_sub(1) * unit;
@@ -260,7 +259,7 @@ fn missing(size: Size) -> Problem {
     Problem(format!("the decoder has not made {size} pixels"))
 }
 
-/// Pillow takes all files with four colours for Adobe's, which are inverted.
+/// Converts CMYK to RGB. Pillow treats all files with four colours as Adobe's, which are inverted.
 pub(super) fn of_cmyk(pixel: &[u8]) -> [u8; 3] {
     let &[cyan, magenta, yellow, black] = pixel else { return [0; 3] };
     let rest = u32::from(black);

@@ -1,10 +1,10 @@
-//! How an image is turned.
+//! Orientation of stored images.
 
 use image::metadata;
 
 use crate::image::{CropBox, Image, ImageView, NoMemory, Region, Size};
 
-/// How stored pixels are turned to be looked at: the eight values of EXIF's tag `Orientation`.
+/// Rotation and mirroring that brings stored pixels upright: the eight values of EXIF's tag `Orientation`.
 ///
 /// ```
 /// use brigade_images::Size;
@@ -16,27 +16,27 @@ use crate::image::{CropBox, Image, ImageView, NoMemory, Region, Size};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Orientation {
-    /// 1: as they are.
+    /// Value 1: unchanged.
     #[default]
     Normal,
-    /// 2: mirrored, left to right.
+    /// Value 2: mirrored, left to right.
     MirrorHorizontal,
-    /// 3: turned by 180 degrees.
+    /// Value 3: rotated by 180 degrees.
     Rotate180,
-    /// 4: mirrored, top to bottom.
+    /// Value 4: mirrored, top to bottom.
     MirrorVertical,
-    /// 5: columns become rows.
+    /// Value 5: transposed; columns become rows.
     Transpose,
-    /// 6: turned by 90 degrees, clockwise.
+    /// Value 6: rotated by 90 degrees, clockwise.
     Rotate90,
-    /// 7: columns become rows, and both are reversed.
+    /// Value 7: transposed, and rows and columns reversed.
     Transverse,
-    /// 8: turned by 90 degrees, counter-clockwise.
+    /// Value 8: rotated by 90 degrees, counter-clockwise.
     Rotate270,
 }
 
 impl Orientation {
-    /// Returns the orientation of a value of the tag, from 1 to 8.
+    /// Returns the orientation of a value of the EXIF tag, from 1 to 8, or `None` for another value.
     #[must_use]
     pub fn of_exif(value: u8) -> Option<Self> {
         Some(match value {
@@ -52,18 +52,18 @@ impl Orientation {
         })
     }
 
-    /// Returns the orientation in a block of EXIF data, where there is one.
+    /// Returns the orientation in a block of EXIF data, if it contains one.
     pub(super) fn in_exif(data: &[u8]) -> Option<Self> {
         let data = data.strip_prefix(b"Exif\0\0").unwrap_or(data);
         Self::of_exif(metadata::Orientation::from_exif_chunk(data)?.to_exif())
     }
 
-    /// Whether rows become columns.
+    /// Returns `true` if rows become columns.
     fn swaps(self) -> bool {
         matches!(self, Self::Transpose | Self::Rotate90 | Self::Transverse | Self::Rotate270)
     }
 
-    /// Whether, before rows become columns, columns and rows are reversed.
+    /// Returns whether columns and rows are reversed, before rows become columns.
     fn reverses(self) -> (bool, bool) {
         match self {
             Self::Normal | Self::Transpose => (false, false),
@@ -73,18 +73,18 @@ impl Orientation {
         }
     }
 
-    /// Returns the size of an image of `size` after it is turned.
+    /// Returns the size of an image of `size` after the orientation is applied.
     #[must_use]
     pub fn size_after(self, size: Size) -> Size {
         if self.swaps() { Size::new(size.height, size.width) } else { size }
     }
 
-    /// Returns the size of an image that has `size` after it is turned.
+    /// Returns the size of a stored image that has `size` after the orientation is applied.
     pub(super) fn size_before(self, size: Size) -> Size {
         self.size_after(size)
     }
 
-    /// Returns where the pixels of a region are stored that lies in a turned image of `size`.
+    /// Returns the stored position of a region of an upright image of `size`.
     pub(super) fn region_before(self, region: Region, size: Size) -> Region {
         let Region { left, top, width, height } = region;
         let (region, size) = if self.swaps() {
@@ -104,7 +104,7 @@ impl Orientation {
         Region { left, top, width, height }
     }
 
-    /// Returns where a part of a stored image of `size` is after it is turned.
+    /// Returns the upright position of a part of a stored image of `size`.
     pub(super) fn crop_after(self, part: CropBox, size: Size) -> CropBox {
         let (columns, rows) = self.reverses();
         let CropBox { mut left, mut top, width, height } = part;
@@ -121,7 +121,7 @@ impl Orientation {
         }
     }
 
-    /// Writes the turned image into `target`.
+    /// Applies the orientation, and writes the result to `target`.
     pub(super) fn apply(self, image: ImageView<'_>, target: &mut Image) -> Result<(), NoMemory> {
         let size = image.size();
         let out = target.reset(self.size_after(size))?;
@@ -157,7 +157,7 @@ mod tests {
         Orientation::Rotate270,
     ];
 
-    /// Each pixel is its number.
+    /// The value of each pixel is its number.
     fn image(width: u32, height: u32) -> Image {
         let pixels = (0..width * height).flat_map(|n| [n as u8; 3]).collect();
         Image::new(width, height, pixels).unwrap()

@@ -1,4 +1,4 @@
-//! PNG by the crate png.
+//! PNG decoding with the crate png.
 
 use std::io::Cursor;
 
@@ -12,12 +12,12 @@ pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
     let info = reader.info();
     let size = Size::new(info.width, info.height);
     let exif = info.exif_metadata.as_deref().and_then(Orientation::in_exif);
-    // Deflate makes at most 1032 bytes of one.
+    // Deflate expands one byte to 1032 at most.
     let raw = info.raw_bytes() as u64;
     if raw > 1_040 * bytes.len() as u64 {
         return Err(Problem::too_few_bytes(size, bytes.len()));
     }
-    // The decoder takes both as they are, and panics where they do not fit.
+    // The decoder does not check either, and panics if they do not match.
     let colours = info.palette.as_deref().unwrap_or_default().len();
     let transparent = match info.color_type {
         ColorType::Indexed => info.trns.as_deref().unwrap_or_default().len(),
@@ -36,13 +36,13 @@ pub(super) fn decode(bytes: &[u8], size: Size, target: &mut Image) -> Result<(),
     let reader = reader(bytes, Transformations::EXPAND)?;
     let (colour, depth) = reader.output_color_type();
     let wide = depth == BitDepth::Sixteen;
-    // A transparent grey is an alpha behind each pixel then, and none for Pillow.
+    // EXPAND turns a transparent grey into an alpha behind each pixel, which Pillow does not have.
     let plain = reader.info().color_type == ColorType::Grayscale;
     read(reader, size, target, |from, to| convert(from, to, colour, wide, plain))
 }
 
-/// Decodes grey values and places in a palette as they are stored, three times each; `false` when the
-/// pixels are colours.
+/// Decodes grey values and palette indices as they are stored, three times each. Returns `false` if the pixels are
+/// colours.
 pub(super) fn decode_numbers(
     bytes: &[u8],
     size: Size,
@@ -76,7 +76,7 @@ pub(super) fn decode_numbers(
     Ok(true)
 }
 
-/// Reads all rows, each of which `convert` makes into pixels.
+/// Reads all rows, and converts each to pixels with `convert`.
 fn read(
     mut reader: Reader<Cursor<&[u8]>>,
     size: Size,
@@ -91,7 +91,7 @@ fn read(
         }
     };
     if reader.info().interlaced {
-        // Passes over the whole image.
+        // The image is stored in several passes.
         let mut all = Vec::new();
         let bytes = reader.output_buffer_size().ok_or_else(|| no_rows(size))?;
         all.try_reserve_exact(bytes).map_err(|_| no_rows(size))?;
@@ -118,8 +118,8 @@ fn no_rows(size: Size) -> Problem {
     Problem(format!("there is no memory for {size} pixels"))
 }
 
-/// Of 16 bits, Pillow takes the upper eight of colours and of grey with alpha, but limits plain grey
-/// to 255.
+/// Converts a row to RGB. Of 16 bits, Pillow takes the upper eight of colours and of grey with alpha, but clamps plain
+/// grey to 255.
 fn convert(from: &[u8], to: &mut [u8], colour: ColorType, wide: bool, plain: bool) {
     let bytes = if wide { 2 } else { 1 };
     let samples = colour.samples() * bytes;

@@ -1,20 +1,20 @@
-//! PBM, PGM and PPM, plain and binary, by Pillow's rules.
+//! Decoding of PBM, PGM and PPM, plain and binary, by Pillow's rules.
 
 use super::{Found, Orientation, Problem};
 use crate::image::{Image, Size};
 
-/// Whether a file begins with the magic number of one of the six kinds.
+/// Returns `true` if a file begins with the magic number of one of the six kinds.
 pub(super) fn is_magic(bytes: &[u8]) -> bool {
     matches!(bytes, [b'P', b'1'..=b'6', space, ..] if is_space(*space))
 }
 
-/// What the header says, and where the pixels begin.
+/// Parsed header of a file, and the position of the pixels.
 struct Header {
     size: Size,
     kind: Kind,
-    /// As text.
+    /// `true` if pixels are numbers in text.
     plain: bool,
-    /// The value that is white; not of bits.
+    /// The value of white. Not used for bits.
     maximum: u32,
     start: usize,
 }
@@ -72,7 +72,7 @@ pub(super) fn decode(bytes: &[u8], target: &mut Image) -> Result<(), Problem> {
         }
         return Ok(());
     }
-    // Pillow keeps grey of more than eight bits, up to 65535, and then takes what is above 255 for white.
+    // Pillow keeps grey of more than eight bits, up to 65535, and then takes values above 255 as white.
     let wide = kind == Kind::Grey && maximum > 255;
     let full = if wide { 65_535.0 } else { 255.0 };
     let scaled = |value: u32| {
@@ -105,7 +105,7 @@ pub(super) fn decode(bytes: &[u8], target: &mut Image) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Whether grey values have more bits than a number of a class may.
+/// Returns `true` if grey values have more bits than a class of a mask may have.
 pub(super) fn is_wide(bytes: &[u8]) -> Result<bool, Problem> {
     Ok(parse(bytes)?.maximum > 255)
 }
@@ -128,7 +128,7 @@ fn parse(bytes: &[u8]) -> Result<Header, Problem> {
     Ok(Header { size, kind, plain, maximum, start: text.at })
 }
 
-/// Numbers between spaces; from `#` to the end of a line is a comment.
+/// Reader of numbers between spaces. A comment begins with `#` and ends with the line.
 struct Text<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -141,12 +141,12 @@ impl Text<'_> {
         Some(byte)
     }
 
-    /// Passes over the rest of a comment.
+    /// Skips the rest of a comment.
     fn comment(&mut self) {
         while !matches!(self.byte(), None | Some(b'\n' | b'\r')) {}
     }
 
-    /// The next byte that is neither space nor comment.
+    /// Returns the next byte that is neither space nor comment.
     fn character(&mut self) -> Option<u8> {
         loop {
             match self.byte()? {
@@ -157,7 +157,7 @@ impl Text<'_> {
         }
     }
 
-    /// A number and the space behind it.
+    /// Reads a number and the space after it.
     fn number(&mut self, what: &str) -> Result<u32, Problem> {
         let mut number: Option<u32> = None;
         loop {

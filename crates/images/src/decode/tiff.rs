@@ -1,7 +1,7 @@
-//! The first picture of a TIFF file, by Pillow's rules.
+//! Decoding of the first image of a TIFF file, by Pillow's rules.
 //!
-//! The crate tiff is not used: it refuses palettes, and decodes JPEG by zune-jpeg, whose pixels are not
-//! libjpeg's. The compressions themselves are those of well-kept crates.
+//! The crate tiff is not used: it rejects palettes, and decodes JPEG by zune-jpeg, whose pixels differ from libjpeg's.
+//! The decompressors themselves are those of established crates.
 
 mod compression;
 mod directory;
@@ -14,7 +14,7 @@ use super::jpeg;
 use super::{Found, Orientation, Problem};
 use crate::image::{Image, NoMemory, Size};
 
-/// Whether a file begins as TIFF or BigTIFF does.
+/// Returns `true` if a file begins as TIFF or BigTIFF.
 pub(super) fn is_magic(bytes: &[u8]) -> bool {
     matches!(bytes, [b'I', b'I', 42 | 43, 0, ..] | [b'M', b'M', 0, 42 | 43, ..])
 }
@@ -29,10 +29,10 @@ pub(super) fn header(bytes: &[u8]) -> Result<Found, Problem> {
     Ok(Found { size, orientation: picture.orientation })
 }
 
-/// What the samples of a pixel are.
+/// Meaning of the samples of a pixel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Colours {
-    /// Of `white` where it is largest, black where it is 0; or the other way round.
+    /// Grey values: the largest is white and 0 is black, or the reverse if `inverted`.
     Grey {
         inverted: bool,
     },
@@ -43,11 +43,11 @@ enum Colours {
     },
     Palette,
     Cmyk,
-    /// Made into RGB by the JPEG decoder.
+    /// Converted to RGB by the JPEG decoder.
     YCbCr,
 }
 
-/// Where the pixels are and what they mean.
+/// The position, size and format of the pixels.
 struct Picture<'a> {
     bytes: &'a [u8],
     size: Size,
@@ -55,18 +55,18 @@ struct Picture<'a> {
     big_endian: bool,
     colours: Colours,
     bits: u32,
-    /// Of a pixel; those that are not needed included.
+    /// Number of samples of a pixel, including those that are not used.
     samples: usize,
-    /// Each sample of the pixels lies by itself.
+    /// `true` if each sample of the pixels is stored separately.
     planar: bool,
     compression: Compression,
-    /// Differences of samples to the pixel before are stored.
+    /// `true` if differences of samples to the pixel before are stored.
     differences: bool,
-    /// The first pixel is in the lowest bits of a byte.
+    /// `true` if the first pixel is in the lowest bits of a byte.
     reversed: bool,
     palette: Vec<[u8; 3]>,
     tables: &'a [u8],
-    /// The size of a strip or a tile.
+    /// Size of a strip or a tile.
     chunk: Size,
     tiled: bool,
     offsets: Vec<u64>,
@@ -79,7 +79,7 @@ impl<'a> Picture<'a> {
         let one = |tag, default: u64| directory.first_value(tag).unwrap_or(default);
         let side = |tag, what: &str| {
             let value = directory.first_value(tag).and_then(|it| u32::try_from(it).ok());
-            value.ok_or_else(|| Problem(format!("it does not say its {what}")))
+            value.ok_or_else(|| Problem(format!("it has no {what}")))
         };
         let size = Size::new(side(tag::WIDTH, "width")?, side(tag::HEIGHT, "height")?);
         let compression = Compression::of(one(tag::COMPRESSION, 1), one(tag::FAX_OPTIONS, 0))?;
@@ -93,7 +93,7 @@ impl<'a> Picture<'a> {
         let mut samples = usize::try_from(one(tag::SAMPLES, 1)).unwrap_or(usize::MAX);
         let mut extra = directory.values(tag::EXTRA_SAMPLES);
         if planar && !extra.is_empty() && extra.iter().all(|kind| *kind == 0) {
-            // What is unknown comes last, each sample by itself.
+            // Unknown samples come last, each stored separately.
             bits.truncate(bits.len().saturating_sub(extra.len()));
             samples = samples.saturating_sub(extra.len());
             extra.clear();
@@ -126,7 +126,7 @@ impl<'a> Picture<'a> {
             }
             (0 | 1, 3, 1, Some(32)) if extra.is_empty() => Some(Colours::Float),
             (2, 1, 3, Some(8 | 16)) => Some(Colours::Rgb { premultiplied }),
-            // Writers leave out that the fourth is alpha.
+            // Some writers do not declare that the fourth sample is alpha.
             (2, 1, 4, Some(8 | 16)) if extra.is_empty() => {
                 Some(Colours::Rgb { premultiplied: false })
             }
@@ -174,7 +174,7 @@ impl<'a> Picture<'a> {
         }
         let mut offsets = directory.values(offsets);
         if compression == Compression::None && !planar && chunk == size {
-            // Each of them is the whole picture, and Pillow takes the last.
+            // Each of them is the whole image, and Pillow takes the last.
             offsets.drain(..offsets.len().saturating_sub(1));
         }
         let palette = directory.values(tag::COLOUR_MAP);
@@ -210,33 +210,33 @@ impl<'a> Picture<'a> {
         u64::from(self.bits) * if self.planar { 1 } else { self.samples as u64 }
     }
 
-    /// Bytes of a row of a strip or tile.
+    /// Returns the number of bytes of a row of a strip or tile.
     fn line(&self) -> Result<usize, Problem> {
         let line = (u64::from(self.chunk.width) * self.bits_per_pixel()).div_ceil(8);
         usize::try_from(line).map_err(|_| NoMemory(self.chunk).into())
     }
 
-    /// The bytes of a compressed strip or tile in the file.
+    /// Returns the number of bytes of a compressed strip or tile in the file.
     fn stored(&self, number: usize) -> u64 {
         let start = self.offsets.get(number).copied().unwrap_or_default();
         let rest = (self.bytes.len() as u64).saturating_sub(start);
         self.lengths.get(number).copied().unwrap_or(rest)
     }
 
-    /// The rows of a strip or tile without compression, of which `rows` are in the picture.
+    /// Returns the uncompressed rows of a strip or tile, of which `rows` are in the image.
     fn chunk(&self, number: usize, rows: u32) -> Result<Vec<u8>, Problem> {
         let short = || Problem(format!("its strip or tile {number} does not lie in the file"));
         let start = self.offsets.get(number).and_then(|it| usize::try_from(*it).ok());
         let data = start.and_then(|start| self.bytes.get(start..)).ok_or_else(short)?;
         let line = self.line()?;
         let length = line.checked_mul(rows as usize).ok_or(NoMemory(self.chunk))?;
-        // Without compression the lengths say nothing that is not known, and are often wrong.
+        // Without compression the lengths are redundant, and often wrong.
         let stored = match self.compression {
             Compression::None => length,
             _ => usize::try_from(self.stored(number)).unwrap_or(usize::MAX),
         };
         let data = data.get(..stored).ok_or_else(short)?;
-        // A tile may be wider than the picture.
+        // A tile may be wider than the image.
         if length as u64 > self.compression.most_pixels(data.len() as u64, 8) {
             return Err(Problem::too_few_bytes(self.chunk, data.len()));
         }
@@ -292,12 +292,12 @@ impl<'a> Picture<'a> {
         }
     }
 
-    /// The upper eight bits of a sample.
+    /// Returns the upper eight bits of a sample.
     fn high(&self, sample: u32) -> u8 {
         (if self.bits == 16 { sample >> 8 } else { sample }) as u8
     }
 
-    /// Makes the samples of a pixel into its colour.
+    /// Converts the samples of a pixel to its colour.
     fn colour(&self, samples: &[u32; 6]) -> [u8; 3] {
         let first = samples[0];
         match self.colours {
@@ -312,7 +312,7 @@ impl<'a> Picture<'a> {
                 let value = if self.bits == 16 { first as u16 as i16 as i32 } else { first as i32 };
                 [value.clamp(0, 255) as u8; 3]
             }
-            // A cast of a float ends at 0 and 255.
+            // A cast of a float saturates at 0 and 255.
             Colours::Float => [f32::from_bits(first) as u8; 3],
             Colours::Palette => self.palette.get(first as usize).copied().unwrap_or_default(),
             Colours::Rgb { premultiplied } => {
@@ -334,9 +334,9 @@ impl<'a> Picture<'a> {
     }
 }
 
-/// The most columns and rows of a tile of a smaller picture. Writers make tiles of 256 or 512.
+/// Maximum number of columns and rows of a tile in a smaller image. Writers make tiles of 256 or 512.
 const LARGEST_TILE: u32 = 4096;
-/// All tables that JPEG knows have less than 4 KiB.
+/// All tables that JPEG defines have less than 4 KiB.
 const MAX_JPEG_TABLES: usize = 64 << 10;
 
 /// Adds to each sample that of the pixel before.
@@ -361,8 +361,8 @@ fn sum_up(row: &mut [u8], stride: usize, bits: u32, big_endian: bool) {
     }
 }
 
-/// Decodes colours, or with `numbers` grey values and places in a palette as they are stored, three times each;
-/// `false` when these are asked for and there are colours.
+/// Decodes colours, or with `numbers` grey values and palette indices as they are stored, three times each. Returns
+/// `false` if `numbers` is set and the pixels are colours.
 pub(super) fn decode(bytes: &[u8], target: &mut Image, numbers: bool) -> Result<bool, Problem> {
     let picture = Picture::parse(bytes)?;
     let size = picture.size;
@@ -384,7 +384,7 @@ pub(super) fn decode(bytes: &[u8], target: &mut Image, numbers: bool) -> Result<
     let down = size.rows().div_ceil(chunk.rows());
     let line = picture.line()?.max(1);
     let planes = if picture.planar { picture.samples } else { 1 };
-    // Each is read once; those that lie on one another would make the work as large as a file wants.
+    // Each strip or tile is read once; if they could overlap, a small file could cause any amount of work.
     let stored = match picture.compression {
         Compression::None => [size.rows(), across, planes, line]
             .into_iter()
@@ -397,7 +397,7 @@ pub(super) fn decode(bytes: &[u8], target: &mut Image, numbers: bool) -> Result<
     if stored > 4 * bytes.len() as u64 {
         return Err(Problem("its strips or tiles overlap".to_owned()));
     }
-    // They are read again with each strip or tile.
+    // The tables are read again for each strip or tile.
     let (tables, pieces) = (picture.tables.len(), across * down * planes);
     if picture.compression == Compression::Jpeg
         && (tables > MAX_JPEG_TABLES || tables.saturating_mul(pieces) > 64 * bytes.len())
@@ -411,7 +411,7 @@ pub(super) fn decode(bytes: &[u8], target: &mut Image, numbers: bool) -> Result<
     let largest = (1_u32 << picture.bits.min(8)) - 1;
     for number in 0..across * down {
         let (left, top) = (number % across * chunk.columns(), number / across * chunk.rows());
-        // The rows of a strip end with the picture.
+        // The rows of a strip end with the image.
         let rows = chunk.rows().min(size.rows() - top);
         let planes: Vec<Vec<u8>> = (0..planes)
             .map(|plane| picture.chunk(plane * across * down + number, rows as u32))

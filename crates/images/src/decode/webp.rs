@@ -1,4 +1,4 @@
-//! WebP by image-webp.
+//! WebP decoding with the crate image-webp.
 
 use std::io::Cursor;
 

@@ -13,9 +13,8 @@ use super::names::Names;
 use super::{Fingerprint, Hasher, ImageSource, file_version, no_image, reserve};
 use crate::{ImageError, Result};
 
-/// The extensions of files that are taken for images, in small letters: those of torchvision's
-/// `IMG_EXTENSIONS`, and `gif`, `pbm` and `mpo`, which it leaves out. Large letters in a file's name count
-/// as small.
+/// Extensions of files that are recognized as images, in lower case: those of torchvision's `IMG_EXTENSIONS`, and
+/// `gif`, `pbm` and `mpo`, which it leaves out. The case of a file's extension does not matter.
 pub const IMAGE_EXTENSIONS: [&str; 12] =
     ["jpg", "jpeg", "png", "ppm", "bmp", "pgm", "tif", "tiff", "webp", "gif", "pbm", "mpo"];
 
@@ -46,13 +45,13 @@ impl ImageFiles {
     /// Finds the images below a folder by the rules of [`FindFiles::new`].
     ///
     /// # Errors
-    /// As [`FindFiles::find`].
+    /// Returns the same errors as [`FindFiles::find`].
     pub fn find(root: impl AsRef<Path>) -> Result<Self> {
         FindFiles::new().find(root)
     }
 
-    /// Takes a list of paths, which are below `root` unless they begin with `/`, in its order. They
-    /// are not looked for: what is missing is an error of the read.
+    /// Creates a source from a list of paths, which are relative to `root` unless they begin with `/`, in its order.
+    /// The files are not accessed: a missing file is an error of the read.
     #[must_use]
     pub fn new<P: AsRef<Path>>(
         root: impl Into<PathBuf>,
@@ -63,25 +62,25 @@ impl ImageFiles {
         Self { root: root.into(), names }
     }
 
-    /// Returns the folder that paths are relative to.
+    /// Returns the folder to which paths are relative.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Returns the path of a file from the root on.
+    /// Returns the path of a file relative to the root, or `None` if there is no such file.
     #[must_use]
     pub fn relative_path(&self, index: usize) -> Option<&Path> {
         self.names.get(index).map(to_path)
     }
 
-    /// Returns the path of a file.
+    /// Returns the path of a file, or `None` if there is no such file.
     #[must_use]
     pub fn path(&self, index: usize) -> Option<PathBuf> {
         self.relative_path(index).map(|path| self.root.join(path))
     }
 
-    /// Returns the paths of all files from the root on, in their order.
+    /// Returns the paths of all files relative to the root, in their order.
     pub fn relative_paths(&self) -> impl Iterator<Item = &Path> {
         self.names.iter().map(to_path)
     }
@@ -110,14 +109,13 @@ impl ImageSource for ImageFiles {
         )
     }
 
-    /// Asks the system for the file.
+    /// Reads the metadata of the file.
     fn version(&self, index: usize) -> u64 {
         self.path(index).map_or(0, |path| file_version(&path))
     }
 
-    /// Hashes the paths from the root on, so that copies of a folder in different places are equal,
-    /// and the sizes, for which it asks the system for each file. A file that is not there counts as
-    /// such.
+    /// Hashes the paths relative to the root, so that copies of a folder in different places are equal, and the sizes,
+    /// for which it reads the metadata of each file. A missing file has a size of its own.
     fn fingerprint(&self) -> Result<Fingerprint> {
         let mut hasher = Hasher::new("files");
         for path in self.relative_paths() {
@@ -129,7 +127,7 @@ impl ImageSource for ImageFiles {
     }
 }
 
-/// Which files below a folder are images.
+/// Options to find the images below a folder.
 ///
 /// ```
 /// use brigade_images::source::{FindFiles, ImageSource};
@@ -155,13 +153,13 @@ impl Default for FindFiles {
 }
 
 impl FindFiles {
-    /// Looks for files with [`IMAGE_EXTENSIONS`]; names that begin with a dot are left out.
+    /// Creates options to find files with [`IMAGE_EXTENSIONS`], without names that begin with a dot.
     #[must_use]
     pub fn new() -> Self {
         Self { extensions: IMAGE_EXTENSIONS.map(str::to_owned).to_vec(), hidden: false }
     }
 
-    /// Sets the extensions, with or without the dot before them; large letters count as small.
+    /// Sets the extensions, with or without a dot before them. Case does not matter. Defaults to [`IMAGE_EXTENSIONS`].
     #[must_use]
     pub fn extensions<E: AsRef<str>>(mut self, extensions: impl IntoIterator<Item = E>) -> Self {
         self.extensions = extensions
@@ -171,9 +169,9 @@ impl FindFiles {
         self
     }
 
-    /// Sets whether files and folders count whose names begin with a dot. They do for torchvision,
-    /// not for fastai. Such names are mostly those of editors and file managers, as
-    /// `.ipynb_checkpoints` and the `._name.jpg` of macOS are.
+    /// Sets whether files and folders are included whose names begin with a dot. torchvision includes them, fastai does
+    /// not. Such names are usually those of editors and file managers, such as `.ipynb_checkpoints` and the
+    /// `._name.jpg` of macOS. Defaults to `false`.
     #[must_use]
     pub fn hidden(mut self, hidden: bool) -> Self {
         self.hidden = hidden;
@@ -182,13 +180,12 @@ impl FindFiles {
 
     /// Finds the images below a folder.
     ///
-    /// The order is torchvision's, and the same on all hosts: that of the first folder below the
-    /// root, then of the whole folder, then of the file's name, each by bytes. Symbolic links are
-    /// followed as torchvision does, except those to a folder that they are in. A link that leads
-    /// nowhere counts as a file, which cannot be read.
+    /// The order is torchvision's, and the same on all hosts: by the first folder below the root, then by the whole
+    /// folder, then by the file's name, each by bytes. Symbolic links are followed as torchvision does, except those to
+    /// a folder that contains them. A broken link is included as a file, which cannot be read.
     ///
     /// # Errors
-    /// When a folder cannot be read, which torchvision and fastai pass over, or there are no images.
+    /// Fails if a folder cannot be read, which torchvision and fastai skip, or if there are no images.
     pub fn find(&self, root: impl AsRef<Path>) -> Result<ImageFiles> {
         let root = root.as_ref();
         let found = self.walk(root)?;
@@ -202,7 +199,7 @@ impl FindFiles {
         Ok(ImageFiles { root: root.into(), names: found.files.into_iter().collect() })
     }
 
-    /// Finds the images and the folders directly below the root.
+    /// Finds the images below the root and the folders directly below it.
     pub(crate) fn walk(&self, root: &Path) -> Result<FoundFiles> {
         let unreadable = |path: &Path, cause| ImageError::Read { path: path.into(), cause };
         if !fs::metadata(root).map_err(|source| unreadable(root, source))?.is_dir() {
@@ -228,7 +225,7 @@ impl FindFiles {
                 }
                 Err(error) => {
                     let path = error.path().unwrap_or(root).to_owned();
-                    // A link to a folder that cannot be read is not one that leads nowhere.
+                    // A link to a folder that cannot be read is not a broken link.
                     if !path.is_symlink() || fs::metadata(&path).is_ok() {
                         let source = error.into_io_error();
                         let source = source.unwrap_or_else(|| io::ErrorKind::Other.into());
@@ -256,7 +253,7 @@ impl FindFiles {
         })
     }
 
-    /// Lists the extensions for a message.
+    /// Returns a list of the extensions for a message.
     pub(crate) fn endings(&self) -> String {
         let endings: Vec<String> =
             self.extensions.iter().map(|extension| format!(".{extension}")).collect();
@@ -264,16 +261,16 @@ impl FindFiles {
     }
 }
 
-/// What is below a folder, sorted.
+/// Files and folders below a folder, sorted.
 #[derive(Debug, Default)]
 pub(crate) struct FoundFiles {
-    /// Paths from the root on.
+    /// Paths relative to the root.
     pub(crate) files: Vec<Vec<u8>>,
-    /// Names of the folders directly below.
+    /// Names of the folders directly below the root.
     pub(crate) folders: Vec<Vec<u8>>,
 }
 
-/// What torchvision sorts the files of a class folder by: the class, the folder, the name.
+/// Returns the key by which torchvision sorts the files of a class folder: the class, the folder, the name.
 fn torchvision_key(path: &[u8]) -> (&[u8], &[u8], &[u8]) {
     let (folder, name) = match path.iter().rposition(|byte| *byte == b'/') {
         Some(slash) => (&path[..slash], &path[slash + 1..]),
@@ -282,7 +279,7 @@ fn torchvision_key(path: &[u8]) -> (&[u8], &[u8], &[u8]) {
     (first_folder(path).unwrap_or_default(), folder, name)
 }
 
-/// The folder directly below the root that a file is in.
+/// Returns the folder directly below the root that contains a file.
 pub(crate) fn first_folder(path: &[u8]) -> Option<&[u8]> {
     path.iter().position(|byte| *byte == b'/').map(|slash| &path[..slash])
 }
@@ -301,7 +298,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A folder with these files; a name that ends in `/` is a folder.
+    /// Creates a folder with these files. A name that ends in `/` is a folder.
     pub(crate) fn folder(names: &[&str]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for name in names {
@@ -393,7 +390,7 @@ pub(super) mod tests {
         files.read(1, &mut buffer).unwrap();
         assert_eq!(buffer, b"s.jpg");
         let error = files.read(2, &mut buffer).unwrap_err().to_string();
-        assert_eq!(error, "image 2 was asked for, but the source has 2 images");
+        assert_eq!(error, "image 2 is out of range: the source has 2 images");
 
         let huge = File::create(root.path().join("s.jpg")).unwrap();
         huge.set_len(1 << 40).unwrap();

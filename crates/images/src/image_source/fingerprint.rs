@@ -1,15 +1,15 @@
-//! Whether processes see the same images.
+//! Fingerprints of sources, to check that processes have the same images.
 
 use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-/// A hash of what a source holds: SHA-256 over the names of its images in their order and, where
-/// the source knows them, their sizes.
+/// A hash of the content of a source: SHA-256 over the names of its images in their order and, if they are known, their
+/// sizes.
 ///
-/// Each rank reads for itself, so ranks that see different images (a host whose copy is not
-/// complete, a file that was added between two starts) would train on samples twice or never.
-/// `brigade_vision::check_ranks_agree` tells before the first step.
+/// Each rank reads by itself, so that ranks with different images (a host whose copy is not complete, a file that was
+/// added between two starts) would train on some samples twice or never. `brigade_vision::check_ranks_agree` detects
+/// this before the first step.
 ///
 /// ```
 /// use brigade_images::source::{ImageFiles, ImageSource};
@@ -26,8 +26,8 @@ use sha2::{Digest, Sha256};
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// Makes the fingerprint of what a program has beside its images, such as their labels: of a kind, so that
-    /// two of different kinds are never equal, and of a list of fields.
+    /// Returns the fingerprint of a list of fields, for data that belong to the images, such as their labels.
+    /// Fingerprints of different kinds are never equal.
     #[must_use]
     pub fn of<F: AsRef<[u8]>>(kind: &str, fields: impl IntoIterator<Item = F>) -> Self {
         let mut hasher = Hasher::new(kind);
@@ -35,7 +35,7 @@ impl Fingerprint {
         hasher.finish()
     }
 
-    /// Returns the first eight bytes of the hash.
+    /// Returns the first eight bytes of the hash as a number.
     pub(crate) fn number(&self) -> u64 {
         self.0.iter().take(8).fold(0, |sum, byte| sum << 8 | u64::from(*byte))
     }
@@ -47,7 +47,7 @@ impl Fingerprint {
     }
 }
 
-/// 64 hexadecimal digits.
+/// Writes the hash as 64 hexadecimal digits.
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -60,11 +60,11 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// Makes a fingerprint of fields, each of which counts with its length.
+/// Computes a fingerprint of fields, each of which is hashed with its length.
 pub(crate) struct Hasher(Sha256);
 
 impl Hasher {
-    /// Begins a fingerprint of a kind, so that those of different kinds are never equal.
+    /// Begins a fingerprint of a kind, so that fingerprints of different kinds are never equal.
     pub(crate) fn new(kind: &str) -> Self {
         let mut hasher = Self(Sha256::new());
         hasher.bytes(kind.as_bytes());

@@ -1,7 +1,7 @@
-//! Many names in one piece of memory.
+//! Many names in one allocation.
 
-/// A list of names, which may be of files and so need not be UTF-8. A million names as values of
-/// their own would take twice the memory.
+/// A list of names, which may be file names and therefore need not be UTF-8. A million names as separate values would
+/// take twice the memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names {
     bytes: Vec<u8>,

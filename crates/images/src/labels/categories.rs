@@ -1,11 +1,11 @@
-//! Labels by number.
+//! Classes and their numbers.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 use crate::{ImageError, Result};
 
-/// The classes of a data set: names, numbered from 0.
+/// The classes of a dataset: names, numbered from 0.
 ///
 /// ```
 /// use brigade_images::labels::Categories;
@@ -24,8 +24,8 @@ pub struct Categories {
 }
 
 impl Categories {
-    /// Numbers labels by their order of bytes, each once: fastai's `Categorize` with names and
-    /// torchvision's `find_classes`.
+    /// Numbers the distinct labels in the order of their bytes: fastai's `Categorize` with names and torchvision's
+    /// `find_classes`.
     #[must_use]
     pub fn sorted<L: AsRef<str>>(labels: impl IntoIterator<Item = L>) -> Self {
         let mut distinct = BTreeSet::new();
@@ -37,10 +37,10 @@ impl Categories {
         Self::numbering(distinct.into_iter().collect())
     }
 
-    /// Takes names in an order of the caller's own.
+    /// Numbers the names in the given order.
     ///
     /// # Errors
-    /// When a name is there twice.
+    /// Fails if a name occurs twice.
     pub fn ordered<L: Into<String>>(names: impl IntoIterator<Item = L>) -> Result<Self> {
         let mut categories = Self::default();
         for name in names {
@@ -56,10 +56,10 @@ impl Categories {
         Ok(categories)
     }
 
-    /// Makes classes whose names are their numbers, for labels without names: `count` of them.
+    /// Creates `count` classes whose names are their numbers, for labels without names.
     ///
     /// # Errors
-    /// When there are more than a million: a label that is none may ask for any number.
+    /// Fails if `count` is more than a million, because a wrong label may be any number.
     pub fn numbered(count: usize) -> Result<Self> {
         if count > MAX_NUMBERED {
             return Err(ImageError::InvalidArgument(format!(
@@ -81,7 +81,7 @@ impl Categories {
         self.names.len()
     }
 
-    /// Whether there are no classes.
+    /// Returns `true` if there are no classes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
@@ -93,22 +93,22 @@ impl Categories {
         &self.names
     }
 
-    /// Returns the name of a label, if there is such a class.
+    /// Returns the name of a label, or `None` if there is no such class.
     #[must_use]
     pub fn name(&self, label: i64) -> Option<&str> {
         self.names.get(usize::try_from(label).ok()?).map(String::as_str)
     }
 
-    /// Returns the number of a name, if it is a class.
+    /// Returns the number of a class by its name, or `None` if there is no such class.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<i64> {
         self.numbers.get(name).copied()
     }
 
-    /// Returns the number of a name.
+    /// Returns the number of a class by its name.
     ///
     /// # Errors
-    /// [`ImageError::UnknownLabel`] when it is not a class.
+    /// [`ImageError::UnknownLabel`] if there is no such class.
     pub fn label(&self, name: &str) -> Result<i64> {
         self.get(name).ok_or_else(|| ImageError::UnknownLabel {
             label: name.to_owned(),
@@ -117,7 +117,7 @@ impl Categories {
         })
     }
 
-    /// Lists the first names for a message.
+    /// Returns a list of the first names for a message.
     fn some_names(&self) -> String {
         let mut list = String::new();
         for (number, name) in self.names.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A source with its labels.
+//! A source of images with their labels.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::{Categories, LabelTable, Labeller, Split};
 use crate::image_source::{Fingerprint, Hasher, ImageFiles, ImageSource};
 use crate::{ImageError, Result};
 
-/// Images with a label each, and the classes that labels are numbers of.
+/// Images with a label each, and the classes, whose numbers the labels are.
 ///
 /// ```
 /// use brigade_images::labels::{Categories, Labelled};
@@ -33,7 +33,7 @@ impl<S: ImageSource> Labelled<S> {
     /// Joins a source and the label of each of its images.
     ///
     /// # Errors
-    /// When there are not as many labels as images, or one is not the number of a class.
+    /// Fails if the numbers of labels and images differ, or a label is not the number of a class.
     pub fn new(source: S, labels: Vec<i64>, categories: Categories) -> Result<Self> {
         if source.len() != labels.len() {
             return Err(ImageError::InvalidArgument(format!(
@@ -53,20 +53,20 @@ impl<S: ImageSource> Labelled<S> {
         Ok(Self { source, labels, categories })
     }
 
-    /// Finds the label of each image in its name. The classes are the labels there are, sorted.
+    /// Finds the label of each image in its name. The classes are the distinct labels, sorted.
     ///
     /// # Errors
-    /// When the name of an image does not tell its label.
+    /// Fails if no label is found in the name of an image.
     pub fn of(source: S, labeller: &Labeller) -> Result<Self> {
         let names = label_names(&source, labeller)?;
         let categories = Categories::sorted(&names);
         Self::with_names(source, &names, categories)
     }
 
-    /// Finds the label of each image in its name. The classes are given.
+    /// Finds the label of each image in its name, among the given classes.
     ///
     /// # Errors
-    /// When the name of an image does not tell its label, or the label is not a class.
+    /// Fails if no label is found in the name of an image, or the label is not a class.
     pub fn of_classes(source: S, labeller: &Labeller, categories: Categories) -> Result<Self> {
         let names = label_names(&source, labeller)?;
         Self::with_names(source, &names, categories)
@@ -77,20 +77,19 @@ impl<S: ImageSource> Labelled<S> {
         Self::new(source, labels, categories)
     }
 
-    /// Keeps the images with these indices, in their order; one may be there twice.
+    /// Selects the images with these indices, in their order. An index may occur twice.
     ///
     /// # Errors
-    /// When there is no such image.
+    /// Fails if an index is not below the number of images.
     pub fn subset(self, indices: Vec<usize>) -> Result<LabelledSubset<S>> {
         let Self { source, labels, categories } = self;
         part(&Arc::new(source), &labels, &categories, indices)
     }
 
-    /// Divides the images into those to train with and those to validate with. Both keep all
-    /// classes.
+    /// Splits the images into those for training and those for validation. Both keep all classes.
     ///
     /// # Errors
-    /// When the split has an image that there is not.
+    /// Fails if an index of the split is not below the number of images.
     pub fn split(self, split: Split) -> Result<(LabelledSubset<S>, LabelledSubset<S>)> {
         let Self { source, labels, categories } = self;
         let source = Arc::new(source);
@@ -103,7 +102,7 @@ impl<S: ImageSource> Labelled<S> {
     /// Returns a hash of the images, their labels and the names of the classes.
     ///
     /// # Errors
-    /// As [`ImageSource::fingerprint`].
+    /// Returns the same errors as [`ImageSource::fingerprint`].
     pub fn fingerprint(&self) -> Result<Fingerprint> {
         let mut hasher = Hasher::new("labelled");
         hasher.bytes(self.source.fingerprint()?.as_bytes());
@@ -114,19 +113,18 @@ impl<S: ImageSource> Labelled<S> {
 }
 
 impl LabelTable {
-    /// Returns the images of the table, below `root`, in its order. The classes are the labels
-    /// there are, sorted.
+    /// Returns the images of the table, relative to `root`, in its order. The classes are the distinct labels, sorted.
     ///
     /// # Errors
-    /// When the table has no rows.
+    /// Fails if the table has no rows.
     pub fn open(&self, root: impl AsRef<Path>) -> Result<Labelled<ImageFiles>> {
         self.open_classes(root, Categories::sorted(self.rows().map(|(_, label)| label)))
     }
 
-    /// Returns the images of the table as [`open`](Self::open) does. The classes are given.
+    /// Returns the images of the table, relative to `root`, in its order, with the given classes.
     ///
     /// # Errors
-    /// When the table has no rows, or a label is not a class.
+    /// Fails if the table has no rows, or a label is not a class.
     pub fn open_classes(
         &self,
         root: impl AsRef<Path>,
@@ -149,7 +147,7 @@ impl<S> Labelled<S> {
         self.labels.len()
     }
 
-    /// Whether there are no images.
+    /// Returns `true` if there are no images.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
@@ -161,7 +159,7 @@ impl<S> Labelled<S> {
         &self.source
     }
 
-    /// Returns the label of each image: numbers of [`categories`](Self::categories).
+    /// Returns the label of each image: the number of its class in [`categories`](Self::categories).
     #[must_use]
     pub fn labels(&self) -> &[i64] {
         &self.labels
@@ -173,7 +171,7 @@ impl<S> Labelled<S> {
         &self.categories
     }
 
-    /// Returns how many images each class has.
+    /// Returns the number of images of each class.
     #[must_use]
     pub fn class_counts(&self) -> Vec<usize> {
         let mut counts = vec![0; self.categories.len()];
@@ -186,7 +184,7 @@ impl<S> Labelled<S> {
         counts
     }
 
-    /// Gives up source, labels and classes.
+    /// Returns the source, the labels and the classes.
     #[must_use]
     pub fn into_parts(self) -> (S, Vec<i64>, Categories) {
         (self.source, self.labels, self.categories)
@@ -211,7 +209,7 @@ fn part<S: ImageSource>(
 /// Some images of a source, with their labels.
 pub type LabelledSubset<S> = Labelled<Subset<S>>;
 
-/// Some images of a source, which others may share.
+/// Some images of a source, which can be shared by several subsets.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -231,10 +229,10 @@ pub struct Subset<S> {
 }
 
 impl<S: ImageSource> Subset<S> {
-    /// Takes the images with these indices, in their order.
+    /// Selects the images with these indices, in their order.
     ///
     /// # Errors
-    /// When there is no such image.
+    /// Fails if an index is not below the number of images.
     pub fn new(source: Arc<S>, indices: Vec<usize>) -> Result<Self> {
         let len = source.len();
         if let Some(index) = indices.iter().find(|index| **index >= len) {
@@ -259,7 +257,7 @@ impl<S: ImageSource> Subset<S> {
         &self.source
     }
 
-    /// Returns the index in the source; where there is none, one that the source does not have.
+    /// Returns the index in the source. For an invalid index, it is one that the source does not have either.
     fn whole_index(&self, index: usize) -> usize {
         self.indices.get(index).copied().unwrap_or(usize::MAX)
     }

@@ -39,42 +39,40 @@ enum Rule {
 type Function = dyn Fn(&Path) -> Option<String> + Send + Sync;
 
 impl Labeller {
-    /// Takes the name of the folder that the image is in: fastai's `parent_label`.
+    /// Takes the name of the folder that contains the image as the label: fastai's `parent_label`.
     #[must_use]
     pub fn parent() -> Self {
         Self(Rule::Parent)
     }
 
-    /// Takes what the first group of a regular expression matches in the file's name: fastai's
-    /// `from_name_re`.
+    /// Takes the first group of a regular expression in the file's name as the label: fastai's `from_name_re`.
     ///
-    /// The expression is searched for anywhere in the name, as Python's `re.search` does. The syntax
-    /// is that of the crate `regex-lite`: Python's without look-around and back references, and
-    /// classes such as `\d` and `\w` are those of ASCII.
+    /// The expression may match anywhere in the name, as with Python's `re.search`. The syntax is that of the crate
+    /// `regex-lite`: Python's without look-around and back references, and classes such as `\d` and `\w` are those of
+    /// ASCII.
     ///
     /// # Errors
-    /// When the expression is not one, or has no group.
+    /// Fails if the expression is invalid or has no group.
     pub fn regex(pattern: &str) -> Result<Self> {
         compile(pattern).map(|regex| Self(Rule::Name(regex)))
     }
 
-    /// Takes what the first group of a regular expression matches in the whole path, with `/`
-    /// between folders: fastai's `RegexLabeller` and `from_path_re`. As [`regex`](Self::regex)
-    /// otherwise.
+    /// Takes the first group of a regular expression in the whole path, with `/` between folders, as the label:
+    /// fastai's `RegexLabeller` and `from_path_re`. The syntax is that of [`regex`](Self::regex).
     ///
     /// # Errors
-    /// As [`regex`](Self::regex).
+    /// Returns the same errors as [`regex`](Self::regex).
     pub fn path_regex(pattern: &str) -> Result<Self> {
         compile(pattern).map(|regex| Self(Rule::Path(regex)))
     }
 
-    /// Takes what a function makes of the path; `None` is an error that names the image.
+    /// Takes the result of a function of the path as the label. `None` is an error that names the image.
     #[must_use]
     pub fn function(function: impl Fn(&Path) -> Option<String> + Send + Sync + 'static) -> Self {
         Self(Rule::Function(Box::new(function)))
     }
 
-    /// Takes what a table has for the longest end of the path that is in it: `cats/1.jpg` before
+    /// Looks up the label in a table, by the longest suffix of the path that the table contains: `cats/1.jpg` before
     /// `1.jpg`.
     #[must_use]
     pub fn table(table: &LabelTable) -> Self {
@@ -85,7 +83,7 @@ impl Labeller {
     /// Returns the label of the image at `path`.
     ///
     /// # Errors
-    /// [`ImageError::NoLabel`] when the rule does not find one.
+    /// [`ImageError::NoLabel`] if the rule does not find one.
     pub fn label(&self, path: &Path) -> Result<String> {
         let text = path.to_string_lossy();
         let file_name = || path.file_name().unwrap_or_default().to_string_lossy();

@@ -1,4 +1,4 @@
-//! Which images are to train with, and which to validate with.
+//! Splits of images into those for training and those for validation.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -11,8 +11,8 @@ use super::ends;
 use crate::image_source::ImageSource;
 use crate::{ImageError, Result};
 
-/// The indices of the images to train with and of those to validate with, each ascending as the
-/// functions here make them.
+/// The indices of the images for training and of those for validation. The functions here return both in ascending
+/// order.
 ///
 /// ```
 /// use brigade_images::labels::Split;
@@ -29,22 +29,22 @@ use crate::{ImageError, Result};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Split {
-    /// To train with.
+    /// Indices of the images for training.
     pub train: Vec<usize>,
-    /// To validate with.
+    /// Indices of the images for validation.
     pub valid: Vec<usize>,
 }
 
 impl Split {
-    /// Takes a share of `len` images at random to validate with, as fastai's `RandomSplitter`: the
-    /// first `floor(share * len)` of a permutation.
+    /// Chooses a share of `len` images at random for validation, like fastai's `RandomSplitter`: the first `floor(share
+    /// * len)` of a permutation.
     ///
-    /// The permutation is [`brigade_sampling::Shuffle`]'s first one for the seed, which is not that of
-    /// `torch.randperm`. It depends on `len` and `seed` alone, so that all ranks make the same split
-    /// without a message.
+    /// The permutation is the first one of [`brigade_sampling::Shuffle`] for the seed, which is not that of
+    /// `torch.randperm`. It depends on `len` and `seed` alone, so that all ranks make the same split without
+    /// communication.
     ///
     /// # Errors
-    /// When `share` is not at least 0 and below 1.
+    /// Fails if `share` is not at least 0 and below 1.
     pub fn random(len: usize, share: f64, seed: u64) -> Result<Self> {
         if !(0.0..1.0).contains(&share) {
             return Err(ImageError::InvalidArgument(format!(
@@ -59,11 +59,10 @@ impl Split {
         Ok(Self { train, valid: order })
     }
 
-    /// Validates with the images of these indices and trains with the rest: fastai's
-    /// `IndexSplitter`.
+    /// Takes the images of these indices for validation and the rest for training: fastai's `IndexSplitter`.
     ///
     /// # Errors
-    /// When an index is not below `len`.
+    /// Fails if an index is not below `len`.
     pub fn by_indices(len: usize, valid: impl IntoIterator<Item = usize>) -> Result<Self> {
         let mut is_valid = vec![false; len];
         for index in valid {
@@ -78,8 +77,8 @@ impl Split {
         Ok(Self::partition(&is_valid))
     }
 
-    /// Validates with the images whose name the function says yes to, and trains with the rest:
-    /// fastai's `FuncSplitter`.
+    /// Takes the images for whose name the function returns `true` for validation, and the rest for training: fastai's
+    /// `FuncSplitter`.
     pub fn by_function<S: ImageSource>(
         source: &S,
         mut is_valid: impl FnMut(&Path) -> bool,
@@ -90,12 +89,11 @@ impl Split {
         Self::partition(&is_valid)
     }
 
-    /// Divides by the name of the folder above the one that an image is in, as fastai's
-    /// `GrandparentSplitter`: `valid/cats/1.jpg` is one to validate with. Images below other folders
-    /// are in neither part.
+    /// Splits by the name of the parent folder of an image's folder, like fastai's `GrandparentSplitter`:
+    /// `valid/cats/1.jpg` is an image for validation. Images below other folders are in neither part.
     ///
     /// # Errors
-    /// When one of the parts has no images.
+    /// Fails if one of the parts has no images.
     pub fn by_folder<S: ImageSource>(source: &S, train: &[&str], valid: &[&str]) -> Result<Self> {
         let mut split = Self::default();
         for index in 0..source.len() {
@@ -120,13 +118,12 @@ impl Split {
         Ok(split)
     }
 
-    /// Validates with the images that a text file lists, one a line, and trains with the rest. A
-    /// line is the end of a path: a file's name, as fastai's `FileSplitter` has them, or that with
-    /// folders before it. Empty lines count for nothing.
+    /// Takes the images that a text file lists, one per line, for validation, and the rest for training. A line is a
+    /// suffix of a path: a file name, as in fastai's `FileSplitter`, or a file name with the folders before it. Empty
+    /// lines are ignored.
     ///
     /// # Errors
-    /// When the file cannot be read as text, or lists what is not among the images, which fastai
-    /// passes over.
+    /// Fails if the file cannot be read as text, or has a line that matches no image, which fastai ignores.
     pub fn by_list<S: ImageSource>(source: &S, list: impl AsRef<Path>) -> Result<Self> {
         let path = list.as_ref();
         let text = fs::read_to_string(path)
@@ -180,7 +177,7 @@ mod tests {
         assert_eq!(all, (0..1000).collect::<Vec<_>>());
         assert!(split.valid.is_sorted() && split.train.is_sorted());
         assert_ne!(split.valid, Split::random(1000, 0.2, 8).unwrap().valid);
-        // What is split off first is part of more that is split off.
+        // A smaller share is a subset of a larger one.
         let more = Split::random(1000, 0.5, 7).unwrap();
         assert!(split.valid.iter().all(|index| more.valid.contains(index)));
         assert_eq!(Split::random(4, 0.26, 0).unwrap().valid.len(), 1);

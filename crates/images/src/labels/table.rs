@@ -1,4 +1,4 @@
-//! Labels from a list.
+//! Labels from a table.
 
 use std::fs::File;
 use std::path::Path;
@@ -35,7 +35,7 @@ pub struct LabelTable {
 }
 
 impl LabelTable {
-    /// Takes names and labels.
+    /// Creates a table of names and labels.
     #[must_use]
     pub fn new<N: Into<String>, L: Into<String>>(rows: impl IntoIterator<Item = (N, L)>) -> Self {
         let rows = rows.into_iter().map(|(name, label)| (name.into(), label.into()));
@@ -45,12 +45,12 @@ impl LabelTable {
     /// Reads a CSV file by the rules of [`CsvOptions::new`].
     ///
     /// # Errors
-    /// As [`CsvOptions::read`].
+    /// Returns the same errors as [`CsvOptions::read`].
     pub fn csv(path: impl AsRef<Path>) -> Result<Self> {
         CsvOptions::new().read(path)
     }
 
-    /// Returns names and labels.
+    /// Returns an iterator over names and labels.
     pub fn rows(&self) -> impl Iterator<Item = (&str, &str)> {
         self.rows.iter().map(|(name, label)| (name.as_str(), label.as_str()))
     }
@@ -61,21 +61,21 @@ impl LabelTable {
         self.rows.len()
     }
 
-    /// Whether there are no rows.
+    /// Returns `true` if there are no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Returns the split of the rows that the file has in its
-    /// [`valid_column`](CsvOptions::valid_column), if it was read: fastai's `ColSplitter`.
+    /// Returns the split of the rows that the [`valid_column`](CsvOptions::valid_column) of the file defines, or `None`
+    /// if no such column was read: fastai's `ColSplitter`.
     #[must_use]
     pub fn split(&self) -> Option<Split> {
         self.is_valid.as_deref().map(Split::partition)
     }
 }
 
-/// Which columns of a CSV file are read, and how.
+/// Options to read a CSV file of labels: its columns and its format.
 ///
 /// ```
 /// use brigade_images::labels::CsvOptions;
@@ -93,7 +93,7 @@ impl LabelTable {
 pub struct CsvOptions {
     delimiter: u8,
     header: bool,
-    /// The first two where none are named.
+    /// Columns of names and labels; `None` for the first two.
     columns: Option<(String, String)>,
     valid_column: Option<String>,
     suffix: String,
@@ -106,8 +106,8 @@ impl Default for CsvOptions {
 }
 
 impl CsvOptions {
-    /// Reads the first two columns as name and label, with commas between them, after a line with
-    /// the names of the columns: as fastai's `from_csv`.
+    /// Creates options that read the first two columns as name and label, separated by commas, after a line with the
+    /// names of the columns, like fastai's `from_csv`.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -119,47 +119,49 @@ impl CsvOptions {
         }
     }
 
-    /// Sets what is between columns.
+    /// Sets the byte between columns. Defaults to a comma.
     #[must_use]
     pub fn delimiter(mut self, delimiter: u8) -> Self {
         self.delimiter = delimiter;
         self
     }
 
-    /// Sets whether the first line names the columns. Without names, columns are numbers from 0.
+    /// Sets whether the first line contains the names of the columns. Without names, columns are numbers from 0.
+    /// Defaults to `true`.
     #[must_use]
     pub fn header(mut self, header: bool) -> Self {
         self.header = header;
         self
     }
 
-    /// Sets the columns of the images' names and of their labels: by name, or by number from 0.
+    /// Sets the columns of the images' names and of their labels: by name, or by number from 0. Defaults to the first
+    /// two.
     #[must_use]
     pub fn columns(mut self, name: impl Into<String>, label: impl Into<String>) -> Self {
         self.columns = Some((name.into(), label.into()));
         self
     }
 
-    /// Sets the column that says whether an image is to validate with: `true` or `1`, or `false`
-    /// or `0`, in small or large letters.
+    /// Sets the column that marks images for validation: `true` or `1` for validation, `false` or `0` for training, in
+    /// upper or lower case. Defaults to none.
     #[must_use]
     pub fn valid_column(mut self, column: impl Into<String>) -> Self {
         self.valid_column = Some(column.into());
         self
     }
 
-    /// Sets what comes after each name to make it that of a file, such as `.jpg`.
+    /// Sets a suffix that is appended to each name to make it a file name, such as `.jpg`. Defaults to none.
     #[must_use]
     pub fn suffix(mut self, suffix: impl Into<String>) -> Self {
         self.suffix = suffix.into();
         self
     }
 
-    /// Reads a file.
+    /// Reads a CSV file.
     ///
     /// # Errors
-    /// When it cannot be read; when its lines differ in their number of columns, or a column that
-    /// was named is not there.
+    /// Fails if the file cannot be read, its lines differ in their number of columns, or a column that was set does not
+    /// exist.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<LabelTable> {
         let path = path.as_ref();
         let file =
@@ -196,7 +198,7 @@ impl CsvOptions {
             let field = |column: usize| {
                 record.get(column).map(str::trim).ok_or_else(|| {
                     damaged(format!(
-                        "line {line} has {}, and column {column} from 0 is asked for",
+                        "line {line} has {}, but column {column} (from 0) is needed",
                         counted(record.len(), "column")
                     ))
                 })
@@ -209,7 +211,7 @@ impl CsvOptions {
                     "false" | "0" => false,
                     _ => {
                         return Err(damaged(format!(
-                            "line {line} says {text:?} where true or false is expected"
+                            "line {line} has {text:?}, expected true or false"
                         )));
                     }
                 });
@@ -256,10 +258,10 @@ mod tests {
     fn files_that_do_not_fit_say_where() {
         let table: [(CsvOptions, &str, &str); 5] = [
             (CsvOptions::new(), "a,b\n1.jpg\n", "line: 2"),
-            (CsvOptions::new(), "a\n1.jpg\n", "line 2 has 1 column, and column 1"),
+            (CsvOptions::new(), "a\n1.jpg\n", "line 2 has 1 column, but column 1"),
             (CsvOptions::new().columns("a", "c"), "a,b\n", "no column \"c\"; its columns are"),
-            (CsvOptions::new().columns("0", "7"), "a,b\n1,2\n", "column 7 from 0"),
-            (CsvOptions::new().valid_column("b"), "a,b\n1,yes\n", "line 2 says \"yes\""),
+            (CsvOptions::new().columns("0", "7"), "a,b\n1,2\n", "column 7 (from 0)"),
+            (CsvOptions::new().valid_column("b"), "a,b\n1,yes\n", "line 2 has \"yes\""),
         ];
         for (options, text, expected) in table {
             let error = read(&options, text).unwrap_err();

@@ -1,4 +1,4 @@
-//! Images that cannot be read, and how often another took their place.
+//! Images that cannot be read, and how often they were replaced.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::ImageError;
 
-/// What is known of broken images in this process.
+/// The broken and damaged images that this process has found.
 #[derive(Debug, Default)]
 pub(super) struct Broken {
     state: Mutex<State>,
@@ -15,7 +15,7 @@ pub(super) struct Broken {
 #[derive(Debug, Default)]
 struct State {
     images: BTreeSet<usize>,
-    /// Those that were damaged and read nonetheless.
+    /// Images that were damaged and read nevertheless.
     damaged: BTreeSet<usize>,
     skipped: BTreeMap<u64, usize>,
     /// The epoch whose count was not logged yet.
@@ -23,7 +23,7 @@ struct State {
 }
 
 impl Broken {
-    /// Notes that batches of `epoch` are made; logs the count of the one before.
+    /// Records that samples of `epoch` are read, and logs the count of the epoch before.
     pub(super) fn begin(&self, epoch: u64) {
         let mut state = self.state.lock();
         if state.current != Some(epoch) {
@@ -36,14 +36,14 @@ impl Broken {
         self.state.lock().images.contains(&image)
     }
 
-    /// Notes an image that cannot be read, and logs why.
+    /// Records an image that cannot be read, and logs the reason.
     pub(super) fn add(&self, image: usize, name: &str, error: &ImageError) {
         if self.state.lock().images.insert(image) {
             tracing::warn!(image, name, %error, "skipping an image that cannot be read");
         }
     }
 
-    /// Notes an image that is damaged and was read nonetheless, and logs why.
+    /// Records an image that is damaged and was read nevertheless, and logs the reason.
     pub(super) fn add_damaged(&self, image: usize, name: &str, warning: &str) {
         if self.state.lock().damaged.insert(image) {
             tracing::warn!(
@@ -59,7 +59,7 @@ impl Broken {
         self.state.lock().damaged.iter().copied().collect()
     }
 
-    /// Counts a sample whose place another image took.
+    /// Counts a sample that was replaced by another image.
     pub(super) fn count(&self, epoch: u64) {
         *self.state.lock().skipped.entry(epoch).or_default() += 1;
     }

@@ -1,13 +1,12 @@
-//! Decoded images in a file, from one epoch to the next.
+//! A file of decoded images, for use in later epochs.
 //!
-//! The file is read and written at offsets, not mapped: the page cache holds it once for all ranks
-//! either way, a copy of a few rows costs less than a page fault each 4 KB, and a file that is cut
-//! short is an error that can be handled, not SIGBUS.
+//! The file is read and written at offsets, not mapped: the page cache holds it once for all ranks either way, a copy
+//! of a few rows costs less than a page fault every 4 KB, and a file that is cut short is an error that can be handled,
+//! not SIGBUS.
 //!
-//! Layout, little-endian: a header of 64 bytes with a checksum, a counter of the bytes that are
-//! taken, one entry of 32 bytes for each image, then pixels. An entry is written after its pixels and
-//! carries a checksum of itself and one of them, so whatever a crash leaves half-written is not
-//! there.
+//! Layout, little-endian: a header of 64 bytes with a checksum, a counter of the allocated bytes, one entry of 32 bytes
+//! for each image, then pixels. An entry is written after its pixels and contains a checksum of itself and one of them,
+//! so that an image that was half-written before a crash counts as missing.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -22,26 +21,25 @@ use crate::image_source::{Fingerprint, Hasher};
 use crate::transforms::RegionReader;
 use crate::{ImageError, Result};
 
-/// Where a data set keeps decoded images from its first epoch for the later ones.
+/// Options of a cache, in which a dataset keeps decoded images of its first epoch for later ones.
 ///
-/// What is kept is what the transforms before the first random one make: for `Resize::shorter(256)`
-/// and a random crop, the resized images; in validation, usually the images as they come into the
-/// batch. Where the first transform is random, as `RandomResizedCrop`, images are kept as they are
-/// decoded, at full size unless [`presize`](CacheOptions::presize) says otherwise.
+/// The cached images are the results of the transforms before the first random one: for `Resize::shorter(256)` and a
+/// random crop, the resized images; in validation, usually the images as they come into the batch. If the first
+/// transform is random, such as `RandomResizedCrop`, images are cached as they are decoded, at full size unless
+/// [`presize`](CacheOptions::presize) is set.
 ///
-/// All processes that read the same images with the same first transforms share the file, at the
-/// same time and later; others in the same folder have files of their own. Batches are the same
-/// with an empty cache, a full one and one that has no room for all images.
+/// All processes that read the same images with the same first transforms share the file, at the same time and later;
+/// others use other files in the same folder. Batches are the same with an empty cache, a full one and one without room
+/// for all images.
 ///
-/// The file is one for the source's [fingerprint](crate::source::ImageSource::fingerprint) and the
-/// transforms. An image that was replaced by another of the same name and as many bytes is decoded
-/// anew: with each image its [version](crate::source::ImageSource::version) is kept, for which the
-/// system is asked once for each file, some microseconds, when the first sample is read. A file that
-/// is replaced while a run reads it is noticed by the next run. The bytes of the old image stay taken; where
-/// no room is left because of them, a warning says that the file can be removed.
+/// The file belongs to the source's [fingerprint](crate::source::ImageSource::fingerprint) and the transforms. An image
+/// that was replaced by another of the same name and size is decoded again: the cache also contains the
+/// [version](crate::source::ImageSource::version) of each image, for which every file costs one system call, some
+/// microseconds, when the first sample is read. If a file is replaced during a run, the next run detects it. The bytes
+/// of the old image stay allocated; if there is no room left because of them, a warning recommends to remove the file.
 ///
-/// A version holds the inode and the time of its last change, so copies of a data set in different places, and one
-/// that was copied anew, have other versions: they do not share a cache, and one folder for both fills up with the
+/// A version includes the inode and the time of its last change, so that copies of a dataset in different places, and
+/// one that was copied again, have other versions: they do not share a cache, and one folder for both fills up with the
 /// images of each. Give each copy a cache of its own.
 ///
 /// ```
@@ -57,24 +55,25 @@ pub struct CacheOptions {
 }
 
 impl CacheOptions {
-    /// Sets the folder, which is made where it is missing; a local disk with as much memory free as
-    /// the cache takes is what makes it fast. At most 8 GiB are used.
+    /// Sets the folder, which is created if it does not exist. The cache is fast on a local disk if as much memory is
+    /// free as the cache takes. The default limit is 8 GiB.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), max_bytes: 8 << 30, presize: None }
     }
 
-    /// Sets the bytes of pixels that are kept at most. Images beyond that are decoded each time.
+    /// Sets the maximum size of all cached pixels in bytes. Images beyond that are decoded each time. Defaults to 8
+    /// GiB.
     #[must_use]
     pub const fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = bytes;
         self
     }
 
-    /// Resizes images whose shorter side is longer than `side` to it before all transforms, where
-    /// the first of these is random: fastai's presizing. A random crop then draws from the smaller
-    /// image in every epoch, the first one too. 1.5 times the side of the batch's images keeps all
-    /// but the smallest crops sharp.
+    /// Resizes images whose shorter side is longer than `side` to `side`, before all transforms, if the first of these
+    /// is random: fastai's presizing. A random crop then chooses from the smaller image in every epoch, including the
+    /// first. 1.5 times the side of the batch's images keeps all but the smallest crops sharp. Defaults to no
+    /// presizing.
     #[must_use]
     pub const fn presize(mut self, side: u32) -> Self {
         self.presize = Some(side);
@@ -89,30 +88,30 @@ impl CacheOptions {
 const MAGIC: &[u8; 8] = b"BRIGIMGC";
 const VERSION: u32 = 3;
 const HEADER: usize = 64;
-/// Where the counter of taken bytes is.
+/// Position of the counter of allocated bytes.
 const USED: u64 = 64;
 const TABLE: u64 = 128;
 const ENTRY: usize = 32;
-/// Of the table, when it is read as a whole.
+/// Number of entries that are read at a time when the whole table is read.
 const ENTRIES_AT_ONCE: usize = 4096;
 
-/// An open cache.
+/// An open cache file.
 #[derive(Debug)]
 pub(super) struct Cache {
     file: File,
     path: PathBuf,
-    /// Of each image its number and version, as one.
+    /// Stamp of each image: a hash of its number and version.
     stamps: Vec<u64>,
     max_bytes: u64,
-    /// A bit for each image whose pixels this process has compared with their checksum.
+    /// A bit for each image, set if this process has compared its pixels with their checksum.
     verified: Vec<AtomicU64>,
-    /// Held while bytes are taken: the file's own lock is between processes.
+    /// Held while bytes are allocated, because the lock of the file is between processes only.
     taking: Mutex<()>,
-    /// Set when there was no room, or a write failed.
+    /// Set if there was no room, or a write failed.
     full: AtomicBool,
 }
 
-/// Where an image's pixels are.
+/// Position, size and checksum of an image's pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
     offset: u64,
@@ -120,11 +119,11 @@ struct Entry {
     checksum: u32,
 }
 
-/// An image of the cache.
+/// An image that was found in the cache.
 pub(super) enum Cached<'a> {
-    /// In the memory that was lent.
+    /// The image was read into the caller's memory.
     Read,
-    /// In the file, its pixels compared with their checksum before.
+    /// The image is in the file, and its pixels were compared with their checksum before.
     Stored(StoredImage<'a>),
 }
 
@@ -136,8 +135,8 @@ pub(super) struct StoredImage<'a> {
 }
 
 impl Cache {
-    /// Opens or makes the file for images of these versions, which `key` stands for with what is done to
-    /// them.
+    /// Opens or creates the file for images with these versions. `key` is a hash of the source and the cached
+    /// transforms.
     pub(super) fn open(options: &CacheOptions, key: Fingerprint, versions: &[u64]) -> Result<Self> {
         let images = versions.len();
         let path = options.folder.join(format!("{key}.images"));
@@ -171,7 +170,7 @@ impl Cache {
         Ok(cache)
     }
 
-    /// Makes the file anew unless its header is this one. Called with the file's lock.
+    /// Initializes the file, unless its header is `header` already. Must be called with the file's lock.
     fn make(&self, header: &[u8; HEADER]) -> io::Result<()> {
         let mut found = [0; HEADER];
         let whole = self.file.metadata()?.len() >= self.data_start();
@@ -183,13 +182,13 @@ impl Cache {
         self.file.write_all_at(header, 0)
     }
 
-    /// Where pixels begin, on a page of its own.
+    /// Returns the position of the first pixels, which is the start of a page.
     fn data_start(&self) -> u64 {
         (TABLE + self.stamps.len() as u64 * ENTRY as u64).next_multiple_of(4096)
     }
 
-    /// Finds an image. One that this process reads for the first time is read whole, into `memory`,
-    /// and compared with its checksum.
+    /// Finds an image. If this process reads it for the first time, the whole image is read into `memory` and compared
+    /// with its checksum.
     pub(super) fn find(&self, image: usize, memory: &mut Image) -> Option<Cached<'_>> {
         let entry = self.entry(image)?;
         let (word, bit) = (self.verified.get(image / 64)?, 1 << (image % 64));
@@ -199,7 +198,8 @@ impl Cache {
         let pixels = memory.reset(entry.size).ok()?;
         self.file.read_exact_at(pixels, entry.offset).ok()?;
         if crc32fast::hash(pixels) != entry.checksum {
-            // To be kept anew; where that fails, it is found wrong again.
+            // Clears the entry, so that the image is cached again; if that fails, the checksum is wrong again next
+            // time.
             let _ = self.file.write_all_at(&[0; ENTRY], Self::entry_offset(image));
             return None;
         }
@@ -216,13 +216,13 @@ impl Cache {
         let stamp = *self.stamps.get(image)?;
         self.file.read_exact_at(&mut bytes, Self::entry_offset(image)).ok()?;
         let entry = Entry::from_bytes(&bytes, stamp)?;
-        // Nothing is allocated that the file does not hold.
+        // Checked against the length of the file, so that a wrong size does not allocate memory.
         let end = entry.offset.checked_add(entry.size.bytes()? as u64)?;
         let inside = entry.offset >= self.data_start() && end <= self.file.metadata().ok()?.len();
         inside.then_some(entry)
     }
 
-    /// Keeps an image, if there is room.
+    /// Caches an image, if there is room.
     pub(super) fn keep(&self, image: usize, pixels: ImageView<'_>) {
         if self.full.load(Ordering::Relaxed) || self.entry(image).is_some() {
             return;
@@ -243,7 +243,7 @@ impl Cache {
         }
     }
 
-    /// Writes an image; `false` when there is no room.
+    /// Writes an image. Returns `false` if there is not enough room.
     fn write(&self, image: usize, pixels: ImageView<'_>) -> io::Result<bool> {
         let Some(stamp) = self.stamps.get(image) else { return Ok(false) };
         let (size, pixels) = (pixels.size(), pixels.pixels());
@@ -255,7 +255,7 @@ impl Cache {
         Ok(true)
     }
 
-    /// Takes bytes for an image, and returns how many were taken before.
+    /// Allocates bytes for an image, and returns how many were allocated before; `None` if there is not enough room.
     fn take(&self, bytes: u64) -> io::Result<Option<u64>> {
         let _taking = self.taking.lock();
         self.file.lock()?;
@@ -275,8 +275,8 @@ impl Cache {
         taken
     }
 
-    /// Says that images that were replaced take the room of others, if they take an eighth of it: bytes that are
-    /// taken for images of which the entry is still to be written count like those.
+    /// Returns a warning if replaced images take at least an eighth of the allocated bytes. Bytes of an image whose
+    /// entry is not written yet are counted as well.
     fn warning_of_replaced(&self) -> Option<String> {
         let mut counter = [0; 8];
         self.file.read_exact_at(&mut counter, USED).ok()?;
@@ -295,7 +295,7 @@ impl Cache {
         (replaced > 0 && replaced >= used / 8).then(|| {
             format!(
                 "the cache {} is full, and {replaced} of its {used} bytes hold images that were \
-                 replaced since; remove the file, and the next run makes it anew",
+                 replaced since; remove the file, and the next run creates it again",
                 self.path.display()
             )
         })
@@ -320,8 +320,7 @@ impl Entry {
         bytes
     }
 
-    /// Reads an entry; `None` for one that was never written, or not wholly, or for another version of
-    /// the image.
+    /// Parses an entry. Returns `None` if it was never written, or not completely, or for another version of the image.
     fn from_bytes(bytes: &[u8; ENTRY], stamp: u64) -> Option<Self> {
         let word = |start: usize| {
             let mut word = [0; 4];
@@ -334,7 +333,7 @@ impl Entry {
     }
 }
 
-/// An image's number and version as one number.
+/// Returns a hash of an image's number and version.
 fn stamp(image: u64, version: u64) -> u64 {
     let mut hasher = Hasher::new("stamp");
     hasher.number(image);
@@ -358,7 +357,7 @@ impl RegionReader for StoredImage<'_> {
         self.entry.size
     }
 
-    /// Reads the rows of the region in one piece.
+    /// Reads the rows of the region in one call.
     fn read(&mut self, region: Region, _: Option<Size>, target: &mut Image) -> Result<CropBox> {
         let Size { width, .. } = self.entry.size;
         let pixels = target.reset(Size::new(width, region.height))?;
@@ -399,7 +398,7 @@ mod tests {
         assert_eq!((found(&after, 3), found(&after, 4)), (None, Some(image(2))));
         after.keep(3, image(5).view());
         assert_eq!(found(&after, 3), Some(image(5)));
-        // It is not the earlier version's, either.
+        // It differs from the earlier version too.
         assert_eq!(found(&open(folder.path(), 1 << 20), 3), None);
     }
 
@@ -407,7 +406,7 @@ mod tests {
         Image::new(5, 4, (0..60).map(|place| place ^ value).collect()).unwrap()
     }
 
-    /// What the cache gives for an image, wholly read.
+    /// Returns the whole cached image, if it is in the cache.
     fn found(cache: &Cache, number: usize) -> Option<Image> {
         let mut memory = Image::scratch();
         match cache.find(number, &mut memory)? {
@@ -480,7 +479,7 @@ mod tests {
         assert_eq!((found(&after, 0), found(&after, 4999)), (Some(image(1)), None));
         let expected = format!(
             "the cache {} is full, and 60 of its 120 bytes hold images that were replaced since; \
-             remove the file, and the next run makes it anew",
+             remove the file, and the next run creates it again",
             after.path().display()
         );
         assert_eq!(after.warning_of_replaced(), Some(expected));
@@ -498,7 +497,7 @@ mod tests {
             cache.keep(number, image(number as u8).view());
         }
         let file = OpenOptions::new().write(true).open(cache.path()).unwrap();
-        // Pixels of one, the entry of another.
+        // The pixels of one image with the entry of another.
         file.write_all_at(&[0xEE; 10], cache.data_start() + 70).unwrap();
         file.write_all_at(&[0; 12], Cache::entry_offset(2) + 4).unwrap();
         let after = open(folder.path(), 1 << 20);

@@ -1,13 +1,13 @@
-//! An image without encoding: what a pack gives in place of a file's bytes.
+//! An unencoded image: the bytes that a pack returns instead of an encoded file.
 
 use crate::image::{ImageView, Size};
 use crate::{ImageError, Result};
 
 const MAGIC: &[u8; 8] = b"BRIGRAW\x01";
-/// Magic, width and height.
+/// Size of the header: magic, width and height.
 pub(crate) const HEADER: usize = 16;
 
-/// Makes `buffer` hold the header and room for the pixels, and lends that room.
+/// Writes the header to `buffer`, and returns the room for the pixels after it.
 pub(crate) fn begin(size: Size, buffer: &mut Vec<u8>) -> Option<&mut [u8]> {
     let bytes = size.bytes()?.checked_add(HEADER)?;
     buffer.clear();
@@ -19,7 +19,7 @@ pub(crate) fn begin(size: Size, buffer: &mut Vec<u8>) -> Option<&mut [u8]> {
     buffer.get_mut(HEADER..)
 }
 
-/// Sees bytes as an image without encoding; `None` when they are something else.
+/// Returns a view of an unencoded image; `None` if the bytes are something else.
 pub(crate) fn view<'a>(name: &str, bytes: &'a [u8]) -> Option<Result<ImageView<'a>>> {
     let (header, pixels) = bytes.split_at_checked(HEADER)?;
     let [width, height] = match header.strip_prefix(MAGIC)?.as_chunks::<4>().0 {

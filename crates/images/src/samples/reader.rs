@@ -1,4 +1,4 @@
-//! What a thread needs to make samples, kept from one to the next.
+//! Memory that a thread needs to read samples, reused from one sample to the next.
 
 use std::fmt;
 
@@ -10,17 +10,17 @@ use crate::image::{CropBox, Image, ImageView, Region, Size};
 use crate::source::ImageSource;
 use crate::transforms::{Compose, Flips, Phase, Pixels, Plan, RegionReader, Renderer};
 
-/// What a thread needs to read samples: the encoded bytes, a decoder, and the memory of each step.
-/// [`ImageSamples::reader`](crate::ImageSamples::reader) makes one.
+/// Memory that a thread needs to read samples: for the encoded bytes, the decoder, and each step of the transforms.
+/// Made by [`ImageSamples::reader`](crate::ImageSamples::reader).
 pub struct SampleReader {
     bytes: Vec<u8>,
-    /// An image on its way to or from a cache.
+    /// Image that was read from a cache or is to be written to it.
     kept: Image,
     decoder: Decoder,
     renderer: Renderer,
-    /// The size of the last image before all transforms, where it did not come from a cache.
+    /// Size of the last image before all transforms; `None` if it came from a cache.
     decoded_size: Option<Size>,
-    /// Whether the decoder read the last image.
+    /// `true` if the decoder read the last image.
     is_decoded: bool,
 }
 
@@ -36,17 +36,17 @@ impl SampleReader {
         }
     }
 
-    /// Returns what was wrong with the last image if it was read nonetheless; see [`Decoder::warning`].
+    /// Returns the warning of the last image, if it is damaged and was read nevertheless; see [`Decoder::warning`].
     pub(crate) fn warning(&self) -> Option<&str> {
         self.is_decoded.then(|| self.decoder.warning()).flatten()
     }
 
-    /// Lends the memory for encoded bytes.
+    /// Returns the memory for encoded bytes.
     pub(crate) fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
 
-    /// Decodes the encoded bytes by the plan for the size that their header tells.
+    /// Decodes and transforms the encoded bytes by the plan for the size in their header.
     pub(crate) fn transform(
         &mut self,
         name: &str,
@@ -80,8 +80,7 @@ impl SampleReader {
         self.transform(&source.name(index), None, |size| transforms.plan(size, Phase::Valid, 0))
     }
 
-    /// Transforms the image that the cache has, as `rest` says for its size; `false` when it has
-    /// none.
+    /// Transforms the cached image by the plan of `rest` for its size. Returns `false` if it is not in the cache.
     pub(super) fn transform_cached(
         &mut self,
         cache: &Cache,
@@ -103,7 +102,7 @@ impl SampleReader {
         Ok(true)
     }
 
-    /// Keeps the image that was just transformed in the cache, and transforms it further.
+    /// Caches the image that was just transformed, and transforms it further.
     pub(super) fn keep_and_transform(
         &mut self,
         cache: &Cache,
@@ -116,10 +115,10 @@ impl SampleReader {
         self.renderer.render(view, &rest(view.size())?)
     }
 
-    /// Returns a copy of the last image, mirrored.
+    /// Returns a copy of the last image, mirrored as its plan requires.
     ///
     /// # Errors
-    /// When no image was read before.
+    /// Fails if no image was read before.
     pub fn take_image(&mut self) -> Result<Image> {
         self.renderer.swap_image(&mut self.kept);
         let Size { width, height } = self.kept.size();
@@ -130,8 +129,8 @@ impl SampleReader {
         self.decoded_size
     }
 
-    /// Lends the last image, which is still to be mirrored: what writes it somewhere does that on the
-    /// way.
+    /// Returns a view of the last image, and the mirroring that is still to be applied, which the code that copies the
+    /// pixels does on the way.
     #[must_use]
     pub fn image(&self) -> (ImageView<'_>, Flips) {
         self.renderer.image()
@@ -144,7 +143,7 @@ impl fmt::Debug for SampleReader {
     }
 }
 
-/// An image that is decoded when its plan is known.
+/// An encoded image, which is decoded by region when its plan is known.
 struct Encoded<'a> {
     name: &'a str,
     bytes: &'a [u8],

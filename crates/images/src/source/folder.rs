@@ -1,4 +1,4 @@
-//! A folder for each class.
+//! Images in a folder for each class.
 
 use std::path::Path;
 
@@ -6,12 +6,12 @@ use crate::image_source::{FindFiles, ImageFiles, first_folder, to_path};
 use crate::labels::{Categories, Labelled};
 use crate::{ImageError, Result};
 
-/// The images of a folder with a folder for each class, as torchvision's `ImageFolder`: the folders
-/// directly below the root are the classes, by their names in the order of bytes, and images are
-/// those below each, at any depth. Images beside the class folders are left out.
+/// The images of a folder with a sub-folder for each class, like torchvision's `ImageFolder`: the folders directly
+/// below the root are the classes, numbered by their names in the order of bytes, and the images of a class are those
+/// below its folder, at any depth. Images directly in the root are left out.
 ///
-/// [`Labelled::open`] opens one, [`Labelled::open_train_valid`] two below one root, and
-/// [`ImageFolderOptions`] says more.
+/// [`Labelled::open`] opens one folder, [`Labelled::open_train_valid`] a pair for training and validation, and
+/// [`ImageFolderOptions`] has more options.
 ///
 /// ```
 /// use brigade_images::source::ImageFolder;
@@ -30,25 +30,25 @@ use crate::{ImageError, Result};
 pub type ImageFolder = Labelled<ImageFiles>;
 
 impl Labelled<ImageFiles> {
-    /// Opens a folder with a folder for each class.
+    /// Opens a folder with a sub-folder for each class.
     ///
     /// # Errors
-    /// As [`ImageFolderOptions::open`].
+    /// Returns the same errors as [`ImageFolderOptions::open`].
     pub fn open(root: impl AsRef<Path>) -> Result<Self> {
         ImageFolderOptions::new().open(root)
     }
 
-    /// Opens the folder `train` below `root`, and the one to validate with: the first there is of
-    /// `valid`, `val`, `validation` and `test`. Both have the classes of `train`.
+    /// Opens the folder `train` below `root`, and a folder for validation: the first that exists of `valid`, `val`,
+    /// `validation` and `test`. Both have the classes of `train`.
     ///
     /// # Errors
-    /// As [`ImageFolderOptions::open_train_valid`].
+    /// Returns the same errors as [`ImageFolderOptions::open_train_valid`].
     pub fn open_train_valid(root: impl AsRef<Path>) -> Result<(Self, Self)> {
         ImageFolderOptions::new().open_train_valid(root)
     }
 }
 
-/// How a folder of classes is read.
+/// Options of reading a folder of classes.
 ///
 /// ```
 /// use brigade_images::labels::Categories;
@@ -73,40 +73,40 @@ pub struct ImageFolderOptions {
 }
 
 impl ImageFolderOptions {
-    /// Finds files as [`FindFiles::new`] does; the classes are those of the folders.
+    /// Creates options that find files like [`FindFiles::new`], and whose classes are the sub-folders.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets which files are images.
+    /// Sets the rules by which files are recognized as images.
     #[must_use]
     pub fn files(mut self, find: FindFiles) -> Self {
         self.find = find;
         self
     }
 
-    /// Sets the classes and their order, for weights that were trained with another one. A folder
-    /// that is none of them is an error.
+    /// Sets the classes and their order, for weights that were trained with another order. A sub-folder that is not
+    /// among them is an error. Defaults to the sorted names of the sub-folders.
     #[must_use]
     pub fn classes(mut self, classes: Categories) -> Self {
         self.classes = Some(classes);
         self
     }
 
-    /// Sets whether folders without images are classes, torchvision's `allow_empty`. By default
-    /// they are an error.
+    /// Sets whether sub-folders without images are classes: torchvision's `allow_empty`. If not, they are an error.
+    /// Defaults to `false`.
     #[must_use]
     pub fn allow_empty(mut self, allow: bool) -> Self {
         self.allow_empty = allow;
         self
     }
 
-    /// Opens a folder with a folder for each class.
+    /// Opens a folder with a sub-folder for each class.
     ///
     /// # Errors
-    /// When a folder cannot be read; when there are no class folders, or one has no images; when
-    /// one is not among the [`classes`](Self::classes) that were set.
+    /// Fails if a folder cannot be read, there are no class folders, one has no images, or one is not among the
+    /// [`classes`](Self::classes) that were set.
     pub fn open(&self, root: impl AsRef<Path>) -> Result<ImageFolder> {
         let root = root.as_ref();
         let found = self.find.walk(root)?;
@@ -126,7 +126,7 @@ impl ImageFolderOptions {
         let (mut labels, mut paths) = (Vec::new(), Vec::new());
         for path in &found.files {
             let folder = first_folder(path).unwrap_or_default();
-            // Images beside the class folders have none.
+            // Images directly in the root have no class.
             let Ok(place) = found.folders.binary_search_by(|known| known.as_slice().cmp(folder))
             else {
                 continue;
@@ -161,13 +161,13 @@ impl ImageFolderOptions {
         Labelled::new(files, labels, categories)
     }
 
-    /// Opens the folder `train` below `root`, and the one to validate with: the first there is of
-    /// `valid`, `val`, `validation` and `test`. Both have the classes of `train`; torchvision would
-    /// number those of each folder for itself, and wrongly where one lacks a class.
+    /// Opens the folder `train` below `root`, and a folder for validation: the first that exists of `valid`, `val`,
+    /// `validation` and `test`. Both have the classes of `train`; torchvision would number the classes of each folder
+    /// separately, and wrongly if one lacks a class.
     ///
     /// # Errors
-    /// As [`open`](Self::open); when there is no folder to validate with, or it has a class that
-    /// `train` has not.
+    /// Returns the same errors as [`open`](Self::open), and fails if there is no folder for validation, or it has a
+    /// class that `train` does not have.
     pub fn open_train_valid(&self, root: impl AsRef<Path>) -> Result<(ImageFolder, ImageFolder)> {
         let root = root.as_ref();
         let train = self.open(root.join("train"))?;
@@ -186,8 +186,8 @@ impl ImageFolderOptions {
     }
 }
 
-/// Names of the folder to validate with: fastai's, that of its data sets, Hugging Face's, and the
-/// one that is there where data sets are divided in two.
+/// Names of the folder for validation: fastai's, that of its datasets, Hugging Face's, and the one of datasets that are
+/// split into two parts only.
 const VALID_FOLDERS: [&str; 4] = ["valid", "val", "validation", "test"];
 
 #[cfg(test)]

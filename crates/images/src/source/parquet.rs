@@ -14,18 +14,16 @@ use crate::image_source::{Fingerprint, ImageSource, no_image};
 use crate::labels::{Categories, Labelled};
 use crate::{ImageError, Result};
 
-/// The images of Parquet files as the data sets of the Hugging Face hub have them: a column of
-/// structs `{bytes, path}` with the encoded image, and one of class numbers, whose names are in the
-/// files' metadata.
+/// The images of Parquet files in the layout of the Hugging Face hub's datasets: a column of structs `{bytes, path}`
+/// with the encoded image, and one of class numbers, whose names are in the files' metadata.
 ///
-/// Rows of such a table cannot be read one by one: the hub's files have groups of 100 or more
-/// images, compressed page by page, so that a shuffled epoch would unpack each image a hundred
-/// times. The images are therefore copied once, as they are encoded, into one file of a folder that
-/// the caller names, and read from there. The copy takes as much disk as the images, 1 KB more for
-/// each, and one reading of the tables; while it is made, memory holds some pages of a table (a few
-/// megabytes). It is found again by the names, sizes and ends of the tables: the ranks of a host
-/// share it, of which one makes it while the others wait, and so do later runs. A copy that is no
-/// longer needed is deleted by hand: what is open reads it from then on, too.
+/// Rows of such a table cannot be read one by one: the hub's files have groups of 100 or more images, compressed page
+/// by page, so that a shuffled epoch would decompress each image a hundred times. The images are therefore copied once,
+/// still encoded, into one file of a folder that the caller sets (the spool folder), and read from it. The copy takes
+/// as much disk space as the images, plus 1 KB for each, and one reading of the tables; while it is made, some pages of
+/// a table are in memory (a few megabytes). It is identified by the names, sizes and ends of the tables. The ranks of a
+/// host share it: one of them makes it while the others wait. Later runs use it again. A copy that is no longer needed
+/// has to be deleted by hand; processes that have it open can still read it then.
 ///
 /// ```no_run
 /// use brigade_images::source::ParquetImages;
@@ -39,24 +37,24 @@ use crate::{ImageError, Result};
 pub struct ParquetImages {
     images: WebDataset,
     files: Vec<PathBuf>,
-    /// The first row of each file.
+    /// Index of the first row of each file.
     first_rows: Vec<usize>,
 }
 
 impl ParquetImages {
     /// Opens tables with the columns `image` and `label`, by the rules of [`ParquetOptions`].
     ///
-    /// `pattern` is the path of a file, of many with braces as
-    /// [`WebDataset::open`](super::WebDataset::open) has them, or of a folder, for all files in it
-    /// whose names end in `.parquet`. `spool` is the folder for the copy of the images.
+    /// `pattern` is the path of a file, of several files with braces as in
+    /// [`WebDataset::open`](super::WebDataset::open), or of a folder, for all files in it whose names end in
+    /// `.parquet`. `spool` is the folder for the copy of the images.
     ///
     /// # Errors
-    /// As [`ParquetOptions::open`].
+    /// Returns the same errors as [`ParquetOptions::open`].
     pub fn open(pattern: impl AsRef<str>, spool: impl AsRef<Path>) -> Result<Labelled<Self>> {
         ParquetOptions::new().open(pattern, spool)
     }
 
-    /// Returns the file of an image and its row there.
+    /// Returns the file of an image and its row in that file.
     #[must_use]
     pub fn row(&self, index: usize) -> Option<(&Path, usize)> {
         let file = self.first_rows.partition_point(|first| *first <= index).checked_sub(1)?;
@@ -92,7 +90,7 @@ impl ImageSource for ParquetImages {
     }
 }
 
-/// Which columns of Parquet files are read.
+/// Options to read Parquet files: the columns of images and labels.
 ///
 /// ```no_run
 /// use brigade_images::source::ParquetOptions;
@@ -114,31 +112,31 @@ impl Default for ParquetOptions {
 }
 
 impl ParquetOptions {
-    /// Reads the columns `image` and `label`.
+    /// Creates options that read the columns `image` and `label`.
     #[must_use]
     pub fn new() -> Self {
         Self { image: "image".to_owned(), label: "label".to_owned() }
     }
 
-    /// Sets the column of the images: structs with a field `bytes`, or the bytes themselves.
+    /// Sets the column of the images: structs with a field `bytes`, or the bytes themselves. Defaults to `image`.
     #[must_use]
     pub fn image(mut self, column: impl Into<String>) -> Self {
         self.image = column.into();
         self
     }
 
-    /// Sets the column of the labels: class numbers, or names.
+    /// Sets the column of the labels: class numbers, or names. Defaults to `label`.
     #[must_use]
     pub fn label(mut self, column: impl Into<String>) -> Self {
         self.label = column.into();
         self
     }
 
-    /// Opens tables with their labels, as [`ParquetImages::open`] says. The classes are those of the
-    /// files' metadata; where these name none, the labels there are: names sorted, or numbers.
+    /// Opens tables with their labels; see [`ParquetImages::open`]. The classes are those of the files' metadata; if
+    /// these contain no names, the distinct labels: names sorted, or numbers.
     ///
     /// # Errors
-    /// As [`images`](Self::images), and when a row has no label, or one that is no class.
+    /// Returns the same errors as [`images`](Self::images), and fails if a row has no label, or a label is not a class.
     pub fn open(
         &self,
         pattern: impl AsRef<str>,
@@ -149,11 +147,11 @@ impl ParquetOptions {
         Labelled::new(self.spool(&tables, spool.as_ref())?, labels, categories)
     }
 
-    /// Opens tables without labels, as [`ParquetImages::open`] says.
+    /// Opens tables without labels; see [`ParquetImages::open`].
     ///
     /// # Errors
-    /// When a file cannot be read or is damaged; when there is no such column, or a row has no
-    /// bytes; when the copy cannot be written.
+    /// Fails if a file cannot be read or is damaged, the column does not exist, a row has no bytes, or the copy cannot
+    /// be written.
     pub fn images(
         &self,
         pattern: impl AsRef<str>,

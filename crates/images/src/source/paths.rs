@@ -1,12 +1,12 @@
-//! Many paths as one, as in a shell.
+//! Patterns that stand for several paths, as in a shell.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::{ImageError, Result};
 
-/// Returns the files of a pattern: those of a folder with one of these endings, by the order of bytes, or
-/// what its braces stand for.
+/// Returns the files of a pattern: those of a folder with one of these endings, in the order of bytes, or the paths to
+/// which its braces expand.
 pub(super) fn of_pattern(pattern: &str, endings: &[&str]) -> Result<Vec<PathBuf>> {
     let folder = Path::new(pattern);
     if !folder.is_dir() {
@@ -25,11 +25,11 @@ pub(super) fn of_pattern(pattern: &str, endings: &[&str]) -> Result<Vec<PathBuf>
     Ok(paths)
 }
 
-/// Expands `{000..010}`, `{0..100..10}` and `{a,b}`, the first brace slowest. Numbers are as wide as
-/// the wider end of a range that begins with a zero. Other braces stand for themselves.
+/// Expands `{000..010}`, `{0..100..10}` and `{a,b}`, the first brace slowest. Numbers are as wide as the wider end of a
+/// range that begins with a zero. Other braces are kept as they are.
 fn expand(pattern: &str) -> Result<Vec<String>> {
     let mut expanded = Vec::new();
-    // What is expanded, and what comes after it; the last is next.
+    // Pairs of the expanded text and the rest of the pattern; the last is next.
     let mut pending = vec![(String::new(), pattern.to_owned())];
     while let Some((mut done, rest)) = pending.pop() {
         let Some((before, inside, after)) = first_braces(&rest) else {
@@ -66,7 +66,7 @@ fn expand(pattern: &str) -> Result<Vec<String>> {
     Ok(expanded)
 }
 
-/// Splits at the first brace that is closed: what is before, inside and after it.
+/// Splits at the first brace that is closed: the text before, inside and after it.
 fn first_braces(text: &str) -> Option<(&str, &str, &str)> {
     let mut open = Vec::new();
     let mut first: Option<(usize, usize)> = None;
@@ -105,7 +105,7 @@ impl Choices<'_> {
     }
 }
 
-/// What the inside of braces stands for.
+/// Parses the inside of braces into a range or a list.
 fn choices(inside: &str) -> Option<Choices<'_>> {
     let mut parts = inside.split("..");
     if let (Some(first), Some(last), step, None) =

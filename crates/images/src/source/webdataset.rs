@@ -1,4 +1,4 @@
-//! Tar archives of images.
+//! Images in tar archives.
 
 mod index;
 mod shards;
@@ -16,19 +16,19 @@ use crate::image_source::{Fingerprint, Hasher, IMAGE_EXTENSIONS, ImageSource, Na
 use crate::labels::{Categories, Labelled};
 use crate::{ImageError, Result};
 
-/// Images in tar archives, as the Python package `webdataset` lays them out: members whose names are
-/// equal up to the first dot of the file name are one sample, such as `n01440764/12.jpg` and
-/// `n01440764/12.cls`. What comes after the dot says what a member is; large letters count as small.
+/// Images in tar archives, in the layout of the Python package `webdataset`: members whose names are equal up to the
+/// first dot of the file name are one sample, such as `n01440764/12.jpg` and `n01440764/12.cls`. The extension after
+/// that dot is the kind of the member; its case does not matter.
 ///
-/// An archive that is compressed by gzip (`.tar.gz`, `.tgz`) is unpacked when it is opened, its images and labels
-/// alone, into a file without a name in the system's temporary folder (`TMPDIR`): each process has one for
-/// itself, as large as the images, until it ends. Where that is much, `gunzip` the archives once. An archive
-/// whose images and labels take more than 256 MiB and a hundred times its own size is an error.
+/// An archive that is compressed by gzip (`.tar.gz`, `.tgz`) is unpacked when it is opened, its images and labels only,
+/// into a file without a name in the system's temporary folder (`TMPDIR`). Each process has such a file, as large as
+/// the images, until it ends. If that is too much, `gunzip` the archives once. An archive whose images and labels take
+/// more than 256 MiB plus a hundred times its own size is an error.
 ///
-/// The archives are files of this host. Opening them reads the headers of their members, one of 512
-/// bytes for each, and nothing of the members; images are then read at their places, in any order,
-/// without unpacking anything. In memory an image takes about 60 bytes and its name. Members of one
-/// sample may lie apart, which `webdataset` does not allow. Samples without an image are left out.
+/// The archives are files of this host. Opening them reads only the headers of their members, 512 bytes each; images
+/// are then read at their positions, in any order, without unpacking. In memory an image takes about 60 bytes and its
+/// name. The members of one sample may be apart, which `webdataset` does not allow. Samples without an image are left
+/// out.
 ///
 /// ```
 /// use brigade_images::source::{ImageSource, WebDataset};
@@ -56,12 +56,12 @@ pub struct WebDataset {
     shards: Shards,
     names: Names,
     images: Vec<Place>,
-    /// Until they are read.
+    /// Positions of the labels, until they are read.
     labels: Vec<Option<Span>>,
     label: LabelMember,
 }
 
-/// Where an image lies.
+/// Position of an image.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     shard: u32,
@@ -71,21 +71,21 @@ struct Place {
 impl WebDataset {
     /// Opens archives by the rules of [`WebDatasetOptions::new`].
     ///
-    /// `pattern` is the path of an archive, or of many with braces: `{000..146}` counts, and
-    /// `{train,extra}` lists, as in a shell. The path of a folder stands for all files in it whose
-    /// names end in `.tar`, `.tar.gz` or `.tgz`, by the order of bytes.
+    /// `pattern` is the path of an archive, or of several with braces: `{000..146}` is a range, and `{train,extra}` a
+    /// list, as in a shell. The path of a folder stands for all files in it whose names end in `.tar`, `.tar.gz` or
+    /// `.tgz`, in the order of bytes.
     ///
     /// # Errors
-    /// As [`WebDatasetOptions::open`].
+    /// Returns the same errors as [`WebDatasetOptions::open`].
     pub fn open(pattern: impl AsRef<str>) -> Result<Self> {
         WebDatasetOptions::new().open(pattern)
     }
 
-    /// Reads the labels. The classes are the labels there are, sorted; where labels are numbers, the
-    /// classes are named by them, from 0 to the largest.
+    /// Reads the labels. The classes are the distinct labels, sorted; if labels are numbers, the names of the classes
+    /// are the numbers from 0 to the largest label.
     ///
     /// # Errors
-    /// When a sample has no label, or one that is not of the kind that was asked for.
+    /// Fails if a sample has no label, or one that cannot be read as the requested kind.
     pub fn labelled(mut self) -> Result<Labelled<Self>> {
         let labels = self.read_labels()?;
         let (categories, labels) = match labels {
@@ -98,7 +98,7 @@ impl WebDataset {
             Labels::Numbers(numbers) => {
                 let largest = numbers.iter().max().copied().unwrap_or_default();
                 let count = usize::try_from(largest).unwrap_or_default().saturating_add(1);
-                // A few bytes may ask for any number; more classes than images is rare, and few then.
+                // A few bytes may contain any number; there are rarely more classes than images, and then few.
                 let limit = MOST_UNSEEN.max(numbers.len());
                 if count > limit {
                     return Err(ImageError::InvalidArgument(format!(
@@ -116,7 +116,7 @@ impl WebDataset {
     /// Reads the labels, which are names or numbers of the given classes.
     ///
     /// # Errors
-    /// As [`labelled`](Self::labelled), and when a label is not a class.
+    /// Returns the same errors as [`labelled`](Self::labelled), and fails if a label is not a class.
     pub fn labelled_as(mut self, categories: Categories) -> Result<Labelled<Self>> {
         let labels = match self.read_labels()? {
             Labels::Names(names) => {
@@ -127,14 +127,13 @@ impl WebDataset {
         Labelled::new(self, labels, categories)
     }
 
-    /// Opens the archives now, so that they can be read after they are deleted; at most
-    /// [`shards::MAX_OPEN`] of them.
+    /// Opens the archives now, at most [`shards::MAX_OPEN`] of them, so that they can be read after they are deleted.
     #[cfg(feature = "parquet")]
     pub(super) fn hold_open(&self) -> Result<()> {
         self.shards.hold_open()
     }
 
-    /// Reads the label of each image, and forgets where they are.
+    /// Reads the label of each image, and drops the positions of the labels.
     fn read_labels(&mut self) -> Result<Labels> {
         let (mut names, mut numbers) = (Vec::new(), Vec::new());
         let mut buffer = Vec::new();
@@ -174,7 +173,7 @@ impl ImageSource for WebDataset {
         self.shards.read(place.shard, place.span, &self.name(index), buffer)
     }
 
-    /// The version of the archive, as it was when it was opened.
+    /// Returns the version of the archive at the time when it was opened.
     fn version(&self, index: usize) -> u64 {
         self.images.get(index).map_or(0, |place| self.shards.version(place.shard))
     }
@@ -185,15 +184,15 @@ impl ImageSource for WebDataset {
         format!("{}/{member}", shard.unwrap_or_else(|| Path::new("")).display()).into()
     }
 
-    /// Hashes the names of the archives without their folders, their sizes, and the name, the place
-    /// and the size of each image.
+    /// Hashes the names of the archives without their folders, their sizes, and the name, position and size of each
+    /// image.
     fn fingerprint(&self) -> Result<Fingerprint> {
         let mut hasher = Hasher::new("webdataset");
         self.shards.hash(&mut hasher);
         for (name, Place { shard, span }) in self.names.iter().zip(&self.images) {
             hasher.bytes(name);
             hasher.number(u64::from(*shard));
-            // Where an image of a compressed archive lies depends on when it was unpacked.
+            // The position of an image of a compressed archive depends on when it was unpacked.
             hasher.number(if self.shards.is_unpacked(*shard) { 0 } else { span.offset });
             hasher.number(span.bytes);
         }
@@ -201,7 +200,7 @@ impl ImageSource for WebDataset {
     }
 }
 
-/// What is read from tar archives.
+/// Options to read tar archives: the members that are images and labels.
 ///
 /// ```
 /// use brigade_images::source::WebDatasetOptions;
@@ -223,7 +222,7 @@ impl ImageSource for WebDataset {
 #[derive(Clone, Debug)]
 pub struct WebDatasetOptions {
     images: Vec<String>,
-    /// Whether the images were named by the caller.
+    /// `true` if the caller has set the extensions of images.
     named: bool,
     label: LabelMember,
 }
@@ -235,8 +234,9 @@ impl Default for WebDatasetOptions {
 }
 
 impl WebDatasetOptions {
-    /// Takes members with [`IMAGE_EXTENSIONS`] for images, or, in a sample without these, the one that ends in
-    /// one of them behind a dot, as `0001.input.jpg` does; and numbers in members `.cls` for labels.
+    /// Creates options that read members with [`IMAGE_EXTENSIONS`] as images and the numbers in members `.cls` as
+    /// labels. In a sample without such a member, the image is the one whose name ends in a dot and one of these
+    /// extensions, such as `0001.input.jpg`.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -246,8 +246,8 @@ impl WebDatasetOptions {
         }
     }
 
-    /// Sets which members are images, by what comes after the first dot of their names. Of several
-    /// in one sample, the first of this list counts.
+    /// Sets which members are images, by the part of their names after the first dot. If a sample has several, the
+    /// first of this list is used. Defaults to [`IMAGE_EXTENSIONS`].
     #[must_use]
     pub fn images<E: AsRef<str>>(mut self, extensions: impl IntoIterator<Item = E>) -> Self {
         self.images = extensions.into_iter().map(|text| extension(text.as_ref())).collect();
@@ -255,21 +255,22 @@ impl WebDatasetOptions {
         self
     }
 
-    /// Takes labels from members that hold a number: `cls`, as `webdataset` decodes it.
+    /// Reads labels from members that contain a number, such as `cls`, which `webdataset` decodes in the same way.
+    /// `cls` is the default.
     #[must_use]
     pub fn number_label(mut self, member: &str) -> Self {
         self.label = LabelMember { extension: extension(member), kind: Kind::Number };
         self
     }
 
-    /// Takes labels from members that hold a name, such as `txt`.
+    /// Reads labels from members that contain a name, such as `txt`.
     #[must_use]
     pub fn text_label(mut self, member: &str) -> Self {
         self.label = LabelMember { extension: extension(member), kind: Kind::Text };
         self
     }
 
-    /// Takes labels from a field of members that hold a JSON object: a name or a number.
+    /// Reads labels from a field of members that contain a JSON object: a name or a number.
     #[must_use]
     pub fn json_label(mut self, member: &str, field: &str) -> Self {
         self.label =
@@ -277,13 +278,12 @@ impl WebDatasetOptions {
         self
     }
 
-    /// Opens the archives of a pattern, as [`WebDataset::open`] says.
+    /// Opens the archives of a pattern; see [`WebDataset::open`].
     ///
     /// # Errors
-    /// When an archive cannot be read, is damaged, compressed by something else than gzip, becomes too large
-    /// unpacked, or ends before
-    /// one of its members does; when there are no images, or a sample has several and none was chosen by
-    /// [`images`](Self::images).
+    /// Fails if an archive cannot be read, is damaged, is compressed by another method than gzip, becomes too large
+    /// when it is unpacked, or ends before one of its members does; if there are no images; or if a sample has several
+    /// images and none was chosen by [`images`](Self::images).
     pub fn open(&self, pattern: impl AsRef<str>) -> Result<WebDataset> {
         self.open_shards(paths::of_pattern(pattern.as_ref(), &[".tar", ".tar.gz", ".tgz"])?)
     }
@@ -291,7 +291,7 @@ impl WebDatasetOptions {
     /// Opens archives by their paths.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Returns the same errors as [`open`](Self::open).
     pub fn open_shards<P: Into<PathBuf>>(
         &self,
         paths: impl IntoIterator<Item = P>,
@@ -328,10 +328,10 @@ impl WebDatasetOptions {
     }
 }
 
-/// Classes that may be there without an image.
+/// Maximum number of classes if it is more than the number of images.
 const MOST_UNSEEN: usize = 100_000;
 
-/// Where the label of a sample is, and what.
+/// The member of a sample that contains its label, and the kind of the label.
 #[derive(Clone, Debug)]
 struct LabelMember {
     extension: String,
@@ -342,7 +342,7 @@ struct LabelMember {
 enum Kind {
     Number,
     Text,
-    /// The field of an object.
+    /// Name of the field of an object.
     Json(String),
 }
 
@@ -357,7 +357,7 @@ enum Labels {
 }
 
 impl LabelMember {
-    /// Reads a member; the error says why it is no label.
+    /// Parses a member. The error is the reason why it cannot be used as a label.
     fn parse(&self, bytes: &[u8]) -> Result<Label, String> {
         let text = || {
             let text = std::str::from_utf8(bytes).map(str::trim);
@@ -370,7 +370,7 @@ impl LabelMember {
                 let number = text.parse().ok().filter(|number| *number >= 0).map(Label::Number);
                 number.ok_or_else(|| {
                     let some: String = text.chars().take(20).collect();
-                    format!("its member .{} holds {some:?}, which is no class", self.extension)
+                    format!("its member .{} holds {some:?}, which is not a class", self.extension)
                 })
             }
             Kind::Json(field) => {
@@ -392,7 +392,7 @@ fn extension(text: &str) -> String {
     text.trim_start_matches('.').to_ascii_lowercase()
 }
 
-/// The most bytes of a member with a label.
+/// Maximum size of a member with a label, in bytes.
 const MAX_LABEL_BYTES: u64 = 1 << 20;
 
 #[cfg(test)]

@@ -1,35 +1,35 @@
-//! Affine maps, with the arithmetic of Pillow.
+//! Affine transforms, with the arithmetic of Pillow.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ImageView;
 
-/// How an affine map finds a value between pixels: Pillow's filters of `Image.transform`.
+/// Interpolation of an affine transform between pixels: Pillow's filters of `Image.transform`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Interpolation {
-    /// The nearest pixel.
+    /// Nearest pixel, without interpolation.
     #[default]
     Nearest,
-    /// Between 2 x 2 pixels.
+    /// Bilinear interpolation of 2 x 2 pixels.
     Bilinear,
-    /// Between 4 x 4 pixels.
+    /// Bicubic interpolation of 4 x 4 pixels.
     Bicubic,
 }
 
-/// Returns the map of torchvision's `affine` with a shear alone about the corner: `x` is how many
-/// columns a row is shifted against the one above, `y` the same for columns.
+/// Returns the matrix of torchvision's `affine` with only a shear about the corner: `x` is the number of columns by
+/// which a row is shifted against the one above, `y` the same for columns.
 pub(super) fn shear(x: f64, y: f64) -> [f64; 6] {
-    // torchvision goes by degrees, and so do the last bits.
+    // torchvision computes in degrees, which determines the last bits.
     let angle = |slope: f64| slope.atan().to_degrees().to_radians();
     inverse(angle(x), angle(y), (0.0, 0.0), (0.0, 0.0))
 }
 
-/// Returns the map of torchvision's `affine` with a translation alone.
+/// Returns the matrix of torchvision's `affine` with only a translation.
 pub(super) fn translate(x: f64, y: f64, centre: (f64, f64)) -> [f64; 6] {
     inverse(0.0, 0.0, (x, y), centre)
 }
 
-/// Returns the map of Pillow's `rotate`, by degrees counterclockwise.
+/// Returns the matrix of Pillow's `rotate`, by degrees counterclockwise.
 pub(super) fn rotate(degrees: f64, (x, y): (f64, f64)) -> [f64; 6] {
     // Python's `%` and `round(value, 15)`, which rounds the decimal number: a product of 1e15 is already rounded.
     let angle = -degrees.rem_euclid(360.0).to_radians();
@@ -39,7 +39,7 @@ pub(super) fn rotate(degrees: f64, (x, y): (f64, f64)) -> [f64; 6] {
     [cos, sin, cos * -x + sin * -y + x, sine, cos, sine * -x + cos * -y + y]
 }
 
-/// torchvision's `_get_inverse_affine_matrix` for no rotation and no scale.
+/// Computes torchvision's `_get_inverse_affine_matrix` without rotation and scale.
 fn inverse(x: f64, y: f64, shift: (f64, f64), centre: (f64, f64)) -> [f64; 6] {
     let a = (-y).cos() / y.cos();
     let b = -(-y).cos() * x.tan() / y.cos();
@@ -52,7 +52,7 @@ fn inverse(x: f64, y: f64, shift: (f64, f64), centre: (f64, f64)) -> [f64; 6] {
     matrix
 }
 
-/// Writes the image under the map to `out`, which has as many pixels.
+/// Writes the transformed image to `out`, which has the same number of pixels.
 pub(super) fn transform(
     image: ImageView<'_>,
     matrix: &[f64; 6],
@@ -78,9 +78,9 @@ pub(super) fn transform(
     }
 }
 
-/// Writes the image under the map, each value from `N` by `N` pixels around its place: those at
-/// `offsets` from the pixel whose centre lies before it, along rows and then across them. Pixels
-/// beyond the edge are those at the edge; places beyond it are `fill`.
+/// Writes the transformed image, each value interpolated from `N` by `N` pixels: those at `offsets` from the pixel
+/// whose centre is before the position, along rows and then across them. Pixels beyond the edge are those at the edge;
+/// positions outside of the image are `fill`.
 fn interpolated<const N: usize>(
     image: ImageView<'_>,
     [a, b, c, d, e, f]: &[f64; 6],
@@ -114,15 +114,15 @@ fn interpolated<const N: usize>(
                 };
                 let along = lines
                     .map(|line| between(columns.map(|column| value(line, column)), from_x - left));
-                // A cast cuts off the fraction and brings the rest into 0 to 255.
+                // A cast truncates the fraction and clamps to 0..=255.
                 between(along, from_y - top) as u8
             });
         }
     }
 }
 
-/// Writes the image under the map, the nearest pixel of each place, as Pillow: in 16.16 fixed point
-/// where all of the map fits.
+/// Writes the transformed image with the nearest pixel of each position, with Pillow's arithmetic: in 16.16 fixed point
+/// if all positions fit.
 fn nearest(image: ImageView<'_>, matrix: &[f64; 6], fill: [u8; 3], out: &mut [u8]) {
     let [a, b, c, d, e, f] = *matrix;
     let size = image.size();

@@ -1,4 +1,4 @@
-//! AugMix: a mixture of an image and of what chains of operations make of it.
+//! AugMix: a weighted mixture of an image and of the results of chains of operations.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,13 +6,13 @@ use super::augment::{Kind, Space, affine_options};
 use super::{Interpolation, Operation, Phase, SampleRng, Transform};
 use crate::{ImageError, Result, Size};
 
-/// Mixes each image with what chains of operations make of it, in training (Hendrycks et al., 2020):
+/// Mixes each image with the results of random chains of operations, in training (Hendrycks et al., 2020):
 /// torchvision's `AugMix`, with the operations of PIL images.
 ///
-/// torchvision computes these on tensors, also for PIL images, so that affine maps differ from
-/// Pillow's at the edges; here they are those of [`RandAugment`](super::RandAugment).
+/// torchvision computes these on tensors, also for PIL images, so that its affine transforms differ from Pillow's at
+/// the edges; here they are those of [`RandAugment`](super::RandAugment).
 ///
-/// A mask stays as it is, as torchvision's does.
+/// A mask is not changed, as in torchvision.
 ///
 /// ```
 /// use brigade_images::Size;
@@ -37,49 +37,48 @@ pub struct AugMix {
 }
 
 impl AugMix {
-    /// Sets how many of the ten strengths of each operation are drawn from, the weakest first: 1 to
-    /// 10; 3 unless set.
+    /// Sets how many of the ten strengths of each operation are chosen from, the weakest first: 1 to 10. Defaults to 3.
     #[must_use]
     pub const fn severity(mut self, severity: usize) -> Self {
         self.severity = severity;
         self
     }
 
-    /// Sets the number of chains; 3 unless set.
+    /// Sets the number of chains. Defaults to 3.
     #[must_use]
     pub const fn mixture_width(mut self, chains: usize) -> Self {
         self.mixture_width = chains;
         self
     }
 
-    /// Sets how many operations a chain has; 1 to 3, drawn for each chain, unless set.
+    /// Sets the number of operations in a chain. Defaults to a random number from 1 to 3 for each chain.
     #[must_use]
     pub const fn chain_depth(mut self, operations: usize) -> Self {
         self.chain_depth = Some(operations);
         self
     }
 
-    /// Sets the parameter of the Dirichlet distributions that weights are drawn from; 1 unless set.
+    /// Sets the concentration parameter of the Dirichlet distributions from which the weights are drawn. Defaults to 1.
     #[must_use]
     pub const fn alpha(mut self, alpha: f64) -> Self {
         self.alpha = alpha;
         self
     }
 
-    /// Sets whether brightness, colour, contrast and sharpness are among the operations: torchvision's
-    /// `all_ops`. Defaults to `true`.
+    /// Sets whether brightness, colour, contrast and sharpness are among the operations: torchvision's `all_ops`.
+    /// Defaults to `true`.
     #[must_use]
     pub const fn all_operations(mut self, all: bool) -> Self {
         self.all_operations = all;
         self
     }
 
-    /// Returns the operations that are drawn from.
+    /// Returns the operations to choose from.
     pub(super) fn kinds(&self) -> &'static [Kind] {
         if self.all_operations { &KINDS } else { &KINDS[..WITHOUT_COLOURS] }
     }
 
-    /// Returns an operation for an image of `size`.
+    /// Returns an operation for an image of `size`, or `None` if it does nothing.
     pub(super) fn operation(
         &self,
         kind: Kind,
@@ -108,7 +107,7 @@ impl AugMix {
 
 affine_options!(AugMix, "[`Interpolation::Bilinear`]");
 
-/// With torchvision's defaults.
+/// Creates an AugMix with torchvision's defaults.
 impl Default for AugMix {
     fn default() -> Self {
         Self {
@@ -123,7 +122,7 @@ impl Default for AugMix {
     }
 }
 
-/// How many strengths there are.
+/// Number of strengths of each operation.
 const BINS: usize = 10;
 
 /// The operations in torchvision's order, those of colour last.

@@ -1,9 +1,9 @@
-//! What torchvision's automatic augmentations have in common: kinds of operations, and how strong they are.
+//! Common part of torchvision's automatic augmentations: kinds of operations and their strengths.
 
 use super::{Interpolation, Operation, SampleRng, affine};
 use crate::{ImageError, Result, Size};
 
-/// An operation that torchvision's automatic augmentations choose.
+/// An operation that torchvision's automatic augmentations choose from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Identity,
@@ -24,7 +24,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Those of `RandAugment` and `TrivialAugmentWide`, in torchvision's order.
+    /// The operations of `RandAugment` and `TrivialAugmentWide`, in torchvision's order.
     pub(super) const WIDE: [Self; 14] = [
         Self::Identity,
         Self::ShearX,
@@ -42,13 +42,13 @@ impl Kind {
         Self::Equalize,
     ];
 
-    /// Draws one of a list, which must not be empty.
+    /// Draws one kind of a list, which must not be empty.
     pub(super) fn draw(kinds: &[Self], random: &mut SampleRng) -> Self {
         let index = random.below(kinds.len() as u64) as usize;
         kinds.get(index).copied().unwrap_or(Self::Identity)
     }
 
-    /// Whether an operation of this kind goes either way.
+    /// Returns `true` if the strength of this kind of operation can be negative.
     pub(super) fn is_signed(self) -> bool {
         use Kind::{AutoContrast, Equalize, Identity, Invert, Posterize, Solarize};
 
@@ -56,24 +56,24 @@ impl Kind {
     }
 }
 
-/// How strong each operation is at its strongest, and what its pixels are taken from.
+/// Maximum strength of each operation, the interpolation, and the colour of pixels from outside of the image.
 pub(super) struct Space {
     shear: f32,
-    /// Pixels across and down.
+    /// Columns and rows of the largest translation.
     translate: (f32, f32),
     rotate: f32,
     colour: f32,
-    /// Bits that posterizing leaves at its weakest.
+    /// Number of bits that posterizing keeps at its weakest.
     kept_bits: u8,
-    /// Bits that posterizing takes of these at its strongest.
+    /// Number of these bits that posterizing removes at its strongest.
     taken_bits: f32,
     interpolation: Interpolation,
-    /// What comes from outside of the image.
+    /// Colour of pixels from outside of the image.
     fill: [u8; 3],
 }
 
 impl Space {
-    /// The strengths of torchvision's `RandAugment` and `AutoAugment`.
+    /// Returns the strengths of torchvision's `RandAugment` and `AutoAugment`.
     pub(super) fn rand_augment(size: Size, interpolation: Interpolation, fill: [u8; 3]) -> Self {
         let across = |side: u32| (150.0 / 331.0 * f64::from(side)) as f32;
         Self {
@@ -88,7 +88,7 @@ impl Space {
         }
     }
 
-    /// The strengths of torchvision's `TrivialAugmentWide`.
+    /// Returns the strengths of torchvision's `TrivialAugmentWide`.
     pub(super) fn trivial_augment(interpolation: Interpolation, fill: [u8; 3]) -> Self {
         Self {
             shear: 0.99,
@@ -102,7 +102,7 @@ impl Space {
         }
     }
 
-    /// The strengths of torchvision's `AugMix`.
+    /// Returns the strengths of torchvision's `AugMix`.
     pub(super) fn aug_mix(size: Size, interpolation: Interpolation, fill: [u8; 3]) -> Self {
         let across = |side: u32| (f64::from(side) / 3.0) as f32;
         Self {
@@ -112,7 +112,7 @@ impl Space {
         }
     }
 
-    /// Returns the operation of a kind at a strength; `None` for the one that does nothing.
+    /// Returns the operation of a kind with a strength; `None` for the identity.
     pub(super) fn operation(
         &self,
         kind: Kind,
@@ -160,8 +160,8 @@ impl Space {
     }
 }
 
-/// Returns `torch.linspace(start, end, count)[index]` in single precision, which torch counts from
-/// the nearer end with one rounding.
+/// Returns `torch.linspace(start, end, count)[index]` in single precision, which torch computes from the nearer end
+/// with one rounding.
 fn linspace(start: f32, end: f32, count: usize, index: usize) -> f32 {
     if count < 2 {
         return start;
@@ -183,7 +183,7 @@ pub(super) fn check_bins(bins: usize, magnitude: usize) -> Result<()> {
     )))
 }
 
-/// Adds the options of the affine maps among the operations, for a transform with the fields `interpolation` and
+/// Adds the options of the affine transforms among the operations, for a transform with the fields `interpolation` and
 /// `fill`.
 macro_rules! affine_options {
     ($transform:ident, $default:literal) => {
@@ -195,7 +195,7 @@ macro_rules! affine_options {
                 self
             }
 
-            /// Sets the colour of what comes from outside of the image. Defaults to black.
+            /// Sets the colour of pixels from outside of the image. Defaults to black.
             #[must_use]
             pub const fn fill(mut self, colour: [u8; 3]) -> Self {
                 self.fill = colour;

@@ -1,4 +1,4 @@
-//! AutoAugment: pairs of operations that were found by a search for a data set.
+//! AutoAugment: pairs of operations that were found by a search on a dataset.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,17 +12,16 @@ use super::augment::{
 use super::{Interpolation, Operation, Phase, SampleRng, Transform};
 use crate::{Result, Size};
 
-/// The data set on which the policy of an [`AutoAugment`] was found: torchvision's
-/// `AutoAugmentPolicy`.
+/// The dataset on which the policy of an [`AutoAugment`] was found: torchvision's `AutoAugmentPolicy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AutoAugmentPolicy {
-    /// ImageNet.
+    /// Policy that was found on ImageNet.
     #[default]
     ImageNet,
-    /// CIFAR-10.
+    /// Policy that was found on CIFAR-10.
     Cifar10,
-    /// Street View House Numbers.
+    /// Policy that was found on Street View House Numbers (SVHN).
     Svhn,
 }
 
@@ -31,8 +30,8 @@ impl AutoAugmentPolicy {
     pub(super) const ALL: [Self; 3] = [Self::ImageNet, Self::Cifar10, Self::Svhn];
 }
 
-/// Applies one of 25 pairs of operations to each image, each operation with its probability, in
-/// training (Cubuk et al., 2019): torchvision's `AutoAugment` on PIL images.
+/// Applies one of 25 pairs of operations to each image, each operation with its probability, in training (Cubuk et al.,
+/// 2019): torchvision's `AutoAugment` on PIL images.
 ///
 /// ```
 /// use brigade_images::Size;
@@ -51,14 +50,14 @@ pub struct AutoAugment {
 }
 
 impl AutoAugment {
-    /// Makes one of a policy, with nearest interpolation and black outside, as torchvision's. The
-    /// default is ImageNet's policy.
+    /// Creates an AutoAugment of a policy, with nearest interpolation and black outside of the image, like
+    /// torchvision's. The policy of `AutoAugment::default()` is ImageNet's.
     #[must_use]
     pub const fn new(policy: AutoAugmentPolicy) -> Self {
         Self { policy, interpolation: Interpolation::Nearest, fill: [0; 3] }
     }
 
-    /// Returns an operation of the policy for an image of `size`.
+    /// Returns an operation of the policy for an image of `size`, or `None` if it does nothing.
     pub(super) fn operation(
         &self,
         kind: Kind,
@@ -110,10 +109,10 @@ impl AutoAugmentPolicy {
     }
 }
 
-/// How many strengths there are.
+/// Number of strengths of each operation.
 const BINS: usize = 10;
 
-/// Two operations, each with its probability and its strength, which some do not have.
+/// Two operations, each with its probability and its strength, which some operations ignore.
 pub(super) type Pair = [(Kind, f64, usize); 2];
 
 const IMAGENET: [Pair; 25] = [

@@ -1,4 +1,4 @@
-//! The middle of an image.
+//! Centre crops.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,8 +6,7 @@ use super::crop::crop;
 use super::{Operation, PadMode, Phase, SampleRng, Transform};
 use crate::{Region, Result, Size};
 
-/// Keeps the middle of an image; one that is smaller gets a black border first: torchvision's
-/// `CenterCrop`.
+/// Crops the centre of an image; an image that is smaller gets a black border first: torchvision's `CenterCrop`.
 ///
 /// ```
 /// use brigade_images::transforms::{CenterCrop, Compose, Operation, Phase};
@@ -24,7 +23,7 @@ pub struct CenterCrop {
 }
 
 impl CenterCrop {
-    /// Sets the size to keep.
+    /// Sets the size of the crop.
     #[must_use]
     pub fn new(size: impl Into<Size>) -> Self {
         Self { size: size.into() }
@@ -61,7 +60,7 @@ pub(super) fn centre_crop(size: Size, to: Size, operations: &mut Vec<Operation>)
             mode: PadMode::ZEROS,
         });
     }
-    // Python's `round`: halves go to the even number.
+    // Python's `round`: halves are rounded to the even number.
     let start =
         |side: u32, to: u32| (f64::from(side.saturating_sub(to)) / 2.0).round_ties_even() as u32;
     crop(

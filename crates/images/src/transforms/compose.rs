@@ -6,20 +6,19 @@ use std::sync::Arc;
 use super::{Operation, Plan, SampleRng};
 use crate::{Result, Size};
 
-/// What an image is read for.
+/// Phase in which an image is read: training or validation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Training: transforms draw.
+    /// Training: transforms choose at random.
     #[default]
     Train,
-    /// Validation and inference: transforms do the same each time, as fastai's on the validation
-    /// set.
+    /// Validation and inference: transforms do the same each time, like fastai's on the validation set.
     Valid,
 }
 
-/// Decides what is done to an image of a known size.
+/// A transform: chooses operations for an image of a known size.
 ///
-/// An implementation for one's own use is a few lines:
+/// A custom implementation takes a few lines:
 ///
 /// ```
 /// use brigade_images::transforms::{Compose, Operation, Phase, SampleRng, Transform};
@@ -49,11 +48,10 @@ pub enum Phase {
 /// # Ok::<(), brigade_images::ImageError>(())
 /// ```
 pub trait Transform: fmt::Debug + Send + Sync {
-    /// Appends the operations for an image of `size`. All that is random in them must come from
-    /// `random`.
+    /// Appends the operations for an image of `size`. All random choices must come from `random`.
     ///
     /// # Errors
-    /// When an image of that size cannot be transformed.
+    /// Fails if an image of that size cannot be transformed.
     fn draw(
         &self,
         size: Size,
@@ -62,16 +60,16 @@ pub trait Transform: fmt::Debug + Send + Sync {
         operations: &mut Vec<Operation>,
     ) -> Result<()>;
 
-    /// Whether the operations depend on more than the size. A cache keeps what the transforms
-    /// before the first random one make; it knows a transform by its `Debug` output, which must
-    /// name all parameters.
+    /// Returns `true` if the operations depend on more than the size. A cache contains the results of the transforms
+    /// before the first random one, and identifies a transform by its `Debug` output, which must contain all
+    /// parameters. Defaults to `true`.
     fn is_random(&self, phase: Phase) -> bool {
         let _ = phase;
         true
     }
 }
 
-/// Transforms one after another: torchvision's `Compose`.
+/// A list of transforms, applied one after another: torchvision's `Compose`.
 ///
 /// ```
 /// use brigade_images::Size;
@@ -94,7 +92,7 @@ pub struct Compose {
 }
 
 impl Compose {
-    /// Makes a list of no transforms, which leaves images as they are.
+    /// Creates an empty list of transforms, which leaves images as they are.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -107,21 +105,21 @@ impl Compose {
         self
     }
 
-    /// Draws for an image of `size` with a sample's seed.
+    /// Chooses the operations for an image of `size` with a sample's seed.
     ///
     /// # Errors
-    /// When a transform or an operation cannot be applied to the size that it meets.
+    /// Fails if a transform or an operation cannot be applied to an image of the size that it gets.
     pub fn plan(&self, size: Size, phase: Phase, seed: u64) -> Result<Plan> {
         self.plan_part(0..self.transforms.len(), size, phase, seed)
     }
 
-    /// Returns how many transforms stand before the first random one.
+    /// Returns the number of transforms before the first random one.
     pub(crate) fn fixed(&self, phase: Phase) -> usize {
         let random = self.transforms.iter().position(|transform| transform.is_random(phase));
         random.unwrap_or(self.transforms.len())
     }
 
-    /// Draws with some of the transforms, each with the stream of its place in the whole list.
+    /// Chooses the operations of some of the transforms, each with the random stream of its position in the whole list.
     pub(crate) fn plan_part(
         &self,
         places: std::ops::Range<usize>,
@@ -143,13 +141,13 @@ impl Compose {
         Ok(plan)
     }
 
-    /// Puts a transform before all others.
+    /// Inserts a transform before all others.
     pub(crate) fn before(mut self, transform: impl Transform + 'static) -> Self {
         self.transforms.insert(0, Arc::new(transform));
         self
     }
 
-    /// Returns the `Debug` output of the first transforms.
+    /// Returns the `Debug` output of the first `count` transforms.
     pub(crate) fn describe(&self, count: usize) -> String {
         format!("{:?}", self.transforms.get(..count).unwrap_or(&self.transforms))
     }

@@ -1,12 +1,12 @@
-//! A region of an image.
+//! Crops at a given position.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Operation, PadMode, Phase, SampleRng, Transform};
 use crate::{Region, Result, Size};
 
-/// Keeps the region of an image that begins at a column and a row, which may be negative; what lies outside of
-/// the image is black: torchvision's `functional.crop`, fastai's `crop_pad`.
+/// Crops an image at a column and a row, which may be negative; pixels outside of the image are black: torchvision's
+/// `functional.crop`, fastai's `crop_pad`.
 ///
 /// ```
 /// use brigade_images::transforms::{Compose, Crop, Phase};
@@ -25,7 +25,7 @@ pub struct Crop {
 }
 
 impl Crop {
-    /// Sets the first column, the first row, and the size to keep.
+    /// Sets the first column, the first row, and the size of the crop.
     #[must_use]
     pub fn new(left: i32, top: i32, size: impl Into<Size>) -> Self {
         Self { left, top, size: size.into() }
@@ -49,7 +49,7 @@ impl Transform for Crop {
     }
 }
 
-/// Appends the crop of `to` at a column and a row, with a border where it goes over an edge.
+/// Appends the crop of `to` at a column and a row, with a border where it exceeds an edge.
 pub(super) fn crop_at(
     size: Size,
     (left, top): (i64, i64),
@@ -81,7 +81,7 @@ pub(super) fn crop(size: Size, region: Region, operations: &mut Vec<Operation>) 
     }
 }
 
-/// Draws one of `0..=free`.
+/// Draws a random number in `0..=free`.
 pub(super) fn place(random: &mut SampleRng, free: u32) -> u32 {
     random.below(u64::from(free) + 1) as u32
 }
@@ -92,8 +92,9 @@ mod tests {
     use crate::Image;
     use crate::transforms::{CenterCrop, Compose, RandomCrop};
 
-    /// What torchvision's `functional.crop` and `CenterCrop` and, but for the region that lies outside altogether,
-    /// fastai's `crop_pad` make of a grey image of 3 x 2 pixels with the values 10 to 60.
+    /// Expected values: the results of torchvision's `functional.crop` and `CenterCrop` for a grey image of 3 x 2
+    /// pixels with the values 10 to 60. Those of fastai's `crop_pad` are the same, except for the region that is
+    /// entirely outside.
     #[test]
     fn what_lies_outside_is_black() {
         let pixels = (1..7).flat_map(|value| [10 * value; 3]).collect();
@@ -112,7 +113,7 @@ mod tests {
         ] {
             let crop = Compose::new().then(Crop::new(left, top, size));
             assert_eq!(apply(crop, Phase::Train, 0), expected, "{left}, {top}");
-            // A transform of one's own that asks for a region over the edge.
+            // A custom transform that requests a region over the edge.
             if let (Ok(left), Ok(top)) = (left.try_into(), top.try_into()) {
                 let region = Region { left, top, width: size.width, height: size.height };
                 let own = Compose::new().then(Own(region));

@@ -1,12 +1,11 @@
-//! Mirroring.
+//! Random mirroring.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Operation, Phase, SampleRng, Transform};
 use crate::{Result, Size};
 
-/// Mirrors left and right with a probability, in training: torchvision's `RandomHorizontalFlip`,
-/// fastai's `FlipItem`.
+/// Mirrors left and right with a probability, in training: torchvision's `RandomHorizontalFlip`, fastai's `FlipItem`.
 ///
 /// ```
 /// use brigade_images::transforms::{Compose, Operation, Phase, RandomHorizontalFlip};
@@ -40,14 +39,14 @@ pub struct RandomVerticalFlip {
 macro_rules! flips {
     ($($flip:ident => $operation:ident),+) => { $(
         impl $flip {
-            /// Sets the probability, 0 to 1.
+            /// Sets the probability of mirroring, from 0 to 1.
             #[must_use]
             pub const fn new(p: f64) -> Self {
                 Self { p }
             }
         }
 
-        /// With probability 0.5, as in both libraries.
+        /// Mirrors with probability 0.5, as in torchvision and fastai.
         impl Default for $flip {
             fn default() -> Self {
                 Self::new(0.5)

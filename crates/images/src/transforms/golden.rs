@@ -238,7 +238,7 @@ fn strengths_are_torchvisions() {
     }
 }
 
-/// What `make_auto_augment.py` writes.
+/// Content of the file that `make_auto_augment.py` writes.
 #[derive(Deserialize)]
 struct Automatic {
     width: u32,

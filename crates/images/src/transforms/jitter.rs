@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 use super::{Operation, Phase, SampleRng, Transform};
 use crate::{Result, Size};
 
-/// Changes brightness, contrast, saturation and hue by random factors in random order, in training:
-/// torchvision's `ColorJitter`, with the arithmetic of Pillow.
+/// Changes brightness, contrast, saturation and hue by random factors in random order, in training: torchvision's
+/// `ColorJitter`, with the arithmetic of Pillow.
 ///
-/// Each amount `x` of the first three draws a factor of `max(0, 1 - x)..1 + x`; that of the hue
-/// draws a turn of `-x..x` of the full circle.
+/// For each amount `x` of the first three, the factor is drawn from `max(0, 1 - x)..1 + x`; for the hue, a rotation is
+/// drawn from `-x..x` of the full circle.
 ///
 /// ```
 /// use brigade_images::Size;
@@ -29,34 +29,34 @@ pub struct ColorJitter {
 }
 
 impl ColorJitter {
-    /// Makes one that changes nothing.
+    /// Creates a jitter that changes nothing.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the amount of brightness; an amount below 0 is none.
+    /// Sets the amount of brightness. Values below 0 count as 0. Defaults to 0.
     #[must_use]
     pub fn brightness(mut self, amount: f64) -> Self {
         self.brightness = amount.max(0.0);
         self
     }
 
-    /// Sets the amount of contrast; an amount below 0 is none.
+    /// Sets the amount of contrast. Values below 0 count as 0. Defaults to 0.
     #[must_use]
     pub fn contrast(mut self, amount: f64) -> Self {
         self.contrast = amount.max(0.0);
         self
     }
 
-    /// Sets the amount of saturation; an amount below 0 is none.
+    /// Sets the amount of saturation. Values below 0 count as 0. Defaults to 0.
     #[must_use]
     pub fn saturation(mut self, amount: f64) -> Self {
         self.saturation = amount.max(0.0);
         self
     }
 
-    /// Sets the amount of hue, brought to 0 to 0.5.
+    /// Sets the amount of hue, clamped to 0 to 0.5. Defaults to 0.
     #[must_use]
     pub fn hue(mut self, amount: f64) -> Self {
         self.hue = amount.clamp(0.0, 0.5);
@@ -84,7 +84,7 @@ impl Transform for ColorJitter {
             (self.saturation > 0.0).then_some(Operation::Saturation(factors[2])),
             (self.hue > 0.0).then_some(Operation::Hue(turn)),
         ];
-        // Fisher's and Yates's shuffle.
+        // Fisher-Yates shuffle.
         for last in (1..drawn.len()).rev() {
             drawn.swap(last, random.below(last as u64 + 1) as usize);
         }

@@ -6,7 +6,7 @@ use super::types::*;
 use super::{AutoAugmentPolicy, Compose, PadMode};
 use crate::{ImageError, Result, Size};
 
-/// A transform under a name in text, as the command line takes it: `name` or `name=value`.
+/// A transform with its name in text, as on the command line: `name` or `name=value`.
 ///
 /// ```
 /// use brigade_images::transforms::NamedTransform;
@@ -21,19 +21,19 @@ pub struct NamedTransform {
     value: Value,
 }
 
-/// What stands behind the `=` of a name, and what adds the transform with that value to a list.
+/// The kind of value after the `=` of a name, and the function that adds the transform with that value to a list.
 #[derive(Debug)]
 enum Value {
     Nothing(fn(Compose, ()) -> Compose),
-    /// Pixels of a side.
+    /// Number of pixels of one side.
     Side(fn(Compose, u32) -> Compose),
-    /// Pixels of both sides.
+    /// Number of pixels of both sides.
     Area(fn(Compose, Size) -> Compose),
     /// A number from 0 to 1, with its name in the help and its default.
     Fraction(fn(Compose, f64) -> Compose, &'static str, f64),
     /// A whole number, with its name in the help and its default.
     Level(fn(Compose, usize) -> Compose, &'static str, usize),
-    /// The place of one of these words; the first is the default.
+    /// The index of one of these words; the first is the default.
     Choice(fn(Compose, usize) -> Compose, &'static [&'static str]),
 }
 
@@ -56,25 +56,25 @@ macro_rules! named {
 }
 
 impl NamedTransform {
-    /// Returns all of them.
+    /// Returns all named transforms.
     #[must_use]
     pub fn all() -> &'static [Self] {
         crate::transforms_table!(named)
     }
 
-    /// Returns the name.
+    /// Returns the name of the transform.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Returns what the transform does, in a few words.
+    /// Returns a description of the transform, in a few words.
     #[must_use]
     pub fn about(&self) -> &'static str {
         self.about
     }
 
-    /// Returns the name with the value that it takes, in brackets where there is a default.
+    /// Returns the name with the value that it takes, in brackets if the value has a default.
     #[must_use]
     pub fn syntax(&self) -> String {
         let name = self.name;
@@ -90,7 +90,7 @@ impl NamedTransform {
     /// Adds the transform with this value, or with its default, at the end of a list.
     ///
     /// # Errors
-    /// A value that the transform does not take, or none where it needs one.
+    /// Fails for an invalid value, or for a missing one without a default.
     pub fn add_to(&self, transforms: Compose, value: Option<&str>) -> Result<Compose> {
         let item =
             || value.map_or_else(|| self.name.to_owned(), |value| format!("{}={value}", self.name));
@@ -127,7 +127,7 @@ impl NamedTransform {
     }
 }
 
-/// Reads a list of [`NamedTransform`]s, separated by commas: `random-resized-crop=160,flip`.
+/// Parses a list of [`NamedTransform`]s, separated by commas: `random-resized-crop=160,flip`.
 ///
 /// ```
 /// use brigade_images::Size;
@@ -151,7 +151,7 @@ impl FromStr for Compose {
             match NamedTransform::all().iter().find(|named| named.name == name) {
                 Some(named) => named.add_to(transforms, value),
                 None => Err(ImageError::InvalidArgument(format!(
-                    "{item}: it is not a transform; known are {}",
+                    "{item}: not a transform; expected one of {}",
                     known()
                 ))),
             }
@@ -175,7 +175,7 @@ fn whole(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| format!("{text:?} is not a whole number"))
 }
 
-/// A side of at least one pixel, and at most one that a batch could hold.
+/// Parses a side of at least one pixel, and at most as many as a batch could hold.
 fn side(text: &str) -> Result<u32, String> {
     match whole(text)? {
         side @ 1..=16_384 => Ok(side),
@@ -183,7 +183,7 @@ fn side(text: &str) -> Result<u32, String> {
     }
 }
 
-/// `160`, or width and height as `320x240`.
+/// Parses `160`, or width and height as `320x240`.
 fn size(text: &str) -> Result<Size, String> {
     match text.split_once('x') {
         Some((width, height)) => Ok(Size::new(side(width)?, side(height)?)),
@@ -252,7 +252,7 @@ mod tests {
             ("squish", "it needs a size, as in squish=224 or 320x240"),
             ("center-crop=20x", "\"\" is not a whole number"),
             ("flip=2", "\"2\" is not a number between 0 and 1"),
-            ("flip,blur=3", "blur=3: it is not a transform; known are flip, vertical-flip"),
+            ("flip,blur=3", "blur=3: not a transform; expected one of flip, vertical-flip"),
             ("trivial-augment=3", "it takes no value"),
             ("auto-augment=coco", "its values are imagenet, cifar10 and svhn"),
         ] {

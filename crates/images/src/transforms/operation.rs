@@ -1,4 +1,4 @@
-//! What can be done to an image, as data.
+//! Operations on an image, as data.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::image::{Region, Size};
 use crate::resize::Filter;
 use crate::{ImageError, Result};
 
-/// One step of what is done to an image, with all that was drawn for it.
+/// An operation on an image, with all values that were chosen at random.
 ///
 /// ```
 /// use brigade_images::transforms::Operation;
@@ -23,76 +23,76 @@ use crate::{ImageError, Result};
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Keeps a region. A [`Compose`](super::Compose) adds black pixels first where a transform asks for one that
-    /// goes over the right or the lower edge.
+    /// Crops to a region. If the region of a transform exceeds the right or the lower edge, [`Compose`](super::Compose)
+    /// adds black pixels first.
     Crop(Region),
     /// Adds pixels on the four sides.
     Pad {
-        /// Columns before the first.
+        /// Number of columns before the first.
         left: u32,
-        /// Rows before the first.
+        /// Number of rows before the first.
         top: u32,
-        /// Columns after the last.
+        /// Number of columns after the last.
         right: u32,
-        /// Rows after the last.
+        /// Number of rows after the last.
         bottom: u32,
-        /// What they hold.
+        /// Content of the added pixels.
         mode: PadMode,
     },
     /// Resizes, with antialiasing; see [`Resizer`](crate::Resizer).
     Resize {
-        /// The new size.
+        /// Size of the result.
         size: Size,
-        /// The filter.
+        /// Resampling filter of the resize.
         filter: Filter,
     },
     /// Mirrors left and right.
     FlipHorizontal,
     /// Mirrors top and bottom.
     FlipVertical,
-    /// Takes each pixel from where an affine map leads: Pillow's `Image.transform(AFFINE)`. The
-    /// centre of pixel `(x, y)` is `(x + 0.5, y + 0.5)` and comes from
-    /// `(a x + b y + c, d x + e y + f)`.
+    /// Applies an affine transform: Pillow's `Image.transform(AFFINE)`. The pixel in column `i` and row `j` of the
+    /// result has the value of the image at `(a x + b y + c, d x + e y + f)`, where `(x, y)` is the centre of the
+    /// pixel, `(i + 0.5, j + 0.5)`.
     Affine {
-        /// `[a, b, c, d, e, f]`.
+        /// Coefficients `[a, b, c, d, e, f]`.
         matrix: [f64; 6],
-        /// What lies between pixels.
+        /// Interpolation between pixels.
         interpolation: Interpolation,
-        /// What comes from outside of the image.
+        /// Colour of pixels from outside of the image.
         fill: [u8; 3],
     },
     /// Multiplies by a factor: Pillow's `ImageEnhance.Brightness`.
     Brightness(f32),
-    /// Scales the distance from the mean grey: Pillow's `ImageEnhance.Contrast`.
+    /// Scales the difference from the mean grey: Pillow's `ImageEnhance.Contrast`.
     Contrast(f32),
-    /// Scales the distance from the pixel's own grey: Pillow's `ImageEnhance.Color`.
+    /// Scales the difference from the pixel's own grey: Pillow's `ImageEnhance.Color`.
     Saturation(f32),
-    /// Turns the hue by a part of the full circle, -0.5 to 0.5: torchvision's `adjust_hue`.
+    /// Rotates the hue by a fraction of the full circle, -0.5 to 0.5: torchvision's `adjust_hue`.
     Hue(f64),
-    /// Scales the distance from the smoothed image: Pillow's `ImageEnhance.Sharpness`.
+    /// Scales the difference from the smoothed image: Pillow's `ImageEnhance.Sharpness`.
     Sharpness(f32),
     /// Keeps the upper bits of each value, 0 to 8: Pillow's `ImageOps.posterize`.
     Posterize(u8),
     /// Inverts the values from a threshold on: Pillow's `ImageOps.solarize`.
     Solarize(f32),
-    /// Stretches each channel to 0 to 255: Pillow's `ImageOps.autocontrast`.
+    /// Stretches each channel to the range 0 to 255: Pillow's `ImageOps.autocontrast`.
     AutoContrast,
-    /// Makes the histogram of each channel flat: Pillow's `ImageOps.equalize`.
+    /// Equalizes the histogram of each channel: Pillow's `ImageOps.equalize`.
     Equalize,
     /// Inverts all values: Pillow's `ImageOps.invert`.
     Invert,
-    /// Adds up the image and what chains of operations make of it, each times its weight, in `f32`,
-    /// and cuts off fractions: the mixture of AugMix. A chain must keep the size.
+    /// Computes the weighted sum of the image and of the results of chains of operations, in `f32`, and truncates the
+    /// fraction: the mixture of AugMix. A chain must keep the size.
     Mix {
-        /// The weight of the image itself.
+        /// Weight of the image itself.
         weight: f32,
-        /// The weight of each chain's result, and its operations.
+        /// Weight of each chain's result, and the operations of the chain.
         chains: Vec<(f32, Vec<Self>)>,
     },
 }
 
 impl Operation {
-    /// Whether the operation moves pixels, so that a mask must follow it.
+    /// Returns `true` if the operation moves pixels, so that it must also be applied to a mask.
     #[must_use]
     pub fn is_geometric(&self) -> bool {
         matches!(
@@ -106,13 +106,13 @@ impl Operation {
         )
     }
 
-    /// Whether the mirror image of its result is not what it makes of the mirror image.
+    /// Returns `true` if the operation does not commute with mirroring.
     pub(super) fn depends_on_orientation(&self) -> bool {
         self.is_geometric() || matches!(self, Self::Mix { .. })
     }
 
-    /// Returns where a point of an image of `size` is afterwards, in pixels from its upper left corner. A map that
-    /// makes a line of the image leaves it where it is.
+    /// Returns the position of a point of an image of `size` after the operation, in pixels from the upper left corner.
+    /// An affine transform without an inverse leaves the point where it is.
     #[must_use]
     pub fn map_point(&self, [x, y]: [f64; 2], size: Size) -> [f64; 2] {
         let (width, height) = (f64::from(size.width), f64::from(size.height));
@@ -136,11 +136,11 @@ impl Operation {
         }
     }
 
-    /// Returns the size that an image of `size` has afterwards.
+    /// Returns the size of an image of `size` after the operation.
     ///
     /// # Errors
-    /// When an image of that size does not allow the operation, or it would become larger than any
-    /// image that is decoded.
+    /// Fails if the operation cannot be applied to an image of that size, or the result would be larger than any image
+    /// that is decoded.
     pub fn size_after(&self, size: Size) -> Result<Size> {
         let keeps_size = |(_, chain): &(f32, Vec<Self>)| {
             let after = chain.iter().try_fold(size, |size, next| next.size_after(size));
@@ -168,7 +168,7 @@ impl Operation {
         Ok(after)
     }
 
-    /// Returns what the operation does to a mask; `None` when it leaves masks alone.
+    /// Returns the operation for a mask; `None` if masks are not changed.
     pub(super) fn for_masks(&self, outside: u8) -> Option<Self> {
         let fill = [outside; 3];
         match *self {
@@ -185,7 +185,7 @@ impl Operation {
 }
 
 impl Region {
-    /// Returns the black border that an image of `size` needs for the region to lie in it, where one is needed.
+    /// Returns the black border that an image of `size` needs to contain the region, if one is needed.
     pub(super) fn padding(self, size: Size) -> Option<Operation> {
         let over =
             |start: u32, length: u32, side: u32| start.saturating_add(length).saturating_sub(side);

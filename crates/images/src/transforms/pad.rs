@@ -1,25 +1,24 @@
-//! Pixels that are added beside an image.
+//! Padding: pixels that are added around an image.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ImageView;
 
-/// What pixels that are added beside an image hold.
+/// Content of the pixels that are added around an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PadMode {
-    /// One colour: torchvision's `constant`; fastai's `Zeros` with black.
+    /// A fixed colour: torchvision's `constant`; fastai's `Zeros` with black.
     Constant([u8; 3]),
     /// The nearest pixel: torchvision's `edge`, fastai's `Border`.
     Edge,
-    /// The image mirrored at its last pixel, which is not repeated: torchvision's `reflect`, fastai's
-    /// `Reflection`.
+    /// The image mirrored at its last pixel, which is not repeated: torchvision's `reflect`, fastai's `Reflection`.
     Reflect,
     /// The image mirrored behind its last pixel, which is repeated: torchvision's `symmetric`.
     Symmetric,
 }
 
 impl PadMode {
-    /// Black pixels.
+    /// Padding with black pixels.
     pub const ZEROS: Self = Self::Constant([0; 3]);
 }
 
@@ -45,7 +44,8 @@ pub(super) fn pad(
     }
 }
 
-/// Returns the place that each place of a padded side takes its pixel from.
+/// Returns, for each position of a padded side, the position in the image from which its pixel is taken; `None` for the
+/// colour of the padding.
 fn sources(before: u32, side: u32, after: u32, mode: PadMode) -> Vec<Option<usize>> {
     let side = i64::from(side);
     let source = |place: i64| match mode {

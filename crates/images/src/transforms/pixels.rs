@@ -2,21 +2,21 @@
 
 use crate::ImageView;
 
-/// Returns the grey of ITU-R 601-2 as Pillow rounds it.
+/// Returns the grey of ITU-R 601-2, rounded as in Pillow.
 fn grey([red, green, blue]: [u8; 3]) -> u8 {
     let weighted =
         u32::from(red) * 19_595 + u32::from(green) * 38_470 + u32::from(blue) * 7_471 + 0x8000;
     (weighted >> 16) as u8
 }
 
-/// Pillow's `Image.blend`: `from` at 0, `to` at 1, and further beyond.
+/// Computes Pillow's `Image.blend`: `from` at factor 0, `to` at 1, extrapolated beyond.
 fn blend(from: u8, to: u8, factor: f32) -> u8 {
     let difference = f32::from(i16::from(to) - i16::from(from));
-    // A cast cuts off the fraction and brings the rest into 0 to 255.
+    // A cast truncates the fraction and clamps to 0..=255.
     (f32::from(from) + factor * difference) as u8
 }
 
-/// Replaces each value by a table's.
+/// Replaces each value by the entry of a table.
 fn map(pixels: &mut [u8], table: impl Fn(u8) -> u8) {
     let table: [u8; 256] = std::array::from_fn(|value| table(value as u8));
     for value in pixels {
@@ -24,7 +24,7 @@ fn map(pixels: &mut [u8], table: impl Fn(u8) -> u8) {
     }
 }
 
-/// Replaces each value by that of its channel's table.
+/// Replaces each value by the entry of its channel's table.
 fn map_channels(pixels: &mut [u8], tables: &[[u8; 256]; 3]) {
     for [red, green, blue] in pixels.as_chunks_mut::<3>().0 {
         *red = tables[0][usize::from(*red)];
@@ -61,8 +61,8 @@ pub(super) fn saturation(pixels: &mut [u8], factor: f32) {
     }
 }
 
-/// Blends with the image smoothed by Pillow's `SMOOTH`: the pixel itself weighs 5, its neighbours 1,
-/// and the outermost pixels stay. `out` holds as many pixels as the image.
+/// Blends with the image smoothed by Pillow's `SMOOTH`: the pixel itself has weight 5, its neighbours 1, and the
+/// outermost pixels are not changed. `out` has as many pixels as the image.
 pub(super) fn sharpness(image: ImageView<'_>, factor: f32, out: &mut [u8]) {
     let (width, height) = (3 * image.size().columns(), image.size().rows());
     out.copy_from_slice(image.pixels());
@@ -78,12 +78,12 @@ pub(super) fn sharpness(image: ImageView<'_>, factor: f32, out: &mut [u8]) {
             let three =
                 |values: &[u8]| u32::from(values[0]) + u32::from(values[3]) + u32::from(values[6]);
             let sum = three(above) + three(row) + three(below) + 4 * u32::from(row[3]);
-            // No sum is half-way between two multiples of 13.
+            // No sum is half-way between two multiples of 13, so that rounding is unambiguous.
             let smooth = ((2 * sum + 13) / 26) as u8;
             *out = blend(smooth, row[3], factor);
         }
     }
-    // Outside of the frame the smoothed image is the image, and a blend of equals changes nothing.
+    // The outermost pixels equal those of the smoothed image, and a blend of equals changes nothing.
 }
 
 pub(super) fn posterize(pixels: &mut [u8], bits: u8) {
@@ -129,7 +129,7 @@ pub(super) fn equalize(pixels: &mut [u8]) {
     map_channels(pixels, &tables);
 }
 
-/// torchvision's `adjust_hue`: Pillow's HSV with eight bits each, the hue counted modulo 256.
+/// Computes torchvision's `adjust_hue`: Pillow's HSV with eight bits each, the hue modulo 256.
 pub(super) fn hue(pixels: &mut [u8], turn: f64) {
     let shift = (turn * 255.0) as i32 as u8;
     for pixel in pixels.as_chunks_mut::<3>().0 {
@@ -138,8 +138,8 @@ pub(super) fn hue(pixels: &mut [u8], turn: f64) {
     }
 }
 
-/// Converts as Pillow does, in its precisions: a fraction that falls on the other side of a whole
-/// number would be another grey level.
+/// Converts like Pillow, in its precisions: a fraction that falls on the other side of a whole number would be another
+/// grey level.
 fn to_hsv([red, green, blue]: [u8; 3]) -> [u8; 3] {
     let (most, least) = (red.max(green).max(blue), red.min(green).min(blue));
     if most == least {

@@ -1,9 +1,9 @@
-//! What transforms drew for one image.
+//! The operations that transforms chose for one image.
 
 use super::Operation;
 use crate::{Result, Size};
 
-/// What is done to one image: the operations that transforms drew for its size.
+/// The operations on one image, which transforms chose for its size.
 ///
 /// ```
 /// use brigade_images::transforms::{CenterCrop, Compose, Phase};
@@ -23,12 +23,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Makes the plan of no operations.
+    /// Creates a plan without operations.
     pub(crate) fn new(size: Size) -> Self {
         Self { input: size, output: size, operations: Vec::new() }
     }
 
-    /// Makes the plan of some operations.
+    /// Creates a plan of some operations.
     pub(crate) fn of(size: Size, operations: Vec<Operation>) -> Result<Self> {
         let output = operations.iter().try_fold(size, |size, next| next.size_after(size))?;
         Ok(Self { input: size, output, operations })
@@ -36,7 +36,7 @@ impl Plan {
 
     /// Adds an operation at the end.
     pub(super) fn push(&mut self, operation: Operation) -> Result<()> {
-        // What lies outside of the image is black, as for torchvision's and fastai's crops.
+        // Pixels outside of the image are black, as with torchvision's and fastai's crops.
         if let Operation::Crop(region) = operation
             && let Some(pad) = region.padding(self.output)
         {
@@ -48,7 +48,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns what comes before the first resize, and the operations from there on.
+    /// Returns the plan before the first resize, and the operations from that resize on.
     pub(crate) fn split_at_resize(mut self) -> Result<(Self, Vec<Operation>)> {
         let resize = |next: &Operation| matches!(next, Operation::Resize { .. });
         let Some(at) = self.operations.iter().position(resize) else {
@@ -72,15 +72,15 @@ impl Plan {
         self.input
     }
 
-    /// Returns the size that it has afterwards.
+    /// Returns the size of the image after all operations.
     #[must_use]
     pub fn output_size(&self) -> Size {
         self.output
     }
 
-    /// Returns the plan for masks of the image: the operations that move pixels alone, resizes with
-    /// the nearest pixel, as fastai's transforms treat a `PILMask`. A mask is an image whose three
-    /// channels all hold the class; `outside` is the class of pixels that come from outside.
+    /// Returns the plan for masks of the image: only the operations that move pixels, and resizes with the nearest
+    /// pixel, like fastai's transforms of a `PILMask`. A mask is an image whose three channels all contain the class;
+    /// `outside` is the class of pixels from outside of the image.
     ///
     /// ```
     /// use brigade_images::transforms::{ColorJitter, Compose, Operation, Phase, Resize};
@@ -98,8 +98,8 @@ impl Plan {
         Self { operations: operations.collect(), ..*self }
     }
 
-    /// Returns where a point of the image is afterwards, in pixels from the upper left corner: the centre of the
-    /// first pixel is `[0.5, 0.5]`. It may lie outside of the image.
+    /// Returns the position of a point of the image after all operations, in pixels from the upper left corner: the
+    /// centre of the first pixel is `[0.5, 0.5]`. It may be outside of the image.
     ///
     /// ```
     /// use brigade_images::Size;
@@ -115,7 +115,7 @@ impl Plan {
         let mut size = self.input;
         for operation in &self.operations {
             point = operation.map_point(point, size);
-            // Its error was one of the plan.
+            // The error was returned when the plan was made.
             size = operation.size_after(size).unwrap_or(size);
         }
         point
@@ -194,7 +194,7 @@ mod tests {
             assert!(mask.pixels().iter().all(|class| [30, 200].contains(class)));
             let same = mask.pixels().iter().zip(moved.pixels());
             let same = same.filter(|(mask, image)| mask.abs_diff(**image) < 86).count();
-            // All but what lies on the borders of blocks, where the image is between the two.
+            // All pixels except those on the borders of blocks, where the image is between the two colours.
             assert!(same * 100 > mask.pixels().len() * 97, "{same} for {seed}");
         }
     }

@@ -1,4 +1,4 @@
-//! RandAugment: some operations of one strength.
+//! RandAugment: some random operations of one strength.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,8 +6,7 @@ use super::augment::{Kind, Space, affine_options, check_bins};
 use super::{Interpolation, Operation, Phase, SampleRng, Transform};
 use crate::{Result, Size};
 
-/// Applies some operations of one strength, drawn anew for each image, in training: torchvision's
-/// `RandAugment` on PIL images.
+/// Applies random operations of one strength to each image, in training: torchvision's `RandAugment` on PIL images.
 ///
 /// ```
 /// use brigade_images::Size;
@@ -29,21 +28,21 @@ pub struct RandAugment {
 }
 
 impl RandAugment {
-    /// Sets how many operations an image gets.
+    /// Sets the number of operations for each image. Defaults to 2.
     #[must_use]
     pub const fn operations(mut self, count: usize) -> Self {
         self.operations = count;
         self
     }
 
-    /// Sets the strength, below the number of bins.
+    /// Sets the strength, which must be below the number of bins. Defaults to 9.
     #[must_use]
     pub const fn magnitude(mut self, magnitude: usize) -> Self {
         self.magnitude = magnitude;
         self
     }
 
-    /// Sets how many strengths there are.
+    /// Sets the number of strengths. Defaults to 31.
     #[must_use]
     pub const fn bins(mut self, bins: usize) -> Self {
         self.bins = bins;
@@ -53,7 +52,7 @@ impl RandAugment {
 
 affine_options!(RandAugment, "the nearest pixel");
 
-/// With 2 operations of strength 9 of 31, as torchvision's.
+/// Creates a RandAugment with 2 operations of strength 9 of 31, like torchvision's.
 impl Default for RandAugment {
     fn default() -> Self {
         Self {

@@ -6,8 +6,8 @@ use brigade_sampling::stream;
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::Rng;
 
-/// What a transform draws from: a stream of its own for each sample and each place among the
-/// transforms, so a transform that is added at the end changes no draw of those before it.
+/// The random generator of a transform. Each sample and each position in the list of transforms has a stream of its
+/// own, so that a transform that is added at the end does not change the numbers of those before it.
 ///
 /// ```
 /// use brigade_images::transforms::SampleRng;
@@ -22,41 +22,41 @@ use rand_pcg::rand_core::Rng;
 pub struct SampleRng(Pcg64);
 
 impl SampleRng {
-    /// Makes the stream of the transform at `place` for a sample's seed.
+    /// Creates the stream of the transform at position `place` for a sample's seed.
     #[must_use]
     pub fn new(seed: u64, place: usize) -> Self {
         Self(stream(seed, &[TRANSFORM, place as u64]))
     }
 
-    /// Draws a number of `low..high`, or `low` where the range is empty.
+    /// Draws a uniform number in `low..high`, or `low` if the range is empty.
     pub fn uniform(&mut self, low: f64, high: f64) -> f64 {
-        // 53 bits: each multiple of 2^-53 in 0..1 is as likely as the others.
+        // 53 bits: each multiple of 2^-53 in 0..1 has the same probability.
         let unit = (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         low + (high - low) * unit
     }
 
-    /// Draws a whole number below `bound`; 0 when `bound` is 0.
+    /// Draws a uniform whole number below `bound`; 0 if `bound` is 0.
     ///
-    /// Written out, as the order of an epoch is: a draw that a resumed run repeats must not change
-    /// when a library improves its own. The bias is below `bound / 2^64`.
+    /// Written out, like the order of an epoch: a number that a resumed run draws again must not change when a library
+    /// changes its own method. The bias is below `bound / 2^64`.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.0.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Draws whether something of probability `p` happens.
+    /// Returns `true` with probability `p`.
     pub fn chance(&mut self, p: f64) -> bool {
         self.uniform(0.0, 1.0) < p
     }
 
-    /// Draws `count` shares, whose sum is 1, from the symmetric Dirichlet distribution of concentration `alpha`, which is
-    /// positive; two shares are a draw from Beta(α, α) and its rest.
+    /// Draws `count` weights, whose sum is 1, from the symmetric Dirichlet distribution with the concentration
+    /// parameter `alpha`, which must be positive. Two weights are a number of Beta(α, α) and its complement.
     #[must_use]
     pub fn dirichlet(&mut self, alpha: f64, count: usize) -> Vec<f64> {
         if alpha == f64::INFINITY {
             return vec![1.0 / count as f64; count];
         }
         let logarithms: Vec<f64> = (0..count).map(|_| log_gamma_variate(alpha, self)).collect();
-        // In logarithms: all variates of a small alpha may be too small for a number.
+        // In logarithms, because all variates of a small alpha may underflow.
         let most = logarithms.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let shares = logarithms.iter().map(|logarithm| (logarithm - most).exp());
         let sum: f64 = shares.clone().sum();
@@ -64,10 +64,9 @@ impl SampleRng {
     }
 }
 
-/// Draws the logarithm of a number of the gamma distribution of scale 1, by the method of Marsaglia
-/// and Tsang (2000).
+/// Draws the logarithm of a gamma variate of scale 1, by the method of Marsaglia and Tsang (2000).
 fn log_gamma_variate(alpha: f64, random: &mut SampleRng) -> f64 {
-    // In (0, 1]: the logarithm is finite.
+    // In (0, 1], so that the logarithm is finite.
     let unit = |random: &mut SampleRng| 1.0 - random.uniform(0.0, 1.0);
     if alpha < 1.0 {
         let boost = unit(random).ln() / alpha;

@@ -1,4 +1,4 @@
-//! A part of a given size, anywhere in an image.
+//! Crops of a given size at a random position.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,8 +6,8 @@ use super::crop::{crop, crop_at, place};
 use super::{Operation, PadMode, Phase, SampleRng, Transform};
 use crate::{ImageError, Region, Result, Size};
 
-/// Keeps a part of a given size: anywhere in training, torchvision's `RandomCrop`; in the middle in
-/// validation, fastai's.
+/// Crops to a given size: at a random position in training, like torchvision's `RandomCrop`; at the centre in
+/// validation, like fastai's.
 ///
 /// ```
 /// use brigade_images::Size;
@@ -30,7 +30,7 @@ pub struct RandomCrop {
 }
 
 impl RandomCrop {
-    /// Sets the size to keep; an image that is smaller is an error, as for torchvision.
+    /// Sets the size of the crop. An image that is smaller is an error, as in torchvision.
     #[must_use]
     pub fn new(size: impl Into<Size>) -> Self {
         Self {
@@ -42,14 +42,14 @@ impl RandomCrop {
         }
     }
 
-    /// Sets the size to keep, by the rules of fastai's `RandomCrop`: an image that is smaller lies
-    /// anywhere on black in training, in the middle in validation.
+    /// Sets the size of the crop, by the rules of fastai's `RandomCrop`: an image that is smaller is placed on black,
+    /// at a random position in training, at the centre in validation.
     #[must_use]
     pub fn fastai(size: impl Into<Size>) -> Self {
         Self { over_edges: true, ..Self::new(size) }
     }
 
-    /// Adds `pixels` on each side first, in training.
+    /// Adds `pixels` pixels on each side before the crop, in training. Defaults to 0.
     #[must_use]
     pub const fn padding(mut self, pixels: u32, mode: PadMode) -> Self {
         self.padding = pixels;
@@ -57,7 +57,7 @@ impl RandomCrop {
         self
     }
 
-    /// Adds what is missing to the size on both sides of images that are smaller, as torchvision's
+    /// Pads images that are smaller than the crop, on both sides by the whole difference, like torchvision's
     /// `pad_if_needed`.
     #[must_use]
     pub const fn pad_if_needed(mut self, mode: PadMode) -> Self {
@@ -76,7 +76,7 @@ impl Transform for RandomCrop {
         operations: &mut Vec<Operation>,
     ) -> Result<()> {
         let border = if phase == Phase::Train { self.padding } else { 0 };
-        // torchvision adds all that is missing on both sides, not half of it.
+        // torchvision adds the whole difference on both sides, not half of it.
         let pad = |side: u32, to: u32| {
             let padded = side.saturating_add(2u32.saturating_mul(border));
             let missing = if self.pad_if_needed { to.saturating_sub(padded) } else { 0 };

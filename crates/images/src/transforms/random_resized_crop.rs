@@ -1,4 +1,4 @@
-//! A part of random area and aspect ratio, resized.
+//! Crops of random area and aspect ratio, resized.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,19 +8,18 @@ use super::resize::shorter_side;
 use super::{Operation, Phase, SampleRng, Transform};
 use crate::{Filter, ImageError, Region, Result, Size};
 
-/// Resizes a part of random area and aspect ratio to a size, in training; the rules of torchvision
-/// and of fastai differ in little there and in all of validation.
+/// Crops a region of random area and aspect ratio, and resizes it, in training. The rules of torchvision and of fastai
+/// differ slightly in training and entirely in validation.
 ///
-/// In training both try ten times: the area is uniform in `scale` times the image's, the aspect ratio
-/// log-uniform in `ratio`, the sides are rounded and the place is uniform. When no try fits into the
-/// image, the largest part in the middle whose aspect ratio is in range is taken; torchvision rounds
-/// its sides, fastai rounds them down.
+/// In training both try ten times: the area is uniform in `scale` times the image's, the aspect ratio log-uniform in
+/// `ratio`, the sides are rounded and the position is uniform. If no try fits into the image, the largest central
+/// region whose aspect ratio is in range is taken; torchvision rounds its sides, fastai rounds them down.
 ///
 /// In validation
-/// - [`new`](RandomResizedCrop::new) resizes the shorter side to 8/7 of the size and takes the
-///   middle, as torchvision's reference programs do with 256 and 224;
-/// - [`fastai`](RandomResizedCrop::fastai) resizes the whole image, whatever its aspect ratio, to the
-///   size and 14% more, rounded up to a multiple of 8 (160 to 184, 224 to 256), and takes the middle.
+/// - [`new`](RandomResizedCrop::new) resizes the shorter side to 8/7 of the size and crops the centre, like
+///   torchvision's reference programs with 256 and 224;
+/// - [`fastai`](RandomResizedCrop::fastai) resizes the whole image, whatever its aspect ratio, to the size plus 14%,
+///   where the addition is rounded up to a multiple of 8 (160 to 184, 224 to 256), and crops the centre.
 ///
 /// ```
 /// use brigade_images::transforms::{Compose, Operation, Phase, RandomResizedCrop};
@@ -53,7 +52,8 @@ enum Library {
 }
 
 impl RandomResizedCrop {
-    /// Follows torchvision's `RandomResizedCrop`: areas of 8% to 100%, aspect ratios of 3/4 to 4/3.
+    /// Creates a crop by the rules of torchvision's `RandomResizedCrop`: areas of 8% to 100%, aspect ratios of 3/4 to
+    /// 4/3.
     #[must_use]
     pub fn new(size: impl Into<Size>) -> Self {
         Self {
@@ -65,35 +65,37 @@ impl RandomResizedCrop {
         }
     }
 
-    /// Follows fastai's `RandomResizedCrop`, with the same ranges.
+    /// Creates a crop by the rules of fastai's `RandomResizedCrop`, with areas of 8% to 100% and aspect ratios of 3/4
+    /// to 4/3.
     #[must_use]
     pub fn fastai(size: impl Into<Size>) -> Self {
         Self { rule: Library::Fastai { valid_extra: 0.14 }, ..Self::new(size) }
     }
 
-    /// Sets the range of the area, as a part of the image's: fastai's `min_scale` and `max_scale`.
+    /// Sets the range of the area, as a fraction of the image's area: fastai's `min_scale` and `max_scale`. Defaults to
+    /// 0.08 to 1.
     #[must_use]
     pub const fn scale(mut self, least: f64, most: f64) -> Self {
         self.scale = (least, most);
         self
     }
 
-    /// Sets the range of width divided by height.
+    /// Sets the range of the aspect ratio: width divided by height. Defaults to 3/4 to 4/3.
     #[must_use]
     pub const fn ratio(mut self, least: f64, most: f64) -> Self {
         self.ratio = (least, most);
         self
     }
 
-    /// Sets the filter.
+    /// Sets the resampling filter. Defaults to [`Filter::Bilinear`].
     #[must_use]
     pub const fn filter(mut self, filter: Filter) -> Self {
         self.filter = filter;
         self
     }
 
-    /// Sets how much larger than the size an image of the validation set is before the middle is
-    /// taken: fastai's `val_xtra`. No effect on torchvision's rule.
+    /// Sets the fraction by which an image of the validation set is larger than the size before its centre is cropped:
+    /// fastai's `val_xtra`. Has no effect on torchvision's rule. Defaults to 0.14.
     #[must_use]
     pub const fn valid_extra(mut self, part: f64) -> Self {
         if let Library::Fastai { valid_extra } = &mut self.rule {
@@ -102,7 +104,7 @@ impl RandomResizedCrop {
         self
     }
 
-    /// Draws the part of an image of `size`.
+    /// Chooses the region of an image of `size`.
     fn part(&self, size: Size, random: &mut SampleRng) -> Region {
         let area = f64::from(size.width) * f64::from(size.height);
         let logs = (self.ratio.0.ln(), self.ratio.1.ln());

@@ -1,4 +1,4 @@
-//! Carrying out a plan in as few steps as it allows.
+//! Execution of a plan in as few steps as possible.
 
 mod apply;
 
@@ -10,21 +10,21 @@ use crate::image::{CropBox, Image, ImageView, Region, Size};
 use crate::resize::{Filter, Resizer};
 use crate::{ImageError, Result};
 
-/// Where the pixels of an image come from.
+/// Source of the pixels of an image.
 pub(crate) enum Pixels<'a> {
-    /// From memory.
+    /// An image in memory.
     View(ImageView<'a>),
-    /// From what makes only those that are asked for.
+    /// A reader that returns only the pixels of the requested region.
     Reader(&'a mut dyn RegionReader),
 }
 
-/// Makes the pixels of a region of an image.
+/// Reads or decodes a region of an image.
 pub(crate) trait RegionReader {
     /// Returns the size of the whole image.
     fn size(&self) -> Size;
 
-    /// Makes `target` hold the region and returns where in it; scaled down where the region keeps
-    /// at least the size `at_least`, never with `None`.
+    /// Reads the region into `target`, and returns its position in `target`. The image may be scaled down as long as
+    /// the region has at least the size `at_least`; with `None` it is not scaled.
     fn read(
         &mut self,
         region: Region,
@@ -39,7 +39,7 @@ impl<'a> From<ImageView<'a>> for Pixels<'a> {
     }
 }
 
-/// Mirrorings that are still to be done to an image.
+/// Mirroring that is still to be applied to an image.
 ///
 /// ```
 /// use brigade_images::transforms::Flips;
@@ -48,14 +48,14 @@ impl<'a> From<ImageView<'a>> for Pixels<'a> {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flips {
-    /// Left and right are exchanged.
+    /// `true` if left and right are to be exchanged.
     pub horizontal: bool,
-    /// Top and bottom are exchanged.
+    /// `true` if top and bottom are to be exchanged.
     pub vertical: bool,
 }
 
 impl Flips {
-    /// Returns where a region of the mirrored image lies in the image.
+    /// Returns the position in the image of a region of the mirrored image.
     fn unflip(self, region: Region, size: Size) -> Region {
         let mirrored = |start: u32, length: u32, side: u32| side - start - length;
         let Region { mut left, mut top, width, height } = region;
@@ -68,7 +68,7 @@ impl Flips {
         Region { left, top, width, height }
     }
 
-    /// Mirrors an image.
+    /// Mirrors the image in place.
     fn apply(self, image: &mut Image) {
         let stride = 3 * image.size().columns();
         if self.horizontal {
@@ -93,14 +93,14 @@ impl Flips {
     }
 }
 
-/// Carries out plans, and keeps the memory of its steps for the next one.
+/// Executes plans. It reuses the memory of its steps.
 pub(crate) struct Renderer {
     image: Image,
     spare: Image,
     resizer: Resizer,
     flips: Flips,
-    /// As Pillow's `reducing_gap`: how much larger than the result an image may be scaled down to
-    /// be while it is decoded. `None` is never.
+    /// Factor like Pillow's `reducing_gap`: an image may be scaled down while it is decoded to no less than this many
+    /// times the size of the result. With `None` it is not scaled.
     pub(crate) reducing_gap: Option<f64>,
 }
 
@@ -115,10 +115,10 @@ impl Renderer {
         }
     }
 
-    /// Makes the image of a plan.
+    /// Executes a plan, and keeps the result in this renderer.
     ///
-    /// Mirroring is left to the end, where it costs nothing, so crops are mirrored instead. All
-    /// that only looks at values or at neighbours on all sides alike does not notice.
+    /// Mirroring is postponed to the end, where it costs nothing, so that crops are mirrored instead. Operations that
+    /// only depend on values, or symmetrically on neighbours, are not affected.
     pub(crate) fn render<'a>(&mut self, pixels: impl Into<Pixels<'a>>, plan: &Plan) -> Result<()> {
         self.flips = Flips::default();
         let pixels = pixels.into();
@@ -194,18 +194,18 @@ impl Renderer {
         stage.run(self.spare.view(), place, &mut self.resizer, &mut self.image)
     }
 
-    /// Exchanges the image, mirrored, for the memory of another.
+    /// Exchanges the mirrored image for the memory of another.
     pub(crate) fn swap_image(&mut self, image: &mut Image) {
         mem::take(&mut self.flips).apply(&mut self.image);
         mem::swap(&mut self.image, image);
     }
 
-    /// Lends the image, which is still to be mirrored.
+    /// Returns a view of the image, and the mirroring that is still to be applied.
     pub(crate) fn image(&self) -> (ImageView<'_>, Flips) {
         (self.image.view(), self.flips)
     }
 
-    /// Gives up the image.
+    /// Returns the mirrored image.
     pub(crate) fn into_image(mut self) -> Result<Image> {
         self.flips.apply(&mut self.image);
         let Size { width, height } = self.image.size();
@@ -217,7 +217,7 @@ impl Plan {
     /// Applies the operations to an image.
     ///
     /// # Errors
-    /// When the image does not have the size that was planned for, or there is no memory.
+    /// Fails if the image does not have the size of the plan, or there is not enough memory.
     pub fn apply(&self, image: &Image) -> Result<Image> {
         let mut renderer = Renderer::new();
         renderer.render(image.view(), self)?;
@@ -225,24 +225,24 @@ impl Plan {
     }
 }
 
-/// Crops before and after one resize.
+/// A resize with the crops before and after it.
 #[derive(Clone, Copy, Debug)]
 struct Stage {
-    /// What is kept of the image, before it is resized.
+    /// Region of the image that is kept before the resize.
     region: Region,
     resized: Option<Resized>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Resized {
-    /// What the region is resized to.
+    /// Size to which the region is resized.
     full: Size,
-    /// What is kept of that.
+    /// Region of the resized image that is kept.
     part: Region,
     filter: Filter,
 }
 
-/// Whether an operation can be a part of a stage.
+/// Returns `true` if an operation can be part of a stage.
 fn is_staged(operation: &Operation) -> bool {
     use Operation::{Crop, FlipHorizontal, FlipVertical, Resize};
 
@@ -250,7 +250,8 @@ fn is_staged(operation: &Operation) -> bool {
 }
 
 impl Stage {
-    /// Takes what the first operations do to an image of `size` that is still to be mirrored.
+    /// Combines the first operations on an image of `size`, for which mirroring is still to be applied, into a stage.
+    /// Returns the stage and the remaining operations.
     fn gather<'p>(
         size: Size,
         operations: &'p [Operation],
@@ -291,7 +292,7 @@ impl Stage {
         self.resized.is_some() || self.region != Region::whole(size)
     }
 
-    /// Returns the part of the image that the result depends on.
+    /// Returns the region of the image on which the result depends.
     fn needed(&self) -> Region {
         let Some(Resized { full, part, filter }) = self.resized else { return self.region };
         let along = |start: u32, length: u32, full: u32, part: (u32, u32)| {
@@ -310,7 +311,7 @@ impl Stage {
         Region { left, top, width, height }
     }
 
-    /// Returns the size down to which the decoder may scale what is needed.
+    /// Returns the minimum size to which the decoder may scale the needed region.
     fn at_least(&self, needed: Region, gap: Option<f64>) -> Option<Size> {
         let (Resized { full, .. }, gap) = (self.resized?, gap?);
         let side = |full: u32, needed: u32, region: u32| {
@@ -323,7 +324,7 @@ impl Stage {
         ))
     }
 
-    /// Carries the stage out on an image whose part `place` is the region.
+    /// Executes the stage on an image in which `place` is the stage's region.
     fn run(
         &self,
         image: ImageView<'_>,
@@ -357,7 +358,7 @@ impl Stage {
 
 /// Returns the whole pixels of an image that a box touches.
 fn outline(place: CropBox, size: Size) -> Region {
-    // Less than this is rounding, not a pixel.
+    // A smaller overlap is caused by rounding.
     const ROUNDING: f64 = 1e-6;
     let along = |start: f64, length: f64, side: u32| {
         let first = (start + ROUNDING).floor().clamp(0.0, f64::from(side)) as u32;
@@ -374,7 +375,7 @@ mod tests {
     use super::*;
     use crate::transforms::{Interpolation, PadMode};
 
-    /// Columns and rows that are all different, with waves that a resize leaves something of.
+    /// Returns an image in which all columns and rows differ, with waves that survive a resize.
     fn picture(width: u32, height: u32) -> Image {
         let value = |x: u32, y: u32, channel: u32| {
             let wave = (f64::from(x) / 3.0).sin() + (f64::from(y * (channel + 1)) / 5.0).cos();
@@ -394,8 +395,7 @@ mod tests {
         })
     }
 
-    /// Reads regions of an image in memory as a decoder that works on blocks of 8 does, and keeps
-    /// what it was asked for.
+    /// Reads regions of an image in memory like a decoder that works on blocks of 8, and records the requests.
     struct Blocks {
         image: Image,
         asked: Vec<(Region, Option<Size>)>,
@@ -489,7 +489,7 @@ mod tests {
                     .zip(expected.pixels())
                     .map(|(found, expected)| found.abs_diff(*expected))
                     .max();
-                // A mirrored image is resized before it is mirrored, which rounds otherwise.
+                // A mirrored image is resized before it is mirrored, which gives other roundings.
                 let resized = operations.iter().any(|o| matches!(o, Operation::Resize { .. }));
                 assert!(difference <= Some(u8::from(resized) * 2), "{difference:?} {operations:?}");
             }
@@ -512,7 +512,7 @@ mod tests {
         assert_eq!(asked(cropped, Some(1.5)), (region, Some(Size::new(15, 15))));
         let mirrored = vec![Operation::FlipHorizontal, crop(5, 3, 20, 30)];
         assert_eq!(asked(mirrored, Some(1.0)), (Region { left: 36, ..region }, None));
-        // The middle third of the columns, and what the filter reaches to.
+        // The middle third of the columns, and the reach of the filter.
         let (region, at_least) = asked(vec![resize(30, 47), crop(10, 0, 10, 47)], Some(1.0));
         assert_eq!((region.top, region.height), (0, 47));
         assert_eq!((region.left, region.width), (17, 27));
@@ -536,7 +536,7 @@ mod tests {
             .zip(scaled.pixels())
             .map(|(exact, scaled)| exact.abs_diff(*scaled))
             .max();
-        // A shift by half a pixel of the decoded image would be 2 and 3.
+        // A shift by half a pixel of the decoded image would give 2 and 3.
         assert!(difference <= Some(1), "{difference:?}");
     }
 

@@ -1,12 +1,12 @@
-//! Bringing images to a size.
+//! Resizing of images.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Operation, PadMode, Phase, SampleRng, Transform};
 use crate::{Filter, ImageError, Region, Result, Size};
 
-/// Resizes images, by one of the rules of torchvision's and fastai's `Resize`; bilinear with
-/// antialiasing unless [`filter`](Resize::filter) says otherwise.
+/// Resizes images, by one of the rules of torchvision's and fastai's `Resize`, bilinearly with antialiasing unless
+/// another [`filter`](Resize::filter) is set.
 ///
 /// ```
 /// use brigade_images::Size;
@@ -43,46 +43,45 @@ impl Resize {
         Self { rule, filter: Filter::Bilinear }
     }
 
-    /// Brings the shorter side to `side` pixels and keeps the aspect ratio, the longer side rounded
-    /// down: torchvision's `Resize(int)`.
+    /// Resizes the shorter side to `side` pixels and keeps the aspect ratio, the longer side rounded down:
+    /// torchvision's `Resize(int)`.
     #[must_use]
     pub const fn shorter(side: u32) -> Self {
         Self::new(Rule::Shorter { side, longer_at_most: None })
     }
 
-    /// Brings the longer side to `side` pixels and keeps the aspect ratio, the shorter side rounded
-    /// down: fastai's `RatioResize`.
+    /// Resizes the longer side to `side` pixels and keeps the aspect ratio, the shorter side rounded down: fastai's
+    /// `RatioResize`.
     #[must_use]
     pub const fn longer(side: u32) -> Self {
         Self::new(Rule::Longer(side))
     }
 
-    /// Brings both sides to a size, whatever the aspect ratio: torchvision's `Resize((h, w))`,
-    /// fastai's `ResizeMethod.Squish`.
+    /// Resizes both sides, whatever the aspect ratio: torchvision's `Resize((h, w))`, fastai's `ResizeMethod.Squish`.
     #[must_use]
     pub fn squish(size: impl Into<Size>) -> Self {
         Self::new(Rule::Squish(size.into()))
     }
 
-    /// Cuts the largest part of the new aspect ratio and resizes it: fastai's `ResizeMethod.Crop`.
-    /// The part lies anywhere in training and in the middle in validation.
+    /// Crops the largest region of the new aspect ratio and resizes it: fastai's `ResizeMethod.Crop`. The region has a
+    /// random position in training and is at the centre in validation.
     #[must_use]
     pub fn crop(size: impl Into<Size>) -> Self {
         Self::new(Rule::Crop(size.into()))
     }
 
-    /// Resizes the whole image to fit in and fills the rest: fastai's `ResizeMethod.Pad`. The image
-    /// lies anywhere in training and in the middle in validation.
+    /// Resizes the whole image to fit into `size` and pads the rest: fastai's `ResizeMethod.Pad`. The image has a
+    /// random position in training and is at the centre in validation.
     ///
-    /// fastai pads first, to as many pixels as the aspect ratio asks for, and resizes the result;
-    /// here the image is resized and then padded, so the pixels next to the seam can differ.
+    /// fastai pads first, to the new aspect ratio, and resizes the result; here the image is resized and then padded,
+    /// so that the pixels next to the seam can differ.
     #[must_use]
     pub fn pad(size: impl Into<Size>, mode: PadMode) -> Self {
         Self::new(Rule::Pad(size.into(), mode))
     }
 
-    /// Limits the longer side of [`shorter`](Resize::shorter): torchvision's `max_size`. The
-    /// shorter side becomes smaller where the limit is reached. No effect on the other rules.
+    /// Limits the longer side of [`shorter`](Resize::shorter): torchvision's `max_size`. The shorter side becomes
+    /// smaller if the limit is reached. Has no effect on the other rules. Defaults to no limit.
     #[must_use]
     pub const fn longer_at_most(mut self, side: u32) -> Self {
         if let Rule::Shorter { longer_at_most, .. } = &mut self.rule {
@@ -91,7 +90,7 @@ impl Resize {
         self
     }
 
-    /// Sets the filter.
+    /// Sets the resampling filter. Defaults to [`Filter::Bilinear`].
     #[must_use]
     pub const fn filter(mut self, filter: Filter) -> Self {
         self.filter = filter;
@@ -163,7 +162,8 @@ impl Transform for Resize {
     }
 }
 
-/// Resizes images to a shorter side, and leaves smaller ones alone: what a cache puts first.
+/// Resizes larger images to a shorter side, and leaves smaller ones unchanged. A cache inserts it before all other
+/// transforms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Presize(pub(crate) u32);
 
@@ -187,7 +187,7 @@ impl Transform for Presize {
     }
 }
 
-/// Returns the size whose shorter side is `side`, the longer one rounded down, as torchvision's.
+/// Returns the size whose shorter side is `side`, the longer one rounded down as in torchvision.
 pub(super) fn shorter_side(size: Size, side: u32, longer_at_most: Option<u32>) -> Result<Size> {
     let (short, long) = (size.width.min(size.height), longest(size));
     let (mut shorter, mut longer) = (side, scaled(side, long, short));
@@ -205,7 +205,7 @@ pub(super) fn shorter_side(size: Size, side: u32, longer_at_most: Option<u32>) -
     Ok(along(size, shorter, longer))
 }
 
-/// Returns a size whose longer side lies as that of `size` does.
+/// Returns a size with the same orientation (portrait or landscape) as `size`.
 fn along(size: Size, shorter: u32, longer: u32) -> Size {
     if size.width <= size.height { Size::new(shorter, longer) } else { Size::new(longer, shorter) }
 }

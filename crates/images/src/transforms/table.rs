@@ -1,9 +1,9 @@
-//! The one list of the transforms that can be named and written down.
+//! The list of the transforms that have a name in text and can be serialized.
 
-/// Hands the list of transforms to a macro. A row is `Variant: file::Type, order` with fastai's order among the
-/// transforms of an item, and a line for each of its names in text: what its value is and what makes the transform
-/// of it, and what it does. From the row follow the export of the type, [`NamedTransform::all`], and a Learner's item
-/// transforms, whose exported files hold the name of the variant: it must stay.
+/// Calls a macro with the list of transforms. A row is `Variant: file::Type, order` with fastai's order among the
+/// transforms of an item, and a line for each of its names in text: the kind of its value, the function that creates
+/// the transform, and a description. The export of the type, [`NamedTransform::all`], and a Learner's item transforms
+/// follow from the row. Exported files of a Learner contain the name of the variant: it must not change.
 ///
 /// [`NamedTransform::all`]: crate::transforms::NamedTransform::all
 #[doc(hidden)]

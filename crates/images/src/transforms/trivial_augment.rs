@@ -6,8 +6,8 @@ use super::augment::{Kind, Space, affine_options, check_bins};
 use super::{Interpolation, Operation, Phase, SampleRng, Transform};
 use crate::{Result, Size};
 
-/// Applies one operation of random strength to each image, in training: torchvision's
-/// `TrivialAugmentWide` on PIL images.
+/// Applies one operation of random strength to each image, in training: torchvision's `TrivialAugmentWide` on PIL
+/// images.
 ///
 /// ```
 /// use brigade_images::Size;
@@ -27,7 +27,7 @@ pub struct TrivialAugmentWide {
 }
 
 impl TrivialAugmentWide {
-    /// Sets how many strengths there are.
+    /// Sets the number of strengths. Defaults to 31.
     #[must_use]
     pub const fn bins(mut self, bins: usize) -> Self {
         self.bins = bins;
@@ -37,7 +37,7 @@ impl TrivialAugmentWide {
 
 affine_options!(TrivialAugmentWide, "the nearest pixel");
 
-/// With 31 strengths, as torchvision's.
+/// Creates a TrivialAugmentWide with 31 strengths, like torchvision's.
 impl Default for TrivialAugmentWide {
     fn default() -> Self {
         Self { bins: 31, interpolation: Interpolation::Nearest, fill: [0; 3] }

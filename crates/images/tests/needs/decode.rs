@@ -1,5 +1,5 @@
-//! Decoding against Pillow, on odd images that `tests/golden/decode/make.py` has made with it, and on damaged
-//! ones.
+//! Comparison of decoding with Pillow, on unusual images that `tests/golden/decode/make.py` has made with it, and on
+//! damaged ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use brigade_images::{Image, ImageError, Region, Size};
 use brigade_test_needs::{Need, needs};
 use serde::Deserialize;
 
-/// What Pillow has read.
+/// Results of Pillow.
 #[derive(Deserialize)]
 struct Expected {
     pillow: String,
@@ -22,9 +22,9 @@ struct Expected {
 struct Pixels {
     size: [u32; 2],
     crc32: u32,
-    /// With EXIF's orientation.
+    /// Size and checksum after the EXIF orientation is applied.
     turned: ([u32; 2], u32),
-    /// Of JPEG, at fractions of the size.
+    /// For a JPEG, size and checksum at fractions of the size.
     #[serde(rename = "1/2")]
     half: Option<([u32; 2], u32)>,
     #[serde(rename = "1/4")]
@@ -50,7 +50,7 @@ fn summary(image: &Image) -> ([u32; 2], u32) {
     ([image.width(), image.height()], crc32fast::hash(image.pixels()))
 }
 
-/// Whether all images of a folder are read as Pillow has read them.
+/// Checks that all images of a folder are decoded with Pillow's results.
 fn compare(folder: &Path) {
     let expected = expected(folder);
     assert!(expected.images.len() > 50);
@@ -87,7 +87,7 @@ fn as_pillow_reads_them() {
     compare(&folder());
 }
 
-/// With PyTorch comes torchvision, and with it Pillow.
+/// PyTorch is installed with torchvision, and that with Pillow.
 #[needs(Pytorch)]
 fn peer_as_this_machines_pillow_reads_larger_ones() {
     let made = tempfile::tempdir().unwrap();
@@ -98,7 +98,7 @@ fn peer_as_this_machines_pillow_reads_larger_ones() {
     compare(made.path());
 }
 
-/// A JPEG with some bytes in place of others, and the pixels that Pillow makes of it; `None` where it refuses.
+/// A JPEG in which some bytes are replaced, and Pillow's pixels of it; `None` if Pillow rejects it.
 type Damage = (String, usize, usize, String, Option<u32>);
 
 #[needs()]
@@ -106,7 +106,7 @@ fn damaged_jpegs_are_read_as_pillow_reads_them() {
     let text = fs::read_to_string(folder().join("damaged.json")).unwrap();
     let damages: Vec<Damage> = serde_json::from_str(&text).unwrap();
     let (mut wrong, mut warned, mut refused) = (Vec::new(), 0, 0);
-    // A progressive file with a scan that refines bits that were not there.
+    // A progressive file with a scan that refines bits that no scan before contained.
     let mut only_here = 0;
     for (name, at, gone, new, wanted) in &damages {
         let whole = fs::read(folder().join(name)).unwrap();
@@ -165,7 +165,7 @@ fn a_region_is_a_part_of_the_whole() {
     }
 }
 
-/// At a fraction of the size, too, and with the orientation.
+/// Also at a fraction of the size, and with the orientation.
 #[needs()]
 fn a_scaled_region_is_a_part_of_the_scaled_whole() {
     let mut target = Image::new(1, 1, vec![0; 3]).unwrap();
@@ -184,7 +184,7 @@ fn a_scaled_region_is_a_part_of_the_scaled_whole() {
         assert!(place.left + place.width <= target.width().into());
         assert!(place.top + place.height <= target.height().into());
         if place.left.fract() != 0.0 || place.top.fract() != 0.0 {
-            // Turned, half a pixel may be left over at the other side.
+            // After a rotation, half a pixel may be left over at the other side.
             continue;
         }
         for (x, y) in [(0, 0), (15, 0), (0, 7), (15, 7), (7, 3)] {
@@ -228,7 +228,7 @@ fn a_cut_file_is_an_error_or_an_image() {
                 assert!(matches!(error, ImageError::Decode { .. }), "{name}: {error}");
             }
         }
-        // Without its second half, none is whole.
+        // Without its second half, no file is complete.
         if bytes.len() > 1000 && !name.contains("animated") {
             assert!(decoder().decode_new(name, &bytes[..bytes.len() / 2]).is_err(), "{name}");
         }
@@ -261,10 +261,10 @@ fn sizes_beyond_the_limit() {
     );
 }
 
-/// Headers that promise more than their bytes can hold take no memory for it.
+/// Headers that announce more pixels than the file can contain do not cause allocations.
 #[needs()]
 fn headers_that_promise_too_much() {
-    // The height and width in the frame header of a JPEG.
+    // Height and width in the frame header of a JPEG.
     let mut jpeg = fs::read(folder().join("420.jpg")).unwrap();
     let at = jpeg.windows(2).position(|it| it == b"\xff\xc0").unwrap();
     jpeg[at + 5..at + 9].copy_from_slice(&[0x2e, 0xe0, 0x2e, 0xe0]);
@@ -293,8 +293,8 @@ fn headers_that_promise_too_much() {
     }
 }
 
-/// A TIFF file of one picture, whose tags have one number each but for the places of its strips or tiles,
-/// which all are those of `data`.
+/// Builds a TIFF file of one image, whose tags have one number each except for the positions of its strips or tiles,
+/// which are all those of `data`.
 fn tiff(tags: &[(u16, u32)], tiles: u32, data: &[u8]) -> Vec<u8> {
     let (start, length) = (8 + 4 * tiles + 4 * tiles, data.len() as u32);
     let directory = start + length;
@@ -315,7 +315,7 @@ fn tiff(tags: &[(u16, u32)], tiles: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a tile holds beside the picture costs memory and time as well.
+/// The part of a tile outside of the image costs memory and time as well.
 #[needs()]
 fn tiles_that_are_too_large_or_overlap() {
     let grey = |width, height, compression, tile: [u32; 2]| {
@@ -343,7 +343,7 @@ fn tiles_that_are_too_large_or_overlap() {
     let whole = decoder().decode_new("a.tif", &tiff(&grey(64, 1, 1, [4096, 1]), 1, &row)).unwrap();
     assert_eq!((whole.size(), whole.pixel(63, 0)), (Size::new(64, 1), Some([3; 3])));
 
-    // A JPEG may have the whole tile, of which a part is in the picture, and no more.
+    // A JPEG may contain the whole tile, a part of which is in the image, and no more.
     let jpeg = fs::read(folder().join("444.jpg")).unwrap();
     let Size { width, height } = decoder().header("a.jpg", &jpeg).unwrap().size;
     let tile = |rows, tile_rows| {
@@ -359,7 +359,7 @@ fn tiles_that_are_too_large_or_overlap() {
     assert!(error.ends_with(&found), "{error}");
 }
 
-/// Tables are read with each strip or tile anew.
+/// Tables are read again for each strip or tile.
 #[needs()]
 fn jpeg_tables_that_are_too_large() {
     let refused = |height: u32, tiles: u32, data: &[u8], tables: usize| {

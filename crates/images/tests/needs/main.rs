@@ -1,4 +1,4 @@
-//! Decoding against Pillow, as its files say it, and on this machine.
+//! Comparison of decoding with Pillow: with stored results, and with Pillow on this machine.
 
 #![allow(clippy::unwrap_used)] // clippy knows only functions marked as tests
 

@@ -25,7 +25,7 @@ pub(super) struct CoordinatorClient<'p> {
     search: Option<Search>,
     /// The coordinator, if it runs in this process.
     coordinator: Option<Coordinator>,
-    others_told: bool,
+    others_notified: bool,
     link: Option<Link>,
     /// The link has been told to be quiet.
     quiet: bool,
@@ -67,7 +67,7 @@ impl<'p> CoordinatorClient<'p> {
             start,
             search: None,
             coordinator: None,
-            others_told: false,
+            others_notified: false,
             link: None,
             quiet: false,
             address: None,
@@ -121,7 +121,7 @@ impl<'p> CoordinatorClient<'p> {
     /// Begins to look for the coordinator, again where the last one was lost.
     pub(super) fn connect(&mut self) {
         self.drop_links();
-        (self.coordinator, self.others_told) = (None, false);
+        (self.coordinator, self.others_notified) = (None, false);
         let begun = match discovery_method(self.plan) {
             None => self.serve(None, LOOPBACK.to_owned()),
             Some(method) => self.search(method).map(|search| self.search = Some(search)),
@@ -210,7 +210,7 @@ impl<'p> CoordinatorClient<'p> {
         let mut fds = vec![PollFd::new(self.lines.as_fd(), PollFlags::POLLIN)];
         let recording = self.recording.as_ref().map(|(log, _)| log.as_fd());
         fds.extend(recording.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-        let coordinator = self.coordinator.as_ref().filter(|_| !self.others_told);
+        let coordinator = self.coordinator.as_ref().filter(|_| !self.others_notified);
         fds.extend(coordinator.map(|c| PollFd::new(c.over_fd(), PollFlags::POLLIN)));
         let resuming = self.resuming.as_ref();
         let searches = [self.search.as_ref(), resuming.and_then(|it| it.search.as_ref())];
@@ -220,7 +220,7 @@ impl<'p> CoordinatorClient<'p> {
         let old = self.link.as_ref().filter(|_| !self.void);
         for link in [old, resuming.and_then(|it| it.link.as_ref())].into_iter().flatten() {
             fds.push(PollFd::new(link.read_fd(), PollFlags::POLLIN));
-            if link.wants_write() {
+            if link.needs_write() {
                 fds.push(PollFd::new(link.write_fd(), PollFlags::POLLOUT));
             }
         }
@@ -241,9 +241,9 @@ impl<'p> CoordinatorClient<'p> {
         if self.events.is_empty() {
             self.listen();
         }
-        if !self.others_told && self.coordinator.as_ref().is_some_and(is_over) {
-            self.others_told = true;
-            self.events.push_back(Event::OthersTold);
+        if !self.others_notified && self.coordinator.as_ref().is_some_and(is_over) {
+            self.others_notified = true;
+            self.events.push_back(Event::OthersNotified);
         }
         // Last: most of these lines give the reason of a message that has just been heard.
         let trouble = || self.recording.as_ref().and_then(|(log, _)| log.trouble());
@@ -395,7 +395,7 @@ impl<'p> CoordinatorClient<'p> {
     pub(super) fn disconnect(&mut self) {
         self.drop_links();
         self.search = None;
-        self.events.retain(|event| matches!(event, Event::OthersTold | Event::Line(_)));
+        self.events.retain(|event| matches!(event, Event::OthersNotified | Event::Line(_)));
     }
 
     fn drop_links(&mut self) {

@@ -166,8 +166,8 @@ fn choose(
     };
     let mut chosen: Vec<&&ReportedFault> = ours.iter().filter(|it| !is_explained(it)).collect();
     chosen.sort_by_key(|it| (it.is_earlier, it.fault.is_consequence, !it.fault.is_serious));
-    chosen.truncate(MOST_TOLD);
-    let told = |reported: &&ReportedFault| {
+    chosen.truncate(MAX_REPORTED);
+    let described = |reported: &&ReportedFault| {
         let local_rank = device_of(reported, ranks);
         let address = local_rank.and_then(|at| ranks[at].pci.clone());
         let Fault { source, code, pci, means, remedy, .. } = &reported.fault;
@@ -183,7 +183,7 @@ fn choose(
             message: reported.message.clone(),
         }
     };
-    chosen.into_iter().map(told).collect()
+    chosen.into_iter().map(described).collect()
 }
 
 /// The kernel's messages in the journal since then. Empty where there is none that this user may read,
@@ -233,7 +233,7 @@ const JOURNAL_PAUSE: Duration = Duration::from_secs(2);
 const MAX_JOURNAL: usize = 8 << 20;
 /// A device that has fallen off the bus repeats itself; these are kinds of faults.
 const MOST_KEPT: usize = 100;
-const MOST_TOLD: usize = 4;
+const MAX_REPORTED: usize = 4;
 
 #[cfg(test)]
 mod tests {
@@ -243,7 +243,7 @@ mod tests {
         Device { pci: Some(pci.to_owned()), is_usable: true, ..Device::default() }
     }
 
-    fn told(lines: &[&str], earlier: usize) -> Vec<String> {
+    fn described(lines: &[&str], earlier: usize) -> Vec<String> {
         let mut found = Vec::new();
         lines.iter().for_each(|line| add(&mut found, line));
         found.iter_mut().take(earlier).for_each(|it| it.is_earlier = true);
@@ -257,16 +257,16 @@ mod tests {
     #[test]
     fn the_rank_is_named_whose_device_it_is() {
         let gone = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.";
-        let shown = told(&[gone, gone], 0);
+        let shown = described(&[gone, gone], 0);
         let start = "Xid 79 (2 times) at PCI 0000:3b:00.0, the GPU of rank 4 on node1: the GPU has fallen off the bus: ";
         assert!(shown.len() == 1 && shown[0].starts_with(start), "{shown:?}");
-        let shown = told(&[gone], 1);
+        let shown = described(&[gone], 1);
         assert!(shown[0].contains("on node1 (before this attempt): "), "{shown:?}");
     }
 
     #[test]
     fn the_worst_comes_first_and_what_follows_from_it_is_left_out() {
-        let shown = told(
+        let shown = described(
             &[
                 "NVRM: Xid (PCI:0000:19:00): 13, Graphics Exception: ESR 0x505730=0x0",
                 "NVRM: Xid (PCI:0000:3b:00): 45, pid=7, name=train, Ch 00000008",
@@ -276,20 +276,22 @@ mod tests {
         );
         let kinds: Vec<&str> = shown.iter().map(|it| it.split(" at ").next().unwrap()).collect();
         assert_eq!(kinds, ["Xid 94", "Xid 13"]);
-        assert_eq!(told(&["NVRM: Xid (PCI:0000:19:00): 45, pid=7, Ch 00000008"], 0).len(), 1);
+        assert_eq!(described(&["NVRM: Xid (PCI:0000:19:00): 45, pid=7, Ch 00000008"], 0).len(), 1);
     }
 
     #[test]
     fn devices_of_others_are_left_out_and_switches_are_not() {
         assert!(
-            told(&["NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus."], 0).is_empty()
+            described(&["NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus."], 0)
+                .is_empty()
         );
-        let shown = told(&["nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 48"], 0);
+        let shown =
+            described(&["nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 48"], 0);
         assert!(shown[0].starts_with("SXid 20034 at PCI 0000:06:00 on node1: "), "{shown:?}");
         let many: Vec<String> =
             (0..300).map(|code| format!("NVRM: Xid (PCI:0000:3b:00): {code}, x")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        assert_eq!(told(&many, 0).len(), MOST_TOLD);
+        assert_eq!(described(&many, 0).len(), MAX_REPORTED);
     }
 
     #[test]

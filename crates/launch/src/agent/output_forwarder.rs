@@ -43,7 +43,7 @@ struct Drained {
     /// Number as counted in the output thread.
     written: usize,
     /// Number that the agent has received.
-    told: usize,
+    reported: usize,
     /// What is written is not sent any more.
     dropped: bool,
 }
@@ -53,7 +53,7 @@ struct Drained {
 struct Pieces {
     pieces: SyncSender<Piece>,
     wake: Arc<Flag>,
-    told: Option<Instant>,
+    last_report: Option<Instant>,
 }
 
 impl OutputForwarder {
@@ -68,7 +68,7 @@ impl OutputForwarder {
             credit: OUTPUT_CREDIT,
             drained: Drained::default(),
         };
-        Ok((this, Box::new(Pieces { pieces: sender, wake, told: None })))
+        Ok((this, Box::new(Pieces { pieces: sender, wake, last_report: None })))
     }
 
     /// Readable when there is more.
@@ -116,10 +116,10 @@ impl OutputForwarder {
 
     /// True once for each attempt whose output has all been sent, or is not sent any more.
     pub(super) fn is_drained(&mut self) -> bool {
-        let Drained { sent, written, told, dropped } = &mut self.drained;
+        let Drained { sent, written, reported, dropped } = &mut self.drained;
         let ended = if *dropped { *written } else { *sent.min(written) };
-        let is_new = *told < ended;
-        *told += usize::from(is_new);
+        let is_new = *reported < ended;
+        *reported += usize::from(is_new);
         is_new
     }
 
@@ -140,11 +140,11 @@ impl Show for Pieces {
     }
 
     fn progress(&mut self, reports: &Reports) -> bool {
-        let is_early = self.told.is_some_and(|told| told.elapsed() < BETWEEN_REPORTS);
+        let is_early = self.last_report.is_some_and(|last| last.elapsed() < BETWEEN_REPORTS);
         if is_early && !reports.is_empty() {
             return false;
         }
-        self.told = Some(Instant::now());
+        self.last_report = Some(Instant::now());
         let text = |report: &ProgressReport| String::from_utf8(report.encode()).unwrap_or_default();
         let ranks = reports.iter().map(|(rank, report)| (*rank, text(report))).collect();
         let piece = Piece::Progress(ranks);
@@ -219,7 +219,7 @@ mod tests {
         }
         writer.join().unwrap();
         assert!(forwarder.next().is_none() && forwarder.is_drained());
-        assert!(!forwarder.is_drained(), "told once");
+        assert!(!forwarder.is_drained(), "reported once");
     }
 
     #[test]

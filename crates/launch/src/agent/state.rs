@@ -95,7 +95,7 @@ pub(super) struct AgentState {
     reason: Option<String>,
     ending: Ending,
     /// A coordinator in this process has told all other agents that the job is over.
-    others_told: bool,
+    others_notified: bool,
     actions: Vec<Action>,
 }
 
@@ -137,7 +137,7 @@ impl AgentState {
             output_closed: false,
             reason: None,
             ending: Ending::No,
-            others_told: false,
+            others_notified: false,
             actions: Vec::new(),
         };
         (this, vec![Action::MakeFolder])
@@ -184,7 +184,7 @@ impl AgentState {
             Event::Drained => self.draining = self.draining.saturating_sub(1),
             Event::OutputClosed => self.output_closed(),
             Event::Signal(signal) => self.signal(signal),
-            Event::OthersTold => self.others_told = true,
+            Event::OthersNotified => self.others_notified = true,
             Event::Tick => {}
         }
         self.advance();
@@ -198,7 +198,7 @@ impl AgentState {
             return self.ending.deadline();
         }
         let ended =
-            self.ended.as_ref().filter(|ended| !ended.told && self.attempt_to_stop.is_some());
+            self.ended.as_ref().filter(|ended| !ended.reported && self.attempt_to_stop.is_some());
         let ended = ended.map(|ended| ended.until);
         let group = self.group.as_ref().and_then(|group| group.deadline(&self.facts.limits));
         [ended, group, self.connection.deadline(), self.leave_at()].into_iter().flatten().min()
@@ -208,7 +208,7 @@ impl AgentState {
     fn advance(&mut self) {
         self.advance_connection();
         self.advance_group();
-        self.tell_ended();
+        self.report_ended();
         self.start_next();
         self.leave_when_due();
         if let Some(result) = self.result() {
@@ -220,7 +220,7 @@ impl AgentState {
 
     /// How it went, when nothing of the job runs here any more and nothing will.
     fn result(&mut self) -> Option<Result<Outcome, LaunchError>> {
-        if self.group.is_some() || self.leaves_untold() {
+        if self.group.is_some() || self.leaves_without_notice() {
             return None;
         }
         let (outcome, error) = match &mut self.ending {

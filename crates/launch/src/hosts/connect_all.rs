@@ -75,7 +75,7 @@ pub(crate) fn call(request: &Arc<LaunchRequest>, signals: &SignalFd) -> Result<A
 
 struct Joining<'e> {
     request: &'e Arc<LaunchRequest>,
-    answers: wake::Receiver<Said>,
+    answers: wake::Receiver<CallResult>,
     /// By host, as all that follow.
     calls: Vec<Option<Call>>,
     /// Those that are, with the address of this machine as they see it.
@@ -204,10 +204,10 @@ struct Caller {
 }
 
 /// The failure of a host, and whether it may be gone the next time.
-type Said = (usize, Result<Option<IpAddr>, (HostFailure, bool)>);
+type CallResult = (usize, Result<Option<IpAddr>, (HostFailure, bool)>);
 
 impl Caller {
-    fn run(mut self, answers: &wake::Sender<Said>, go: &Receiver<()>) -> Option<Joined> {
+    fn run(mut self, answers: &wake::Sender<CallResult>, go: &Receiver<()>) -> Option<Joined> {
         // One write each, so that the lines of several hosts do not mix.
         let say = |text: &str| {
             let _ = io::stderr().write_all(format!("brigade: {text}\n").as_bytes());
@@ -216,7 +216,7 @@ impl Caller {
         let failed = answer.is_err();
         let answer = match answer {
             Ok(()) => Ok(self.session.launchers_address()),
-            Err(failure) => Err((failure, self.session.was_turned_away())),
+            Err(failure) => Err((failure, self.session.was_closed_early())),
         };
         let _ = answers.send((self.number, answer));
         if failed { None } else { self.session.wait_for_go(&self.request, go) }

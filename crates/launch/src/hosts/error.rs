@@ -27,7 +27,7 @@ pub enum HostsError {
     },
     /// `--nnodes` differs from the number of hosts in the list.
     #[error(
-        "--nnodes {nodes}, but the list has {}: give {named}, or MIN:{named} for a job that goes on \
+        "--nnodes {nodes}, but the list has {}: give {named}, or MIN:{named} for a job that can continue \
          with MIN of them",
         counted(.named, "host")
     )]

@@ -110,8 +110,8 @@ impl Walk<'_> {
         self.places.push(place);
         if self.places.len() > FILES || self.bytes > BYTES {
             let reason = format!(
-                "more than {FILES} files or {} MB: put the program into a folder of its own, or \
-                 into one that all hosts share, and leave --sync out",
+                "more than {FILES} files or {} MB: put the program into a separate folder, or into one \
+                 that all hosts share and leave --sync out",
                 BYTES / 1_000_000
             );
             return Err(io::Error::other(reason));

@@ -306,8 +306,8 @@ impl Job {
             }
             Signal::SIGUSR1 | Signal::SIGUSR2 => self.coordinator.forward(signal as i32),
             Signal::SIGTSTP => self.output.say(
-                "a job on several hosts cannot be suspended: its hosts would take the silence for \
-                 the launcher's end",
+                "a job on several hosts cannot be suspended: its hosts would treat the missing messages \
+                 as the end of the launcher",
             ),
             _ => {}
         }

@@ -164,8 +164,8 @@ impl Session {
     }
 
     /// The connection was closed before the first message.
-    pub(crate) fn was_turned_away(&self) -> bool {
-        self.hello.is_none() && ssh::is_turned_away(&self.child.stderr())
+    pub(crate) fn was_closed_early(&self) -> bool {
+        self.hello.is_none() && ssh::is_early_close(&self.child.stderr())
     }
 
     /// Returns one line about the end of the session of a host that takes part.
@@ -186,8 +186,8 @@ impl Session {
             }
             Ok(2) => {
                 let reason = format!(
-                    "{} there is not run: {}; let --sync compare and copy it, or take their rights \
-                     away with `chmod go-w`",
+                    "{} there was not started: {}; let --sync compare and copy it, or remove the write \
+                     permission of other users with `chmod go-w`",
                     request.plan.access.brigade.display(),
                     self.child.last_stderr().trim(),
                 );
@@ -241,7 +241,11 @@ impl Session {
     }
 
     fn out_of_order(&self) -> HostFailure {
-        self.failure("the agent there gave an answer of another kind than expected".to_owned(), 1)
+        self.failure(
+            "the agent there sent an unexpected message; install the same brigade on all hosts"
+                .to_owned(),
+            1,
+        )
     }
 
     /// In ssh's own words, where it has said something.
@@ -260,7 +264,9 @@ impl Session {
             (Some(said), Some(exit_status))
                 if self.hello.is_none() && exit_status.code() != Some(SSH_FAILED) =>
             {
-                format!("no agent answers there, is it brigade {VERSION}? {said} ({exit_status})")
+                format!(
+                    "no agent answers there: {said} ({exit_status}); check that it has brigade {VERSION}"
+                )
             }
             (Some(said), Some(exit_status)) if exit_status.code() != Some(SSH_FAILED) => {
                 format!("its agent has ended ({exit_status}): {said}")

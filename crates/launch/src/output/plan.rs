@@ -354,10 +354,7 @@ mod tests {
             (OutputOptions { prefix: "x".parse().ok(), ..options() }, "--prefix"),
         ] {
             let refused = refuse(options, 1);
-            assert!(
-                refused.starts_with("--raw passes the terminal through to the rank"),
-                "{refused}"
-            );
+            assert!(refused.starts_with("--raw connects the rank to the terminal"), "{refused}");
             assert!(refused.contains(flag), "{refused}");
         }
         let plan = OutputPlan::resolve(&asked(redirected()), &terminal, 1).unwrap();

@@ -162,7 +162,7 @@ enum State {
 /// Response to a failure to show output.
 enum WriteFailure {
     Nothing,
-    Said(String),
+    Message(String),
     Closed,
 }
 
@@ -409,7 +409,7 @@ impl Pump {
         match self.console.show(stream, lines) {
             WriteFailure::Nothing => {}
             WriteFailure::Closed => self.notify(Notice::Closed),
-            WriteFailure::Said(text) => self.show(Stream::Stderr, text.as_bytes()),
+            WriteFailure::Message(text) => self.show(Stream::Stderr, text.as_bytes()),
         }
     }
 
@@ -481,7 +481,7 @@ impl Console {
             Err(error) if *state == State::Open => {
                 *state = State::Lossy;
                 let name = stream.name();
-                WriteFailure::Said(format!(
+                WriteFailure::Message(format!(
                     "brigade: cannot write to {name}, some output is lost: {error}\n"
                 ))
             }

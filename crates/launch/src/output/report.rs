@@ -24,11 +24,11 @@ pub(crate) struct Report {
 #[derive(Debug)]
 struct Quote {
     rank: usize,
-    said: Said,
+    quoted: Quoted,
 }
 
 #[derive(Debug)]
-enum Said {
+enum Quoted {
     Nothing,
     /// Its error file.
     Error(String),
@@ -95,21 +95,22 @@ impl Report {
             lines.push(self.sentence.clone());
         }
         lines.extend(self.notes.iter().cloned());
-        if let Some(Quote { rank, said }) = &self.quote {
+        if let Some(Quote { rank, quoted }) = &self.quote {
             // With other lines in between, "its" would say nothing.
             let its = if is_said { format!("rank {rank}'s") } else { "its".to_owned() };
-            match said {
-                Said::Nothing if is_said => lines.push(format!("rank {rank} printed nothing")),
-                Said::Nothing => lines.push("it printed nothing".to_owned()),
-                Said::Error(error)
+            match quoted {
+                Quoted::Nothing if is_said => lines.push(format!("rank {rank} printed nothing")),
+                Quoted::Nothing => lines.push("it printed nothing".to_owned()),
+                Quoted::Error(error)
                     if recent.has_error(error.lines().next().unwrap_or_default()) => {}
-                Said::Error(error) => {
+                Quoted::Error(error) => {
                     let mut error = error.lines();
                     lines.push(format!("{its} error: {}", error.next().unwrap_or_default()));
                     lines.extend(error.map(indented));
                 }
-                Said::LastLines(_, last) if recent.has_lines(last.iter().map(String::as_str)) => {}
-                Said::LastLines(stream, last) => {
+                Quoted::LastLines(_, last) if recent.has_lines(last.iter().map(String::as_str)) => {
+                }
+                Quoted::LastLines(stream, last) => {
                     lines.push(format!("{its} last lines on {stream}:"));
                     lines.extend(last.iter().map(|line| indented(line)));
                 }
@@ -131,12 +132,12 @@ fn failed(failure: &RankFailure) -> Report {
     for fault in &failure.device_faults {
         notes.extend([fault.to_string(), indented(&fault.message)]);
     }
-    let said = match &failure.error {
-        Some(error) => Said::Error(error.clone()),
-        None if failure.last_lines.is_empty() => Said::Nothing,
-        None => Said::LastLines(failure.stream.name(), failure.last_lines.clone()),
+    let quoted = match &failure.error {
+        Some(error) => Quoted::Error(error.clone()),
+        None if failure.last_lines.is_empty() => Quoted::Nothing,
+        None => Quoted::LastLines(failure.stream.name(), failure.last_lines.clone()),
     };
-    let quote = Some(Quote { rank: failure.rank, said });
+    let quote = Some(Quote { rank: failure.rank, quoted });
     Report { sentence: failure.summary(), notes, quote }
 }
 
@@ -155,7 +156,7 @@ fn meaning(exit_status: ExitStatus) -> Option<&'static str> {
                 "an unexpected SIGKILL often means that the kernel ran out of memory: see dmesg",
             ),
             Signal::SIGSEGV => {
-                Some("SIGSEGV is a segmentation fault: native code used memory that is not its own")
+                Some("SIGSEGV is a segmentation fault: native code accessed invalid memory")
             }
             Signal::SIGABRT => Some(
                 "SIGABRT: the process aborted itself, for a failed assertion or an uncaught C++ \
@@ -166,9 +167,9 @@ fn meaning(exit_status: ExitStatus) -> Option<&'static str> {
                  while it was mapped",
             ),
             Signal::SIGILL => Some("SIGILL: it was built for another kind of processor"),
-            Signal::SIGTERM => Some(
-                "SIGTERM is a request to stop: by hand, or from a scheduler at a limit of its own",
-            ),
+            Signal::SIGTERM => {
+                Some("SIGTERM is a request to stop: by hand, or from a scheduler at a time limit")
+            }
             _ => None,
         },
         ExitStatus::Code(127) => Some("127 is the shell's code for a command that was not found"),
@@ -246,7 +247,7 @@ mod tests {
         assert_eq!(
             shown(crashed),
             "rank 1 on node1 (pid 42) failed: killed by SIGSEGV\n\
-             brigade: SIGSEGV is a segmentation fault: native code used memory that is not its own\n\
+             brigade: SIGSEGV is a segmentation fault: native code accessed invalid memory\n\
              brigade: its last lines on stdout:\n  a\n  b"
         );
         assert!(shown(failure(ExitStatus::Code(1))).ends_with("\nbrigade: it printed nothing"));

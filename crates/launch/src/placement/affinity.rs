@@ -62,8 +62,8 @@ impl fmt::Display for BindMode {
 pub enum BindError {
     /// The host has fewer cores than ranks.
     #[error(
-        "--bind cores gives every rank a core of its own: {ranks} ranks need {ranks} cores, but \
-         this process may use {cores}"
+        "--bind cores needs a core for each rank: {ranks} ranks need {ranks} cores, but this process may \
+         use {cores}"
     )]
     TooFewCores {
         /// Number of ranks on this host.
@@ -73,8 +73,8 @@ pub enum BindError {
     },
     /// A NUMA node has fewer cores than ranks whose GPUs are attached to it.
     #[error(
-        "--bind cores gives every rank a core of its own: {ranks} ranks have their GPUs at NUMA \
-         node {node}, where this process may use {cores} cores"
+        "--bind cores needs a core for each rank: {ranks} ranks have their GPUs at NUMA node {node}, \
+         where this process may use {cores} cores"
     )]
     TooFewCoresAtNode {
         /// Number of the NUMA node.
@@ -86,8 +86,8 @@ pub enum BindError {
     },
     /// This process may use none of the processors near a GPU.
     #[error(
-        "the GPU of local rank {local_rank} is at NUMA node {node}, where this process may use no \
-         processor; see its affinity mask (taskset -p) or leave out --bind"
+        "the GPU of local rank {local_rank} is at NUMA node {node}, where this process may use no core; \
+         check its affinity mask (taskset -p) or leave out --bind"
     )]
     NoProcessorAtNode {
         /// Local rank of the GPU.
@@ -330,20 +330,20 @@ mod tests {
         };
         assert_eq!(
             refuse("cores", &host(1, 4, 2), &[None; 8]),
-            "--bind cores gives every rank a core of its own: 8 ranks need 8 cores, but this process \
+            "--bind cores needs a core for each rank: 8 ranks need 8 cores, but this process \
              may use 4"
         );
         assert_eq!(
             refuse("cores", &host(2, 2, 1), &[Some(1); 3]),
-            "--bind cores gives every rank a core of its own: 3 ranks have their GPUs at NUMA node \
+            "--bind cores needs a core for each rank: 3 ranks have their GPUs at NUMA node \
              1, where this process may use 2 cores"
         );
         let mut masked = host(2, 2, 1);
         masked.cpus.retain(|cpu| cpu.node == 0);
         assert_eq!(
             refuse("numa", &masked, &[Some(0), Some(1)]),
-            "the GPU of local rank 1 is at NUMA node 1, where this process may use no processor; \
-             see its affinity mask (taskset -p) or leave out --bind"
+            "the GPU of local rank 1 is at NUMA node 1, where this process may use no core; check its \
+             affinity mask (taskset -p) or leave out --bind"
         );
         assert!(refuse("numa", &Topology::default(), &[None]).contains("this process may use 0"));
         assert_eq!(bind(BindMode::None, &Topology::default(), &[None]), Ok(None));

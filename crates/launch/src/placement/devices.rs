@@ -230,7 +230,7 @@ pub enum DeviceError {
         mask: String,
     },
     /// Several devices have a UUID with this beginning.
-    #[error("several devices begin with {id}: write more of the one that is meant")]
+    #[error("several devices begin with {id}: write more of the UUID")]
     Ambiguous {
         /// Beginning of the UUID.
         id: String,
@@ -243,8 +243,8 @@ pub enum DeviceError {
     },
     /// The host has fewer devices than ranks.
     #[error(
-        "--virtual-local-rank gives every rank a GPU of its own: {ranks} ranks need {ranks}, but \
-         there are {devices}"
+        "--virtual-local-rank needs a GPU for each rank: {ranks} ranks need {ranks}, but there are \
+         {devices}"
     )]
     TooFew {
         /// Number of ranks on this host.
@@ -391,11 +391,7 @@ mod tests {
             (&all, "GPU-cc", "there is no device GPU-cc: this host has GPUs 0 to 3"),
             (&masked, "1", "device 1 is not among CUDA_VISIBLE_DEVICES=2,0; change or unset it"),
             (&none, "0", "there is no device 0: no GPU found on this host"),
-            (
-                &all,
-                "GPU-a",
-                "several devices begin with GPU-a: write more of the one that is meant",
-            ),
+            (&all, "GPU-a", "several devices begin with GPU-a: write more of the UUID"),
             (&all, "0,GPU-aaa", "device GPU-aaa is given twice, under two names"),
         ] {
             assert_eq!(choose(devices, text).unwrap_err().to_string(), message);

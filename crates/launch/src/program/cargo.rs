@@ -330,7 +330,7 @@ not a message
         assert_eq!(read(lines, &example), built("/t/debug/examples/train"));
         assert_eq!(
             read(lines, &CargoTarget::bin("other")).unwrap_err().to_string(),
-            "cargo build made no executable of bin other; please file a bug"
+            "cargo build wrote no executable of bin other; please file a bug"
         );
         let twice = format!("{lines}{}", lines.replace("/w/train#0.1.0", "/w/b#vision@2.0.0"));
         assert_eq!(

@@ -80,9 +80,9 @@ fn slurm() {
     for vars in environment("srun") {
         assert_eq!(
             show(&vars),
-            "srun started 2 launchers on one host, and one starts all ranks of a host: use `srun \
+            "srun started 2 launchers on one host, but one launcher starts all ranks of a host: use `srun \
              --ntasks-per-node=1 brigade launch --nproc 2 PROGRAM`, or start the program by srun \
-             without `brigade launch`, or add --nnodes 1 to make each launcher a job of its own"
+             without `brigade launch`, or add --nnodes 1 to make each launcher a separate job"
         );
     }
 }

@@ -84,7 +84,7 @@ impl Callback for Checkpoint {
             if progress.fit == self.fit && progress.epochs != learner.epochs() {
                 return Err(Error::invalid_argument(format!(
                     "the checkpoint in {} is of a fit of {}, and this one has {}; remove the folder to \
-                     begin anew",
+                     start again",
                     self.folder.display(),
                     counted(progress.epochs, "epoch"),
                     learner.epochs()

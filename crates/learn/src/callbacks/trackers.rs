@@ -193,7 +193,7 @@ impl Callback for EarlyStopping {
             Some(epoch) => format!("since epoch {epoch}"),
             None => "in this fit".to_owned(),
         };
-        learner.say(format!("No improvement {since}: early stopping"));
+        learner.println(format!("No improvement {since}: early stopping"));
         Level::Fit.cancel()
     }
 }
@@ -264,7 +264,7 @@ impl Callback for ReduceLrOnPlateau {
         learner.set_hyper(Hyper::Lr, &rates)?;
         let after = rates.last().copied().unwrap_or(0.0);
         if after < before {
-            learner.say(format!("Epoch {}: reducing lr to {after}", learner.epoch()));
+            learner.println(format!("Epoch {}: reducing lr to {after}", learner.epoch()));
         }
         Ok(())
     }
@@ -365,7 +365,7 @@ impl Callback for SaveModel {
         self.best.look(learner);
         if self.best.is_new {
             let value = self.best.best.unwrap_or(f64::NAN);
-            learner.say(format!(
+            learner.println(format!(
                 "Better model found at epoch {} with {} value: {value}.",
                 learner.epoch(),
                 self.best.monitor

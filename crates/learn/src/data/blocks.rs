@@ -308,7 +308,7 @@ impl TargetBlock {
         if let (TargetKind::Category, [only]) = (encoder.kind, encoder.vocabulary.names.as_slice())
         {
             return Err(Error::invalid_argument(format!(
-                "the training set ({}) has the single label {only:?}, and one class cannot be told from others; \
+                "the training set ({}) has the single label {only:?}, but a classifier needs at least two classes; \
                  look at the labeller, as {} has this label",
                 counted(items.len(), "item"),
                 items.name(0)

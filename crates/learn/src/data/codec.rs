@@ -72,7 +72,7 @@ struct Settings {
 pub fn codec_from(kind: &str, settings: &serde_json::Value) -> Result<Arc<dyn ItemCodec>> {
     if kind != KIND {
         return Err(Error::invalid_argument(format!(
-            "there is no codec of the kind {kind:?}; this version knows {KIND:?}"
+            "there is no codec of the kind {kind:?}; this version supports {KIND:?}"
         )));
     }
     let settings = Settings::deserialize(settings).map_err(|error| {
@@ -129,7 +129,7 @@ impl ImageCodec {
             &[rows, channels, _, _] if row < rows && matches!(channels, 1 | 3) => {}
             _ => {
                 return Err(Error::invalid_argument(format!(
-                    "row {row} of a tensor of shape {size:?} is no image, expected [n, 1 or 3, h, w]"
+                    "row {row} of a tensor of shape {size:?} is not an image: expected [n, 1 or 3, h, w]"
                 )));
             }
         }

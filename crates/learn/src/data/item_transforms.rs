@@ -228,7 +228,7 @@ pub(super) fn written(transforms: &[ItemTransform]) -> Result<Vec<Known>> {
     let written = |transform: &ItemTransform| match &transform.0 {
         Kind::Known(known) => Ok(known.clone()),
         Kind::Own { name, .. } => Err(Error::invalid_argument(format!(
-            "the item transform {name} is the program's own and cannot be exported; use those of \
+            "the item transform {name} is defined by the program and cannot be exported; use those of \
              brigade_vision::transforms, or make the data set's images with it once"
         ))),
     };

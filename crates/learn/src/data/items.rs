@@ -96,7 +96,7 @@ impl Items {
     pub fn cell(&self, index: usize, column: &str) -> Result<&str> {
         let Some(table) = &self.table else {
             return Err(Error::invalid_argument(format!(
-                "the column {column:?} is asked for, but the items are files without a table; take them \
+                "the column {column:?} is needed, but the items are files without a table; take them \
                  from one with .items(csv(\"labels.csv\"))"
             )));
         };

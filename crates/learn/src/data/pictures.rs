@@ -9,7 +9,10 @@ use crate::loaders::Picture;
 /// Makes a picture of an image `[1 or 3, h, w]` of 0 to 1.
 pub(super) fn of_image(image: &Tensor) -> Result<Picture> {
     let &[_, height, width] = image.size().as_slice() else {
-        return Err(Error::invalid_argument(format!("{:?} is no shape of an image", image.size())));
+        return Err(Error::invalid_argument(format!(
+            "{:?} is not the shape of an image",
+            image.size()
+        )));
     };
     let bytes = image.f_mul_scalar(255.0)?.f_round()?.f_clamp(0.0, 255.0)?;
     let bytes = bytes.f_expand([3, height, width], false)?.f_permute([1, 2, 0])?;

@@ -346,7 +346,7 @@ impl Loop<'_> {
                 callback.load_state(state, &kept)?;
             }
         }
-        state.say(format!("Going on from {} at {place}", folder.display()));
+        state.println(format!("Continuing from {} at {place}", folder.display()));
         Ok(())
     }
 
@@ -522,7 +522,7 @@ fn ends_on_nan(state: &mut LearnerState, outcome: Result<()>) -> Step {
                     Some(TrainError::LossNotFinite { .. } | TrainError::NotFinite { .. })
                 ) =>
         {
-            state.say(error);
+            state.println(error);
             state.ended_on_nan = true;
             Level::Fit.cancel()
         }

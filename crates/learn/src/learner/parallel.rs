@@ -44,10 +44,10 @@ impl Learner {
     {
         if self.state.accelerator.processes().use_distributed() {
             return Err(Error::invalid_argument(
-                "`parallel` is for one process, and this job has several: each has a device of its own already",
+                "`parallel` is for one process, and this job has several, each with its own device",
             ));
         }
-        if let Some(sharding) = self.state.accelerator.sharding() {
+        if let Some(sharding) = self.state.accelerator.parallel().sharding() {
             return Err(Error::invalid_argument(format!(
                 "`parallel` keeps the whole model on each device, and the Accelerator shards it ({}): leave one of them \
                  out",

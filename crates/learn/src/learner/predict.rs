@@ -133,8 +133,8 @@ impl Callback for Gathering {
 
 fn cancelled(what: &str) -> Error {
     Error::invalid_argument(format!(
-        "a callback has cancelled the {what}; let it return false from `in_evaluation` where it is meant for fits \
-         alone"
+        "a callback has cancelled the {what}; return `false` from its `in_evaluation` if it is for fits \
+         only"
     ))
 }
 

@@ -121,7 +121,7 @@ pub(crate) fn encoded(item: &Item, codec: Option<&dyn ItemCodec>) -> Result<Vec<
         }
         (_, Some(codec)) => codec.encode(item),
         (_, None) => Err(Error::invalid_argument(
-            "the data say nothing of how an item is read; predict a tensor, or give the Loaders a codec",
+            "the data do not define how an item is read; predict a tensor, or give the Loaders a codec",
         )),
     }
 }

@@ -90,7 +90,7 @@ where
             accelerator.prepare(handle)?
         } else {
             // Ranks that share a model's parts run as many forward passes; what completes the batches is left out.
-            let even_batches = accelerator.sharding().is_some();
+            let even_batches = accelerator.parallel().sharding().is_some();
             let whole = DataLoaderConfiguration { even_batches, ..Default::default() };
             PreparedLoader::new(handle, accelerator.data_processes(), whole)?
         };

@@ -88,7 +88,7 @@ impl Loss for LossFn {
         match &self.each {
             Some(each) => each(predictions, targets),
             None => Err(Error::invalid_argument(format!(
-                "the loss `{}` is not known for each element; add it with `LossFn::with_each`",
+                "the loss `{}` has no value for each element; add one with `LossFn::with_each`",
                 self.name
             ))),
         }

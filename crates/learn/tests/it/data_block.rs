@@ -350,7 +350,7 @@ fn transforms_of_the_program_run_and_are_not_written_down() {
     let own = plain.clone().item_transforms((Resize::new(16), ItemTransform::own(Dusk, 2)));
     let (brightest, error) = codec(own);
     assert!(brightest < 0.11, "{brightest}");
-    assert!(error.contains("the item transform Dusk is the program's own"), "{error}");
+    assert!(error.contains("the item transform Dusk is defined by the program"), "{error}");
     let minus = BatchTransform::function(|images| Ok(images.f_neg()?));
     let (brightest, error) = codec(plain.batch_transforms(minus));
     assert!(brightest <= 0.0, "{brightest}");

@@ -149,7 +149,7 @@ fn git_ignores_what_belongs_to_the_machine() {
     assert!(fixture.configure().contains(&"added a line to .gitignore".to_owned()));
     assert_eq!(fixture.read(".gitignore"), "/target\n/.cargo/libtorch.toml\n");
     assert_eq!(fixture.configure(), Vec::<String>::new());
-    assert!(fixture.remove().contains(&"took a line out of .gitignore".to_owned()));
+    assert!(fixture.remove().contains(&"removed a line from .gitignore".to_owned()));
     assert_eq!(fixture.read(".gitignore"), "/target\n");
 }
 
@@ -184,5 +184,5 @@ fn a_folder_outside_of_a_project_is_an_error() {
     let error = Project::find(folder.path()).unwrap_err().to_string();
     assert!(error.starts_with("cargo finds no project in "), "{error}");
     let error = Project::find(&folder.path().join("absent")).unwrap_err().to_string();
-    assert!(error.contains("there is no folder"), "{error}");
+    assert!(error.contains("cannot find cargo, or the folder"), "{error}");
 }

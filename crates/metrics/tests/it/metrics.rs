@@ -562,12 +562,12 @@ fn refusals_say_what_to_choose() {
         let error = metric.fold(&five, targets).unwrap_err().to_string();
         assert!(error.contains(text), "{error}");
     };
-    says(&F1::new(), &targets, "binary average is of 2 classes, and there are 5");
+    says(&F1::new(), &targets, "binary average is for 2 classes, but there are 5");
     says(&F1::new().average(Average::Samples), &targets, "of labels, not of classes");
-    says(&F1Multi::new().average(Average::Binary), &labels, "of 1 label, and there are 5");
-    says(&RocAucMulti::new().average(Average::Binary), &labels, "of 1 label, and there are 5");
-    says(&RocAucBinary, &targets, "it is of 2 classes, and there are 5");
-    says(&Dice, &targets, "take `dice_multi`");
+    says(&F1Multi::new().average(Average::Binary), &labels, "for 1 label, but there are 5");
+    says(&RocAucMulti::new().average(Average::Binary), &labels, "for 1 label, but there are 5");
+    says(&RocAucBinary, &targets, "it is for 2 classes, but there are 5");
+    says(&Dice, &targets, "use `dice_multi`");
     says(&TopK(0), &targets, "k is 0");
     says(&RocAuc::new().average(Average::Samples), &targets, "choose Average::Macro");
     says(

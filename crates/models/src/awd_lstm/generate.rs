@@ -147,7 +147,7 @@ impl LanguageModel {
     ) -> Result<Vec<i64>> {
         if prompt.is_empty() {
             return Err(Error::invalid_argument(
-                "nothing to go on from: begin with a word, such as the one that begins texts",
+                "nothing to continue from: begin with a word, such as the one that begins texts",
             ));
         }
         let device = self.encoder().embedding().device();

@@ -40,7 +40,7 @@ impl SentenceEncoder {
         let path = path.borrow();
         if seq_len < 1 || max_len.is_some_and(|length| length < 1) {
             path.reject(format_args!(
-                "parts of {}, of which {max_len:?} are kept: both have to be 1 at least",
+                "parts of {}, of which {max_len:?} are kept: both have to be at least 1",
                 counted(seq_len, "word")
             ));
         }

@@ -49,8 +49,8 @@ pub struct Hub {
 pub enum HubError {
     /// The hub has no such model, or it is hidden from this user.
     #[error(
-        "the hub has no model {repository} that this user may see; check the name, and for a private \
-         model set HF_TOKEN"
+        "the hub has no model {repository}, or this user has no access to it; check the name, and for a \
+         private model set HF_TOKEN"
     )]
     NoRepository {
         /// Name of the model's repository.
@@ -58,8 +58,8 @@ pub enum HubError {
     },
     /// The model is restricted to users who have accepted its terms.
     #[error(
-        "the model {repository} is for users who have accepted its terms on its page; set HF_TOKEN to \
-         a token of one"
+        "the model {repository} is gated: accept its terms on its page, and set HF_TOKEN to a token of \
+         that user"
     )]
     Gated {
         /// Name of the model's repository.
@@ -84,7 +84,10 @@ pub enum HubError {
         reason: String,
     },
     /// The file is not in the cache, and `HF_HUB_OFFLINE` forbids requests to the hub.
-    #[error("{file} of {repository} is not in {}, and HF_HUB_OFFLINE is set", cache.display())]
+    #[error(
+        "{file} of {repository} is not in {}, and HF_HUB_OFFLINE is set; unset it to download the file",
+        cache.display()
+    )]
     Offline {
         /// Name of the model's repository.
         repository: String,
@@ -584,9 +587,9 @@ mod tests {
             (vec![refusal("503 Service Unavailable", "")], "the server answered 503"),
             (
                 vec![refusal("401 Unauthorized", "RepoNotFound")],
-                "no model example/pie that this user",
+                "no model example/pie, or this user",
             ),
-            (vec![refusal("403 Forbidden", "GatedRepo")], "accepted its terms"),
+            (vec![refusal("403 Forbidden", "GatedRepo")], "accept its terms"),
             (
                 vec![refusal("404 Not Found", "RevisionNotFound")],
                 "no file a.bin at the revision main",

@@ -21,7 +21,7 @@ use crate::{
 /// let architecture: Architecture = "resnet34".parse()?;
 /// assert_eq!(architecture, Architecture::resnet34());
 /// let error = "resnet35".parse::<Architecture>().unwrap_err().to_string();
-/// assert!(error.starts_with("no architecture is called `resnet35`; there are resnet18, resnet34,"));
+/// assert!(error.starts_with("unknown architecture `resnet35`; expected one of resnet18, resnet34,"));
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]

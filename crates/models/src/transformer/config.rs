@@ -71,17 +71,14 @@ pub enum ConfigError {
     },
 
     /// The activation function is unknown.
-    #[error(
-        "the activation function `{name}` is not known; those that are: {}",
-        activation_names()
-    )]
+    #[error("unknown activation function `{name}`; expected one of {}", activation_names())]
     Activation {
         /// Name of the function in the file.
         name: String,
     },
 
     /// The position embedding type is not supported.
-    #[error("positions of the type `{found}` are not built here, only {known}")]
+    #[error("positions of the type `{found}` are not supported, only {known}")]
     Positions {
         /// Position embedding type in the file.
         found: String,
@@ -90,7 +87,7 @@ pub enum ConfigError {
     },
 
     /// The architecture has a part that is not supported.
-    #[error("`{key}: {value}` is not built here")]
+    #[error("`{key}: {value}` is not supported")]
     Unsupported {
         /// Key of the entry.
         key: &'static str,

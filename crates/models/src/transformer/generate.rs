@@ -367,7 +367,7 @@ impl GenerationOptions {
         self.check()?;
         if self.num_beams > 1 {
             return Err(refused(format!(
-                "the tokens of {} beams are known at the end: call beam_search or generate",
+                "the tokens of {} beams are determined only at the end: call beam_search or generate",
                 self.num_beams
             )));
         }
@@ -409,7 +409,7 @@ impl GenerationOptions {
     /// A text without tokens, or no texts.
     pub fn padded(&self, texts: &[Vec<i64>], device: Device) -> Result<(Tensor, Tensor)> {
         if let Some(empty) = texts.iter().position(Vec::is_empty) {
-            return Err(refused(format!("text {empty} has no token to go on from")));
+            return Err(refused(format!("text {empty} has no token to continue from")));
         }
         let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
         let rows = texts.iter().flat_map(|text| {

@@ -41,7 +41,7 @@ impl LanguageHead {
             && *style != TensorStyle::Vocabulary
         {
             path.reject(format_args!(
-                "a language head is divided by its vocabulary, and the tensor plan says {style}"
+                "a language head is divided by its vocabulary, but the tensor plan has {style}"
             ));
         }
         redraw(path, &weight, Redraw::Normal(deviation));

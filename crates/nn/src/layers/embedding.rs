@@ -79,7 +79,7 @@ impl Embedding {
             && *style != TensorStyle::Vocabulary
         {
             path.reject(format_args!(
-                "an embedding is divided by its vocabulary, and the tensor plan says {style}"
+                "an embedding is divided by its vocabulary, but the tensor plan has {style}"
             ));
         }
         Self { weight, rows, padding, context: path.layer(), divided }

@@ -115,7 +115,7 @@ impl Lstm {
         let path = path.borrow();
         if options.layers == 0 || inputs < 1 || hidden < 1 {
             path.reject(format_args!(
-                "an LSTM of {} layers from {inputs} to {hidden} numbers: each has to be 1 at least",
+                "an LSTM of {} layers from {inputs} to {hidden} numbers: each has to be at least 1",
                 options.layers
             ));
         }
@@ -233,7 +233,7 @@ impl LstmOptions {
         };
         let (first, second, _) = input.size3()?;
         let [of_input, of_hidden, ..] = weights else {
-            return Err(TchError::Shape(format!("{} weights are no LSTM's", weights.len())));
+            return Err(TchError::Shape(format!("{} weights do not make an LSTM", weights.len())));
         };
         let ((_, inputs), (_, hidden)) = (of_input.size2()?, of_hidden.size2()?);
         shape(input, &[first, second, inputs], "an input")?;

@@ -185,7 +185,7 @@ impl<M> Model<M> {
         let layers: Vec<&str> = self.quantizable.iter().map(|it| it.layer.as_str()).collect();
         if let [pattern, ..] = weights.unmatched(&layers)[..] {
             return Err(Error::invalid_argument(format!(
-                "quantize: `{pattern}` fits no linear layer with a weight of its own; the layers are {}",
+                "quantize: `{pattern}` matches no linear layer with an untied weight; the layers are {}",
                 some_of(&layers)
             )));
         }

@@ -79,8 +79,8 @@ fn stages_of(stages: &PipelineStages, row: &Row, entries: &[Entry]) -> Result<Ve
         None if index < first => Ok(0),
         None if index > last => Ok(stages.stages() - 1),
         None => Err(format!(
-            "`{}` was registered between the blocks of a row and is below none of them, so that its stage is not known: \
-             register it before them, or behind",
+            "`{}` was registered between the blocks of a row but not within one of them, so its stage is \
+             unknown: register it before or after the blocks",
             entries[index].name
         )),
     };

@@ -113,8 +113,8 @@ fn dist_a_rank_that_fails_fails_the_cell_with_its_message() {
 #[test]
 fn wrong_use_is_an_error_that_says_what_to_do() {
     let closure = run("closure").0;
-    has(&closure, "{{closure}} is not a function of its own");
-    has(&closure, "Write a `fn` and pass what it needs as arguments");
+    has(&closure, "{{closure}} is not a plain function");
+    has(&closure, "write a `fn` and pass what it needs as arguments");
     has(&run("none").0, "error: num_processes is 0, expected at least 1");
     has(&run("node_rank").0, "error: node_rank is 2 of 2 hosts");
     has(&run("missing").0, "error: /no/brigade cannot be started: ");

@@ -78,7 +78,7 @@ fn a_cell_launches_is_interrupted_fails_and_goes_on() {
     let cell = kernel.run("notebook_launcher(doubled, -1, 2).unwrap();");
     assert!(cell.err.contains("rank 1 on ") && cell.err.contains("a negative number"), "{cell:?}");
     let cell = kernel.run("notebook_launcher(|it: i64| doubled(it), 3, 2).unwrap();");
-    assert!(cell.err.contains("Write a `fn`"), "{cell:?}");
+    assert!(cell.err.contains("write a `fn`"), "{cell:?}");
     kernel.run("fn doubled(number: i64) -> Result<i64> { Ok(200 * number) }").succeeds();
     let cell = kernel.run("notebook_launcher(doubled, 3, 2).unwrap()").succeeds();
     assert!(cell.shown().contains("600"), "{cell:?}");

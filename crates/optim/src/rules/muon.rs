@@ -114,7 +114,7 @@ impl Rule for MuonRule {
         }
         Err(Error::invalid_argument(format!(
             "Muon steps matrices only, but `{name}` has shape {size:?}: choose matrices with `only`, and \
-             give the others an optimizer of their own"
+             give the others a separate optimizer"
         )))
     }
 

@@ -77,7 +77,7 @@ fn another_optimizers_state_is_refused() {
     );
     let groups = AdamW::default().group(Group::matching("p2")).build(&model);
     let error = refused("adamw_groups", groups);
-    assert!(error.to_string().contains("as parameter 1 of group 0 it has `p2`"), "{error}");
+    assert!(error.to_string().contains("parameter 1 of group 0 is `p2`"), "{error}");
     let error = refused("sgd", Sgd::new(0.1).momentum(0.9).only("p0").build(&model));
     assert!(
         matches!(error.downcast_ref(), Some(StateMismatch::Sizes { expected: 1, found: 3, .. })),

@@ -106,9 +106,11 @@ fn mismatched_states_are_named_and_change_nothing() {
     type Corrupt = fn(&mut brigade_optim::OptimizerState);
     let faults: [(&str, Corrupt); 9] = [
         ("is of SGD, but this optimizer is Adam", |s| s.kind = "SGD".to_owned()),
-        ("as parameter 1 of the model it has `other`", |s| s.parameters[1].name = "other".into()),
-        ("as parameter 2 of the model it has none", |s| drop(s.parameters.pop())),
-        ("has 2 parameter groups, this optimizer 1", |s| s.groups.push(s.groups[0].clone())),
+        ("parameter 1 of the model is `other`", |s| s.parameters[1].name = "other".into()),
+        ("parameter 2 of the model is none", |s| drop(s.parameters.pop())),
+        ("has 2 parameter groups, but this optimizer has 1", |s| {
+            s.groups.push(s.groups[0].clone())
+        }),
         ("eps = 0.1 in group 0", |s| *s.groups[0].numbers.get_mut("eps").unwrap() = 0.1),
         ("lr = NaN in group 0", |s| *s.groups[0].numbers.get_mut("lr").unwrap() = f64::NAN),
         ("p2 lacks `exp_avg_sq`", |s| drop(s.parameters[2].tensors.pop())),

@@ -106,8 +106,8 @@ impl Step {
             return Err(vars.unusable(
                 SLURM_PTY_PORT,
                 format!(
-                    "says that this is the terminal of `srun --pty` with {} tasks, of which the \
-                     others do not run this program: use `srun --pty --ntasks=1` for a terminal, \
+                    "is set for the terminal of `srun --pty` with {} tasks, of which the others do not \
+                     run this program: use `srun --pty --ntasks=1` for a terminal, \
                      unset SLURM_STEP_ID to run alone, or unset SLURM_PTY_PORT if srun started \
                      this program on all tasks",
                     step.tasks()

@@ -101,7 +101,7 @@ fn refusals_name_the_variable_and_its_value() {
         ("RANK= WORLD_SIZE=2", "RANK=\"\" is not a whole number from 0"),
         ("RANK=-1 WORLD_SIZE=2", "RANK=\"-1\" is not a whole number from 0"),
         ("RANK=0 WORLD_SIZE=2.0", "WORLD_SIZE=\"2.0\" is not a whole number from 0"),
-        ("RANK=0 WORLD_SIZE=9999999999", "a world of 9999999999 ranks is not possible"),
+        ("RANK=0 WORLD_SIZE=9999999999", "a world size of 9999999999 is not possible"),
         ("RANK=0 WORLD_SIZE=2", "WORLD_SIZE=\"2\" is set but MASTER_ADDR is not"),
         ("RANK=0 WORLD_SIZE=2 MASTER_PORT=1", "WORLD_SIZE=\"2\" is set but MASTER_ADDR is not"),
         ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a", "WORLD_SIZE=\"2\" is set but MASTER_PORT is not"),

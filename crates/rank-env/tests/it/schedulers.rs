@@ -126,7 +126,7 @@ fn terminals() {
         assert_eq!(find(vars, pid(vars)).unwrap().unwrap().tasks(), 3);
         // srun --pty -n3 bash, and the program from there
         let error = find(vars, pid(vars) + 1).unwrap_err().to_string();
-        assert!(error.starts_with("SLURM_PTY_PORT=\"40407\" says that this is the terminal of"));
+        assert!(error.starts_with("SLURM_PTY_PORT=\"40407\" is set for the terminal of"));
         assert!(error.contains("unset SLURM_STEP_ID to run alone"), "{error}");
         let mut alone = vars.clone();
         alone.remove("SLURM_STEP_ID");
@@ -174,13 +174,12 @@ fn mpi_without_an_address() {
         let error = place(vars);
         assert_eq!(
             error,
-            "MPICH or Intel MPI started 3 ranks on several hosts and does not tell them where rank \
-             0 is: add `-genv MASTER_ADDR HOST` to mpiexec"
+            "MPICH or Intel MPI started 3 ranks on several hosts without the address of rank 0: add `-genv MASTER_ADDR HOST` to mpiexec"
         );
         let expected = match rank {
             // Hosts of different sizes: which host is this?
             0 | 1 => {
-                "MPICH or Intel MPI started 3 ranks, 2 of them on this host, and does not tell"
+                "MPICH or Intel MPI started 3 ranks, 2 of them on this host, without the number of this host"
             }
             _ => "2/3 0/1 2/3 n:29500",
         };
@@ -242,7 +241,10 @@ fn open_mpi_on_several_hosts() {
     let mut five = two[2].clone();
     five.retain(|name, _| !name.starts_with("OMPI_MCA"));
     let error = place(&with(&five, "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1"));
-    assert!(error.ends_with("where rank 0 is: add `-x MASTER_ADDR=HOST` to mpirun"), "{error}");
+    assert!(
+        error.ends_with("without the address of rank 0: add `-x MASTER_ADDR=HOST` to mpirun"),
+        "{error}"
+    );
 }
 
 #[test]

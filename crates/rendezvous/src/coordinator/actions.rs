@@ -152,7 +152,7 @@ impl EventLoop {
 
     pub(super) fn after_sending(&mut self, agent: AgentId) {
         let Some(peer) = self.peers.get_mut(&agent) else { return };
-        let waits = peer.wire.wants_write();
+        let waits = peer.wire.needs_write();
         if peer.wire.write_error().is_some() {
             self.unread.push(agent);
         }

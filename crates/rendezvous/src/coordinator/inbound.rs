@@ -39,7 +39,7 @@ impl EventLoop {
     /// False when there is nothing more.
     fn read_one(&mut self, agent: AgentId) -> bool {
         let Some(peer) = self.peers.get_mut(&agent) else { return false };
-        let heard = peer.wire.last_received();
+        let before = peer.wire.last_received();
         let result = match &mut peer.stage {
             Stage::Greeting => match peer.wire.receive_record(MAX_GREETING) {
                 Ok(Some(record)) => {
@@ -59,7 +59,7 @@ impl EventLoop {
             Ok(None) => {
                 // A piece of a long message is a sign of life, too.
                 let alive =
-                    matches!(peer.stage, Stage::Member) && peer.wire.last_received() > heard;
+                    matches!(peer.stage, Stage::Member) && peer.wire.last_received() > before;
                 if alive {
                     self.tell(Event::Alive { agent });
                 }

@@ -82,7 +82,7 @@ fn next(link: &mut Link) -> Result<ToAgent, LinkError> {
             return Ok(message);
         }
         let mut fds = vec![PollFd::new(link.read_fd(), PollFlags::POLLIN)];
-        if link.wants_write() {
+        if link.needs_write() {
             fds.push(PollFd::new(link.write_fd(), PollFlags::POLLOUT));
         }
         let _ = poll(&mut fds, PollTimeout::NONE);
@@ -170,7 +170,7 @@ fn an_agent_that_exceeds_its_credit_is_lost() {
     let sender = thread::spawn(move || {
         for _ in 0..10 {
             link.send(&output(1 << 20));
-            while link.wants_write() {
+            while link.needs_write() {
                 let mut fds = [PollFd::new(link.write_fd(), PollFlags::POLLOUT)];
                 let _ = poll(&mut fds, PollTimeout::NONE);
                 link.flush();
@@ -353,7 +353,7 @@ fn a_giant_message_before_the_join_is_not_waited_for() {
     let mut link = guest(port);
     // It knows the secret, and has not joined: four megabytes are not collected for it.
     link.send(&output(MAX_FRAME_LEN - 100));
-    while link.wants_write() && link.receive().is_ok() {
+    while link.needs_write() && link.receive().is_ok() {
         let mut fds = [PollFd::new(link.write_fd(), PollFlags::POLLOUT)];
         let _ = poll(&mut fds, PollTimeout::NONE);
         link.flush();
@@ -464,7 +464,7 @@ fn an_agent_that_falls_silent_is_lost_and_one_that_beats_is_not() {
             _ => alive.keep_up(std::time::Instant::now()).unwrap(),
         }
     };
-    assert_eq!(reason, "silent is lost: nothing was heard of it for 2 s");
+    assert_eq!(reason, "silent is lost: no message from it for 2 s");
     alive.send(&FromAgent::Stopped { attempt: 0, port: 1, killed: false, stuck: None });
     assert!(matches!(next(&mut alive).unwrap(), ToAgent::End(_)));
     drop(alive);

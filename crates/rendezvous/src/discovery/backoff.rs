@@ -15,14 +15,14 @@ pub(super) struct RetryPolicy {
     pause: Duration,
     longest: Duration,
     /// Each line once: two things may fail by turns.
-    said: Vec<String>,
+    printed: Vec<String>,
 }
 
 impl RetryPolicy {
     /// Creates a policy whose pauses grow up to `longest`.
     pub(super) fn new(plan: &RendezvousPlan, endpoint: String, longest: Duration) -> Self {
         let (start, limit) = (Instant::now(), plan.timeout);
-        Self { endpoint, start, limit, pause: FIRST_PAUSE, longest, said: Vec::new() }
+        Self { endpoint, start, limit, pause: FIRST_PAUSE, longest, printed: Vec::new() }
     }
 
     /// Waits before the next attempt, or returns an error if there is none.
@@ -36,10 +36,10 @@ impl RetryPolicy {
                 last,
             });
         }
-        if tried >= QUIET && !self.said.contains(&last) && self.said.len() < MAX_LINES {
+        if tried >= QUIET && !self.printed.contains(&last) && self.printed.len() < MAX_LINES {
             let line = format!("{}: {last}; trying for up to {seconds} s", self.endpoint);
             notices.tell(RendezvousNotice::Say(line));
-            self.said.push(last);
+            self.printed.push(last);
         }
         // Once more after the first second in any case, and at the end.
         let next =

@@ -184,7 +184,7 @@ impl<'a> Endpoint<'a> {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Failure::Later("it takes connections, but is silent".into()));
+                return Err(Failure::Later("it accepts connections, but does not answer".into()));
             }
             if notices.wait(Some((wire.read_fd(), PollFlags::POLLIN)), left) {
                 return Err(system(io::ErrorKind::Interrupted.into()));
@@ -201,7 +201,7 @@ impl<'a> Endpoint<'a> {
             }
             Err(Denial::Unproved) => Err(Failure::Now(RendezvousError::Impostor { endpoint })),
             Err(Denial::NotBrigade) => {
-                let how = "it does not speak Brigade's protocol".into();
+                let how = "it does not use Brigade's protocol".into();
                 Err(Failure::Now(RendezvousError::NotACoordinator { endpoint, how }))
             }
         }

@@ -206,7 +206,7 @@ fn a_port_of_another_program_is_named() {
     let stranger = Stranger::new(b"HTTP/1.1 400 Bad Request\r\n\r\n");
     let port = stranger.port;
     let taken = format!(
-        "port {port} on this host is in use by another program: end that, or give another port"
+        "port {port} on this host is in use by another program: stop it, or choose another port"
     );
     assert_eq!(failure(plan(at("127.0.0.1", port))).to_string(), taken);
     let first = DiscoveryMethod::Static { node_rank: 0, address: "127.0.0.1".into(), port };

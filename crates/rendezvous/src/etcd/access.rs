@@ -57,15 +57,15 @@ pub enum EtcdError {
         reason: String,
     },
     /// A private key was given without a certificate.
-    #[error("a key for etcd was given ({}) and no certificate: give cert=FILE, too", path.display())]
+    #[error("a key for etcd was given ({}) without a certificate: add cert=FILE", path.display())]
     KeyAlone {
         /// Path of the private key's file.
         path: PathBuf,
     },
     /// etcd's certificate is not signed by a trusted authority, or belongs to another host.
     #[error(
-        "the certificate of etcd at {endpoint} is not trusted ({reason}): give the file of its \
-         authority with --rdzv-conf cacert=FILE, and name it as its certificate does"
+        "the certificate of etcd at {endpoint} is not trusted ({reason}): give the certificate of its \
+         authority with --rdzv-conf cacert=FILE, and use a host name that its certificate contains"
     )]
     Untrusted {
         /// Endpoint of the etcd member.
@@ -86,8 +86,8 @@ pub enum EtcdError {
     },
     /// Only one side uses TLS, or the TLS versions differ.
     #[error(
-        "etcd at {endpoint} and this host do not agree on TLS ({reason}): with https:// or \
-         --rdzv-conf protocol=https it is used, else not"
+        "etcd at {endpoint} and this host do not agree on TLS ({reason}): use https:// or --rdzv-conf \
+         protocol=https for TLS, and http:// without TLS"
     )]
     NotTls {
         /// Endpoint of the etcd member.

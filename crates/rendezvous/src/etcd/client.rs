@@ -204,7 +204,7 @@ impl Client {
                 Err(refusal) => return Err(self.refused(refusal, false)),
             }
         }
-        Err(away("etcd does not accept its own token"))
+        Err(away("etcd rejects the token that it issued"))
     }
 
     /// The answer's body, or why the member refuses.
@@ -230,7 +230,7 @@ impl Client {
             Ok(refusal) => Ok(Err(Refusal { message: printable(&refusal.message), ..refusal })),
             // The gateway's own words, when it was spoken to without TLS.
             Err(_) if status == 400 && body.contains("HTTPS") => {
-                let (endpoint, reason) = (endpoint.clone(), "it speaks TLS only".to_owned());
+                let (endpoint, reason) = (endpoint.clone(), "it accepts only TLS".to_owned());
                 Err(ClientError::Unusable(EtcdError::NotTls { endpoint, reason }))
             }
             Err(_) if status == 400 && body.starts_with(COMMON_NAME) => {
@@ -288,8 +288,8 @@ fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
         // So ends a conversation in which one side speaks TLS and the other does not; but also one with
         // a member that is just starting.
         let hint = match (is_end, endpoint.starts_with("https:")) {
-            (true, true) => "; does it speak TLS?",
-            (true, false) => "; does it speak TLS only (--rdzv-conf protocol=https)?",
+            (true, true) => "; does it use TLS?",
+            (true, false) => "; does it accept only TLS (--rdzv-conf protocol=https)?",
             (false, _) => "",
         };
         return away(format!("etcd at {endpoint}: {}{hint}", printable(&text)));
@@ -318,7 +318,7 @@ fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
 /// etcd's words where it has users and its HTTP gateway gets a certificate that could name one.
 const COMMON_NAME: &str = "CommonName of client";
 const NO_COMMON_NAME: &str =
-    "where etcd has users, its HTTP gateway takes none with a CommonName: leave it out";
+    "with users, etcd's HTTP gateway rejects certificates with a CommonName: leave it out";
 const ENDS: [io::ErrorKind; 2] = [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset];
 
 fn coded(text: impl AsRef<[u8]>) -> String {

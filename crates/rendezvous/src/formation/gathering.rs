@@ -22,7 +22,7 @@ pub(super) struct Gathering {
     /// End of the wait for more hosts than needed.
     last_call: Option<Duration>,
     /// `true` once the waiting hosts have been informed how many are missing.
-    told: bool,
+    notified: bool,
     /// The attempt before was stopped without a failure, so that hosts which were not in it have to
     /// wait until they may be admitted.
     membership_changed: bool,
@@ -38,7 +38,7 @@ impl Gathering {
             since,
             first: true,
             last_call: None,
-            told: true,
+            notified: true,
             membership_changed: false,
             admission: None,
             loss: None,
@@ -50,7 +50,7 @@ impl Gathering {
             since,
             first: false,
             last_call: None,
-            told: false,
+            notified: false,
             membership_changed,
             admission: None,
             loss,
@@ -134,8 +134,8 @@ impl Formation {
             let seconds = waited.as_secs();
             return self.end(failures::job_result(Cause::TooFewHosts { have, need, seconds }));
         }
-        if !gathering.told {
-            gathering.told = true;
+        if !gathering.notified {
+            gathering.notified = true;
             let tell = ToAgent::Waiting { have, need };
             self.actions.extend(self.members.keys().map(|id| Action::Send(*id, tell.clone())));
             self.say(format!(

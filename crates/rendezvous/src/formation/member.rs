@@ -33,7 +33,7 @@ pub(super) struct Member {
     pub(super) disconnection: Option<Disconnection>,
     /// `true` if the agent has been silent for so long that the user was informed.
     pub(super) quiet: bool,
-    pub(super) heard: Duration,
+    pub(super) last_message: Duration,
     pub(super) clock: Clock,
 }
 
@@ -64,11 +64,11 @@ impl Member {
         self.activity != Activity::Idle
     }
 
-    /// When it is lost, if nothing is heard of it until then.
+    /// When it is lost, if no message comes from it until then.
     pub(super) fn lost_at(&self, heartbeat_timeout: Duration) -> Duration {
         match &self.disconnection {
             Some(away) => away.until,
-            None => self.heard.saturating_add(heartbeat_timeout),
+            None => self.last_message.saturating_add(heartbeat_timeout),
         }
     }
 

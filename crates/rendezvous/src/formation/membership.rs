@@ -75,7 +75,7 @@ impl Formation {
             stuck: None,
             disconnection: None,
             quiet: false,
-            heard: self.now,
+            last_message: self.now,
             clock,
             join,
         };
@@ -102,8 +102,10 @@ impl Formation {
         let attempt = self.attempt;
         let seat = self.seat_of(join).filter(|_| join.last_attempt <= attempt);
         let Some((id, member)) = seat.and_then(|id| Some((id, self.members.get_mut(&id)?))) else {
-            let reason =
-                format!("{} (pid {}) has no seat here: it was taken for lost", join.host, join.pid);
+            let reason = format!(
+                "{} (pid {}) is not part of the job any more: it was considered lost",
+                join.host, join.pid
+            );
             return self.refuse(connection, &join.host, reason);
         };
         if join.resume <= member.resumes {
@@ -113,7 +115,7 @@ impl Formation {
         }
         member.resumes = join.resume;
         let was_told = member.disconnection.take().is_some() | mem::take(&mut member.quiet);
-        member.heard = self.now;
+        member.last_message = self.now;
         member.clock.compare(self.now, join.sent);
         let (part, port) = (member.activity, join.port);
         let quiet = self.now.saturating_add(self.rules.limits.quiet());
@@ -139,7 +141,7 @@ impl Formation {
                     self.send(id, ToAgent::Start(start));
                 }
             }
-            // It has not even heard of the attempt that is being stopped.
+            // It does not even have the message about the attempt that is being stopped.
             (State::Stopping(_), Activity::Stopping { .. }) if start.is_some() => {
                 self.stopped(id, port, false, None);
             }
@@ -292,9 +294,9 @@ impl Formation {
     /// Records a sign of life of an agent.
     pub(super) fn note_sign_of_life(&mut self, agent: AgentId) {
         let Some(member) = self.members.get_mut(&agent) else { return };
-        member.heard = self.now;
+        member.last_message = self.now;
         if mem::take(&mut member.quiet) {
-            let line = format!("{} is heard again", member.join.host);
+            let line = format!("{} sends messages again", member.join.host);
             self.say(line);
         }
         if self.duplicates == 0 || matches!(self.state, State::Over(_)) {
@@ -330,7 +332,7 @@ impl Formation {
         let Some(member) = self.members.get_mut(&agent).filter(|member| member.remote) else {
             return self.closed(agent, how);
         };
-        let lost_at = member.heard.saturating_add(limits.heartbeat_timeout());
+        let lost_at = member.last_message.saturating_add(limits.heartbeat_timeout());
         let until = if reset { lost_at.min(now + limits.reset()) } else { lost_at };
         let over = matches!(self.state, State::Over(_));
         if member.disconnection.is_some() || until <= now || over {
@@ -364,11 +366,11 @@ impl Formation {
                 silent.push(*id);
             } else if !member.quiet
                 && member.disconnection.is_none()
-                && member.heard.saturating_add(limits.quiet()) <= now
+                && member.last_message.saturating_add(limits.quiet()) <= now
             {
                 member.quiet = true;
                 lines.push(format!(
-                    "nothing was heard of {} for {} s; it is lost after {} s",
+                    "no message from {} for {} s; after {} s it counts as lost",
                     member.join.host,
                     limits.quiet().as_secs_f64(),
                     timeout.as_secs_f64(),
@@ -382,17 +384,17 @@ impl Formation {
             lines.into_iter().for_each(|line| self.say(line));
             for id in silent {
                 let Some(member) = self.members.get(&id) else { continue };
-                let heard = member.heard;
+                let last_message = member.last_message;
                 let how = match &member.disconnection {
                     Some(away) => format!("{}, and it did not come back", away.how),
-                    None => format!("nothing was heard of it for {} s", timeout.as_secs_f64()),
+                    None => format!("no message from it for {} s", timeout.as_secs_f64()),
                 };
-                self.lose(id, how, LastSeen::Silent(heard));
+                self.lose(id, how, LastSeen::Silent(last_message));
             }
         }
         let watched = |member: &&Member| member.remote && (!over || member.disconnection.is_some());
         let next = self.members.values().filter(watched).map(|member| {
-            let quiet = member.heard.saturating_add(limits.quiet());
+            let quiet = member.last_message.saturating_add(limits.quiet());
             let is_told = member.quiet || member.disconnection.is_some();
             if is_told { member.lost_at(timeout) } else { quiet.min(member.lost_at(timeout)) }
         });

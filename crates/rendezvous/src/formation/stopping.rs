@@ -41,7 +41,7 @@ impl Formation {
                 self.failures.cut_short |= killed || !finished;
             }
             Activity::Running | Activity::Finished => {
-                let how = "it stopped its ranks without being told to".into();
+                let how = "it stopped its ranks without a request to do so".into();
                 self.lose(agent, how, LastSeen::Unresponsive(self.now));
             }
             Activity::Idle => {}
@@ -268,8 +268,10 @@ impl Formation {
         let absent: Vec<&str> =
             self.members.values().filter(away).map(|member| &*member.join.host).collect();
         if !absent.is_empty() {
-            let line =
-                format!("the job is over; {} may come back to hear of it", absent.join(", "));
+            let line = format!(
+                "the job is over; waiting for {} to reconnect and receive the result",
+                absent.join(", ")
+            );
             self.say(line);
         }
         self.actions.push(Action::Finish(job_result.clone()));

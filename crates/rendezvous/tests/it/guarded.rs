@@ -292,7 +292,7 @@ fn a_wrong_secret_is_refused_on_both_sides() {
     let said = served.end_with(Some(secret()));
     let refused: Vec<_> = said.iter().filter(|line| line.starts_with("refused ")).collect();
     // Once for each address.
-    assert_eq!(refused, ["refused 127.0.0.1: it does not know the secret of this job"]);
+    assert_eq!(refused, ["refused 127.0.0.1: it does not have the secret of this job"]);
 }
 
 #[test]

@@ -111,7 +111,7 @@ fn certificates_of_both_sides() {
     // Spoken to without TLS.
     let error =
         elect_within(SHORTLY, etcd.endpoint(), EtcdAccess::default()).unwrap_err().to_string();
-    assert!(error.contains("does it speak TLS only (--rdzv-conf protocol=https)?"), "{error}");
+    assert!(error.contains("does it accept only TLS (--rdzv-conf protocol=https)?"), "{error}");
 }
 
 #[needs(Etcd)]
@@ -121,7 +121,7 @@ fn an_etcd_without_tls_is_named() {
     let error = elect_within(SHORTLY, etcd.endpoint(), access_of(&Authority::new()))
         .unwrap_err()
         .to_string();
-    assert!(error.ends_with("does it speak TLS?"), "{error}");
+    assert!(error.ends_with("does it use TLS?"), "{error}");
 }
 
 #[needs(Etcd)]
@@ -159,7 +159,7 @@ fn users_and_passwords() {
     };
     let error = refused(etcd.endpoint(), named);
     assert!(matches!(error, EtcdError::ClientCertificate { .. }), "{error}");
-    assert!(error.to_string().contains("takes none with a CommonName: leave it out"), "{error}");
+    assert!(error.to_string().contains("rejects certificates with a CommonName"), "{error}");
     for (user, password, named) in [
         (Some("trainer"), Some("wrong"), "refuses user `trainer`: "),
         (Some("trainer"), None, "refuses user `trainer`: "),

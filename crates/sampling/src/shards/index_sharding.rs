@@ -1,4 +1,4 @@
-//! Dealing out an order by position: all three schemes are one arithmetic.
+//! Distributing an order by position: all three schemes use one arithmetic.
 //!
 //! A batch is a start, a stride and a number of rows: the places `start + i * stride`. Places from
 //! the end of the order on wrap around to its start; they are the duplicates. Because the places of
@@ -17,19 +17,19 @@ pub(super) struct IndexSharding {
     rounds: usize,
 }
 
-/// Where the batches of a rank lie.
+/// The positions in the order that each rank's batches take.
 #[derive(Debug, Clone, Copy)]
 enum Layout {
-    /// Rounds follow each other and the ranks follow each other in a round. The last round ends with
-    /// the order instead of wrapping when it is not `even`.
+    /// Rounds follow each other, and the ranks follow each other within a round. The last round ends with the order
+    /// instead of wrapping around if `even` is `false`.
     Rounds { even: bool },
-    /// Rank `r` has the places `r`, `r + world`, ...: `len` of them.
+    /// Rank `r` has the `len` positions `r`, `r + world`, and so on.
     Strided { len: usize },
-    /// Rank `r` has the places from `r * len` on: `len` of them.
+    /// Rank `r` has the `len` positions from `r * len` on.
     Blocks { len: usize },
 }
 
-/// One batch, before its places are looked up.
+/// Positions of one batch in the order.
 struct BatchSpan {
     start: usize,
     stride: usize,
@@ -37,7 +37,7 @@ struct BatchSpan {
 }
 
 impl IndexSharding {
-    /// `options` have been checked.
+    /// Lays out the batches of all ranks. `options` must have been checked.
     pub(super) fn new(
         order: Order,
         batch_size: usize,
@@ -45,7 +45,7 @@ impl IndexSharding {
         options: ShardOptions,
     ) -> Result<Self, PlanError> {
         let samples = order.len();
-        // Places reach at most one round past the end: with this checked, nothing below overflows.
+        // Positions reach at most one round past the end, so that with this check nothing below overflows.
         world
             .checked_mul(batch_size)
             .and_then(|round| round.checked_add(world)?.checked_add(samples))
@@ -136,7 +136,7 @@ impl IndexSharding {
         (span.rows > 0).then_some(span)
     }
 
-    /// Rows whose places lie in the order.
+    /// Returns the number of rows whose positions lie within the order.
     fn valid(&self, span: &BatchSpan) -> usize {
         self.order.len().saturating_sub(span.start).div_ceil(span.stride).min(span.rows)
     }

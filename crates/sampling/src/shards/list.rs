@@ -1,4 +1,4 @@
-//! Dealing out batches that are made already and have no common size: whole ones only.
+//! Distributing batches that exist already and have no common size: only whole ones.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(super) struct BatchList {
 }
 
 impl BatchList {
-    /// `options` have been checked.
+    /// Stores the batches. `options` must have been checked.
     pub(super) fn new(
         batches: Vec<Vec<usize>>,
         world: usize,
@@ -28,7 +28,7 @@ impl BatchList {
         Ok(Self { batches: batches.into(), world, rounds, even: options.even_batches })
     }
 
-    /// The order that batches of `batch_size` were cut from.
+    /// Returns the order from which batches of `batch_size` were cut.
     pub(super) fn flatten(&self, batch_size: usize) -> Result<Vec<usize>, PlanError> {
         let last = self.batches.len().saturating_sub(1);
         for (index, batch) in self.batches.iter().enumerate() {
@@ -65,7 +65,7 @@ impl BatchList {
         totals
     }
 
-    /// The batch of a rank and how many of its rows count: all or none.
+    /// Returns the batch of a rank and the number of its valid rows: all or none.
     fn at(&self, rank: usize, round: usize) -> Option<(&Vec<usize>, usize)> {
         if round >= self.rounds {
             return None;

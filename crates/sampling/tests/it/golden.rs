@@ -1,4 +1,4 @@
-//! The plans against tables made with PyTorch, Accelerate and fastai.
+//! Comparison of the plans with tables made with PyTorch, Accelerate and fastai.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ fn table(name: &str) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// The cases of a table of shards, of which there must be as many as were made.
+/// Returns the cases of a table of shards, whose number is checked.
 fn cases(name: &str, count: usize) -> Vec<Value> {
     let cases = table(name)["cases"].as_array().unwrap().clone();
     assert_eq!(cases.len(), count);
@@ -31,7 +31,7 @@ fn deal(case: &Value, batch_size: usize, options: ShardOptions) -> Shards {
     Shards::new(order, batch_size, number(case, "world"), options).unwrap()
 }
 
-/// By rank and batch.
+/// Batches by rank and position.
 fn indices(shards: &Shards) -> Vec<Vec<Vec<usize>>> {
     (0..shards.world()).map(|rank| shards.rank(rank).map(|batch| batch.indices).collect()).collect()
 }
@@ -53,7 +53,7 @@ fn accelerate_batch_sampler_shard() {
 #[test]
 fn torch_distributed_sampler() {
     for case in cases("distributed_sampler.json", 64) {
-        // The sampler knows no batches: whatever their size, together they are its samples.
+        // The sampler does not depend on batches: whatever their size, together they are its samples.
         for batch_size in [1, 3, 64] {
             let options = ShardOptions {
                 scheme: Scheme::Torch,

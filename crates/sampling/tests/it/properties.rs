@@ -1,4 +1,4 @@
-//! What holds for every plan, whatever the numbers.
+//! Properties of every plan, whatever the numbers.
 
 use brigade_sampling::{
     Order, Sampler, Scheme, ShardOptions, Shards, Shuffle, StreamShard, Totals, Weighted,
@@ -66,7 +66,7 @@ fn sorted(mut indices: Vec<usize>) -> Vec<usize> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Valid samples are disjoint between ranks and rounds, and without drops they are all.
+    /// Valid samples are disjoint between ranks and rounds, and without drops they are all samples.
     #[test]
     fn valid_samples_are_a_partition(case in case()) {
         let shards = case.shards();
@@ -84,7 +84,7 @@ proptest! {
         }
     }
 
-    /// In Accelerate's scheme a gather that leaves the duplicates out has the order of the epoch.
+    /// In Accelerate's scheme, a gather without the duplicates has the order of the epoch.
     #[test]
     fn accelerate_gathers_in_order(case in case_of(Just(Scheme::Accelerate))) {
         let shards = case.shards();
@@ -92,7 +92,7 @@ proptest! {
         prop_assert_eq!(gathered(&shards), &order[..shards.totals().seen]);
     }
 
-    /// A sample is dropped only for want of a full batch on every rank, or of a full deal.
+    /// A sample is dropped only if not every rank has a full batch, or the same number of samples.
     #[test]
     fn no_more_is_dropped_than_must_be(case in case()) {
         let Totals { duplicated, dropped, .. } = case.shards().totals();
@@ -108,7 +108,7 @@ proptest! {
         prop_assert!(case.options.even_batches || duplicated == 0);
     }
 
-    /// Every rank knows the sizes of all: they are those of the batches.
+    /// Every rank computes the sizes of all ranks: they are those of the batches.
     #[test]
     fn rounds_describe_the_batches(case in case()) {
         let shards = case.shards();
@@ -138,8 +138,8 @@ proptest! {
         prop_assert_eq!(rows, totals.seen + totals.duplicated);
     }
 
-    /// With even batches all ranks have as many batches, of one size in each round; with
-    /// Accelerate's even batches, of one size throughout.
+    /// With even batches all ranks have the same number of batches, of one size in each round; with Accelerate's even
+    /// batches, of one size throughout.
     #[test]
     fn even_means_equal(case in case()) {
         prop_assume!(case.options.even_batches);
@@ -155,7 +155,7 @@ proptest! {
         }
     }
 
-    /// Uneven ranks differ by one batch at most, the lower ranks having more.
+    /// Uneven ranks differ by at most one batch, and lower ranks have more.
     #[test]
     fn uneven_lacks_batches_only_at_the_end(case in case()) {
         let shards = case.shards();
@@ -168,7 +168,7 @@ proptest! {
         }
     }
 
-    /// Resuming at a round gives what the whole epoch gives from there on.
+    /// Resuming at a round gives the rest of the whole epoch from that round on.
     #[test]
     fn resuming_is_skipping(case in case(), skipped in 0..30usize) {
         let shards = case.shards();
@@ -191,7 +191,7 @@ proptest! {
         }
     }
 
-    /// Batches without a declared size are given out whole, each once.
+    /// Batches without a declared size are distributed whole, each once.
     #[test]
     fn listed_batches_are_a_partition(
         sizes in prop::collection::vec(1..6usize, 0..20),
@@ -215,7 +215,7 @@ proptest! {
         }
     }
 
-    /// A stream is dealt out as the same samples in an order are.
+    /// A stream is sharded like the same samples in an order.
     #[test]
     fn a_stream_is_an_order_that_ends(case in case_of(Just(Scheme::Accelerate))) {
         let order = case.order();

@@ -1,10 +1,10 @@
-//! Limits that give GPUs about the same number of bytes.
+//! Memory limits with which GPUs get about the same number of bytes.
 
 use super::limits::Device;
 use super::sizes::Sizes;
 use super::tree::{Item, ModuleTree, ROOT};
 
-/// Leaves a tenth of a single GPU free, which Accelerate does where no limits are given.
+/// Lowers the limit of a single GPU to nine tenths, as Accelerate does if no limits are given.
 pub(super) fn keep_tenth(devices: &mut [Device]) {
     let mut gpus = devices.iter_mut().filter(|device| device.place.is_gpu());
     if let (Some(gpu), None) = (gpus.next(), gpus.next()) {
@@ -41,7 +41,7 @@ fn lower(gpu: &mut Device, share: u64) {
 /// Returns 1.25 times the larger of the largest unit and the mean of the innermost modules. Without this surplus the
 /// last layers would not fit on any GPU.
 fn surplus(tree: &ModuleTree, sizes: &Sizes) -> u64 {
-    // A module that has nothing but later names of tied weights does not count.
+    // A module that only has later names of tied weights does not count.
     let mut counts = vec![false; tree.modules.len()];
     for tensor in (0..tree.tensors.len()).filter(|tensor| tree.tensors[*tensor].tied_to.is_none()) {
         for module in tree.around(tensor) {

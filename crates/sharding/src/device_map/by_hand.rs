@@ -1,4 +1,4 @@
-//! Maps that a user writes by hand.
+//! Device maps that a user writes by hand.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ pub(super) fn from_json(text: &str) -> Result<Vec<(String, String)>, DeviceMapEr
     places.into_iter().map(read).collect()
 }
 
-/// Returns the modules and tensors that names and patterns mean, in the order of the model.
+/// Returns the modules and tensors that names and patterns match, with their places, in the order of the model.
 pub(super) fn entries(
     tree: &ModuleTree,
     places: &[(String, String)],
@@ -30,7 +30,7 @@ pub(super) fn entries(
     let modules = (0..tree.modules.len()).map(Item::Module);
     let items: Vec<_> = modules.chain((0..tree.tensors.len()).map(Item::Tensor)).collect();
     let by_name: HashMap<_, _> = items.iter().map(|item| (tree.name(*item), *item)).collect();
-    // Which name of the map decides: patterns give way to names.
+    // The entry of the map that decides for each item. Names take precedence over patterns.
     let mut chosen: HashMap<Item, (bool, usize, Place)> = HashMap::new();
     for (written, (name, place)) in places.iter().enumerate() {
         let place: Place = place.parse()?;
@@ -73,7 +73,7 @@ fn matches(pattern: &[WildMatch], name: &str) -> bool {
         && components.zip(pattern).all(|(component, pattern)| pattern.matches(component))
 }
 
-/// Checks that each tensor has a place, and each tied weight one.
+/// Checks that each tensor has a place, and that all names of a tied weight have the same place.
 fn check(
     tree: &ModuleTree,
     chosen: &HashMap<Item, (bool, usize, Place)>,

@@ -1,13 +1,14 @@
-//! Entries of a map that are one.
+//! Simplification of device maps: joins entries with the same place.
 
 use std::collections::{HashMap, HashSet};
 
 use super::Place;
 use super::tree::{Item, ModuleTree};
 
-/// Puts a module in the place of several entries below it that have one place, the outermost where there are several.
+/// Replaces several entries below a module by the module if they have the same place. The outermost such module is
+/// taken.
 pub(super) fn clean(tree: &ModuleTree, entries: Vec<(Item, Place)>) -> Vec<(Item, Place)> {
-    // The common place of the entries below a module, if there is one, and their number.
+    // The common place of the entries below each module, `None` if they differ, and the number of entries.
     let mut below: HashMap<usize, (Option<Place>, usize)> = HashMap::new();
     for (item, place) in &entries {
         for module in tree.outside(*item) {

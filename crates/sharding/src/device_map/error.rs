@@ -6,7 +6,7 @@ use super::Place;
 use crate::byte_size::in_bytes;
 use crate::error::first_of;
 
-/// A device map that does not suit a model or the devices, or a list of tensors that is not a model.
+/// Error of a device map that does not suit a model or the devices, or of a list of tensors that is not a model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceMapError {
@@ -22,7 +22,7 @@ pub enum DeviceMapError {
     NoSuchDevice {
         /// Device that does not exist.
         place: Place,
-        /// The devices that exist.
+        /// Devices that exist on this machine.
         known: Vec<Place>,
     },
 
@@ -66,7 +66,7 @@ pub enum DeviceMapError {
         escaped(.name), first_of(.near)
     )]
     UnknownName {
-        /// The name or pattern.
+        /// Name or pattern in the map.
         name: String,
         /// Similar names in the model.
         near: Vec<String>,
@@ -103,7 +103,7 @@ pub enum DeviceMapError {
         escaped(.first), escaped(.second)
     )]
     TiedApart {
-        /// The first name of the weight.
+        /// First name of the weight.
         first: String,
         /// Place of the first name.
         first_place: Place,
@@ -120,7 +120,7 @@ pub enum DeviceMapError {
         in_bytes(*.limit), escaped(.unit), in_bytes(*.bytes), in_bytes(*.needed)
     )]
     UnitTooLarge {
-        /// The device that computes.
+        /// Device that computes the layer.
         place: Place,
         /// Limit of the device in bytes.
         limit: u64,
@@ -165,7 +165,7 @@ pub enum DeviceMapError {
     },
 
     /// A name that is a tensor and a module.
-    #[error("{} is a tensor, and a module with tensors of its own", escaped(.name))]
+    #[error("{} is the name of both a tensor and a module with tensors", escaped(.name))]
     TensorIsModule {
         /// Name shared by a tensor and a module.
         name: String,
@@ -173,7 +173,7 @@ pub enum DeviceMapError {
 
     /// A tie to a tensor that is not the first of its weight.
     #[error(
-        "tensor {} is tied to {}, which is not a tensor of the model that is stored itself",
+        "tensor {} is tied to {}, which is not an untied tensor of the model",
         escaped(.name), escaped(.tied_to)
     )]
     Tie {
@@ -191,7 +191,7 @@ pub enum DeviceMapError {
     },
 
     /// A type for a tensor that does not exist.
-    #[error("the device map gives {} a type, which is not a tensor of the model", escaped(.name))]
+    #[error("the device map sets a type for {}, which is not a tensor of the model", escaped(.name))]
     NoSuchTensor {
         /// Name that is not a tensor of the model.
         name: String,
@@ -200,7 +200,7 @@ pub enum DeviceMapError {
     /// Tensors with more bytes than can be counted.
     #[error("with tensor {} the model has more bytes than can be counted", escaped(.name))]
     TooLarge {
-        /// The tensor with which the sum is too large.
+        /// Name of the tensor with which the sum is too large.
         name: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Layers on devices so that as few bytes as possible of each device in turn stay unused.
+//! Placement of layers with as few unused bytes as possible on each device in turn.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -7,16 +7,16 @@ use super::limits::Limits;
 use super::sizes::Sizes;
 use super::tree::{Item, ModuleTree};
 
-/// Layers that share tied weights.
+/// Layers that share tied weights, and so have the same place.
 struct Group {
     layers: Vec<Item>,
     bytes: u64,
-    /// Bytes of its largest layer.
+    /// Bytes of the largest layer of the group.
     largest: u64,
 }
 
-/// Places the layers of a model. If the GPUs do not hold all of them, the first one keeps room for the largest layer
-/// that is elsewhere, and so does the host's memory where layers are on disk.
+/// Places the layers of a model. If the GPUs cannot hold all of them, the first GPU keeps room for the largest layer
+/// that is elsewhere. So does the host's memory if layers are on disk.
 pub(super) fn fill(tree: &ModuleTree, sizes: &Sizes, limits: &Limits) -> Vec<(Item, Place)> {
     let layers = tree.layer_items();
     let devices = &limits.devices;
@@ -62,7 +62,7 @@ fn groups(tree: &ModuleTree, sizes: &Sizes, layers: &[Item]) -> Vec<Group> {
     groups
 }
 
-/// Moves groups to a device, with as many bytes as its budget allows.
+/// Moves groups to a device, with as many bytes in total as its budget allows.
 fn take(
     left: &mut Vec<Group>,
     budget: Option<u64>,
@@ -77,7 +77,8 @@ fn take(
     move_to(left, &chosen, place, places);
 }
 
-/// Moves groups to a device, with as many bytes as its budget allows beside the largest layer that is left.
+/// Moves groups to a device, with as many bytes in total as its budget allows beside room for the largest remaining
+/// layer.
 fn take_with_room(
     left: &mut Vec<Group>,
     budget: Option<u64>,
@@ -92,7 +93,7 @@ fn take_with_room(
         if budget.saturating_sub(room) <= best.0 {
             break;
         }
-        // With room for no more than that, all larger layers must be here.
+        // All layers that are larger than the room have to be on this device.
         let numbered = || left.iter().enumerate();
         let larger = || numbered().filter(|(_, group)| group.largest > room);
         let needed = larger().map(|(_, group)| group.bytes).fold(room, u64::saturating_add);
@@ -122,16 +123,19 @@ fn move_to(
     }
 }
 
-/// Returns the groups whose bytes add up to the most that a budget allows, the first ones of each size.
+/// Returns the groups with the largest total number of bytes within a budget. Of groups with the same size the first
+/// ones are taken.
 fn most(groups: impl Iterator<Item = (usize, u64)>, budget: u64) -> Vec<usize> {
-    // Layers of a model have few sizes, so that sums are few; more than these are not looked at, the smallest first.
+    // Layers of a model have few different sizes, so there are few sums. Beyond this number the smallest sums are
+    // dropped.
     const MOST_SUMS: usize = 1 << 12;
     let mut sizes: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     for (group, bytes) in groups {
         sizes.entry(bytes).or_default().push(group);
     }
     let sizes: Vec<_> = sizes.into_iter().rev().collect();
-    // For each size the sums that can be reached with it and larger ones, and how many groups of the size are in each.
+    // For each size, the sums that can be reached with groups of at least this size, and the number of groups of this
+    // size in each sum.
     let mut reached: Vec<BTreeMap<u64, usize>> = Vec::new();
     let mut sums = vec![0];
     for (size, members) in &sizes {
@@ -141,7 +145,7 @@ fn most(groups: impl Iterator<Item = (usize, u64)>, budget: u64) -> Vec<usize> {
                 let added =
                     size.checked_mul(count as u64).and_then(|bytes| bytes.checked_add(*sum));
                 let Some(with) = added.filter(|with| *with <= budget) else { break };
-                // Groups of no bytes all come along.
+                // Groups without bytes always fit.
                 if *size == 0 {
                     next.insert(with, members.len());
                 } else {

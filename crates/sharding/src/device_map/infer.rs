@@ -1,4 +1,4 @@
-//! Layers in their order on devices in their order, as Accelerate's `infer_auto_device_map` places them.
+//! Placement of layers and devices in their order, as by Accelerate's `infer_auto_device_map`.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -8,10 +8,10 @@ use super::sizes::Sizes;
 use super::tree::{Item, ModuleTree, ROOT};
 use crate::byte_size::in_bytes;
 
-/// Result of Accelerate's rules.
+/// Placement by Accelerate's rules.
 pub(super) struct Inferred {
     pub(super) entries: Vec<(Item, Place)>,
-    /// Devices that are left empty, and the bytes with which they would not have been.
+    /// Devices that are left empty, with the limits in bytes that would have sufficed.
     empty: Vec<(Place, u64)>,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn infer(
     let left = tree.parts(root).into_iter().chain(tree.own_buffers(root)).collect();
     let mut queue = Queue { tree, sizes, left, largest: 0, largest_layers: Vec::new() };
     queue.find_largest(true);
-    // Devices that must have room for a layer which is brought in from another place.
+    // Devices that have to keep room for a layer which is copied from another place.
     let first_gpu = devices.first().map(|device| device.place).filter(|place| place.is_gpu());
     let keeps_room = |place| place == Place::Cpu || Some(place) == first_gpu;
 
@@ -50,7 +50,7 @@ pub(super) fn infer(
         let with_ties = size + tied_bytes;
         let room = if keeps_room(now.place) { queue.largest.into() } else { 0 };
         let limit = now.budget().map_or(i128::MAX, i128::from);
-        // An exact fit is one, and the next comparison of the same bytes splits a module.
+        // As in Accelerate, an exact fit is accepted here, while the comparison below splits a module of the same size.
         if used + with_ties <= limit.saturating_sub(room) {
             used += with_ties;
             inferred.entries.push((item, now.place));
@@ -99,9 +99,9 @@ struct Queue<'a> {
     tree: &'a ModuleTree,
     sizes: &'a Sizes,
     left: VecDeque<Item>,
-    /// Bytes of the largest layer among them.
+    /// Bytes of the largest layer without a place.
     largest: u64,
-    /// Layers of this size that are left.
+    /// Layers without a place that have this size.
     largest_layers: Vec<Item>,
 }
 
@@ -120,7 +120,7 @@ impl Queue<'_> {
         Some(item)
     }
 
-    /// Finds the largest layers: units, modules without modules, and tensors of the root, where these are asked for.
+    /// Finds the largest layers: units, modules without modules, and, if `with_tensors` is set, tensors of the root.
     fn find_largest(&mut self, with_tensors: bool) {
         (self.largest, self.largest_layers) = (0, Vec::new());
         let is_asked_for = |item: &&Item| with_tensors || matches!(item, Item::Module(_));
@@ -140,15 +140,15 @@ impl Queue<'_> {
         }
     }
 
-    /// Returns the items that have other names of weights of an item, and the bytes which they add. An item that has several
-    /// of them is there as often.
+    /// Returns the items that have other names of an item's weights, and the bytes that they add. An item with several
+    /// such names occurs as many times.
     fn tied_to(&self, item: Item) -> (Vec<Item>, i128) {
         let (mut tied, mut bytes) = (Vec::new(), 0);
         let mut others: Vec<_> = self.other_names(item).collect();
-        // Accelerate takes off what it thinks to be counted with the item.
+        // Accelerate subtracts these bytes, which it assumes to be counted with the item.
         let twice = others.iter().map(|other| i128::from(self.sizes.tensors[*other])).sum::<i128>();
         let mut seen = HashSet::from([item]);
-        // Ties of the items that come along; Accelerate fails there.
+        // Tied items can have further ties. Accelerate fails in this case.
         while !others.is_empty() {
             let mut next = Vec::new();
             for other in others {
@@ -180,7 +180,7 @@ impl Queue<'_> {
         place.is_some_and(|place| self.left.remove(place).is_some())
     }
 
-    /// Puts own parameters and modules in the place of a module.
+    /// Replaces a module by its own parameters and modules.
     fn split(&mut self, item: Item) {
         let Some(place) = self.left.iter().position(|left| *left == item) else { return };
         let behind = self.left.split_off(place + 1);
@@ -189,13 +189,13 @@ impl Queue<'_> {
         self.left.extend(behind);
     }
 
-    /// Takes the first module out that fits, with its ties, splitting the modules that have it.
+    /// Removes the first module that fits with its ties, and splits the modules around it.
     fn take_first_that_fits(&mut self, room: i128) -> Option<Item> {
         let mut search = Queue { left: self.left.clone(), largest_layers: Vec::new(), ..*self };
         let found = loop {
             let item = search.left.pop_front()?;
             let (_, bytes) = search.tied_to(item);
-            // A partner that is not behind it would be left alone.
+            // All tied partners must come later in the queue, to be placed together with the item.
             let is_behind = |other| search.left.iter().any(|it| self.tree.contains(*it, other));
             if search.other_names(item).all(is_behind)
                 && i128::from(self.sizes.of_item(item)) + bytes <= room

@@ -1,4 +1,4 @@
-//! Devices and their limits.
+//! Devices and their memory limits.
 
 use super::tree::Item;
 use super::{DeviceMapError, Place};
@@ -13,14 +13,14 @@ pub struct FreeMemory {
 }
 
 impl FreeMemory {
-    /// Creates it from the free bytes of each GPU and of the host's memory. A device that is not among them does not
-    /// exist, except for the disk.
+    /// Creates the free memory of a machine from the free bytes of each GPU and of the host's memory. A device that is
+    /// not among them does not exist, except for the disk.
     #[must_use]
     pub fn new(devices: impl IntoIterator<Item = (Place, u64)>) -> Self {
         Self { devices: Some(devices.into_iter().collect()) }
     }
 
-    /// Returns the free memory of an unknown machine: each device is taken to exist, and its limit has to be given.
+    /// Returns the free memory of an unknown machine: each device is assumed to exist, and limits have to be given.
     #[must_use]
     pub fn unknown() -> Self {
         Self { devices: None }
@@ -54,14 +54,14 @@ pub(super) struct Limits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) place: Place,
-    /// Bytes of weights and caches; `None` without a limit.
+    /// Maximum number of bytes. `None` without a limit.
     pub(super) limit: Option<u64>,
-    /// Bytes of the limit that are kept for activations.
+    /// Bytes of the limit that are reserved for activations.
     pub(super) reserve: u64,
 }
 
 impl Device {
-    /// Returns the bytes for weights.
+    /// Returns the number of bytes for weights and caches.
     pub(super) fn budget(self) -> Option<u64> {
         self.limit.map(|limit| limit.saturating_sub(self.reserve))
     }
@@ -82,7 +82,7 @@ impl Limits {
             }
         }
         limits.read(max_memory, free)?;
-        // A GPU of which nothing may be used is not one on which layers are computed.
+        // A GPU with a limit of 0 does not compute layers either.
         limits.devices.retain(|device| !device.place.is_gpu() || device.limit != Some(0));
         if !limits.devices.iter().any(|device| device.place == Place::Disk) {
             limits.add(Place::Disk, None)?;
@@ -96,7 +96,7 @@ impl Limits {
         Ok(limits)
     }
 
-    /// Reads the limits that a map by hand has, beside the devices that it uses.
+    /// Reads the limits of a map by hand, and adds the devices that the map uses without a limit.
     pub(super) fn by_hand(
         max_memory: &[(String, String)],
         free: &FreeMemory,

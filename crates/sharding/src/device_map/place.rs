@@ -7,8 +7,8 @@ use serde::{Serialize, Serializer};
 
 use super::DeviceMapError;
 
-/// Place of weights: a GPU, the host's memory or the disk. Written as `cuda:0`, `cpu` and `disk`; `cuda`, `gpu:0` and
-/// `0` are read, too.
+/// Place of weights: a GPU, the host's memory or the disk. Written as `cuda:0`, `cpu` and `disk`. `cuda`, `gpu:0` and
+/// `0` are also accepted.
 ///
 /// ```
 /// use brigade_sharding::device_map::Place;
@@ -56,7 +56,7 @@ impl FromStr for Place {
             "cuda" | "gpu" => "0",
             _ => text.strip_prefix("cuda:").or_else(|| text.strip_prefix("gpu:")).unwrap_or(text),
         };
-        // `parse` reads a sign, too.
+        // `parse` would also accept a sign.
         let is_number = index.bytes().all(|byte| byte.is_ascii_digit());
         index.parse().ok().filter(|_| is_number).map(Self::Cuda).ok_or_else(unknown)
     }

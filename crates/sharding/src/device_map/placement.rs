@@ -1,4 +1,4 @@
-//! Where the weights of a model are.
+//! Placement of the weights of a model.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -171,7 +171,7 @@ impl Placement {
     #[must_use]
     pub fn runs(&self) -> Vec<LayerRun> {
         let mut runs: Vec<LayerRun> = Vec::new();
-        // Around the last number of the first name in the run, and the number that would be next.
+        // The last number of the run's first name, the next expected number, and the texts around them.
         let mut open: Option<(&str, u64, u64, &str)> = None;
         for layer in &self.layers {
             let numbered = around_number(&layer.name);
@@ -203,7 +203,7 @@ impl Placement {
         !place.is_gpu() && place != self.compute_place()
     }
 
-    /// Checks that the largest offloaded layer can be computed.
+    /// Checks that the device that computes has room for the largest offloaded layer.
     pub(super) fn check_room(&self, sizes: &Sizes) -> Result<(), DeviceMapError> {
         let place = self.compute_place();
         let Some(device) = self.devices.iter().find(|device| device.place == place) else {
@@ -239,7 +239,7 @@ impl Placement {
         Ok(())
     }
 
-    /// Notes where the buffers of offloaded layers, which stay on a GPU, fit on none.
+    /// Adds a note if the buffers of offloaded layers, which stay on a GPU, do not fit on any GPU.
     pub(super) fn note_buffers(&mut self, tree: &ModuleTree, sizes: &Sizes) {
         let tensors = tree.tensors.iter().zip(&sizes.tensors);
         let buffers = tensors.filter(|(tensor, _)| {
@@ -261,12 +261,12 @@ impl Placement {
     }
 }
 
-/// Returns the texts before and behind the last component of a name that is a number, and the number.
+/// Returns the last component of a name that is a number, between the texts before and behind it.
 fn around_number(name: &str) -> Option<(&str, u64, &str)> {
     let mut end = name.len();
     for component in name.rsplit('.') {
         let start = end - component.len();
-        // `01` is another name than `1`.
+        // A name with leading zeros is not a number: `01` is another name than `1`.
         let number = component.parse::<u64>().ok().filter(|it| it.to_string() == component);
         if let Some(number) = number {
             return Some((&name[..start], number, &name[end..]));

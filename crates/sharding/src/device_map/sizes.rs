@@ -1,4 +1,4 @@
-//! Bytes of tensors and modules.
+//! Sizes of tensors and modules in bytes.
 
 use std::collections::HashMap;
 
@@ -8,11 +8,11 @@ use super::tree::{Item, ROOT};
 use super::{DeviceMap, DeviceMapError, ModuleTree};
 use crate::weight_format::{bytes_as, is_integer};
 
-/// Bytes of tensors and modules. A tied weight counts under its first name.
+/// Sizes of tensors and modules in bytes. A tied weight counts under its first name.
 pub(super) struct Sizes {
-    /// Bytes of weights; 0 for later names of tied weights.
+    /// Bytes of each tensor. 0 for later names of tied weights.
     pub(super) tensors: Vec<u64>,
-    /// Bytes of weights, and what is reserved for units.
+    /// Bytes of the weights of each module, plus those reserved for units.
     modules: Vec<u64>,
     /// Bytes reserved for each unit.
     pub(super) unit_reserve: u64,
@@ -56,7 +56,7 @@ impl Sizes {
         Ok(Self { tensors, modules, unit_reserve })
     }
 
-    /// Returns the bytes of an item, with what is reserved for its units.
+    /// Returns the bytes of an item, with those reserved for its units.
     pub(super) fn of_item(&self, item: Item) -> u64 {
         match item {
             Item::Module(module) => self.modules[module],
@@ -69,9 +69,9 @@ impl Sizes {
     }
 }
 
-/// Adds to a module and to all around it.
+/// Adds bytes to a module and to all modules around it. `None` if a sum is too large.
 fn add(tree: &ModuleTree, modules: &mut [u64], mut module: usize, bytes: u64) -> Option<()> {
-    // Sums of twice the bytes are needed, too.
+    // Sums of up to twice the bytes must not overflow either.
     const MOST: u64 = 1 << 60;
     loop {
         modules[module] = modules[module].checked_add(bytes).filter(|sum| *sum < MOST)?;
@@ -82,7 +82,7 @@ fn add(tree: &ModuleTree, modules: &mut [u64], mut module: usize, bytes: u64) ->
     }
 }
 
-/// Returns the type in which a tensor is held where the map has one: integers stay, and nothing becomes larger.
+/// Returns the type in which a tensor is held: the map's type, unless the tensor has integers or fewer bits.
 fn narrowed(own: Dtype, dtype: Option<Dtype>) -> Dtype {
     dtype.filter(|dtype| !is_integer(own) && dtype.bits() < own.bits()).unwrap_or(own)
 }

@@ -11,7 +11,8 @@ use super::{
 mod accelerate;
 mod properties;
 
-/// A transformer with a tied head: an embedding of 800 bytes, 4 blocks of 400 with a buffer of 40, a norm of 40.
+/// Returns a transformer with a tied head: an embedding of 800 bytes, 4 blocks of 400 with a buffer of 40, a norm of
+/// 40.
 fn transformer() -> ModuleTree {
     let parameter = |name: String, size| MappedTensor::parameter(name, &[size], Dtype::F32);
     let mut tensors = vec![parameter("model.embed.weight".to_owned(), 200)];
@@ -45,7 +46,7 @@ fn message(map: &DeviceMap) -> String {
 fn layers_go_to_devices_in_order_and_the_first_keeps_room_for_the_largest() {
     let map = DeviceMap::sequential().max_memory([("cuda:0", "2100"), ("cpu", "1M")]);
     let placement = resolve(&map).unwrap();
-    // The embedding with the head, and one block of 400; 800 for the largest layer at that time stay free.
+    // The embedding with the head, and one block of 400. 800 bytes are kept for the largest layer at that time.
     let places: Vec<_> = (0..4)
         .map(|block| placement.place_of(&format!("model.layers.{block}.mlp.weight")).unwrap())
         .collect();
@@ -202,7 +203,7 @@ fn caches_and_activations_are_reserved() {
 
 #[test]
 fn fill_uses_a_device_that_the_rules_in_order_leave_empty() {
-    // The next block of 400 bytes does not fit on the second GPU, and the rules never go back.
+    // The next block of 400 bytes does not fit on the second GPU, and the rules never return to a device.
     let limits = [("cuda:0", "1230"), ("cuda:1", "100"), ("cpu", "1M")];
     let in_order = resolve(&DeviceMap::sequential().max_memory(limits)).unwrap();
     let filled = resolve(&DeviceMap::fill().max_memory(limits)).unwrap();
@@ -286,11 +287,11 @@ fn lists_that_are_not_a_model_are_refused() {
     assert_eq!(error(vec![tensor("a"), tensor("a")], &[]), "two tensors have the name a");
     assert_eq!(
         error(vec![tensor("a.b"), tensor("a")], &[]),
-        "a is a tensor, and a module with tensors of its own"
+        "a is the name of both a tensor and a module with tensors"
     );
     assert_eq!(
         error(vec![tensor("a"), tensor("b").tied_to("c")], &[]),
-        "tensor b is tied to c, which is not a tensor of the model that is stored itself"
+        "tensor b is tied to c, which is not an untied tensor of the model"
     );
     assert_eq!(
         error(vec![tensor("a.b")], &["c"]),

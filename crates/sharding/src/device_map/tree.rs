@@ -1,4 +1,4 @@
-//! A model as modules with tensors.
+//! Tree of the modules and tensors of a model.
 
 use std::collections::HashMap;
 
@@ -64,11 +64,11 @@ impl MappedTensor {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleTree {
     pub(super) tensors: Vec<MappedTensor>,
-    /// The root is the first.
+    /// Modules of the model. The root is the first.
     pub(super) modules: Vec<Module>,
-    /// The module of each tensor.
+    /// Index of the module of each tensor.
     pub(super) module_of: Vec<usize>,
-    /// Places in `tensors` of the names of each tied weight, the first one first.
+    /// Indices in `tensors` of the names of each tied weight, the first name first.
     pub(super) ties: Vec<Vec<usize>>,
 }
 
@@ -78,20 +78,20 @@ pub(super) struct Module {
     pub(super) name: String,
     pub(super) parent: usize,
     pub(super) children: Vec<usize>,
-    /// Own parameters, and behind them own buffers.
+    /// Indices of the module's own parameters, followed by its own buffers.
     pub(super) tensors: Vec<usize>,
     /// `true` if the module is never split.
     pub(super) is_unit: bool,
 }
 
-/// A module or a tensor, by its place in the tree's lists.
+/// A module or a tensor, by its index in the tree's lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Item {
     Module(usize),
     Tensor(usize),
 }
 
-/// The place of the root among modules.
+/// Index of the root among the modules.
 pub(super) const ROOT: usize = 0;
 
 impl ModuleTree {
@@ -158,8 +158,8 @@ impl ModuleTree {
         &self.tensors
     }
 
-    /// Returns the names of the layers: units, modules without modules outside of units, and own tensors of the modules
-    /// above these. Each tensor is in one layer.
+    /// Returns the names of the layers: units, modules without submodules that are outside of units, and own tensors of
+    /// the modules above these. Each tensor is in one layer.
     pub fn layers(&self) -> impl Iterator<Item = &str> {
         self.layer_items().into_iter().map(|item| self.name(item))
     }
@@ -185,7 +185,7 @@ impl ModuleTree {
         }
     }
 
-    /// Returns whether it is a module with modules, and not a unit.
+    /// Returns `true` for a module that has modules and is not a unit.
     pub(super) fn can_split(&self, item: Item) -> bool {
         match item {
             Item::Module(module) => {
@@ -196,7 +196,7 @@ impl ModuleTree {
         }
     }
 
-    /// Returns own parameters and modules of a module, for which Accelerate's rules replace it.
+    /// Returns the own parameters and modules of a module, by which Accelerate's rules replace it.
     pub(super) fn parts(&self, item: Item) -> Vec<Item> {
         let Item::Module(module) = item else { return Vec::new() };
         let module = &self.modules[module];
@@ -219,7 +219,7 @@ impl ModuleTree {
         buffers.map(|tensor| Item::Tensor(*tensor)).collect()
     }
 
-    /// Returns whether a tensor is in a module, or is the item itself.
+    /// Returns `true` if a tensor is in a module, or is the item itself.
     pub(super) fn contains(&self, item: Item, tensor: usize) -> bool {
         match item {
             Item::Tensor(own) => own == tensor,
@@ -227,12 +227,12 @@ impl ModuleTree {
         }
     }
 
-    /// Returns the modules that have a tensor, from the inside.
+    /// Returns the modules that have a tensor, from the innermost to the root.
     pub(super) fn around(&self, tensor: usize) -> impl Iterator<Item = usize> {
         self.upwards(Some(self.module_of[tensor]))
     }
 
-    /// Returns the modules around an item, from the inside.
+    /// Returns the modules around an item, from the innermost to the root.
     pub(super) fn outside(&self, item: Item) -> impl Iterator<Item = usize> {
         self.upwards(match item {
             Item::Tensor(tensor) => Some(self.module_of[tensor]),
@@ -274,7 +274,7 @@ impl ModuleTree {
         matches!(item, Item::Module(module) if self.modules[module].is_unit)
     }
 
-    /// Returns whether a tensor is in a unit.
+    /// Returns `true` if a tensor is in a unit.
     pub(super) fn is_in_unit(&self, tensor: usize) -> bool {
         self.around(tensor).any(|module| self.modules[module].is_unit)
     }

@@ -1,8 +1,8 @@
-//! What a rank does.
+//! Actions of a pipeline's ranks: passes, messages, and operations on sharded parameters.
 
 use std::fmt;
 
-/// What an [`Action`] does.
+/// Kind of an [`Action`]: a pass, one half of a message, or an operation on a stage's sharded parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ActionKind {
     /// Gathers a stage's sharded parameters, before its first micro-batch.
@@ -30,7 +30,7 @@ pub enum ActionKind {
 }
 
 impl ActionKind {
-    /// Returns its name: `backward_input`.
+    /// Returns the name in snake case: `backward_input`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -48,19 +48,19 @@ impl ActionKind {
         }
     }
 
-    /// Tells whether it computes, rather than sends, receives, gathers or frees.
+    /// Returns `true` for forward and backward passes, and `false` for messages and operations on sharded parameters.
     #[must_use]
     pub fn computes(self) -> bool {
         matches!(self, Self::Forward | Self::Backward | Self::BackwardInput | Self::BackwardWeight)
     }
 
-    /// Tells whether it is of one micro-batch, rather than of a whole step.
+    /// Returns `true` if an action of this kind belongs to one micro-batch, and `false` if it belongs to a whole step.
     #[must_use]
     pub fn has_micro_batch(self) -> bool {
         !matches!(self, Self::Unshard | Self::ReduceGradients | Self::Reshard)
     }
 
-    /// The letter of the text form, for what computes.
+    /// Returns the letter of a pass in the text form of a table. `?` for other kinds.
     pub(super) fn letter(self) -> char {
         match self {
             Self::Forward => 'F',
@@ -78,15 +78,15 @@ impl fmt::Display for ActionKind {
     }
 }
 
-/// What a rank does with one of its stages.
+/// Action of a rank on one of its stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {
-    /// What it does.
+    /// Kind of the action.
     pub kind: ActionKind,
-    /// The stage, which the rank has.
+    /// Index of the stage, from 0. The rank that executes the action has this stage.
     pub stage: usize,
-    /// The micro-batch; `None` for [`ActionKind::Unshard`], [`ActionKind::ReduceGradients`] and
-    /// [`ActionKind::Reshard`].
+    /// Index of the micro-batch, from 0. `None` for [`ActionKind::Unshard`], [`ActionKind::ReduceGradients`] and
+    /// [`ActionKind::Reshard`], which are done once per step.
     pub micro_batch: Option<usize>,
 }
 
@@ -112,8 +112,8 @@ impl Action {
         Self { kind, stage, micro_batch: None }
     }
 
-    /// Returns the other half of a message: the receive of a send, at the neighbouring stage. `None` for what is not
-    /// a message, and for a message to a stage before the first.
+    /// Returns the other half of a message: for a send the receive at the neighbouring stage, for a receive the send.
+    /// `None` for actions that are not messages, and for a message to a stage before the first.
     #[must_use]
     pub fn counterpart(self) -> Option<Self> {
         let (kind, stage) = match self.kind {
@@ -130,7 +130,7 @@ impl Action {
         Some(Self { kind, stage, ..self })
     }
 
-    /// The same stage and micro-batch with another kind.
+    /// Returns an action of another kind for the same stage and micro-batch.
     pub(super) fn as_kind(self, kind: ActionKind) -> Self {
         Self { kind, ..self }
     }

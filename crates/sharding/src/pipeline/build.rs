@@ -1,15 +1,16 @@
-//! How tables are made, of schedules and of lists.
+//! Constructors of `PipelineTable`, from a schedule and from lists of actions.
 
 use super::check::Checker;
 use super::order::{TimedPass, passes};
 use super::{Action, ActionKind, PipelineError, PipelineTable, Schedule};
 
 impl PipelineTable {
-    /// Returns the table of a schedule: `ranks` with `chunks` stages each and `micro_batches` in a step.
+    /// Creates the table of a schedule, for `ranks` ranks with `chunks` stages each, and `micro_batches` micro-batches
+    /// per step.
     ///
-    /// Each stage is gathered once, before its first pass, and freed once, after its last; its gradients are
-    /// reduced after its last gradient of weights. So sharding sends no more with many micro-batches than with one.
-    /// A rank sends what it has computed before its next pass.
+    /// The parameters of a stage are gathered once, before its first pass. Its gradients are reduced and its parameters
+    /// freed once, after its last pass. The traffic of sharding therefore does not grow with the number of
+    /// micro-batches. A rank sends a result before it starts its next pass.
     ///
     /// ```
     /// use brigade_sharding::pipeline::{PipelineTable, Schedule};
@@ -23,8 +24,8 @@ impl PipelineTable {
     /// ```
     ///
     /// # Errors
-    /// A number of 0; more passes than a table can have; a number of chunks or of micro-batches that the schedule
-    /// does not have, with the nearest that it has.
+    /// [`PipelineError::Zero`] for a number of 0, [`PipelineError::TooLarge`] for more passes than a table can have,
+    /// and [`PipelineError::Chunks`] or [`PipelineError::MicroBatches`] for numbers that the schedule cannot run.
     pub fn new(
         schedule: Schedule,
         ranks: usize,
@@ -40,9 +41,9 @@ impl PipelineTable {
         Self::from_actions(stage_ranks, micro_batches, (0..ranks).map(limit).collect(), actions)
     }
 
-    /// Returns the table with these lists of actions, one for each rank. `stage_ranks` has the rank of each stage,
-    /// `held_limits` the most activations that each rank may hold: those of stages whose forward pass has run and
-    /// whose weights have no gradient of it yet.
+    /// Creates a table from a list of actions for each rank, and checks it. `stage_ranks` has the rank of each stage.
+    /// `held_limits` has the maximum number of stage activations that each rank may hold. An activation is held from
+    /// the forward pass until the weight gradients of the same micro-batch are computed.
     ///
     /// ```
     /// use brigade_sharding::pipeline::{Action, ActionKind, PipelineTable};
@@ -68,12 +69,16 @@ impl PipelineTable {
     /// ```
     ///
     /// # Errors
-    /// The first fault, with its rank, position, action, stage and micro-batch: an action of a stage of another
-    /// rank; one that is there twice or is missing; a pass before its input, a send before its pass, a gradient of
-    /// weights before that of inputs; a reduction or a free before the last pass of the stage; more activations than
-    /// the limit; a send without its receive, or the other way round; two ranks that do not have their messages in
-    /// the same order, in one direction; messages that wait for each other in a circle, where a send ends when its
-    /// receive has begun.
+    /// Returns the first fault that is found, with its rank, position and action:
+    ///
+    /// - a number of 0, or lists that do not suit each other;
+    /// - an action of another rank's stage, a repeated action, or a missing one;
+    /// - a pass before its input, a send before its pass, or gradients of weights before those of inputs;
+    /// - a reduction or a free before the last pass of the stage;
+    /// - more activations than the limit;
+    /// - a send without its receive, or a receive without its send;
+    /// - a rank that receives messages in another order than they are sent;
+    /// - a deadlock: messages that wait for each other, if a send ends only when its receive has begun.
     pub fn from_actions(
         stage_ranks: Vec<usize>,
         micro_batches: usize,
@@ -87,10 +92,10 @@ impl PipelineTable {
     }
 }
 
-/// The lists of actions for passes with their times.
+/// Returns the list of actions of each rank, for passes with their times.
 ///
-/// All ranks take their actions from one order of everything that happens: a message is when its pass ends, and before
-/// the passes that begin then. Any such order is free of circles, also where a send waits for its receive.
+/// All ranks take their actions from one total order by time: a message is sent when its pass ends, before the passes
+/// that begin at that time. Any such order is free of deadlocks, even if a send waits for its receive.
 fn with_messages(
     passes: &[TimedPass],
     ranks: usize,

@@ -1,19 +1,18 @@
-//! The check of a table.
+//! Checks of a pipeline table: passes, messages, limits and deadlocks.
 
 use std::collections::HashMap;
 
 use super::table::Event;
 use super::{Action, ActionFault, ActionKind, PipelineError, PipelineTable, Place};
 
-/// A table with the place of each of its actions.
+/// A table that is being checked, with the place of each action that has been recorded.
 pub(super) struct Checker<'a> {
     table: &'a PipelineTable,
     places: HashMap<Action, Event>,
 }
 
 impl<'a> Checker<'a> {
-    /// Returns all actions in an order in which each comes after what it depends on, a receive directly after its
-    /// send.
+    /// Checks the table. Returns all actions in topological order, each receive directly after its send.
     pub(super) fn check(table: &'a PipelineTable) -> Result<Vec<Event>, PipelineError> {
         check_sizes(table)?;
         let mut checker = Self { table, places: HashMap::new() };
@@ -43,7 +42,7 @@ impl<'a> Checker<'a> {
         Place { rank: event.rank, position: event.position, action: self.action(event) }
     }
 
-    /// Checks a rank's list by itself, and notes where its actions are.
+    /// Checks the list of one rank, and records the places of its actions.
     fn check_rank(&mut self, rank: usize) -> Result<(), PipelineError> {
         let table = self.table;
         let (limit, mut held) = (table.held_limits[rank], 0);
@@ -94,7 +93,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// An action so far that does the same, or a part of it.
+    /// Finds an action recorded before that does the same work, or a part of it.
     fn same_work(&self, action: Action) -> Option<Event> {
         let parts: &[ActionKind] = match action.kind {
             ActionKind::Backward => {
@@ -107,8 +106,8 @@ impl<'a> Checker<'a> {
         parts.iter().find_map(|kind| self.places.get(&action.as_kind(*kind)).copied())
     }
 
-    /// What an action depends on and has not come yet. All of it is on the same rank: what others compute arrives in
-    /// a message.
+    /// Returns a dependency of an action that has not been recorded. All dependencies are on the same rank: results of
+    /// other ranks arrive in messages.
     fn needs(&self, action: Action) -> Option<Action> {
         let Action { kind, stage, .. } = action;
         let rank = self.table.stage_ranks[stage];
@@ -161,7 +160,8 @@ impl<'a> Checker<'a> {
         Err(self.fault(event, ActionFault::Unmatched { peer, counterpart }))
     }
 
-    /// Messages are there if what needs them is.
+    /// Checks that no pass, reduction or free is missing. Messages are not checked here: a pass without its receive,
+    /// and a message with one half, have been refused before.
     fn check_all_there(&self) -> Result<(), PipelineError> {
         let check = |action: Action| {
             if self.same_work(action).is_some() {
@@ -201,7 +201,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Checks that each rank receives from another one in the order in which that one sends.
+    /// Checks that each rank receives the messages of another rank in the order in which they are sent.
     fn check_orders(&self) -> Result<(), PipelineError> {
         let mut sent: HashMap<(usize, usize), Vec<Action>> = HashMap::new();
         for (rank, actions) in self.table.actions.iter().enumerate() {
@@ -230,7 +230,8 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Sorts all actions topologically. A send and its receive are one node, which both lists have to have come to.
+    /// Sorts all actions topologically. A send and its receive are one node, which is ready when both lists have
+    /// reached it.
     fn order(&self) -> Result<Vec<Event>, PipelineError> {
         let ranks = self.table.ranks();
         let all = self.table.actions.iter().map(Vec::len).sum();
@@ -257,7 +258,7 @@ impl<'a> Checker<'a> {
         if order.len() == all { Ok(order) } else { Err(self.circle(&heads)) }
     }
 
-    /// The ranks that wait for each other, from the first that comes twice.
+    /// Returns the error of a deadlock, with the ranks that wait for each other in a cycle.
     fn circle(&self, heads: &[usize]) -> PipelineError {
         let is_left = |rank: &usize| heads[*rank] < self.table.actions[*rank].len();
         let mut next = (0..heads.len()).find(is_left);

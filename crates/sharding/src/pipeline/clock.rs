@@ -1,10 +1,10 @@
-//! A table on a simulated clock.
+//! Simulation of a pipeline table on a clock.
 
 use std::collections::HashMap;
 
 use super::{Action, ActionKind, PipelineError, PipelineTable};
 
-/// How long passes and messages take, in any unit of time.
+/// Durations of passes and messages, in any unit of time.
 ///
 /// ```
 /// use brigade_sharding::pipeline::{Costs, PipelineTable, Schedule};
@@ -20,56 +20,58 @@ use super::{Action, ActionKind, PipelineError, PipelineTable};
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Costs {
-    /// Times of each stage's passes.
+    /// Durations of the passes of each stage.
     pub stages: Vec<StageCosts>,
-    /// Time from the end of a pass until another rank has its result. Sender and receiver compute meanwhile.
+    /// Duration of a message: from the end of a pass until another rank has the result. Both ranks can compute
+    /// meanwhile.
     pub message: f64,
 }
 
-/// How long the passes of a stage take with one micro-batch.
+/// Durations of the passes of a stage for one micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StageCosts {
-    /// Time of the forward pass.
+    /// Duration of the forward pass.
     pub forward: f64,
-    /// Time of the gradients of the inputs.
+    /// Duration of the gradients of the inputs.
     pub backward_input: f64,
-    /// Time of the gradients of the weights. [`ActionKind::Backward`] takes the sum of both.
+    /// Duration of the gradients of the weights. [`ActionKind::Backward`] takes the sum of `backward_input` and
+    /// `backward_weight`.
     pub backward_weight: f64,
 }
 
-/// When everything in a table runs.
+/// Simulated timeline of one step: the start and the end of each action of each rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timeline {
-    /// Time until the last rank has ended.
+    /// Duration of the step: the time at which the last pass of all ranks ends.
     pub total: f64,
-    /// What each rank does.
+    /// Timeline of each rank.
     pub ranks: Vec<RankTimeline>,
 }
 
-/// When the actions of a rank run.
+/// Simulated timeline of one rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankTimeline {
-    /// Its actions, in their order. Of a message it has the time until it has arrived.
+    /// Actions in the order of the rank's list, with their times.
     pub spans: Vec<Span>,
-    /// Time for which the rank computes.
+    /// Total time for which the rank computes.
     pub busy: f64,
-    /// Time for which it does not.
+    /// Total time for which the rank is idle: the duration of the step minus `busy`.
     pub idle: f64,
 }
 
-/// An action with its times.
+/// An action with its start and its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Span {
-    /// The action.
+    /// Action that runs in this span.
     pub action: Action,
-    /// When it begins.
+    /// Time at which the action begins.
     pub start: f64,
-    /// When it ends.
+    /// Time at which the action ends. For a message, the time of its arrival.
     pub end: f64,
 }
 
 impl Costs {
-    /// Returns costs of 1 for each kind of pass, and none for messages.
+    /// Returns a duration of 1 for each forward pass and each kind of gradients, and of 0 for messages.
     #[must_use]
     pub fn equal(stages: usize) -> Self {
         let stage = StageCosts { forward: 1.0, backward_input: 1.0, backward_weight: 1.0 };
@@ -113,7 +115,7 @@ pub(super) fn check_cost(value: f64, of: impl FnOnce() -> String) -> Result<(), 
 }
 
 impl Timeline {
-    /// Returns the time that ranks do not compute, as a part of the time that they do.
+    /// Returns the bubble: the time for which the ranks are idle, as a fraction of the time for which they compute.
     #[must_use]
     pub fn bubble(&self) -> f64 {
         let sum = |time: fn(&RankTimeline) -> f64| self.ranks.iter().map(time).sum();
@@ -122,7 +124,7 @@ impl Timeline {
 }
 
 impl RankTimeline {
-    /// Returns the time that the rank does not compute, as a part of the time that it does.
+    /// Returns the bubble of this rank: its idle time as a fraction of the time for which it computes.
     #[must_use]
     pub fn bubble(&self) -> f64 {
         part(self.idle, self.busy)
@@ -134,12 +136,12 @@ fn part(idle: f64, busy: f64) -> f64 {
 }
 
 impl PipelineTable {
-    /// Runs the table on a simulated clock. Sends and receives are in the background, as an executor with
-    /// asynchronous messages has them: a pass waits for what it receives, and a send for nothing. Gathers and
-    /// reductions of sharded parameters take no time.
+    /// Simulates one step. Sends and receives run in the background, as with asynchronous messages: a pass waits for
+    /// its input, and a send waits for nothing. Gathers and reductions of sharded parameters take no time.
     ///
     /// # Errors
-    /// Costs for another number of stages; a cost that is negative or not finite.
+    /// [`PipelineError::CostsOfStages`] for costs of another number of stages, and [`PipelineError::Cost`] for a cost
+    /// that is negative or not finite.
     pub fn simulate(&self, costs: &Costs) -> Result<Timeline, PipelineError> {
         costs.check(self.stages())?;
         Ok(self.run(costs))
@@ -148,7 +150,7 @@ impl PipelineTable {
     pub(super) fn run(&self, costs: &Costs) -> Timeline {
         let idle = RankTimeline { spans: Vec::new(), busy: 0.0, idle: 0.0 };
         let mut ranks = vec![idle; self.ranks()];
-        // When a rank has ended its last pass, and when what it has received for the next one is there.
+        // The end of each rank's last pass, and the arrival times of inputs that are not used yet.
         let mut free = vec![0.0f64; self.ranks()];
         let mut arrived = vec![HashMap::new(); self.ranks()];
         let mut sent = 0.0f64;
@@ -157,7 +159,8 @@ impl PipelineTable {
             let action = self.actions[rank][event.position];
             let (start, end) = match action.kind {
                 ActionKind::SendActivation | ActionKind::SendGradient => {
-                    // A gradient may be sent after a later pass; it leaves when it is sent.
+                    // A gradient may be sent after a later pass: its message begins then, not at the end of its own
+                    // pass.
                     sent = free[rank];
                     (sent, sent + costs.message)
                 }

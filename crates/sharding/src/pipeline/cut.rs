@@ -1,4 +1,4 @@
-//! Where a model is cut into stages.
+//! Division of a model's layers into stages.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -6,7 +6,8 @@ use std::ops::Range;
 use super::PipelineError;
 use super::clock::check_cost;
 
-/// Cuts layers into stages whose numbers of layers differ by one at most; the first stages have more.
+/// Divides layers into stages whose numbers of layers differ by at most one. The first stages have the additional
+/// layers.
 ///
 /// ```
 /// assert_eq!(brigade_sharding::pipeline::cut_evenly(10, 4)?, [0..3, 3..6, 6..8, 8..10]);
@@ -14,7 +15,7 @@ use super::clock::check_cost;
 /// ```
 ///
 /// # Errors
-/// No stages, or fewer layers than stages.
+/// [`PipelineError::Zero`] for no stages, and [`PipelineError::FewLayers`] for fewer layers than stages.
 pub fn cut_evenly(layers: usize, stages: usize) -> Result<Vec<Range<usize>>, PipelineError> {
     check(layers, stages)?;
     let (each, more) = (layers / stages, layers % stages);
@@ -22,8 +23,8 @@ pub fn cut_evenly(layers: usize, stages: usize) -> Result<Vec<Range<usize>>, Pip
     Ok((0..stages).map(|stage| start(stage)..start(stage + 1)).collect())
 }
 
-/// Cuts layers into stages so that the slowest stage is as fast as can be. `costs` has the time of each layer, as
-/// measured or estimated, in any unit. Takes memory for as many numbers as layers times stages.
+/// Divides layers into stages so that the slowest stage is as fast as possible. `costs` has the time of each layer,
+/// measured or estimated, in any unit. Memory use is proportional to the number of layers times the number of stages.
 ///
 /// ```
 /// // A large head: the last stage has it alone.
@@ -33,7 +34,7 @@ pub fn cut_evenly(layers: usize, stages: usize) -> Result<Vec<Range<usize>>, Pip
 /// ```
 ///
 /// # Errors
-/// No stages, fewer layers than stages, or a cost that is negative or not finite.
+/// Returns the errors of [`cut_evenly`], and [`PipelineError::Cost`] for a cost that is negative or not finite.
 pub fn cut_by_cost(costs: &[f64], stages: usize) -> Result<Vec<Range<usize>>, PipelineError> {
     check(costs.len(), stages)?;
     let mut sums = vec![0.0f64];
@@ -43,9 +44,9 @@ pub fn cut_by_cost(costs: &[f64], stages: usize) -> Result<Vec<Range<usize>>, Pi
         check_cost(sum, || format!("sum of costs up to layer {layer}"))?;
         sums.push(sum);
     }
-    // slowest[end] is the best time of the slowest of the first stages, if they have the layers up to `end`. It does
-    // not fall with `end`, and the time of one more stage does not rise with its start, so the best start is where
-    // the two meet.
+    // slowest[end] is the best time of the slowest of the stages so far, if they have the layers up to `end`. It does
+    // not decrease with `end`, and the time of one more stage does not increase with its start, so the best start is
+    // where the two meet.
     let layers = costs.len();
     let mut slowest = sums.clone();
     let mut starts = vec![vec![0; layers + 1]];
@@ -86,7 +87,7 @@ pub fn cut_by_cost(costs: &[f64], stages: usize) -> Result<Vec<Range<usize>>, Pi
     Ok(stages)
 }
 
-/// Cuts layers before those with the names `starts`, the first layers of all stages but the first.
+/// Divides layers into stages by name: `starts` are the names of the first layers of all stages but the first.
 ///
 /// ```
 /// let layers = ["wte", "h.0", "h.1", "ln_f"];
@@ -95,8 +96,9 @@ pub fn cut_by_cost(costs: &[f64], stages: usize) -> Result<Vec<Range<usize>>, Pi
 /// ```
 ///
 /// # Errors
-/// No layers; two layers of one name; a name that no layer has; the first layer; names that are not in the order of
-/// the layers.
+/// [`PipelineError::FewLayers`] without layers, [`PipelineError::DuplicateLayer`] for two layers with one name,
+/// [`PipelineError::NoSuchLayer`] for a name that no layer has, and [`PipelineError::CutOrder`] for the name of the
+/// first layer, or for names that are not in the order of the layers.
 pub fn cut_at(layers: &[&str], starts: &[&str]) -> Result<Vec<Range<usize>>, PipelineError> {
     check(layers.len(), 1)?;
     let mut places = HashMap::with_capacity(layers.len());

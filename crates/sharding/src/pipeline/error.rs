@@ -1,4 +1,4 @@
-//! What can be wrong with a pipeline.
+//! Errors of pipeline schedules and tables.
 
 use std::fmt;
 
@@ -7,43 +7,44 @@ use brigade_rank_env::text::{counted, escaped};
 use super::{Action, Schedule};
 use crate::error::first_of;
 
-/// A pipeline that cannot be made or would not run. All of these are the caller's input.
+/// Error of an invalid pipeline: wrong numbers, a table that would not run, or invalid costs. Each is caused by the
+/// caller's input.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PipelineError {
     /// A text that is not a schedule.
     #[error("`{}` is not a pipeline schedule: write {}", escaped(.text), Schedule::names())]
     UnknownSchedule {
-        /// The text.
+        /// Text that is not the name of a schedule.
         text: String,
     },
 
-    /// A number that is 0.
+    /// A number of ranks, stages, micro-batches or chunks that is 0.
     #[error("the number of {of} is 0: it must be at least 1")]
     Zero {
-        /// What is counted.
+        /// Name of the number that is 0: `ranks`, `stages`, `micro-batches` or `chunks`.
         of: &'static str,
     },
 
-    /// A table that would fill the memory.
+    /// A table with so many passes that it would exhaust the memory.
     #[error(
         "{stages} stages with {micro_batches} micro-batches are more than {limit} passes: take fewer"
     )]
     TooLarge {
-        /// Stages of all ranks.
+        /// Number of stages of all ranks.
         stages: usize,
-        /// Micro-batches of a step.
+        /// Number of micro-batches per step.
         micro_batches: usize,
-        /// The largest product of both.
+        /// Maximum number of stages times micro-batches.
         limit: usize,
     },
 
-    /// A number of chunks that the schedule does not have.
+    /// A number of stages per rank that the schedule does not support.
     #[error("{schedule} has {takes} for each rank, not {chunks}", takes = .schedule.chunks_in_words())]
     Chunks {
-        /// The schedule.
+        /// Schedule that cannot run with these numbers.
         schedule: Schedule,
-        /// Stages of a rank.
+        /// Number of stages per rank (chunks).
         chunks: usize,
     },
 
@@ -53,134 +54,134 @@ pub enum PipelineError {
         rule = .schedule.micro_batches_in_words(), near = either(.near)
     )]
     MicroBatches {
-        /// The schedule.
+        /// Schedule that cannot run with these numbers.
         schedule: Schedule,
-        /// Ranks of the pipeline.
+        /// Number of ranks of the pipeline.
         ranks: usize,
-        /// Micro-batches of a step.
+        /// Number of micro-batches per step.
         micro_batches: usize,
-        /// The nearest numbers that it can run, below and above.
+        /// Nearest numbers of micro-batches that the schedule can run, below and above.
         near: Vec<usize>,
     },
 
-    /// Lists of a table with different lengths.
+    /// Lists of actions and limits of held activations with different lengths.
     #[error("the table has actions for {} and limits of held activations for {limits}",
         counted(*.ranks, "rank"))]
     Limits {
-        /// Lists of actions.
+        /// Number of lists of actions, one for each rank.
         ranks: usize,
-        /// Limits.
+        /// Number of limits of held activations.
         limits: usize,
     },
 
     /// A stage on a rank that the table does not have.
     #[error("stage {stage} is on rank {rank}, and the table has {}", counted(*.ranks, "rank"))]
     StageRank {
-        /// The stage.
+        /// Index of the stage, from 0.
         stage: usize,
-        /// Its rank.
+        /// Rank to which the stage is assigned.
         rank: usize,
-        /// Ranks of the table.
+        /// Number of ranks of the table.
         ranks: usize,
     },
 
     /// A rank without a stage.
     #[error("rank {rank} has no stage")]
     IdleRank {
-        /// The rank.
+        /// Rank that has no stage.
         rank: usize,
     },
 
-    /// An action that cannot be where it is.
+    /// An action that is invalid at its place in the list.
     #[error("{place} {fault}")]
     Action {
-        /// The action.
+        /// Place of the invalid action.
         place: Place,
-        /// What is wrong with it.
+        /// Fault of the action.
         fault: ActionFault,
     },
 
-    /// An action that is in no list.
+    /// An action that is missing from the list of its rank.
     #[error("rank {rank} has no {action}")]
     Missing {
-        /// The rank that has the stage.
+        /// Rank that has the stage of the action.
         rank: usize,
-        /// The action.
+        /// Action that is missing.
         action: Action,
     },
 
-    /// Messages that wait for each other, where a send ends when its receive has begun.
+    /// A deadlock: messages that wait for each other, if a send ends only when its receive has begun.
     #[error("{} wait for each other without end", joined(.waits, " and "))]
     Deadlock {
-        /// The message at which each rank of the circle waits, for the next of the list.
+        /// Message at which each rank of the cycle waits, in order: each rank waits for the next one of the list.
         waits: Vec<Place>,
     },
 
-    /// Costs for another number of stages.
+    /// Costs for another number of stages than the table has.
     #[error("there are costs for {}, and the table has {stages}", counted(*.given, "stage"))]
     CostsOfStages {
-        /// Stages with costs.
+        /// Number of stages that have costs.
         given: usize,
-        /// Stages of the table.
+        /// Number of stages of the table.
         stages: usize,
     },
 
     /// A time or a cost that is negative or not finite.
     #[error("the {of} is {value}: it must be a finite number and not below 0")]
     Cost {
-        /// What costs it.
+        /// Name of the invalid value, such as `time of a message`.
         of: String,
-        /// The value.
+        /// Time or cost that is negative or not finite.
         value: f64,
     },
 
     /// Fewer layers than stages.
     #[error("{layers} layers cannot be cut into {stages} stages, each with at least one")]
     FewLayers {
-        /// Number of layers.
+        /// Number of layers of the model.
         layers: usize,
-        /// Number of stages.
+        /// Number of stages to divide the layers into.
         stages: usize,
     },
 
-    /// A name at which to cut that no layer has.
+    /// A name of a stage's first layer that no layer has.
     #[error("there is no layer {} at which a stage could begin; there are {}", escaped(.name), first_of(.known))]
     NoSuchLayer {
-        /// The name.
+        /// Name of the layer.
         name: String,
-        /// Names of layers, the most similar first.
+        /// Names of the layers, the most similar ones first.
         known: Vec<String>,
     },
 
     /// A name that two layers have.
     #[error("two layers have the name {}", escaped(.name))]
     DuplicateLayer {
-        /// The name.
+        /// Name of the layer.
         name: String,
     },
 
-    /// A cut that is not behind the one before.
+    /// A stage whose first layer is not behind that of the stage before.
     #[error(
         "a stage cannot begin at {}: {}; name the first layers of all stages but the first, in the order of the layers",
         escaped(.name),
-        match .after { Some(after) => format!("it is not behind {}", escaped(after)), None => "it is the first layer".to_owned() }
+        match .after { Some(after) => format!("it does not come after {}", escaped(after)), None => "it is the first layer".to_owned() }
     )]
     CutOrder {
-        /// The name.
+        /// Name of the layer.
         name: String,
-        /// The name of the cut before; `None` for the first layer.
+        /// Name of the first layer of the stage before. `None` if `name` is the first layer of the model.
         after: Option<String>,
     },
 }
 
-/// Where an action is in a table.
+/// Place of an action in a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// The rank.
+    /// Rank that executes the action.
     pub rank: usize,
-    /// The place in the rank's list, from 0.
+    /// Index in the rank's list, from 0.
     pub position: usize,
-    /// The action.
+    /// Action at this place.
     pub action: Action,
 }
 
@@ -190,67 +191,67 @@ impl fmt::Display for Place {
     }
 }
 
-/// What is wrong with an action at its place.
+/// Fault of an action at its place in a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ActionFault {
     /// A stage that the table does not have.
-    #[error("is of a stage that does not exist: there are {stages}")]
+    #[error("belongs to a stage that does not exist: there are {stages}")]
     NoSuchStage {
-        /// Stages of the table.
+        /// Number of stages of the table.
         stages: usize,
     },
-    /// A micro-batch that the table does not have, one where none belongs, or none where one is needed.
-    #[error("must have a micro-batch below {micro_batches} if it is of one, and none otherwise")]
+    /// A micro-batch that does not exist, one that is missing, or one of an action that belongs to a whole step.
+    #[error("must have a micro-batch below {micro_batches} if it handles one, and none otherwise")]
     MicroBatch {
-        /// Micro-batches of a step.
+        /// Number of micro-batches per step.
         micro_batches: usize,
     },
-    /// A stage of another rank.
-    #[error("is of a stage of rank {owner}")]
+    /// A stage that another rank has.
+    #[error("belongs to a stage of rank {owner}")]
     WrongRank {
-        /// The rank that has the stage.
+        /// Rank that has the stage.
         owner: usize,
     },
-    /// A message that would leave neither the rank nor the model.
+    /// A message that has no other rank as its peer: the neighbouring stage is on the same rank, or does not exist.
     #[error("has no other rank as its peer")]
     NoPeer,
-    /// An action that does what another one has done.
+    /// An action that repeats the work of an earlier one.
     #[error("repeats action {position} ({action})")]
     Repeated {
-        /// The place of the other in the list.
+        /// Index of the earlier action in the rank's list.
         position: usize,
-        /// The other.
+        /// Earlier action that does the same work.
         action: Action,
     },
-    /// An action without what it depends on.
+    /// An action that comes before one of its dependencies.
     #[error("must come after {needs}, which is not before it in the list")]
     Early {
-        /// What it depends on.
+        /// Action that must come first.
         needs: Action,
     },
-    /// An activation above the limit.
+    /// A forward pass that exceeds the rank's limit of held activations.
     #[error("would hold {held} activations, and the rank's limit is {limit}")]
     Held {
-        /// Activations held with it.
+        /// Number of activations that the rank would hold.
         held: usize,
-        /// The rank's limit.
+        /// Maximum number of activations that the rank may hold.
         limit: usize,
     },
-    /// A message with one half.
+    /// A send without its receive, or a receive without its send.
     #[error("has no {counterpart} on rank {peer}")]
     Unmatched {
-        /// The rank of the other half.
+        /// Rank that should have the other half.
         peer: usize,
-        /// The other half.
+        /// Missing half of the message.
         counterpart: Action,
     },
-    /// Messages between two ranks that arrive in another order than they are received.
+    /// A receive that is not in the order in which the other rank sends.
     #[error("is not in the order of rank {peer}, which sends {sent} first")]
     Reordered {
-        /// The rank that sends.
+        /// Rank that sends the message.
         peer: usize,
-        /// What the peer sends at this place of the order.
+        /// Message that the peer sends at this place of the order.
         sent: Action,
     },
 }
@@ -260,7 +261,7 @@ fn joined(places: &[Place], between: &str) -> String {
     places.join(between)
 }
 
-/// `8 or 12`
+/// Joins numbers with "or": `8 or 12`.
 fn either(numbers: &[usize]) -> String {
     let numbers: Vec<_> = numbers.iter().map(ToString::to_string).collect();
     numbers.join(" or ")

@@ -1,10 +1,10 @@
-//! The order of each rank's passes, and when they run if all kinds take the same time.
+//! The order of each rank's passes, and their times if all kinds of passes take one time slot.
 
 use std::collections::HashMap;
 
 use super::{Action, ActionKind, Schedule};
 
-/// A pass with the slots of time in which it runs. [`ActionKind::Backward`] takes two, the others one.
+/// A pass with the time slots in which it runs. [`ActionKind::Backward`] takes two slots, other passes take one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TimedPass {
     pub(super) rank: usize,
@@ -43,7 +43,7 @@ fn breadth_first(rank: usize, ranks: usize, micro_batches: usize, chunks: usize)
     forward.chain(backward).collect()
 }
 
-/// 1F1B of one stage.
+/// Returns the 1F1B order of the passes of one stage.
 fn alternating(stage: usize, warm_up: usize, micro_batches: usize) -> Vec<Action> {
     let forward = |it| Action::new(ActionKind::Forward, stage, it);
     let backward = |it| Action::new(ActionKind::Backward, stage, it);
@@ -87,8 +87,8 @@ fn one_forward_one_backward(
     order
 }
 
-/// ZB-H1: rank `r` computes the gradients of weights `r` micro-batches after those of the inputs, so that all ranks
-/// hold as many activations as the first, and the last ranks have work left where 1F1B waits.
+/// Returns the ZB-H1 order: rank `r` computes the gradients of weights `r` micro-batches after those of the inputs, so
+/// that all ranks hold as many activations as the first, and the last ranks still have work where 1F1B is idle.
 fn weights_apart(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> {
     let weight = |it| Action::new(ActionKind::BackwardWeight, rank, it);
     let mut order = Vec::with_capacity(3 * micro_batches);
@@ -104,9 +104,10 @@ fn weights_apart(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action>
     order
 }
 
-/// ZB-V, for at least twice as many micro-batches as ranks: until the first gradient comes back through both stages,
-/// the rank fills the time with forward passes of its first stage and whole rounds of its second one; then each round
-/// has all six passes. In the end it holds back gradients of weights where the ranks before wait for gradients.
+/// Returns the ZB-V order, for at least twice as many micro-batches as ranks. Until the first gradient comes back
+/// through both stages, the rank fills the time with forward passes of its first stage and whole rounds of its second
+/// one; then each round has all six passes. At the end it delays gradients of weights while the ranks before it wait
+/// for gradients.
 fn in_a_v(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> {
     const FIRST: usize = 0;
     const SECOND: usize = 1;
@@ -142,14 +143,14 @@ fn in_a_v(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> {
     order
 }
 
-/// When each pass ends; ranks wait for what their next pass needs.
+/// A clock in time slots, which records the end of each pass and starts a pass when its inputs are ready.
 struct SlotClock {
     ranks: usize,
     micro_batches: usize,
     stages: usize,
-    /// Ends of forward passes, by stage and micro-batch.
+    /// End of each forward pass, by stage and micro-batch.
     forward: Vec<Option<usize>>,
-    /// Ends of the gradients of inputs.
+    /// End of the input gradients of each pass, by stage and micro-batch.
     backward: Vec<Option<usize>>,
     passes: Vec<TimedPass>,
 }
@@ -162,7 +163,8 @@ impl SlotClock {
         Self { ranks, micro_batches, stages, forward, backward, passes: Vec::new() }
     }
 
-    /// Runs fixed orders. Those that wait for each other end where they are; the check of the table names them.
+    /// Runs the orders of all ranks. In a deadlock the remaining passes are left out, which the check of the table
+    /// reports.
     fn run(mut self, orders: &[Vec<Action>]) -> Vec<TimedPass> {
         let mut next = vec![0; self.ranks];
         let mut free = vec![0; self.ranks];
@@ -182,7 +184,7 @@ impl SlotClock {
         self.passes
     }
 
-    /// When what a pass needs is there.
+    /// Returns the time at which the inputs of a pass are ready, or `None` if they have not been computed.
     fn ready(&self, pass: Action) -> Option<usize> {
         let at = self.index(pass);
         match pass.kind {

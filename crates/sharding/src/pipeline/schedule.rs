@@ -1,35 +1,37 @@
-//! The orders in which the passes of a pipeline can run.
+//! Pipeline schedules: orders in which the passes of a pipeline run.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::PipelineError;
 
-/// An order of the forward and backward passes of a pipeline.
+/// Pipeline schedule: the order of the forward and backward passes of each rank.
 ///
-/// `p` is the number of ranks, `m` of micro-batches, `v` of stages for each rank (its chunks).
+/// In the following, `p` is the number of ranks, `m` the number of micro-batches, and `v` the number of stages per rank
+/// (chunks).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Schedule {
     /// All forward passes, then all backward passes (GPipe, arXiv 1811.06965): `gpipe`. Holds `m` activations.
     GPipe,
-    /// One forward, one backward after `p - 1 - r` forward passes (PipeDream-Flush, arXiv 2006.09503): `1f1b`. The
-    /// time of GPipe, and at most `p - r` activations.
+    /// One forward and one backward pass in turn, after `p - 1 - r` forward passes on rank `r` (PipeDream-Flush, arXiv
+    /// 2006.09503): `1f1b`. Takes as long as GPipe, and holds at most `p - r` activations.
     OneForwardOneBackward,
-    /// 1F1B in which rank `r` has the stages `r`, `r + p`, ... (arXiv 2104.04473): `interleaved`. A smaller bubble
-    /// for `v` times the messages.
+    /// Interleaved 1F1B: rank `r` has the stages `r`, `r + p`, … (arXiv 2104.04473): `interleaved`. A smaller bubble
+    /// than that of 1F1B, with `v` times as many messages.
     Interleaved,
-    /// The same stages, with all micro-batches of a stage before the next one (arXiv 2211.05953): `looped-bfs`.
+    /// Looped breadth-first schedule: the stages of [`Schedule::Interleaved`], with all micro-batches of a stage before
+    /// the next stage (arXiv 2211.05953): `looped-bfs`.
     LoopedBfs,
-    /// 1F1B with the gradients of weights apart, which fill the bubble (ZB-H1 of arXiv 2401.10241): `zb-h1`. A third
-    /// of the bubble of 1F1B, and at most `p` activations.
+    /// 1F1B with the gradients of weights as separate passes, which fill the bubble (ZB-H1 of arXiv 2401.10241):
+    /// `zb-h1`. A third of the bubble of 1F1B, and at most `p` activations.
     ZeroBubble,
-    /// Gradients of weights apart, and stages in the form of a V: rank `r` has the stages `r` and `2 p - 1 - r`
-    /// (ZB-V of arXiv 2401.10241): `zbv`. Holds the activations of `2 p` stages, which are half as large.
+    /// Gradients of weights as separate passes, and stages in the form of a V: rank `r` has the stages `r` and `2 p - 1
+    /// - r` (ZB-V of arXiv 2401.10241): `zbv`. Holds at most `2 p` activations of stages, which have half the layers.
     ZeroBubbleV,
 }
 
 impl Schedule {
-    /// All schedules.
+    /// All pipeline schedules.
     pub const ALL: [Self; 6] = [
         Self::GPipe,
         Self::OneForwardOneBackward,
@@ -39,7 +41,7 @@ impl Schedule {
         Self::ZeroBubbleV,
     ];
 
-    /// Returns its name, which it is parsed from.
+    /// Returns the name of the schedule, which `FromStr` parses: `1f1b`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -52,7 +54,7 @@ impl Schedule {
         }
     }
 
-    /// Returns the smallest number of stages for each rank: 1, or 2 for those that need several.
+    /// Returns the minimum number of stages per rank: 2 for schedules with several stages per rank, 1 for the others.
     #[must_use]
     pub fn least_chunks(self) -> usize {
         match self {
@@ -61,7 +63,7 @@ impl Schedule {
         }
     }
 
-    /// Returns the rank of a stage.
+    /// Returns the rank that has a stage, in a pipeline of `ranks` ranks.
     ///
     /// ```
     /// use brigade_sharding::pipeline::Schedule;
@@ -81,12 +83,13 @@ impl Schedule {
         }
     }
 
-    /// Returns the time that ranks do not compute, as a part of the time that they do, if a forward pass takes as
-    /// long as the gradients of the inputs and those of the weights, and messages take no time.
+    /// Returns the bubble of the schedule: the idle time of the ranks as a fraction of the time for which they compute.
+    /// A forward pass is assumed to take as long as the gradients of the inputs, and as those of the weights, and
+    /// messages to take no time.
     ///
-    /// `(p - 1) / m` for GPipe and 1F1B, a `v`th of it for interleaved 1F1B and looped BFS with at least `p`
-    /// micro-batches, a third for ZB-H1, and a sixth for ZB-V: the ranks of a V compute without a pause, but begin
-    /// one after the other. Papers that measure each rank from its first pass call that 0.
+    /// The bubble is `(p - 1) / m` for GPipe and 1F1B, a `v`th of it for interleaved 1F1B, and for looped BFS with at
+    /// least `p` micro-batches, a third of it for ZB-H1, and a sixth for ZB-V. The ranks of ZB-V compute without a
+    /// pause, but start one after the other; papers that measure each rank from its first pass give a bubble of 0.
     ///
     /// ```
     /// use brigade_sharding::pipeline::Schedule;
@@ -107,7 +110,7 @@ impl Schedule {
         }
     }
 
-    /// Returns how many activations of stages a rank holds at most.
+    /// Returns the maximum number of stage activations that a rank holds at a time.
     #[must_use]
     pub fn held_limit(
         self,
@@ -129,12 +132,13 @@ impl Schedule {
         limit.min(all)
     }
 
-    /// Micro-batches that interleaved 1F1B takes through a chunk before the next chunk.
+    /// Returns the number of micro-batches that pass through a chunk before the next chunk, in interleaved 1F1B.
     pub(super) fn round(ranks: usize, micro_batches: usize) -> usize {
         micro_batches / (micro_batches / ranks.max(1)).max(1)
     }
 
-    /// Forward passes of a rank before its first backward pass in steady state.
+    /// Returns the number of warm-up passes of a rank in interleaved 1F1B: forward passes before it alternates between
+    /// forward and backward passes.
     pub(super) fn interleaved_warm_up(
         rank: usize,
         ranks: usize,
@@ -145,7 +149,7 @@ impl Schedule {
         others.saturating_add(2 * ranks.saturating_sub(rank + 1))
     }
 
-    /// Refuses numbers that the schedule cannot run with.
+    /// Checks that the schedule can run with these numbers.
     pub(super) fn check(
         self,
         ranks: usize,
@@ -228,5 +232,5 @@ impl FromStr for Schedule {
     }
 }
 
-/// Forward passes of a table: a mistyped number would only fill the memory.
+/// Maximum number of forward passes of a table. A mistyped number would exhaust the memory otherwise.
 const MAX_PASSES: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! The text form of a table: a row for each rank, a column for each slot of time.
+//! The text form of a table: a row for each rank, a column for each time slot.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use super::clock::Costs;
 use super::{Action, PipelineTable, RankTimeline};
 
 impl PipelineTable {
-    /// Returns for each rank what it computes in each slot of time, if a pass takes a slot, a whole backward pass
-    /// two, and messages none. All rows have the same length.
+    /// Returns the passes of each rank by time slot: a row for each rank, an element for each slot. A pass takes one
+    /// slot, a whole backward pass two, and a message none. All rows have the same length.
     #[must_use]
     pub fn slots(&self) -> Vec<Vec<Slot>> {
         let timeline = self.run(&Costs::equal(self.stages()));
@@ -24,8 +24,8 @@ impl PipelineTable {
         timeline.ranks.iter().map(row).collect()
     }
 
-    /// Returns the text of a slot, as [`Display`](fmt::Display) writes it: `F3`, or `1F3` where ranks have several
-    /// stages; `-` for a pass that goes on, `.` for none.
+    /// Returns the text of a slot, as [`Display`](fmt::Display) writes it: `F3`, or `1F3` if ranks have several stages;
+    /// `-` for a pass that continues, and `.` for an idle slot.
     #[must_use]
     pub fn slot_text(&self, slot: Slot) -> String {
         match slot {
@@ -40,19 +40,19 @@ impl PipelineTable {
     }
 }
 
-/// A slot of time of a rank.
+/// State of a rank in one time slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Slot {
-    /// The rank waits.
+    /// The rank is idle.
     Idle,
-    /// A pass begins.
+    /// A pass begins in this slot.
     Pass(Action),
-    /// The pass of the slot before goes on.
+    /// The pass of the previous slot continues.
     Continued,
 }
 
 impl fmt::Display for PipelineTable {
-    /// Writes a line for each rank and a column for each slot of time.
+    /// Writes a line for each rank, with a column for each time slot.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = self.slots();
         let rows: Vec<Vec<_>> = rows

@@ -2,23 +2,23 @@
 
 use super::{Action, ActionKind};
 
-/// The actions of each rank of a pipeline in one step, in their order: passes, messages, and the gathers, frees and
-/// reductions of sharded parameters.
+/// Table of the actions of each rank of a pipeline in one step, in the order of execution: passes, messages, and the
+/// gathers, frees and reductions of sharded parameters.
 ///
-/// A table has been checked ([`PipelineTable::from_actions`] says for what), so ranks that execute their lists one
-/// action after the other come to the end. That holds where a send ends only when its receive has begun (a rendezvous,
-/// as in NCCL without buffers), and so for any transport that keeps the order of messages between two ranks.
+/// A table has passed the checks of [`PipelineTable::from_actions`], so ranks that execute their lists one action after
+/// the other do not deadlock. This holds even if a send ends only when its receive has begun (a rendezvous, as in NCCL
+/// without buffers), and so for each transport that keeps the order of messages between two ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineTable {
     pub(super) micro_batches: usize,
     pub(super) stage_ranks: Vec<usize>,
     pub(super) held_limits: Vec<usize>,
     pub(super) actions: Vec<Vec<Action>>,
-    /// All actions in an order in which each comes after what it depends on.
+    /// All actions in topological order: each comes after its dependencies.
     pub(super) order: Vec<Event>,
 }
 
-/// An action of a table, by its rank and its position there.
+/// An action of a table, by its rank and its index in the rank's list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Event {
     pub(super) rank: usize,
@@ -44,32 +44,32 @@ impl PipelineTable {
         self.micro_batches
     }
 
-    /// Returns the rank of each stage.
+    /// Returns the rank that has each stage.
     #[must_use]
     pub fn stage_ranks(&self) -> &[usize] {
         &self.stage_ranks
     }
 
-    /// Returns the stages of a rank; none for a rank outside of the table.
+    /// Returns the stages of a rank. Empty for a rank outside of the table.
     pub fn stages_of(&self, rank: usize) -> impl Iterator<Item = usize> + '_ {
         let stages = self.stage_ranks.iter().enumerate();
         stages.filter(move |(_, owner)| **owner == rank).map(|(stage, _)| stage)
     }
 
-    /// Returns the actions of a rank; none for a rank outside of the table.
+    /// Returns the actions of a rank. Empty for a rank outside of the table.
     #[must_use]
     pub fn actions(&self, rank: usize) -> &[Action] {
         self.actions.get(rank).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the rank to which an action sends, or from which it receives; `None` for other actions.
+    /// Returns the rank to which an action sends, or from which it receives. `None` for other actions.
     #[must_use]
     pub fn peer(&self, action: Action) -> Option<usize> {
         self.stage_ranks.get(action.counterpart()?.stage).copied()
     }
 
-    /// Returns the most activations of stages that a rank holds at a time: those whose forward pass has run, and
-    /// whose weights have no gradient of it yet.
+    /// Returns the maximum number of stage activations that a rank holds at a time. An activation is held from the
+    /// forward pass until the weight gradients of the same micro-batch are computed.
     #[must_use]
     pub fn held(&self, rank: usize) -> usize {
         let (mut held, mut most) = (0usize, 0);
@@ -84,7 +84,8 @@ impl PipelineTable {
         most
     }
 
-    /// Returns how many activations a rank may hold, which [`PipelineTable::held`] does not exceed.
+    /// Returns the maximum number of activations that a rank may hold, which [`PipelineTable::held`] does not exceed. 0
+    /// for a rank outside of the table.
     #[must_use]
     pub fn held_limit(&self, rank: usize) -> usize {
         self.held_limits.get(rank).copied().unwrap_or(0)

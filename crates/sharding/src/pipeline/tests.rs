@@ -19,12 +19,12 @@ fn fault(schedule: Schedule, ranks: usize, micro_batches: usize, chunks: usize) 
     PipelineTable::new(schedule, ranks, micro_batches, chunks).unwrap_err().to_string()
 }
 
-/// The lists of a table, to change them.
+/// Returns the lists of actions of a table, to change them.
 fn lists(table: &PipelineTable) -> Vec<Vec<Action>> {
     (0..table.ranks()).map(|rank| table.actions(rank).to_vec()).collect()
 }
 
-/// The table with other lists.
+/// Creates the table again with other lists of actions.
 fn again(table: &PipelineTable, actions: Vec<Vec<Action>>) -> Result<PipelineTable, PipelineError> {
     let limits = (0..table.ranks()).map(|rank| table.held_limit(rank)).collect();
     PipelineTable::from_actions(
@@ -35,7 +35,7 @@ fn again(table: &PipelineTable, actions: Vec<Vec<Action>>) -> Result<PipelineTab
     )
 }
 
-/// `F0 >0 <0 B0`: passes, activations and gradients that go (`>`) and come (`<`).
+/// Formats actions in short: `F0 >0 <0 B0` are passes, sent (`>`) and received (`<`) activations and gradients.
 fn in_short(actions: &[Action]) -> String {
     let word = |action: &Action| {
         let kind = match action.kind {
@@ -99,7 +99,7 @@ mod schedules {
         );
     }
 
-    /// Equal costs; all schedules that take the numbers.
+    /// Checks equal costs, and all schedules that support the numbers.
     #[test]
     fn bubbles_are_those_of_the_formulas() {
         let mut compared = 0;
@@ -191,7 +191,8 @@ mod schedules {
     }
 }
 
-/// Each rank is a thread, and each direction between two ranks a channel in which a send ends when it is received.
+/// Runs a table: each rank is a thread, and each direction between two ranks a channel in which a send ends when it is
+/// received.
 #[test]
 fn ranks_with_blocking_messages_come_to_the_end() {
     for schedule in Schedule::ALL {
@@ -247,7 +248,7 @@ mod faults {
             "rank 0, action 4 (receive_gradient of stage 0, micro-batch 0) and rank 1, action 3 (receive_activation of \
              stage 1, micro-batch 1) wait for each other without end"
         );
-        // Both send first, which only buffers would let pass.
+        // Both ranks send first, which would only work with buffers.
         let mut actions = lists(&table);
         actions[1][3..=5].rotate_left(1);
         assert_eq!(
@@ -267,16 +268,16 @@ mod faults {
         };
         assert_eq!(
             change(&|it| it[1][2].stage = 0),
-            "rank 1, action 2 (forward of stage 0, micro-batch 0) is of a stage of rank 0"
+            "rank 1, action 2 (forward of stage 0, micro-batch 0) belongs to a stage of rank 0"
         );
         assert_eq!(
             change(&|it| it[1][2].stage = 2),
-            "rank 1, action 2 (forward of stage 2, micro-batch 0) is of a stage that does not exist: there are 2"
+            "rank 1, action 2 (forward of stage 2, micro-batch 0) belongs to a stage that does not exist: there are 2"
         );
         assert_eq!(
             change(&|it| it[1][2].micro_batch = Some(2)),
-            "rank 1, action 2 (forward of stage 1, micro-batch 2) must have a micro-batch below 2 if it is of one, \
-             and none otherwise"
+            "rank 1, action 2 (forward of stage 1, micro-batch 2) must have a micro-batch below 2 if it handles \
+             one, and none otherwise"
         );
         assert_eq!(
             change(&|it| it[1][2] = Action::new(ActionKind::SendActivation, 1, 0)),
@@ -325,7 +326,7 @@ fn any_numbers() -> impl Generator<Value = (Schedule, usize, usize, usize)> {
     (prop::sample::select(Schedule::ALL.to_vec()), 1..=8usize, 1..=32usize, 1..=4usize)
 }
 
-/// A table with messages, and not more than `8 x 32 x 4` passes.
+/// Generates tables with messages, and at most `8 x 32 x 4` passes.
 fn any_table() -> impl Generator<Value = (Schedule, PipelineTable)> {
     any_numbers().prop_filter_map("the schedule has these numbers", |(schedule, p, m, v)| {
         let v = if schedule.least_chunks() == 1 { 1 } else { v };
@@ -334,7 +335,7 @@ fn any_table() -> impl Generator<Value = (Schedule, PipelineTable)> {
     })
 }
 
-/// What is done to a table. Each of them makes any table wrong.
+/// Change of a table. Each of them makes any table wrong.
 #[derive(Debug, Clone, Copy)]
 enum Mutation {
     Drop,
@@ -383,7 +384,7 @@ impl Mutation {
         Self::LeaveStage,
     ];
 
-    /// Applies it to the list of a rank; `None` where the table has nothing of the kind there.
+    /// Applies the change to the list of a rank. `None` if the list has no action of that kind.
     fn apply(
         self,
         table: &PipelineTable,
@@ -566,7 +567,7 @@ proptest! {
         prop_assert_eq!((cut[0].start, cut[stages - 1].end), (0, costs.len()));
         prop_assert!(cut.iter().all(|cut| !cut.is_empty()));
         prop_assert!(cut.windows(2).all(|pair| pair[0].end == pair[1].start));
-        // All ways to put borders between the layers.
+        // All ways to divide the layers.
         let best = (0..1u32 << (costs.len() - 1))
             .filter(|borders| borders.count_ones() as usize == stages - 1)
             .map(|borders| {
@@ -626,7 +627,7 @@ mod cuts {
         assert!(fault(cut_at(&layers, &["wte"])).contains("begin at wte: it is the first layer"));
         for starts in [["h.1", "h.0"], ["h.1", "h.1"]] {
             let fault = fault(cut_at(&layers, &starts));
-            assert!(fault.contains("it is not behind h.1; name the first layers"), "{fault}");
+            assert!(fault.contains("it does not come after h.1; name the first layers"), "{fault}");
         }
         assert_eq!(fault(cut_at(&["a", "a"], &[])), "two layers have the name a");
     }

@@ -1,4 +1,4 @@
-//! DeepSpeed's configuration, as Accelerate hands it on.
+//! DeepSpeed's configuration, as Accelerate passes it on.
 
 mod auto;
 mod json;
@@ -19,7 +19,7 @@ use crate::{
     Axis, ContextMethod, MixedPrecision, Offload, ReduceGradients, Reshard, Sharding, ShardingError,
 };
 
-/// A configuration of DeepSpeed's, with what the arguments of `accelerate launch` add to it.
+/// DeepSpeed configuration, with the arguments of `accelerate launch` that complete it.
 ///
 /// ```
 /// use brigade_sharding::settings::{DeepSpeedConfig, Facts};
@@ -47,7 +47,7 @@ pub struct DeepSpeedConfig {
     arguments: Arguments,
 }
 
-/// What stands for `auto` where an argument says it.
+/// Values from the arguments of `accelerate launch`, which replace `auto`.
 #[derive(Debug, Clone, PartialEq)]
 struct Arguments {
     steps: Option<u64>,
@@ -60,10 +60,12 @@ struct Arguments {
 }
 
 impl DeepSpeedConfig {
-    /// Reads JSON, or base64 of it, as Accelerate does. `origin` is its place for messages.
+    /// Reads a configuration from JSON, or from base64 of JSON, as Accelerate does. `origin` is its source, for
+    /// messages.
     ///
     /// # Errors
-    /// What is not an object in JSON; a key that is there twice; no `zero_optimization`.
+    /// [`SettingsError::Syntax`] for a text that is not a JSON object, [`SettingsError::Duplicate`] for a key that
+    /// occurs twice, and [`SettingsError::Missing`] without `zero_optimization`.
     pub fn from_json(origin: &str, text: &str) -> Result<Self, SettingsError> {
         let root = json::read(origin, text)?;
         if !root.get("zero_optimization").is_some_and(Value::is_object) {
@@ -76,11 +78,11 @@ impl DeepSpeedConfig {
         Ok(Self { origin: origin.to_owned(), root, arguments: Arguments::default() })
     }
 
-    /// Makes the configuration that Accelerate makes of its own arguments alone: `zero_stage`,
-    /// `offload_optimizer_device` and their kin.
+    /// Creates the configuration that Accelerate creates from its own arguments alone: `zero_stage`,
+    /// `offload_optimizer_device` and others.
     ///
     /// # Errors
-    /// A wrong value; an unknown argument of DeepSpeed's.
+    /// [`SettingsError::Value`] for an invalid value, and [`SettingsError::Unsupported`] for offload to NVMe drives.
     pub fn from_arguments(given: &[Given]) -> Result<Self, SettingsError> {
         let arguments = Arguments::read(given)?;
         let said = Values::new(given);
@@ -108,11 +110,12 @@ impl DeepSpeedConfig {
         Ok(Self { origin, root, arguments })
     }
 
-    /// Adds the arguments of `accelerate launch` that stand for `auto` in a file.
+    /// Adds the arguments of `accelerate launch`, which replace `auto` in a DeepSpeed file.
     ///
     /// # Errors
-    /// A wrong value; fields of a settings file (`deepspeed_fields_from_accelerate_config`) that the DeepSpeed file
-    /// has to say, as in Accelerate.
+    /// Returns the errors of [`DeepSpeedConfig::from_arguments`], and [`SettingsError::Contradiction`] for fields of a
+    /// settings file (`deepspeed_fields_from_accelerate_config`) that have to be in the DeepSpeed file, as in
+    /// Accelerate.
     pub fn with_arguments(self, given: &[Given]) -> Result<Self, SettingsError> {
         if let Some(fields) = Values::new(given).find("deepspeed_fields_from_accelerate_config")
             && let Some(field) = fields.value.split(',').find(|it| SAID_BY_THE_FILE.contains(it))
@@ -126,22 +129,22 @@ impl DeepSpeedConfig {
         Ok(Self { arguments: Arguments::read(given)?, ..self })
     }
 
-    /// Returns the configuration with a value for each `auto`, as Accelerate 1.15 hands it to DeepSpeed. What the
-    /// facts do not know stays `auto`.
+    /// Returns the configuration with a value for each `auto`, as Accelerate 1.15 passes it to DeepSpeed. Keys that
+    /// depend on unknown facts stay `auto`.
     ///
     /// # Errors
-    /// An `auto` without a value; a precision that contradicts the launch's; an optimizer or a schedule both here and
-    /// in the program.
+    /// [`SettingsError::Auto`] for an `auto` without a value, [`SettingsError::Missing`] for an optimizer or a schedule
+    /// that the program takes from the settings, and [`SettingsError::Contradiction`] for a precision other than the
+    /// launch's, or an optimizer or a schedule both here and in the program.
     pub fn filled(&self, facts: &Facts) -> Result<Map<String, Value>, SettingsError> {
         auto::fill(self, facts)
     }
 
-    /// Returns what the configuration means for a Rust program, and a note for each key that is not honoured as it
-    /// stands.
+    /// Returns the settings of a Rust program, and a note on each key that is not applied as it is written.
     ///
     /// # Errors
-    /// Those of [`DeepSpeedConfig::filled`]; unknown keys and wrong values; batch sizes that contradict each other;
-    /// what Brigade does not do (`nvme`, quantized messages, …).
+    /// Returns the errors of [`DeepSpeedConfig::filled`], and [`SettingsError`] for unknown keys, invalid values, batch
+    /// sizes that contradict each other, and features that Brigade does not have (`nvme`, quantized messages, …).
     pub fn resolve(&self, facts: &Facts) -> Result<(Settings, Vec<Note>), SettingsError> {
         let mut root = self.filled(facts)?;
         rename(&mut root);
@@ -206,7 +209,7 @@ impl DeepSpeedConfig {
     }
 }
 
-/// Fields of Accelerate's settings that a DeepSpeed file takes the place of.
+/// Fields of Accelerate's settings that have to be in the DeepSpeed file, if there is one.
 const SAID_BY_THE_FILE: [&str; 9] = [
     "gradient_accumulation_steps",
     "gradient_clipping",
@@ -284,7 +287,7 @@ impl Arguments {
 
 const NO_NVME: &str = "parameters or states would lie on NVMe drives; use cpu, or more ranks";
 
-/// Keys by the older or shorter names that DeepSpeed takes, under the names of its documentation.
+/// Renames keys with older or shorter names that DeepSpeed accepts to the names of its documentation.
 fn rename(root: &mut Map<String, Value>) {
     let Some(Value::Object(zero)) = root.get_mut("zero_optimization") else { return };
     for name in [
@@ -331,7 +334,7 @@ fn sharding(
     }))
 }
 
-/// Ranks that share one copy, in DeepSpeed up to 0.18.
+/// Reads the number of ranks that share one copy (MiCS, in DeepSpeed up to 0.18).
 fn mics(reader: Reader<'_>) -> Result<Option<usize>, SettingsError> {
     const SIZE: &str = "zero_optimization.mics_shard_size";
     match reader.find(SIZE) {
@@ -355,7 +358,7 @@ fn reshard(
     if let Some(size) = reader.count(PART)?.filter(|size| *size > 1) {
         let size = usize::try_from(size).map_err(|_| reader.wrong(PART, "a number of ranks"))?;
         return Ok(match size {
-            // Each rank of the job has a part: as without.
+            // Each rank of the job has a part, as without this key.
             size if size == facts.world_size => Reshard::Yes,
             size => Reshard::To(size),
         });
@@ -456,7 +459,7 @@ fn precision(
     };
     let mut mixed = mixed(precision);
     if is_autocast {
-        // DeepSpeed keeps sums and outputs in float32 there.
+        // DeepSpeed keeps sums and outputs in float32 under autocast.
         mixed = MixedPrecision { param: mixed.param, ..MixedPrecision::default() };
     }
     mixed.reduce = reduce.or(mixed.reduce);
@@ -520,7 +523,7 @@ fn clipping(reader: Reader<'_>, notes: &mut Vec<Note>) -> Result<Option<f64>, Se
     }
 }
 
-/// Batch sizes that fit each other: train = micro x steps x ranks.
+/// Consistent batch sizes: train = micro x steps x ranks.
 struct Batch {
     train: Option<u64>,
     micro: Option<u64>,

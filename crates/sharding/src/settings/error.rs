@@ -1,126 +1,126 @@
-//! What can be wrong with settings of Accelerate's or DeepSpeed's.
+//! Errors in settings of Accelerate, DeepSpeed and Megatron-LM.
 
 use brigade_rank_env::text::escaped;
 
 use crate::ShardingError;
 
-/// Settings that cannot be used. Nothing was changed when one of these is returned.
+/// Error of settings that cannot be used. Nothing has been changed when it is returned.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
     /// A text that is not a DeepSpeed configuration.
     #[error("{}: not a DeepSpeed configuration: {}", escaped(.origin), escaped(.message))]
     Syntax {
-        /// Where the text is from.
+        /// Source of the text, for messages.
         origin: String,
-        /// What the parser found.
+        /// Error message of the parser.
         message: String,
     },
 
-    /// A key that is there twice.
+    /// A key that occurs twice.
     #[error("{}: duplicate key `{}`", escaped(.origin), escaped(.key))]
     Duplicate {
-        /// Where it is.
+        /// Source of the setting: a file, an environment variable or a flag.
         origin: String,
-        /// The key.
+        /// Path of the key, such as `zero_optimization.stage`.
         key: String,
     },
 
     /// A key that neither Accelerate nor DeepSpeed has.
     #[error("{}: unknown key `{}`{}", escaped(.origin), escaped(.key), hint.map(|it| format!(": did you mean `{it}`?")).unwrap_or_default())]
     UnknownKey {
-        /// Where it is.
+        /// Source of the setting: a file, an environment variable or a flag.
         origin: String,
-        /// The key.
+        /// Path of the key, such as `zero_optimization.stage`.
         key: String,
-        /// The key that may be meant.
+        /// Known key with a similar name.
         hint: Option<&'static str>,
     },
 
-    /// A value that its key cannot have.
+    /// A value that is invalid for its key.
     #[error("{}: {} is {}, expected {expected}", escaped(.origin), escaped(.key), escaped(.value))]
     Value {
-        /// Where it is.
+        /// Source of the setting: a file, an environment variable or a flag.
         origin: String,
-        /// The key.
+        /// Path of the key, such as `zero_optimization.stage`.
         key: String,
-        /// Its value.
+        /// Value of the key.
         value: String,
-        /// What was expected.
+        /// Description of the valid values.
         expected: String,
     },
 
-    /// A value that asks for what Brigade does not do.
+    /// A value that asks for a feature that Brigade does not have.
     #[error("{}: {} = {} is not supported: {reason}", escaped(.origin), escaped(.key), escaped(.value))]
     Unsupported {
-        /// Where it is.
+        /// Source of the setting: a file, an environment variable or a flag.
         origin: String,
-        /// The key.
+        /// Path of the key, such as `zero_optimization.stage`.
         key: String,
-        /// Its value.
+        /// Value of the key.
         value: String,
-        /// What it would have meant, and what to do.
+        /// Meaning of the value, and the change to make.
         reason: String,
     },
 
-    /// A key that must be there.
+    /// A required key that is missing.
     #[error("{}: {key} is missing: {remedy}", escaped(.origin))]
     Missing {
-        /// Where it should be.
+        /// Source in which the key is missing.
         origin: String,
-        /// The key.
+        /// Path of the key, such as `zero_optimization.stage`.
         key: &'static str,
-        /// What to do.
+        /// Change that resolves the error.
         remedy: &'static str,
     },
 
-    /// A value `auto` that nothing gives a value.
+    /// A key whose value is `auto`, and for which no value is known.
     #[error("{}: {} is auto, and {reason}: write a value", escaped(.origin), escaped(.key))]
     Auto {
-        /// Where it is.
+        /// Source of the setting: a file, an environment variable or a flag.
         origin: String,
-        /// The key.
+        /// Path of the key, such as `zero_optimization.stage`.
         key: String,
-        /// Why it has no value.
+        /// Reason why no value is known.
         reason: &'static str,
     },
 
     /// Two settings that exclude each other.
     #[error("{} and {} exclude each other: {remedy}", escaped(.first), escaped(.second))]
     Contradiction {
-        /// One, and where it is.
+        /// First of the two settings, with its source.
         first: String,
-        /// The other, and where it is.
+        /// Second of the two settings, with its source.
         second: String,
-        /// What to do.
+        /// Change that resolves the error.
         remedy: &'static str,
     },
 
-    /// Batch sizes that do not fit each other.
+    /// Batch sizes that contradict each other.
     #[error(
         "{}: train_batch_size {train} is not train_micro_batch_size_per_gpu {micro} x gradient_accumulation_steps \
          {steps} x {ranks} ranks, which is {}: change one of them, or write \"auto\"",
         escaped(.origin), product(&[*micro, *steps, *ranks])
     )]
     Batch {
-        /// Where they are.
+        /// Source of the sizes: a file, an environment variable or a flag.
         origin: String,
-        /// Samples of all ranks in a step.
+        /// Number of samples of all ranks per optimizer step.
         train: u64,
-        /// Samples of one rank in a forward.
+        /// Number of samples of one rank per forward pass.
         micro: u64,
-        /// Forwards in a step.
+        /// Number of forward passes per optimizer step.
         steps: u64,
-        /// Ranks with data of their own.
+        /// Number of ranks that read different samples.
         ranks: u64,
     },
 
-    /// Sizes that do not arrange the ranks of the job.
+    /// Sizes of axes that do not fit the world size.
     #[error("{}: {source}", escaped(.origin))]
     Mesh {
-        /// Where they are.
+        /// Source of the sizes: a file, an environment variable or a flag.
         origin: String,
-        /// What is wrong with them.
+        /// Error of the mesh with these sizes.
         source: ShardingError,
     },
 }

@@ -1,72 +1,74 @@
-//! What settings are resolved with.
+//! Facts of a job and a program, with which settings are resolved.
 
 use super::Precision;
 
-/// What the job and the program decide: `auto` takes its values from here. What is not known yet (a launcher has no
-/// model) is `None`, and the settings that depend on it stay open.
+/// Facts of a job and its program, with which settings are resolved: `auto` takes its values from here. A fact that is
+/// not known yet is `None` (a launcher has no model), and the settings that depend on it stay undecided.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Facts {
-    /// Ranks of the job.
+    /// World size: the number of ranks of the job.
     pub world_size: usize,
-    /// Ranks of one host: `HYBRID_SHARD` shards among these. Defaults to all ranks.
+    /// Number of ranks per host, among which `HYBRID_SHARD` shards. Defaults to all ranks.
     pub local_world_size: usize,
-    /// The launch's or the program's precision. Defaults to that of the settings.
+    /// Precision chosen by the launch or the program. Defaults to that of the settings.
     pub mixed_precision: Option<Precision>,
-    /// Batch sizes of the loaders given to `prepare`, `None` for a loader without one.
+    /// Batch sizes of the loaders that are given to `prepare`, with `None` for a loader without a batch size.
     pub batch_sizes: Option<Vec<Option<u64>>>,
-    /// Whether a loader's batch is that of all ranks together. Defaults to `false`.
+    /// `true` if a loader's batch is divided among all ranks, `false` if each rank has a batch of that size. Defaults
+    /// to `false`.
     pub split_batches: bool,
-    /// Whether the largest batch size of several loaders counts, not the smallest. Defaults to `false`.
+    /// `true` to take the largest batch size of several loaders, `false` to take the smallest. Defaults to `false`.
     pub takes_largest_batch: bool,
-    /// Batches in one step, as the program says. Defaults to 1.
+    /// Number of batches per optimizer step that the program sets. Defaults to 1.
     pub gradient_accumulation_steps: u64,
-    /// The model's hidden sizes; empty for a model without any.
+    /// Hidden sizes of the model. Empty for a model without any.
     pub hidden_sizes: Option<Vec<u64>>,
-    /// The model's parameters.
+    /// Number of the model's parameters, by elements.
     pub parameters: Option<u64>,
-    /// The program's optimizer.
+    /// Source of the optimizer, with its values.
     pub optimizer: ProgramOptimizer,
-    /// The program's schedule.
+    /// Source of the learning rate schedule, with its values.
     pub schedule: ProgramSchedule,
 }
 
-/// Where the optimizer comes from.
+/// Source of the optimizer: the program or the settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ProgramOptimizer {
-    /// Not known yet.
+    /// The source is not known yet.
     Unknown,
-    /// The program makes it.
+    /// The program creates the optimizer.
     Own {
-        /// Its learning rate.
+        /// Learning rate of the program's optimizer.
         lr: f64,
     },
-    /// The settings make it (Accelerate's `DummyOptim`), with these values where they say `auto`.
+    /// The optimizer is created from the settings (Accelerate's `DummyOptim`). The values given here replace `auto`.
     FromSettings {
-        /// Learning rate.
+        /// Learning rate that replaces `auto`.
         lr: f64,
-        /// Weight decay.
+        /// Weight decay that replaces `auto`.
         weight_decay: f64,
     },
 }
 
-/// Where the learning rate's schedule comes from.
+/// Source of the learning rate schedule: the program or the settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramSchedule {
-    /// Not known yet, or there is none.
+    /// The source is not known yet, or there is no schedule.
     Unknown,
-    /// The program makes it.
+    /// The program creates the schedule.
     Own,
-    /// The settings make it (Accelerate's `DummyScheduler`), with these values where they say `auto`.
+    /// The schedule is created from the settings (Accelerate's `DummyScheduler`). The values given here replace `auto`.
     FromSettings {
-        /// Steps of the warm-up.
+        /// Number of warm-up steps that replaces `auto`.
         warmup_steps: u64,
-        /// Steps of all ranks together, unless batches are split.
+        /// Total number of steps that replaces `auto`: that of all ranks together, unless batches are split.
         total_steps: Option<u64>,
     },
 }
 
 impl Facts {
-    /// Returns what a launcher knows: the number of ranks, all on one host.
+    /// Creates the facts that a launcher has: the world size, with all ranks on one host. The others are unknown or
+    /// have their defaults.
     #[must_use]
     pub fn new(world_size: usize) -> Self {
         Self {

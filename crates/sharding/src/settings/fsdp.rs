@@ -1,4 +1,4 @@
-//! Accelerate's FSDP keys, of versions 1 and 2.
+//! FSDP settings: Accelerate's keys of versions 1 and 2.
 
 use brigade_checkpoint::Dtype;
 
@@ -7,21 +7,21 @@ use super::parallelism::copies;
 use super::{Facts, Note, ParallelismConfig, Precision, Settings, SettingsError};
 use crate::{Axis, Mesh, MixedPrecision, Offload, Reshard, Sharding, Units};
 
-/// The keys of `fsdp_config`, of variables `FSDP_*` and of the flags `--fsdp-*`: what
-/// `FullyShardedDataParallelPlugin` makes of them.
+/// FSDP configuration of Accelerate: the keys of `fsdp_config`, the variables `FSDP_*` and the flags `--fsdp-*`, with
+/// the meaning that `FullyShardedDataParallelPlugin` gives them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FsdpConfig {
     version: Version,
-    /// `None`: copies on all ranks, as DDP.
+    /// Ranks that share one copy of the model, without `parallelism_config`.
     shape: Shape,
     reshard: bool,
     units: Units,
     offload: bool,
     recompute: bool,
     notes: Vec<Note>,
-    /// Where the version, or else the first key, was set.
+    /// Source of the version, or else of the first key.
     origin: String,
-    /// Where `mixed_precision` was set; else `origin`.
+    /// Source of `mixed_precision`. Defaults to `origin`.
     precision_origin: String,
 }
 
@@ -31,7 +31,7 @@ enum Version {
     Two,
 }
 
-/// The ranks that share one copy of the model.
+/// Ranks that share one copy of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     AllRanks,
@@ -40,10 +40,10 @@ enum Shape {
 }
 
 impl FsdpConfig {
-    /// Reads the arguments that begin with `fsdp_`; others are skipped.
+    /// Reads the arguments that begin with `fsdp_`, and skips all others.
     ///
     /// # Errors
-    /// An unknown key, a wrong value, and what version 2 does not have.
+    /// [`SettingsError`] for an unknown key, an invalid value, and a feature that the version of FSDP does not have.
     pub fn read(given: &[Given]) -> Result<Self, SettingsError> {
         let values = Values::new(given);
         for given in values.with_prefix("fsdp_") {
@@ -92,11 +92,12 @@ impl FsdpConfig {
         Ok(Self { notes, ..config })
     }
 
-    /// Returns the settings for a job. `axes` is its `parallelism_config`.
+    /// Returns the settings of a job, and notes on keys that are not applied as they are written. `axes` is the job's
+    /// `parallelism_config`.
     ///
     /// # Errors
-    /// Sizes of axes that do not fit the ranks, or give FSDP nothing to shard among; a number of ranks on a host that
-    /// does not divide those of the job.
+    /// [`SettingsError::Mesh`] for sizes of axes that do not fit the world size, or ranks per host that do not divide
+    /// it, and [`SettingsError::Contradiction`] for `axes` with version 1 of FSDP, or without ranks to shard among.
     pub fn resolve(
         &self,
         axes: Option<&ParallelismConfig>,
@@ -172,7 +173,7 @@ impl FsdpConfig {
     }
 }
 
-/// What Accelerate sets for a word of `mixed_precision`: one type for parameters, sums and outputs.
+/// Returns the types that Accelerate sets for a value of `mixed_precision`: the same for parameters, sums and outputs.
 pub(super) fn mixed(precision: Precision) -> MixedPrecision {
     let dtype = match precision {
         Precision::No => return MixedPrecision::default(),
@@ -182,13 +183,13 @@ pub(super) fn mixed(precision: Precision) -> MixedPrecision {
     MixedPrecision { param: Some(dtype), reduce: Some(dtype), output: Some(dtype) }
 }
 
-/// `sharding_strategy` of version 1, by name or number, and what of `reshard_after_forward` is lost.
+/// Reads `sharding_strategy` of version 1, by name or number, and notes that `reshard_after_forward` has no effect.
 fn strategy(values: Values<'_>, notes: &mut Vec<Note>) -> Result<(Shape, bool), SettingsError> {
     if let Some(given) = values.find("fsdp_reshard_after_forward")
         && !(values.find("fsdp_sharding_strategy").is_some() && given.is_true())
     {
         notes.push(given.note(
-            "has no effect in version 1, as in Accelerate: fsdp_sharding_strategy says it, and `SHARD_GRAD_OP` keeps \
+            "has no effect in version 1, as in Accelerate: fsdp_sharding_strategy sets it, and `SHARD_GRAD_OP` keeps \
              parameters until backward",
         ));
     }
@@ -208,13 +209,13 @@ fn strategy(values: Values<'_>, notes: &mut Vec<Note>) -> Result<(Shape, bool), 
     })
 }
 
-/// `reshard_after_forward` of version 2, which is a truth.
+/// Reads `reshard_after_forward` of version 2, which is a Boolean.
 fn reshard(values: Values<'_>, notes: &mut Vec<Note>) -> Result<bool, SettingsError> {
-    // The launcher sets this value by default.
+    // Accelerate's launcher sets this value by default.
     if let Some(given) = values.find("fsdp_sharding_strategy").filter(|it| it.value != "FULL_SHARD")
     {
         notes.push(given.note(
-            "has no effect in version 2, as in Accelerate: fsdp_reshard_after_forward and parallelism_config say it",
+            "has no effect in version 2, as in Accelerate: fsdp_reshard_after_forward and parallelism_config set it",
         ));
     }
     let Some(given) = values.find("fsdp_reshard_after_forward") else { return Ok(true) };
@@ -353,7 +354,7 @@ fn state_dict(
     Ok(())
 }
 
-/// Keys by which Python programs get one set of first values onto all ranks.
+/// Reads the keys by which Python programs give all ranks the same initial values, and notes that they have no effect.
 fn loading(
     values: Values<'_>,
     version: Version,

@@ -1,29 +1,30 @@
-//! Settings as they were given: names, texts, places.
+//! Arguments of `accelerate launch` as they were given: names, values and sources.
 
 use super::{Precision, SettingsError};
 
-/// One argument of `accelerate launch`, by a flag, a variable, or a key of a file.
+/// Argument of `accelerate launch`, from a flag, an environment variable, or a key of a file.
 ///
-/// Names are those of the keys in Accelerate's files (`fsdp_version`, `zero_stage`); dashes count as underscores.
+/// Names are those of the keys in Accelerate's files (`fsdp_version`, `zero_stage`). Dashes count as underscores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Given {
-    /// Its name.
+    /// Name of the argument, in lower case with underscores.
     pub name: String,
-    /// Its value as text.
+    /// Value of the argument, as text.
     pub value: String,
-    /// Where it was set, for messages: `accelerate.yaml:7`, `environment FSDP_VERSION`.
+    /// Source of the argument, for messages: `accelerate.yaml:7`, `environment FSDP_VERSION`.
     pub origin: String,
 }
 
 impl Given {
-    /// Returns an argument with its value and its place.
+    /// Creates an argument from its name, value and source. The name is converted to lower case, and its dashes to
+    /// underscores.
     #[must_use]
     pub fn new(name: &str, value: impl Into<String>, origin: impl Into<String>) -> Self {
         let name = name.to_ascii_lowercase().replace('-', "_");
         Self { name, value: value.into(), origin: origin.into() }
     }
 
-    /// Returns the arguments that the variables of `accelerate launch` stand for; other variables are skipped.
+    /// Converts the environment variables of `accelerate launch` to arguments, and skips all others.
     ///
     /// ```
     /// use brigade_sharding::settings::Given;
@@ -42,7 +43,7 @@ impl Given {
         variables.into_iter().filter_map(argument).collect()
     }
 
-    /// Whether the text is one of Python's and YAML's words for true.
+    /// Returns `true` if the value is one of the words for true of Python and YAML.
     pub(super) fn is_true(&self) -> bool {
         truth(&self.value) == Some(true)
     }
@@ -74,7 +75,7 @@ impl Given {
         }
     }
 
-    /// The value as a truth, by the words that Accelerate takes.
+    /// Parses the value as a Boolean, with the words that Accelerate accepts.
     pub(super) fn truth(&self) -> Result<bool, SettingsError> {
         truth(&self.value).ok_or_else(|| self.wrong("true or false"))
     }
@@ -84,7 +85,7 @@ impl Given {
     }
 }
 
-/// The argument that a variable of Accelerate's stands for.
+/// Returns the name of the argument that an environment variable of Accelerate stands for.
 fn argument_of(variable: &str) -> Option<String> {
     let name = match variable {
         "ACCELERATE_USE_FSDP" => "use_fsdp",
@@ -110,7 +111,7 @@ fn argument_of(variable: &str) -> Option<String> {
     Some(name.to_ascii_lowercase())
 }
 
-/// Accelerate's `str_to_bool`.
+/// Parses a Boolean, as Accelerate's `str_to_bool` does.
 pub(super) fn truth(text: &str) -> Option<bool> {
     match text.trim().to_ascii_lowercase().as_str() {
         "y" | "yes" | "t" | "true" | "on" | "1" => Some(true),
@@ -119,7 +120,7 @@ pub(super) fn truth(text: &str) -> Option<bool> {
     }
 }
 
-/// Arguments by name. Of several with one name the last counts.
+/// Arguments by name. If several have the same name, the last one counts.
 #[derive(Clone, Copy)]
 pub(super) struct Values<'a>(&'a [Given]);
 
@@ -136,7 +137,7 @@ impl<'a> Values<'a> {
         self.0.iter().filter(move |it| it.name.starts_with(prefix))
     }
 
-    /// A truth; `false` where it is not given.
+    /// Parses an argument as a Boolean. Defaults to `false`.
     pub(super) fn switch(self, name: &str) -> Result<bool, SettingsError> {
         self.find(name).map_or(Ok(false), Given::truth)
     }
@@ -148,7 +149,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// The name most like `word`, where one is like it enough.
+/// Returns the name that is most similar to `word`, if one is similar enough.
 pub(super) fn closest(
     word: &str,
     names: impl Iterator<Item = &'static str>,

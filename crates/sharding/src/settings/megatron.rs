@@ -1,12 +1,12 @@
-//! The fields of Accelerate's `MegatronLMPlugin` that `accelerate launch` has.
+//! Megatron-LM settings: the fields of Accelerate's `MegatronLMPlugin` that `accelerate launch` has.
 
 use super::given::{Given, Values, closest};
 use super::{Facts, Note, Precision, Settings, SettingsError};
 use crate::{Mesh, MixedPrecision, Offload, Sharding};
 
-/// The keys of `megatron_lm_config`, of variables `MEGATRON_LM_*` and of the flags `--megatron-lm-*`, as a Rust program has
-/// them: sizes of the mesh, sequence regions, sharding, clipping and accumulation. Each other key is named in a [`Note`] with
-/// what to write in its place.
+/// Megatron-LM configuration of Accelerate: the keys of `megatron_lm_config`, the variables `MEGATRON_LM_*` and the
+/// flags `--megatron-lm-*`. Sizes of the mesh, sequence regions, sharding, clipping, accumulation and recomputation of
+/// whole blocks are applied. Each other key is explained in a [`Note`], with what to write in its place.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MegatronConfig {
     tensor: usize,
@@ -19,15 +19,15 @@ pub struct MegatronConfig {
     sharding: Option<Sharding>,
     recompute: bool,
     notes: Vec<Note>,
-    /// Where the first key was set.
+    /// Source of the first key.
     origin: String,
 }
 
 impl MegatronConfig {
-    /// Reads the arguments that begin with `megatron_lm_`; others are skipped.
+    /// Reads the arguments that begin with `megatron_lm_`, and skips all others.
     ///
     /// # Errors
-    /// An unknown key, a wrong value, and ranks for experts.
+    /// [`SettingsError`] for an unknown key, an invalid value, and experts that are divided over several ranks each.
     pub fn read(given: &[Given]) -> Result<Self, SettingsError> {
         let values = Values::new(given);
         let mut notes = Vec::new();
@@ -73,7 +73,7 @@ impl MegatronConfig {
         let micro_batches = micro_batches.transpose()?;
         if let (true, Some(given)) = (pipeline > 1, find("num_micro_batches")) {
             notes.push(given.note(
-                "a launch does not say it to a pipeline: write `pipeline_options(PipelineOptions::new(...))`",
+                "the launcher does not pass it to a pipeline: write `pipeline_options(PipelineOptions::new(...))`",
             ));
         }
         let clipping = match find("gradient_clipping") {
@@ -118,11 +118,11 @@ impl MegatronConfig {
         })
     }
 
-    /// Returns the settings for a job. What is left of the ranks beside tensor, pipeline and context ranks reads other
-    /// samples.
+    /// Returns the settings of a job, and notes on keys that are not applied as they are written. The data-parallel
+    /// size is the world size divided by the sizes of tensor, pipeline and context parallelism.
     ///
     /// # Errors
-    /// Sizes that do not divide the ranks.
+    /// [`SettingsError::Mesh`] for sizes that do not divide the world size.
     pub fn resolve(&self, facts: &Facts) -> Result<(Settings, Vec<Note>), SettingsError> {
         let inner = self.tensor.saturating_mul(self.pipeline).saturating_mul(self.context);
         let data = (facts.world_size / inner).max(1);
@@ -159,7 +159,7 @@ impl MegatronConfig {
     }
 }
 
-/// Whether a value leaves Megatron's behaviour as it is: nothing, or a switch that is off.
+/// Returns `true` if a value keeps Megatron's default behaviour: an empty value, or a switch that is off.
 fn is_default(value: &str) -> bool {
     let value = value.trim();
     value.is_empty()
@@ -185,7 +185,7 @@ const HONOURED: [&str; 13] = [
     "recompute_granularity",
 ];
 
-/// What a Rust program says otherwise, and how.
+/// Keys that are not applied, with their meaning and what a Rust program does instead.
 const INSTEAD: [(&str, &str); 14] = [
     (
         "recompute_method",
@@ -193,7 +193,7 @@ const INSTEAD: [(&str, &str); 14] = [
     ),
     (
         "recompute_num_layers",
-        "so many blocks would be computed again; set `recompute` in the model's options for all",
+        "this number of blocks would be recomputed; set `recompute` in the model's options for all",
     ),
     (
         "no_load_optim",
@@ -214,7 +214,7 @@ const INSTEAD: [(&str, &str); 14] = [
     ("overlap_cpu_optimizer_d2h_h2d", "copies would overlap; with offload they do"),
     (
         "decoder_last_pipeline_num_layers",
-        "the last stage would have so many blocks; set `StageCut` in `PipelineOptions`",
+        "the last stage would have this number of blocks; set `StageCut` in `PipelineOptions`",
     ),
     (
         "attention_backend",

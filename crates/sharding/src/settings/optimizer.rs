@@ -1,50 +1,50 @@
-//! The optimizer of DeepSpeed's configuration.
+//! Optimizer settings of DeepSpeed's configuration.
 
 use super::SettingsError;
 use super::reader::Reader;
 
-/// An optimizer as DeepSpeed's settings describe it.
+/// Optimizer settings of a DeepSpeed configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OptimizerSettings {
-    /// Which one.
+    /// Kind of the optimizer.
     pub kind: OptimizerKind,
-    /// Learning rate; `None` for that of the program, or the optimizer's default.
+    /// Learning rate. `None` for that of the program, or the optimizer's default.
     pub lr: Option<f64>,
-    /// Weight decay; `None` for that of the program, or the optimizer's default.
+    /// Weight decay. `None` for that of the program, or the optimizer's default.
     pub weight_decay: Option<f64>,
-    /// Decay of the two moments' averages, where it has them.
+    /// Decay rates of the running averages of both moments (Adam's betas). `None` for the optimizer's default.
     pub betas: Option<(f64, f64)>,
-    /// Added to divisors.
+    /// Epsilon: the number added to denominators for numerical stability. `None` for the optimizer's default.
     pub eps: Option<f64>,
-    /// Momentum, where it has one.
+    /// Momentum factor. `None` for the optimizer's default.
     pub momentum: Option<f64>,
-    /// Whether momentum looks ahead. Defaults to `false`.
+    /// `true` for Nesterov momentum. Defaults to `false`.
     pub nesterov: bool,
 }
 
 /// Optimizers that both DeepSpeed's settings and Brigade have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OptimizerKind {
-    /// Adam with weight decay in the gradient.
+    /// Adam, with weight decay added to the gradient (L2 regularization).
     Adam,
-    /// Adam with decoupled weight decay.
+    /// `AdamW`: Adam with decoupled weight decay.
     AdamW,
-    /// Adagrad.
+    /// Adagrad, which divides gradients by the root of the sum of their squares.
     Adagrad,
-    /// LAMB.
+    /// LAMB: Adam with step sizes per layer, for large batches (arXiv 1904.00962).
     Lamb,
-    /// Muon.
+    /// Muon: momentum with orthogonalized updates of matrices.
     Muon,
-    /// Stochastic gradient descent.
+    /// Stochastic gradient descent, with or without momentum.
     Sgd,
-    /// `RMSprop`.
+    /// `RMSprop`, which divides gradients by the root of a running average of their squares.
     RmsProp,
-    /// `RAdam`.
+    /// `RAdam`: Adam with a rectified variance of its first steps (arXiv 1908.03265).
     RAdam,
 }
 
 impl OptimizerKind {
-    /// Returns its name in Brigade: `AdamW`.
+    /// Returns the name of the optimizer in Brigade: `AdamW`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -4,12 +4,12 @@ use super::given::{Given, Values, closest};
 use super::{Settings, SettingsError};
 use crate::{Axis, ContextMethod, Mesh};
 
-/// The sizes of `parallelism_config`, by which Accelerate arranges the ranks of a job.
+/// Sizes of a mesh from Accelerate's `parallelism_config`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParallelismConfig {
     sizes: Vec<Size>,
     method: ContextMethod,
-    /// Where the first of them was set.
+    /// Source of the first size.
     origin: String,
 }
 
@@ -21,12 +21,12 @@ struct Size {
 }
 
 impl ParallelismConfig {
-    /// Reads `parallelism_config_dp_shard_size` and its kin; `None` where no size is given, or
-    /// `use_parallelism_config` is off.
+    /// Reads the arguments that begin with `parallelism_config_`, such as `parallelism_config_dp_shard_size`. Returns
+    /// `None` if no size is given, or `use_parallelism_config` is off.
     ///
     /// # Errors
-    /// An unknown key, a size that is not a whole number from 1, and sizes of several axes that Accelerate refuses
-    /// together.
+    /// [`SettingsError`] for an unknown key, a size that is not a whole number from 1, and sizes of several axes that
+    /// Accelerate does not accept together.
     pub fn read(given: &[Given]) -> Result<Option<Self>, SettingsError> {
         let values = Values::new(given);
         if values.find("use_parallelism_config").is_some()
@@ -59,24 +59,24 @@ impl ParallelismConfig {
         Ok(Some(config))
     }
 
-    /// Returns the number of ranks along an axis.
+    /// Returns the number of ranks along an axis. Defaults to 1.
     #[must_use]
     pub fn size(&self, axis: Axis) -> usize {
         self.find(axis).map_or(1, |it| it.ranks)
     }
 
-    /// Returns how attention gets the keys of tokens that other ranks have: by `cp_comm_strategy`, and with `sp_size` by an
-    /// exchange for heads.
+    /// Returns the method of context parallelism: that of `cp_comm_strategy`, or [`ContextMethod::Ulysses`] if
+    /// `sp_size` is above 1.
     #[must_use]
     pub fn context_method(&self) -> ContextMethod {
         self.method
     }
 
-    /// Returns the mesh of a job with `world_size` ranks. Sizes that are all 1 mean copies on all ranks, as in
+    /// Returns the mesh of a job with `world_size` ranks. If all sizes are 1, each rank has a copy of the model, as in
     /// Accelerate.
     ///
     /// # Errors
-    /// Sizes whose product is not `world_size`.
+    /// [`SettingsError::Mesh`] for sizes whose product is not `world_size`.
     pub fn mesh(&self, world_size: usize) -> Result<Mesh, SettingsError> {
         let (replicate, shard) = (self.size(Axis::Replicate), self.size(Axis::Shard));
         let (context, sequence) = (self.size(Axis::Context), self.size(Axis::Sequence));
@@ -89,10 +89,11 @@ impl ParallelismConfig {
         mesh.map_err(|source| SettingsError::Mesh { origin: self.origin.clone(), source })
     }
 
-    /// Returns the mesh of DeepSpeed's settings, which say by other keys who shares a copy, with the ranks along `sp`.
+    /// Returns the mesh of a job with DeepSpeed, whose own settings decide which ranks share a copy, with the ranks
+    /// along `sp`.
     ///
     /// # Errors
-    /// Axes other than DeepSpeed's, and sizes that do not divide the ranks.
+    /// [`SettingsError`] for axes that are not combined with DeepSpeed, and sizes that do not divide the ranks.
     pub(super) fn mesh_for_deepspeed(&self, settings: &Settings) -> Result<Mesh, SettingsError> {
         for axis in [Axis::Tensor, Axis::Context] {
             if let Some(size) = self.find(axis).filter(|it| it.ranks > 1) {
@@ -105,7 +106,7 @@ impl ParallelismConfig {
         let parts = self.size(Axis::Sequence);
         let is_same = |axis| mesh.size(axis) == settings.mesh.size(axis);
         if parts > 1 && mesh.size(Axis::Shard) == 1 {
-            // Ranks with parts of a sequence share a copy as those with samples of their own do.
+            // Ranks with parts of a sequence share a copy in the same way as ranks with samples of their own.
             let inside = if shard > 1 { shard } else { replicate };
             let (replicate, shard) =
                 if shard > 1 { (replicate, inside / parts) } else { (inside / parts, 1) };
@@ -136,7 +137,7 @@ impl ParallelismConfig {
         }
     }
 
-    /// Where the first size was set.
+    /// Returns the source of the first size.
     pub(super) fn origin(&self) -> &str {
         &self.origin
     }
@@ -145,17 +146,17 @@ impl ParallelismConfig {
         self.sizes.iter().find(|it| it.axis == axis)
     }
 
-    /// Accelerate's rules of `ParallelismConfig.__post_init__`.
+    /// Checks the rules of Accelerate's `ParallelismConfig.__post_init__`.
     fn check(&self) -> Result<(), SettingsError> {
         let above_one = |axis| self.find(axis).filter(|it| it.ranks > 1);
-        let said =
+        let described =
             |size: &Size| format!("{} {} ({})", size.given.name, size.ranks, size.given.origin);
         if let (Some(context), Some(sequence)) =
             (above_one(Axis::Context), above_one(Axis::Sequence))
         {
             return Err(SettingsError::Contradiction {
-                first: said(context),
-                second: said(sequence),
+                first: described(context),
+                second: described(sequence),
                 remedy: "both cut sequences; set one of them to 1",
             });
         }
@@ -164,8 +165,8 @@ impl ParallelismConfig {
             && self.size(Axis::Shard) == 1
         {
             return Err(SettingsError::Contradiction {
-                first: said(inner),
-                second: said(replicate),
+                first: described(inner),
+                second: described(replicate),
                 remedy: "copies alone cannot be combined with cut layers or sequences; set \
                          parallelism_config_dp_shard_size above 1",
             });
@@ -174,13 +175,13 @@ impl ParallelismConfig {
     }
 }
 
-/// The mesh of a job with a whole model on each rank.
+/// Returns the mesh of a job with a whole model on each rank.
 pub(super) fn copies(world_size: usize, origin: &str) -> Result<Mesh, SettingsError> {
     let mesh = Mesh::builder().replicate(world_size).build(world_size);
     mesh.map_err(|source| SettingsError::Mesh { origin: origin.to_owned(), source })
 }
 
-/// Keys that say how an axis works, which is not looked at while it has one rank.
+/// Checks a key that configures an axis, such as its backend. It has no effect while the axis has one rank.
 fn check_option(given: &Given, name: &str) -> Result<(), SettingsError> {
     match name {
         "cp_backend" if given.value != "torch" => Err(given.wrong("torch")),

@@ -1,14 +1,14 @@
-//! Values of a configuration by their paths: `zero_optimization.stage`.
+//! Reader of configuration values by their paths, such as `zero_optimization.stage`.
 
 use serde_json::{Map, Value};
 
 use super::given::{closest, truth};
 use super::{Note, SettingsError};
 
-/// DeepSpeed's word for: as the program has it.
+/// DeepSpeed's word for a value that the program decides.
 pub(super) const AUTO: &str = "auto";
 
-/// The value at a path; `None` where a part of the path is missing.
+/// Returns the value at a path. `None` if a part of the path is missing.
 pub(super) fn at<'a>(root: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
     match path.split_once('.') {
         None => root.get(path),
@@ -16,7 +16,7 @@ pub(super) fn at<'a>(root: &'a Map<String, Value>, path: &str) -> Option<&'a Val
     }
 }
 
-/// The value at a path, to be changed.
+/// Returns the value at a path, to be changed.
 pub(super) fn at_mut<'a>(root: &'a mut Map<String, Value>, path: &str) -> Option<&'a mut Value> {
     match path.split_once('.') {
         None => root.get_mut(path),
@@ -24,7 +24,7 @@ pub(super) fn at_mut<'a>(root: &'a mut Map<String, Value>, path: &str) -> Option
     }
 }
 
-/// A configuration that is being read, with what messages need.
+/// A configuration that is being read, with its source for messages.
 #[derive(Clone, Copy)]
 pub(super) struct Reader<'a> {
     pub(super) origin: &'a str,
@@ -32,7 +32,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The value at a path; `None` where it is missing, null or still `auto`.
+    /// Returns the value at a path. `None` if it is missing, null or still `auto`.
     pub(super) fn find(self, path: &str) -> Option<&'a Value> {
         at(self.root, path).filter(|value| !value.is_null() && *value != AUTO)
     }
@@ -45,7 +45,7 @@ impl<'a> Reader<'a> {
         self.read(path, "true or false", as_truth)
     }
 
-    /// A truth, `false` where it is missing.
+    /// Reads a Boolean. Defaults to `false`.
     pub(super) fn is_on(self, path: &str) -> Result<bool, SettingsError> {
         self.truth(path).map(Option::unwrap_or_default)
     }
@@ -62,7 +62,7 @@ impl<'a> Reader<'a> {
         self.read(path, "a text", Value::as_str)
     }
 
-    /// Two numbers in a list.
+    /// Reads two numbers in a list.
     pub(super) fn pair(self, path: &str) -> Result<Option<(f64, f64)>, SettingsError> {
         self.read(path, "two numbers, [0.9, 0.999]", |value| match value.as_array()?.as_slice() {
             [first, second] => Some((as_number(first)?, as_number(second)?)),
@@ -70,7 +70,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Refuses other keys of an object than these.
+    /// Checks that an object has no other keys than these.
     pub(super) fn only(self, path: &str, keys: &[&'static str]) -> Result<(), SettingsError> {
         let Some(value) = self.find(path) else { return Ok(()) };
         let section = value.as_object().ok_or_else(|| self.wrong(path, "an object, { ... }"))?;
@@ -122,7 +122,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A truth, also as one of Python's words or as 0 and 1.
+/// Converts a Boolean, one of Python's words for it, or 0 or 1.
 pub(super) fn as_truth(value: &Value) -> Option<bool> {
     match value {
         Value::Bool(value) => Some(*value),
@@ -136,13 +136,13 @@ pub(super) fn as_truth(value: &Value) -> Option<bool> {
     }
 }
 
-/// A whole number, also as `5e8`.
+/// Converts a whole number, also in the form `5e8`.
 pub(super) fn as_count(value: &Value) -> Option<u64> {
     if let Some(count) = value.as_u64() {
         return Some(count);
     }
     let number = value.as_f64()?;
-    // Larger ones are not exact, and mean: no limit.
+    // Larger numbers are not exact, but stand for "no limit" anyway.
     let is_whole = number >= 0.0 && number.fract() == 0.0;
     #[expect(
         clippy::cast_possible_truncation,
@@ -160,7 +160,7 @@ pub(super) fn as_number(value: &Value) -> Option<f64> {
     }
 }
 
-/// A value on one line, shortened.
+/// Formats a value on one line, shortened.
 fn shown(value: Option<&Value>) -> String {
     let text = match value {
         None => return String::new(),

@@ -1,4 +1,4 @@
-//! Settings in words.
+//! Description of settings as text.
 
 use std::fmt::Write as _;
 
@@ -8,8 +8,7 @@ use brigade_rank_env::text::counted;
 use super::{LossScale, Note, Precision, Settings};
 use crate::{MixedPrecision, Offload, ReduceGradients, Reshard, Sharding, Units};
 
-/// Returns what settings mean for a Rust program, a line for each, and the notes: what `brigade explain sharding`
-/// prints of a file.
+/// Describes settings and notes as text, with a line for each. `brigade explain sharding` prints it.
 ///
 /// ```
 /// use brigade_sharding::settings::{DeepSpeedConfig, Facts, describe};
@@ -147,7 +146,7 @@ fn precision(settings: &Settings) -> String {
     text
 }
 
-/// A type by PyTorch's name.
+/// Returns PyTorch's name of a data type.
 fn name(dtype: Dtype) -> String {
     match dtype {
         Dtype::F16 => "float16".to_owned(),

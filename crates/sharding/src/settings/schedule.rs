@@ -1,85 +1,85 @@
-//! The schedules of DeepSpeed's configuration, with the arithmetic of DeepSpeed 0.19.
+//! Learning rate schedules of DeepSpeed's configuration, with the arithmetic of DeepSpeed 0.19.
 
 use std::f64::consts::PI;
 
 use super::SettingsError;
 use super::reader::Reader;
 
-/// A schedule of the learning rate as DeepSpeed's settings describe it.
+/// Learning rate schedule of a DeepSpeed configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ScheduleSettings {
-    /// `WarmupLR`: up to a rate, and there it stays.
+    /// `WarmupLR`: warms up to a learning rate, which is kept afterwards.
     Warmup {
-        /// The first rate.
+        /// Initial learning rate.
         min_lr: f64,
-        /// The last rate; `None` for the optimizer's.
+        /// Learning rate after the warm-up. `None` for that of the optimizer.
         max_lr: Option<f64>,
-        /// The way up.
+        /// Length and shape of the warm-up.
         warmup: Warmup,
     },
-    /// `WarmupDecayLR`: up to a rate, and down to 0 in a line.
+    /// `WarmupDecayLR`: warms up to a learning rate, then decays linearly to the initial one.
     WarmupDecay {
-        /// The first rate.
+        /// Initial learning rate.
         min_lr: f64,
-        /// The highest rate.
+        /// Maximum learning rate.
         max_lr: f64,
-        /// The way up.
+        /// Length and shape of the warm-up.
         warmup: Warmup,
-        /// Steps until 0.
+        /// Number of steps after which the decay has ended.
         total_steps: u64,
     },
-    /// `WarmupCosineLR`: up to the optimizer's rate, and down as a cosine.
+    /// `WarmupCosineLR`: warms up to the optimizer's learning rate, then decays along a cosine.
     WarmupCosine {
-        /// The first rate, as a part of the optimizer's.
+        /// Learning rate at the start of the warm-up, as a fraction of the optimizer's.
         min_ratio: f64,
-        /// The last rate, as a part of the optimizer's.
+        /// Final learning rate, as a fraction of the optimizer's.
         cos_min_ratio: f64,
-        /// The way up.
+        /// Length and shape of the warm-up.
         warmup: Warmup,
-        /// Steps until the last rate.
+        /// Number of steps after which the final learning rate is reached.
         total_steps: u64,
     },
-    /// `LRRangeTest`: up without end.
+    /// `LRRangeTest`: increases the learning rate without a limit.
     RangeTest {
-        /// The first rate.
+        /// Initial learning rate.
         min_lr: f64,
-        /// Steps until the first rate was added `step_rate` times.
+        /// Number of steps in which the learning rate grows by `step_rate` times `min_lr`.
         step_size: u64,
-        /// How fast it rises.
+        /// Growth of the learning rate in `step_size` steps, as a multiple of `min_lr`.
         step_rate: f64,
-        /// Whether it rises only after each `step_size` steps.
+        /// `true` if the learning rate grows only after each `step_size` steps.
         staircase: bool,
     },
-    /// `OneCycle`: up and down again, then slowly towards 0.
+    /// `OneCycle`: raises the learning rate and lowers it again, then decays it slowly towards 0.
     OneCycle {
-        /// The first rate, and that after the cycle.
+        /// Learning rate at the start and at the end of the cycle.
         min_lr: f64,
-        /// The highest rate.
+        /// Maximum learning rate.
         max_lr: f64,
-        /// Steps up.
+        /// Number of steps in which the learning rate rises.
         first_steps: u64,
-        /// Steps down.
+        /// Number of steps in which the learning rate falls.
         second_steps: u64,
-        /// Stairs on the way up, and on the way down; 0 for a line.
+        /// Number of stairs of the rise, and of the fall. 0 for a straight line.
         stairs: (u64, u64),
-        /// After so many further steps `min_lr` is divided by 1 + `decay_rate`; 0 for never.
+        /// Number of steps after the cycle in which the divisor of `min_lr` grows by `decay_rate`. 0 for no decay.
         decay_steps: u64,
-        /// See `decay_steps`.
+        /// Growth of the divisor of `min_lr` in `decay_steps` steps. 0 for no decay.
         decay_rate: f64,
     },
 }
 
-/// The way up to a rate.
+/// Length and shape of a warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Warmup {
-    /// Steps, at least 2.
+    /// Number of warm-up steps, at least 2.
     pub steps: u64,
-    /// In a line, not along a logarithm.
+    /// `true` for a linear warm-up, `false` for a logarithmic one.
     pub is_linear: bool,
 }
 
 impl Warmup {
-    /// The part of the way after so many steps, `None` where it is at its end.
+    /// Returns the fraction of the warm-up that is done after so many steps. `None` after its end.
     fn progress(self, done: f64) -> Option<f64> {
         let steps = float(self.steps);
         (done < steps).then(|| {
@@ -89,7 +89,7 @@ impl Warmup {
 }
 
 impl ScheduleSettings {
-    /// Returns its name in DeepSpeed: `WarmupLR`.
+    /// Returns the name of the schedule in DeepSpeed: `WarmupLR`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -101,7 +101,7 @@ impl ScheduleSettings {
         }
     }
 
-    /// Returns the learning rate of a step of the optimizer, from 0. `own_lr` is the optimizer's.
+    /// Returns the learning rate of an optimizer step, counted from 0. `own_lr` is the optimizer's own learning rate.
     ///
     /// ```
     /// use brigade_sharding::settings::{ScheduleSettings, Warmup};
@@ -113,7 +113,7 @@ impl ScheduleSettings {
     /// ```
     #[must_use]
     pub fn lr(&self, step: u64, own_lr: f64) -> f64 {
-        // DeepSpeed moves its schedule after a step: the first two steps have the first rate.
+        // DeepSpeed advances its schedule after a step: the first two steps have the initial learning rate.
         let Some(done) = step.checked_sub(1) else { return self.first(own_lr) };
         let done_steps = done;
         let done = float(done);
@@ -175,7 +175,7 @@ impl ScheduleSettings {
     }
 }
 
-/// Where a cycle is between its lowest rate, 0, and its highest, 1.
+/// Returns the position in a cycle, between 0 for its lowest rate and 1 for its highest.
 fn cycle(place: u64, first_steps: u64, second_steps: u64, stairs: (u64, u64)) -> f64 {
     let (first, second) = (float(first_steps), float(second_steps));
     let total = first + second;
@@ -201,7 +201,7 @@ fn float(count: u64) -> f64 {
     count as f64
 }
 
-/// Reads `scheduler`; `None` where it is missing, or the program decides a value of it.
+/// Reads `scheduler`. `None` if it is missing, or if the program decides one of its values.
 pub(super) fn read(reader: Reader<'_>) -> Result<Option<ScheduleSettings>, SettingsError> {
     const TYPE: &str = "scheduler.type";
     const WARMUP: [&str; 4] = ["warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type"];

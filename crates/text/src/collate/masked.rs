@@ -33,7 +33,8 @@ impl MaskedTokens {
     /// [`DataError::Options`] for an empty vocabulary.
     pub fn new(mask_id: i64, vocabulary: usize, special: impl Into<Vec<i64>>) -> Result<Self> {
         if vocabulary == 0 {
-            let message = "a vocabulary without a token has none to hide others behind".to_owned();
+            let message =
+                "an empty vocabulary has no tokens that could replace hidden ones".to_owned();
             return Err(DataError::Options { message }.into());
         }
         let (special, probability, masked, random) = (special.into(), 0.15, 0.8, 0.1);
@@ -95,10 +96,12 @@ impl MaskedTokens {
             let chosen = if self.whole_words {
                 let Some(words) = &sequence.words else {
                     return Err(DataError::Unfit {
-                        message: "whole words are to be hidden, and a sequence does not know its words: set them, \
-                                  as words_of_offsets finds them"
-                            .to_owned(),
-                    }.into());
+                        message:
+                            "whole words are to be hidden, but a sequence has no word numbers: set \
+                                  them, for example by words_of_offsets"
+                                .to_owned(),
+                    }
+                    .into());
                 };
                 let of = words.get(place).copied().flatten().filter(|_| !special);
                 if of != word {

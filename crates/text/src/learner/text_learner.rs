@@ -113,7 +113,7 @@ impl TextLearner for Learner {
         let after = self.evaluated(|learner| {
             let Some(model) = learner.module::<LanguageModel>() else {
                 return Err(Error::invalid_argument(
-                    "generate: the model is no LanguageModel; make the Learner by language_model_learner",
+                    "generate: the model is not a LanguageModel; make the Learner by language_model_learner",
                 ));
             };
             let state = model.state().clone();

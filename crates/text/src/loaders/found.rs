@@ -185,8 +185,8 @@ fn labels(
             };
             if let [only] = classes.names() {
                 return Err(Error::invalid_argument(format!(
-                    "the training set ({}) has the single label {only:?}, and one class cannot be told from \
-                     others: look at the column or the folders of the labels",
+                    "the training set ({}) has the single label {only:?}, but a classifier needs at \
+                     least two classes: look at the column or the folders of the labels",
                     counted(train.len(), "text")
                 )));
             }

@@ -104,7 +104,7 @@ fn whole_words_are_hidden_whole() {
     // 9 words begin at such places in each row: 540 are expected, with a deviation of 21.
     assert!((430..650).contains(&hidden), "{hidden}");
     let error = collator.collate(&sequences(1), &[0]).unwrap_err().to_string();
-    assert!(error.contains("does not know its words"), "{error}");
+    assert!(error.contains("has no word numbers"), "{error}");
 }
 
 #[test]

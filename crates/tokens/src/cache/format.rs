@@ -123,7 +123,7 @@ pub(super) fn open(path: &Path) -> Result<TokenCorpus> {
     let header = Header::from_bytes(&header).map_err(&damaged)?;
     // Nothing is allocated that the file does not hold.
     let (tables, end) = header.places().filter(|(_, end)| *end == length).ok_or_else(|| {
-        damaged(format!("it has {length} bytes, and its header speaks of another number"))
+        damaged(format!("it has {length} bytes, but its header declares another number"))
     })?;
     if checksum(&file, NUMBERS, tables).map_err(&failed)? != header.numbers_crc {
         return Err(damaged("the numbers of its texts are not as they were written".into()));

@@ -99,7 +99,7 @@ impl LinesOptions {
                     is_valid.push(to_bool(&text).ok_or_else(|| Error::Row {
                         path: path.into(),
                         line: place.number,
-                        detail: format!("field {field:?} says {text:?}, expected true or false"),
+                        detail: format!("field {field:?} has {text:?}, expected true or false"),
                     })?);
                 }
             }

@@ -93,7 +93,7 @@ impl ParquetOptions {
                 each_cell(&table, number, name, |text| {
                     is_valid.push(to_bool(&text).ok_or_else(|| Error::Format {
                         path: table.path().into(),
-                        detail: format!("column {name:?} says {text:?}, expected true or false"),
+                        detail: format!("column {name:?} has {text:?}, expected true or false"),
                     })?);
                     Ok(())
                 })?;

@@ -157,7 +157,7 @@ impl CsvOptions {
                 is_valid.push(to_bool(&text).ok_or_else(|| Error::Row {
                     path: path.into(),
                     line: row.line,
-                    detail: format!("column {name:?} says {text:?}, expected true or false"),
+                    detail: format!("column {name:?} has {text:?}, expected true or false"),
                 })?);
             }
             rows.push(row);

@@ -111,9 +111,9 @@ fn a_corpus_in_a_file_is_that_in_memory() {
             assert_eq!(read[length..], expected[length / 2..]);
         }
         let error = ids.read(10, 5..11, &mut Vec::new()).unwrap_err().to_string();
-        assert_eq!(error, "text 10 has 10 tokens, and 5 to 11 are asked for");
+        assert_eq!(error, "text 10 has 10 tokens, but 5 to 11 are needed");
         let error = ids.read(3000, 0..0, &mut Vec::new()).unwrap_err().to_string();
-        assert_eq!(error, "there is no text 3000 among 3000 from 0");
+        assert_eq!(error, "text 3000 is out of range: there are 3000, numbered from 0");
         let error = corpus.ids(&Vocabulary::new(["w0"]).unwrap()).unwrap_err();
         assert!(matches!(error, Error::UnknownToken { .. }), "{error}");
     }
@@ -189,8 +189,8 @@ fn damaged_files_are_made_anew() {
     let table: [(Vec<u8>, &str); 8] = [
         (Vec::new(), "it has 0 bytes, fewer than a header"),
         (whole[..50].to_vec(), "it has 50 bytes, fewer than a header"),
-        (whole[..whole.len() - 1].to_vec(), "and its header speaks of another number"),
-        ([&whole[..], b"x"].concat(), "and its header speaks of another number"),
+        (whole[..whole.len() - 1].to_vec(), "but its header declares another number"),
+        ([&whole[..], b"x"].concat(), "but its header declares another number"),
         (flipped(0), "it does not begin as a corpus does"),
         (flipped(60), "its header is not as it was written"),
         (flipped(numbers + 9), "the numbers of its texts are not as they were written"),

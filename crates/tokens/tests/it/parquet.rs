@@ -95,14 +95,14 @@ fn tables_that_do_not_fit_say_where() {
     let options = ParquetOptions::new();
     assert!(matches!(options.open([&path]).unwrap_err(), Error::Io { .. }));
     fs::write(&path, "x").unwrap();
-    assert!(refuse(&options).contains("a.parquet is damaged or of another kind: "));
+    assert!(refuse(&options).contains("a.parquet is damaged or in another format: "));
     table(&path, &[], None);
     assert_eq!(refuse(&options), "the list of tables has no texts: they have no rows");
     table(&path, &ROWS, None);
     let error = refuse(&options.clone().text_columns(["x"]));
     assert!(error.contains("no column \"x\"; its columns are [\"text\", \"title\""), "{error}");
     let error = refuse(&options.clone().valid_column("title"));
-    assert!(error.contains("column \"title\" says \"a\", expected true or false"), "{error}");
+    assert!(error.contains("column \"title\" has \"a\", expected true or false"), "{error}");
     let error = options.clone().text_columns(["label"]).open([&path]).unwrap().text(0).unwrap_err();
     assert!(error.to_string().contains("its column \"label\" does not hold texts"), "{error}");
 

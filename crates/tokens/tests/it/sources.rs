@@ -19,7 +19,10 @@ fn texts(source: &TextSource) -> Vec<String> {
         assert_eq!(source.text(index).unwrap(), *text);
     }
     let error = source.text(all.len()).unwrap_err().to_string();
-    assert_eq!(error, format!("there is no text {} among {0} from 0", all.len()));
+    assert_eq!(
+        error,
+        format!("text {} is out of range: there are {0}, numbered from 0", all.len())
+    );
     all
 }
 
@@ -167,7 +170,7 @@ fn tables_that_do_not_fit_say_where() {
         (
             options.clone(),
             b"text,is_valid\nx,maybe\n",
-            "line 2: column \"is_valid\" says \"maybe\", expected true or false",
+            "line 2: column \"is_valid\" has \"maybe\", expected true or false",
         ),
         (
             options.clone().text_columns(["7"]),
@@ -222,7 +225,7 @@ fn lines_that_do_not_fit_say_where() {
         (
             json().valid_field("v"),
             b"{\"a\": \"x\", \"v\": 2}\n",
-            "says \"2\", expected true or false",
+            "has \"2\", expected true or false",
         ),
         (LinesOptions::new().label_field("l"), b"x\n", "plain text have no label"),
     ];

@@ -171,7 +171,7 @@ fn files_that_are_no_vocabulary_say_so() {
         fs::write(&path, bytes).unwrap();
         let error = Vocabulary::load(&path).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
-        assert!(error.contains("v.json is damaged or of another kind"), "{error}");
+        assert!(error.contains("v.json is damaged or in another format"), "{error}");
     }
     fs::write(&path, "[\"xxunk\", \"a\"]").unwrap();
     let plain = Vocabulary::load(&path).unwrap();

@@ -78,7 +78,7 @@ impl ProcessGroup {
     pub fn recv_any(&self, tensor: &mut Tensor, tag: u16) -> Result<usize, Error> {
         let (_, source) = self.begin_recv_any(tensor.shallow_clone(), tag)?.wait_source()?;
         source.ok_or_else(|| {
-            self.invalid_argument("recv_any", "the backend does not tell the sender".into())
+            self.invalid_argument("recv_any", "the backend does not report the sender".into())
         })
     }
 

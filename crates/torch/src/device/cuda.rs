@@ -90,7 +90,7 @@ pub enum CudaUnavailable {
     #[error("CUDA_VISIBLE_DEVICES={0} leaves no GPU")]
     Hidden(String),
     /// CUDA did not start for another reason.
-    #[error("CUDA does not start: {text} (error {code})")]
+    #[error("CUDA cannot be initialized: {text} (error {code})")]
     Failed {
         /// Number of the `cudaError_t`.
         code: i32,
@@ -201,7 +201,7 @@ mod tests {
         let broken = Facts { error: 802, error_text: "system not yet initialized", ..none };
         assert_eq!(
             told(broken, None),
-            "CUDA does not start: system not yet initialized (error 802)"
+            "CUDA cannot be initialized: system not yet initialized (error 802)"
         );
     }
 

@@ -59,9 +59,7 @@ pub enum TorchError {
         found: String,
     },
     /// A rank ran out of data in a join that ends in that case.
-    #[error(
-        "rank {rank} has no more data, and the join was to end there (throw_on_early_termination)"
-    )]
+    #[error("rank {rank} has no more data, which ends the join (throw_on_early_termination)")]
     EarlyTermination {
         /// First rank without data.
         rank: usize,
@@ -71,8 +69,8 @@ pub enum TorchError {
     Desync(Box<crate::check::Desync>),
     /// A file is shorter than it was, or than it should be.
     #[error(
-        "{} was cut short while it was read: expected {expected} bytes, found {found}; let nothing \
-         else write it meanwhile, and take another copy of it",
+        "{} was cut short while it was read: expected {expected} bytes, found {found}; make sure that no \
+         other process writes it, and copy it again",
         path.display()
     )]
     CutShort {
@@ -92,7 +90,7 @@ pub enum TorchError {
         source: std::io::Error,
     },
     /// An object could not be serialised or deserialised.
-    #[error("{operation}: the object cannot be carried between ranks: {detail}")]
+    #[error("{operation}: the object cannot be sent between ranks: {detail}")]
     Object {
         /// Name of the collective.
         operation: &'static str,
@@ -187,7 +185,7 @@ impl TorchError {
             Self::Collective(error) => Some(error.fault),
             Self::Store { fault, .. } | Self::Libtorch { fault, .. } => Some(*fault),
             Self::Tensor(error) => {
-                says_out_of_memory(&error.to_string()).then_some(Fault::OutOfMemory)
+                is_out_of_memory_message(&error.to_string()).then_some(Fault::OutOfMemory)
             }
             _ => None,
         }
@@ -285,7 +283,7 @@ impl Thrown {
             ThrownKind::PeerLost | ThrownKind::GlooIo => Fault::PeerLost,
             ThrownKind::Aborted => Fault::Aborted,
             // libtorch's CPU allocator throws an exception without a specific type.
-            ThrownKind::Libtorch if says_out_of_memory(&self.detail) => Fault::OutOfMemory,
+            ThrownKind::Libtorch if is_out_of_memory_message(&self.detail) => Fault::OutOfMemory,
             // Nor does Gloo when a rank leaves the group while others still connect to it.
             ThrownKind::Libtorch if says_connection_lost(&self.detail) => Fault::PeerLost,
             ThrownKind::Libtorch => Fault::Invalid,
@@ -370,13 +368,13 @@ fn reason(error: &tch::TchError) -> String {
 /// CPU allocator throws a plain `c10::Error`, and errors of tch are texts.
 ///
 /// ```
-/// use brigade_torch::says_out_of_memory;
-/// assert!(says_out_of_memory("CUDA out of memory. Tried to allocate 2.00 GiB"));
-/// assert!(says_out_of_memory("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"));
-/// assert!(!says_out_of_memory("size mismatch"));
+/// use brigade_torch::is_out_of_memory_message;
+/// assert!(is_out_of_memory_message("CUDA out of memory. Tried to allocate 2.00 GiB"));
+/// assert!(is_out_of_memory_message("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"));
+/// assert!(!is_out_of_memory_message("size mismatch"));
 /// ```
 #[must_use]
-pub fn says_out_of_memory(text: &str) -> bool {
+pub fn is_out_of_memory_message(text: &str) -> bool {
     const WORDS: [&str; 5] = [
         "out of memory",
         "can't allocate memory",

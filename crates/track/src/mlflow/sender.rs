@@ -67,7 +67,7 @@ impl Sender {
             queue.weight = queue.weight.saturating_sub(oldest.weight());
             queue.lost += 1;
             if queue.reason.is_empty() {
-                queue.reason = "they came faster than the server took them".to_owned();
+                queue.reason = "values arrived faster than the server accepted them".to_owned();
             }
         }
         drop(queue);

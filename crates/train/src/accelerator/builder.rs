@@ -18,7 +18,7 @@ use crate::gradients::accumulate::{GradientAccumulationOptions, GradientAccumula
 use crate::gradients::backward::Gradients;
 use crate::gradients::hook::CommHook;
 use crate::gradients::loss_check::{LossCheck, LossCheckOptions};
-use crate::job::connect::{self, ConnectOptions, debug_is_asked_for};
+use crate::job::connect::{self, ConnectOptions, debug_is_requested};
 use crate::loader::source::DataLoaderConfiguration;
 use crate::model::ModelOptions;
 use crate::pipeline::PipelineOptions;
@@ -224,7 +224,7 @@ impl AcceleratorBuilder {
     /// read the same samples and compute each divided layer together. Defaults to tensor groups of `BRIGADE_TENSOR`
     /// ranks, which `brigade launch --tensor` sets. Along `dp_shard` parameters are sharded as set by
     /// [`AcceleratorBuilder::sharding`]; along `dp_replicate` every rank has a copy. Models are built by
-    /// [`Accelerator::parallel_model`].
+    /// [`Parallelism::model`](crate::Parallelism::model).
     ///
     /// ```
     /// use brigade_models::{Gpt2LmHead, Gpt2Options};
@@ -235,7 +235,7 @@ impl AcceleratorBuilder {
     /// let mesh = Mesh::builder().build(1)?;
     /// let accelerator = Accelerator::builder().cpu(true).quiet(true).mesh(mesh).build()?;
     /// let options = Gpt2Options { vocab_size: 50, n_embd: 16, n_layer: 1, n_head: 2, ..Default::default() };
-    /// let model = accelerator.parallel_model(|path| Gpt2LmHead::new(path, &options))?;
+    /// let model = accelerator.parallel().model(|path| Gpt2LmHead::new(path, &options))?;
     /// let model = accelerator.prepare(model)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -315,7 +315,7 @@ impl AcceleratorBuilder {
 
     /// Sets the size of expert groups: this many neighbouring ranks divide the experts of each mixture between them
     /// (expert parallelism), for mixtures that do not fit a device. They read different samples, and send tokens to the
-    /// ranks of their experts. The mesh follows from it. Models are built by [`Accelerator::parallel_model`]. Defaults
+    /// ranks of their experts. The mesh follows from it. Models are built by [`Parallelism::model`](crate::Parallelism::model). Defaults
     /// to the value of `BRIGADE_EXPERT`, which `brigade launch --expert` sets.
     ///
     /// ```
@@ -580,7 +580,7 @@ impl AcceleratorBuilder {
                 if self.keep_memory.unwrap_or(true) {
                     keep_freed_memory();
                 }
-                let debug = self.debug.unwrap_or_else(debug_is_asked_for);
+                let debug = self.debug.unwrap_or_else(debug_is_requested);
                 Processes::of(Arc::new(connect::join(self.connection, debug)?))
             }
         };

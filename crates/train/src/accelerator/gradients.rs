@@ -320,13 +320,14 @@ impl Accelerator {
         if let Some(experts) = experts {
             return Err(experts.refuse(
                 "local_sgd",
-                "no rank has all parameters, which each would train on its own; average gradients in each step",
+                "no rank has all parameters, but each rank would have to train all of them; average \
+                gradients in each step",
             ));
         }
         if let Some(sharded) = sharded.as_ref().filter(|_| enabled) {
             return Err(sharded.refuse(
                 "local_sgd",
-                "no rank has all parameters, which each would train on its own",
+                "no rank has all parameters, but each rank would have to train all of them",
             ));
         }
         LocalSgd::begin(processes, accumulator, models, steps, enabled)

@@ -38,7 +38,7 @@ impl Accelerator {
     ///     vocab_size: 50, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 4,
     ///     num_attention_heads: 4, ..Default::default()
     /// };
-    /// let model = accelerator.parallel_model(|path| LlamaForCausalLm::new(path, &options))?;
+    /// let model = accelerator.parallel().model(|path| LlamaForCausalLm::new(path, &options))?;
     /// let optimizer = AdamW::default().build(&model)?;
     /// # let ids = Tensor::arange(48, (Kind::Int64, Device::Cpu)).view([8, 6]);
     /// let train = DataLoader::new(TensorDataset::new(ids)?).batch_size(4).drop_last(true);
@@ -112,20 +112,6 @@ impl Accelerator {
         Ok(found)
     }
 
-    /// Returns the number of micro-batches into which [`Accelerator::forward_backward`] cuts a batch. Always 1 without
-    /// a pipeline.
-    ///
-    /// ```
-    /// let accelerator = brigade_train::Accelerator::builder().cpu(true).quiet(true).build()?;
-    /// assert_eq!(accelerator.micro_batches(), 1);
-    /// # Ok::<(), brigade_torch::Error>(())
-    /// ```
-    #[must_use]
-    pub fn micro_batches(&self) -> usize {
-        let pipeline = self.gradients.pipeline.as_ref();
-        pipeline.map_or(1, |it| it.pipeline().options().micro_batches)
-    }
-
     /// Fails on all ranks where the loss of one is infinite or NaN.
     fn check_step_loss(&self, value: f64) -> Result<()> {
         if !self.checks_step_losses {
@@ -145,47 +131,5 @@ impl Accelerator {
         self.gradients.accumulator.set_skipped(true);
         let rank = (!value.is_finite()).then(|| self.processes.process_index());
         Err(TrainError::LossNotFinite { rank, step: None, weights_corrupted: false }.into())
-    }
-
-    /// Computes a value of a batch without gradients, in the micro-batches of a pipeline if there is one, and returns
-    /// the values of all micro-batches on all ranks of the pipeline: losses, logits, or other results of the closure.
-    /// Without a pipeline it is one value, of the whole batch.
-    ///
-    /// ```
-    /// use brigade_nn::{Linear, Model};
-    /// use brigade_train::Accelerator;
-    /// use tch::{Kind, Tensor};
-    ///
-    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
-    /// let mut model = accelerator.prepare(Model::new(|path| Linear::new(path, 4, 2))?)?;
-    /// model.eval();
-    /// let batch = Tensor::zeros([3, 4], (Kind::Float, accelerator.device()));
-    /// let logits = accelerator.forward_stages(&model, &batch, |model, micro| model.forward(micro))?;
-    /// assert_eq!(Tensor::cat(&logits, 0).size(), [3, 2]);
-    /// # Ok::<(), brigade_torch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns the same errors as [`crate::Pipeline::forward`].
-    #[track_caller]
-    pub fn forward_stages<M, B, T>(
-        &self,
-        model: &PreparedModel<M>,
-        batch: &B,
-        mut value: impl FnMut(&PreparedModel<M>, &B::Owned) -> Result<T>,
-    ) -> Result<Vec<T::Owned>>
-    where
-        B: TensorTree,
-        T: TensorTree,
-    {
-        match &self.gradients.pipeline {
-            Some(pipeline) => model.gathered(|inner| {
-                pipeline.pipeline().forward(inner, batch, |micro| value(model, micro))
-            }),
-            None => tch::no_grad(|| {
-                let value = value(model, &batch.narrow_rows(0..batch.rows()?)?)?;
-                Ok(vec![value.try_map(&mut |tensor| tensor.f_detach())?])
-            }),
-        }
     }
 }

@@ -1,46 +1,16 @@
-//! Sharded models of an Accelerator: the mesh, and the memory of each kind.
+//! Another sharding for the models that an Accelerator prepares.
 
-use std::fmt;
 use std::sync::Arc;
 
-use brigade_nn::{Model, ModelBuilder, ParamPath, TensorParallel, TensorParallelPlan};
-use brigade_sharding::{Mesh, Offload, Sharding, TensorPlan, Workload};
-use brigade_torch::{Result, gradient};
-use tch::Tensor;
+use brigade_sharding::Sharding;
+use brigade_torch::Result;
 
 use super::Accelerator;
-use crate::arrangement::Arrangement;
 use crate::gradients::backward::Gradients;
 use crate::gradients::hook::CommHook;
-use crate::sharding::{ShardedModel, ShardedModels};
-
-/// The memory of this rank's sharded models in bytes, by kind: planned, and measured so far. Made by
-/// [`Accelerator::memory_report`] and displayed as a table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemoryReport {
-    /// Rows of the report, one for each kind of memory.
-    pub rows: Vec<MemoryRow>,
-}
-
-/// A row of a [`MemoryReport`]: one kind of memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryRow {
-    /// Name of the kind: `parameters`, `gradients`, `optimizer`, `gathered`, `reduced`, or `offloaded`, which is in the
-    /// host's memory.
-    pub kind: &'static str,
-    /// Planned bytes of the rank that needs the most.
-    pub planned: u64,
-    /// Measured bytes of this rank: the current number, or the peak for `gathered` and `reduced`.
-    pub measured: u64,
-}
+use crate::sharding::ShardedModels;
 
 impl Accelerator {
-    /// Returns how prepared models are sharded. `None` if every rank has whole models.
-    #[must_use]
-    pub fn sharding(&self) -> Option<&Sharding> {
-        self.gradients.sharded.as_ref().map(|sharded| sharded.sharding())
-    }
-
     /// Returns the same Accelerator with another sharding of the models that it prepares from now on, or with whole
     /// models on each rank (`None`). Ranks, trackers, what checkpoints hold, and all other options are shared.
     ///
@@ -49,7 +19,7 @@ impl Accelerator {
     /// use brigade_train::Accelerator;
     /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
     /// let sharding = accelerator.with_sharding(Sharding::zero3())?;
-    /// assert!(accelerator.sharding().is_none() && sharding.sharding().is_some());
+    /// assert!(accelerator.parallel().sharding().is_none() && sharding.parallel().sharding().is_some());
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
@@ -87,174 +57,6 @@ impl Accelerator {
         let gradients = Gradients { scaler, loss_check, sharded, ..self.gradients.clone() };
         Ok(Self { numerics: Arc::new(numerics), gradients, checkpoints, ..self.clone() })
     }
-
-    /// Returns the ranks as the mesh in which models are sharded and replicated. Without sharding all ranks are along
-    /// `dp_replicate`, since each has the whole model.
-    ///
-    /// ```
-    /// use brigade_sharding::Sharding;
-    /// use brigade_train::Accelerator;
-    /// let accelerator = Accelerator::builder().cpu(true).sharding(Sharding::zero3()).build()?;
-    /// assert_eq!(accelerator.mesh()?.to_string(), "dp_shard 1");
-    /// # Ok::<(), brigade_torch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a world without ranks.
-    pub fn mesh(&self) -> Result<Mesh> {
-        let averaged = match &self.gradients.sharded {
-            Some(sharded) => sharded.mesh().clone(),
-            None => {
-                let ranks = self.gradients.processes.num_processes();
-                Mesh::builder().replicate(ranks).build(ranks)?
-            }
-        };
-        self.arrangement().mesh_with(&averaged)
-    }
-
-    /// Builds a model for model parallelism: the ranks of this rank's tensor group divide its layers by the plan of its
-    /// architecture, those of the expert group its experts, and those of the context group its sequences; in a pipeline
-    /// it has this rank's stages. In groups of one rank it is the model that [`Model::new`] builds.
-    ///
-    /// ```
-    /// use brigade_models::{LlamaForCausalLm, LlamaOptions};
-    /// use brigade_train::Accelerator;
-    ///
-    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
-    /// let options = LlamaOptions {
-    ///     vocab_size: 50, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1,
-    ///     num_attention_heads: 4, ..Default::default()
-    /// };
-    /// let model = accelerator.parallel_model(|path| LlamaForCausalLm::new(path, &options))?;
-    /// assert_eq!(model.tensor("lm_head.weight").unwrap().size(), [50, 32]);
-    /// # Ok::<(), brigade_torch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns the errors of [`brigade_nn::ModelBuilder::build`], among them heads and sizes that the ranks do not
-    /// divide.
-    pub fn parallel_model<M: TensorParallelPlan>(
-        &self,
-        constructor: impl FnOnce(&ParamPath<'_>) -> M,
-    ) -> Result<Model<M>> {
-        self.parallel_builder(M::tensor_plan()).build(constructor)
-    }
-
-    /// Returns the builder of a model whose layers the ranks of this rank's tensor group divide by `plan`: for a custom
-    /// model, for weights that are read from a file, and for a model whose memory is allocated in
-    /// [`Accelerator::prepare`].
-    ///
-    /// ```
-    /// use brigade_nn::{Linear, ParamPath, Relu, Sequential};
-    /// use brigade_sharding::TensorPlan;
-    /// use brigade_train::Accelerator;
-    ///
-    /// let accelerator = Accelerator::builder().cpu(true).quiet(true).build()?;
-    /// let plan = TensorPlan::new().column("*.up.weight").row("*.down.weight");
-    /// let model = accelerator.parallel_builder(plan).deferred().build(|path: &ParamPath| {
-    ///     let path = path / "block";
-    ///     Sequential::new().add(Linear::new(&path / "up", 4, 8)).add(Relu).add(Linear::new(&path / "down", 8, 4))
-    /// })?;
-    /// let model = accelerator.prepare(model)?;
-    ///
-    /// let plan = TensorPlan::new().column("*.upp.weight");
-    /// let model = accelerator.parallel_builder(plan).build(|path| Linear::new(path / "up", 4, 8));
-    /// let error = model.unwrap_err().to_string();
-    /// assert!(error.contains("the tensor plan's `*.upp.weight` match no parameter; the model has up.weight, up.bias"));
-    /// # Ok::<(), brigade_torch::Error>(())
-    /// ```
-    #[must_use = "build the model with a constructor"]
-    pub fn parallel_builder(&self, plan: TensorPlan) -> ModelBuilder {
-        let builder = match &self.gradients.tensor {
-            Some(tensor) => tensor.of_models(plan),
-            None => Model::builder().tensor_parallel(TensorParallel { group: None, plan }),
-        };
-        let builder = match &self.gradients.context {
-            Some(context) => builder.context_parallel(context.of_models()),
-            None => builder,
-        };
-        match &self.gradients.pipeline {
-            Some(pipeline) => builder.pipeline(pipeline.of_models()),
-            None => builder,
-        }
-    }
-
-    /// Returns how the ranks are arranged.
-    pub(super) fn arrangement(&self) -> Arrangement {
-        Arrangement {
-            averaged: self.gradients.processes.clone(),
-            data: self.data.clone(),
-            tensor: self.gradients.tensor.clone(),
-            context: self.gradients.context.clone(),
-            pipeline: self.gradients.pipeline.clone(),
-        }
-    }
-
-    /// Returns the memory of the prepared sharded models, planned and measured so far. `None` if no model is sharded.
-    ///
-    /// ```
-    /// use brigade_nn::{Linear, Model};
-    /// use brigade_optim::AdamW;
-    /// use brigade_sharding::Sharding;
-    /// use brigade_train::Accelerator;
-    /// # let accelerator =
-    /// #     Accelerator::builder().cpu(true).quiet(true).sharding(Sharding::zero3()).build()?;
-    /// let model = Model::new(|path| Linear::new(path, 4, 2))?;
-    /// let optimizer = AdamW::default().build(&model)?;
-    /// let (model, optimizer) = accelerator.prepare((model, optimizer))?;
-    /// let report = accelerator.memory_report()?.expect("a sharded model");
-    /// assert_eq!(report.rows[0].measured, 4 * (4 * 2 + 2));
-    /// println!("{report}");
-    /// # Ok::<(), brigade_torch::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns the errors of [`brigade_optim::Optimizer::state_dict`].
-    pub fn memory_report(&self) -> Result<Option<MemoryReport>> {
-        let Some(sharded) = &self.gradients.sharded else { return Ok(None) };
-        let models = sharded.models();
-        if models.is_empty() {
-            return Ok(None);
-        }
-        let mut states = Vec::new();
-        for optimizer in self.checkpoints.registry().optimizers() {
-            states.extend(optimizer.state_dict()?.parameters);
-        }
-        let tensors = states.iter().flat_map(|it| &it.tensors).map(|(_, tensor)| tensor);
-        let optimizer: u64 = tensors.map(bytes_of).sum();
-        // The number of states of the parameter with the most: elementwise rules keep the same number for all.
-        let slots =
-            states.iter().map(|it| it.tensors.iter().filter(|(_, it)| it.dim() > 0).count());
-        let workload = Workload { states: slots.max().unwrap_or(0) as u64, ..Workload::default() };
-        let mut rows = ["parameters", "gradients", "optimizer", "gathered", "reduced"]
-            .map(|kind| MemoryRow { kind, planned: 0, measured: 0 });
-        let mut offloaded = 0;
-        for model in &models {
-            let planned = model.plan().memory(workload);
-            let measured = measure(model)?;
-            let [parameters, gradients, states, gathered, reduced] = &mut rows;
-            parameters.planned += planned.parameters;
-            gradients.planned += planned.gradients;
-            states.planned += planned.optimizer;
-            gathered.planned += planned.gathered;
-            reduced.planned += planned.reduce;
-            offloaded += measured.offloaded;
-            parameters.measured += measured.parameters;
-            gradients.measured += measured.gradients;
-            gathered.measured += measured.gathered;
-            reduced.measured += measured.reduced;
-        }
-        rows[2].measured = optimizer;
-        let mut rows = Vec::from(rows);
-        if sharded.sharding().offload != Offload::None {
-            let planned = models.iter().map(|model| model.plan().memory(workload).offloaded).sum();
-            // Shards, their gradients and the optimizer's states are in the host's memory.
-            let measured = offloaded + optimizer;
-            rows[2].measured = 0;
-            rows.push(MemoryRow { kind: "offloaded", planned, measured });
-        }
-        Ok(Some(MemoryReport { rows }))
-    }
 }
 
 /// Fails for a communication hook, which gets whole gradients.
@@ -266,73 +68,4 @@ pub(super) fn refuse_hook(sharded: &ShardedModels, hook: &CommHook) -> Result<()
         "a communication hook",
         "it gets buckets of whole gradients, and shards are reduced without buckets",
     ))
-}
-
-#[derive(Debug, Default)]
-struct Measured {
-    offloaded: u64,
-    parameters: u64,
-    gradients: u64,
-    gathered: u64,
-    reduced: u64,
-}
-
-fn measure(model: &ShardedModel) -> Result<Measured> {
-    let is_whole = model.plan().sharding().strategy.keeps_parameters_whole();
-    let offloads = model.plan().sharding().offload != Offload::None;
-    let meter = model.sharder().meter()?;
-    let storages: u64 = model.plan().units().iter().map(|unit| unit.storage_bytes()).sum();
-    let mut measured = Measured {
-        parameters: if is_whole { storages } else { 0 },
-        gathered: if is_whole { 0 } else { meter.peak_gathered_bytes },
-        reduced: meter.peak_reduced_bytes,
-        ..Measured::default()
-    };
-    model.with_parameters(|parameters| -> Result<()> {
-        for parameter in parameters {
-            let of_shard = gradient(&parameter.shard)?.as_ref().map_or(0, bytes_of);
-            if offloads {
-                measured.offloaded += bytes_of(&parameter.shard) + of_shard;
-            } else {
-                // The rows of a whole parameter are the shard, where both have one type.
-                if !is_whole || parameter.shard.f_kind()? != parameter.whole.f_kind()? {
-                    measured.parameters += bytes_of(&parameter.shard);
-                }
-                measured.gradients += of_shard;
-            }
-            measured.gradients += gradient(&parameter.whole)?.as_ref().map_or(0, bytes_of);
-        }
-        Ok(())
-    })?;
-    Ok(measured)
-}
-
-fn bytes_of(tensor: &Tensor) -> u64 {
-    (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
-}
-
-impl MemoryReport {
-    /// Returns the total of the planned bytes of a rank.
-    #[must_use]
-    pub fn planned(&self) -> u64 {
-        self.rows.iter().map(|row| row.planned).sum()
-    }
-
-    /// Returns the total of the measured bytes of this rank.
-    #[must_use]
-    pub fn measured(&self) -> u64 {
-        self.rows.iter().map(|row| row.measured).sum()
-    }
-}
-
-impl fmt::Display for MemoryReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<12}{:>12}{:>12}", "", "planned MB", "measured MB")?;
-        let megabytes = |bytes: u64| bytes as f64 / 1e6;
-        for MemoryRow { kind, planned, measured } in &self.rows {
-            writeln!(f, "{kind:<12}{:>12.1}{:>12.1}", megabytes(*planned), megabytes(*measured))?;
-        }
-        let (planned, measured) = (megabytes(self.planned()), megabytes(self.measured()));
-        write!(f, "{:<12}{planned:>12.1}{measured:>12.1}", "all")
-    }
 }

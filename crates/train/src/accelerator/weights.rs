@@ -5,6 +5,7 @@ use std::path::Path;
 use brigade_torch::Result;
 
 use super::Accelerator;
+use crate::checkpoint::Checkpoints;
 use crate::model::PreparedModel;
 use crate::weights_file::{WeightsTarget, file_in};
 
@@ -17,37 +18,6 @@ impl Accelerator {
     pub fn save_model<M>(&self, model: &PreparedModel<M>, path: impl AsRef<Path>) -> Result<()> {
         self.checkpoints.weights_may_be_saved()?;
         model.save_weights(&self.processes, &WeightsTarget::File(file_in(path.as_ref())))
-    }
-
-    /// Writes a model's parameters and buffers as [`Accelerator::save_model`] does, in files of at most `max_bytes`
-    /// each with their index, as Hugging Face's libraries write them (`max_shard_size`):
-    /// `model-00001-of-00002.safetensors`, and so on. Where all fits into one file, that is `model.safetensors`. Tied
-    /// weights are written once, under their first name. Beside a sharded model's shards a rank has one tensor in
-    /// memory. Weights of an earlier save in the folder are removed.
-    ///
-    /// ```
-    /// use brigade_nn::{Linear, Model};
-    /// use brigade_train::Accelerator;
-    ///
-    /// # let folder = tempfile::tempdir()?;
-    /// let accelerator = Accelerator::builder().cpu(true).build()?;
-    /// let model = accelerator.prepare(Model::new(|path| Linear::new(path, 4, 2))?)?;
-    /// accelerator.save_model_in_parts(&model, &folder, 32)?;
-    /// assert!(folder.path().join("model-00002-of-00002.safetensors").exists());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// On every rank when rank 0 cannot write.
-    pub fn save_model_in_parts<M>(
-        &self,
-        model: &PreparedModel<M>,
-        folder: impl AsRef<Path>,
-        max_bytes: u64,
-    ) -> Result<()> {
-        self.checkpoints.weights_may_be_saved()?;
-        let target = WeightsTarget::Parts(folder.as_ref().to_owned(), max_bytes);
-        model.save_weights(&self.processes, &target)
     }
 
     /// Reads a model's parameters and buffers on rank 0 and sends them to the others, so that only rank 0 needs the
@@ -66,6 +36,40 @@ impl Accelerator {
         remark.iter().for_each(|remark| self.warn(remark));
         Ok(())
     }
+}
+
+/// Weights files of other forms than one file.
+impl Checkpoints {
+    /// Writes a model's parameters and buffers as [`Accelerator::save_model`] does, in files of at most `max_bytes`
+    /// each with their index, as Hugging Face's libraries write them (`max_shard_size`):
+    /// `model-00001-of-00002.safetensors`, and so on. Where all fits into one file, that is `model.safetensors`. Tied
+    /// weights are written once, under their first name. Beside a sharded model's shards a rank has one tensor in
+    /// memory. Weights of an earlier save in the folder are removed.
+    ///
+    /// ```
+    /// use brigade_nn::{Linear, Model};
+    /// use brigade_train::Accelerator;
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// let accelerator = Accelerator::builder().cpu(true).build()?;
+    /// let model = accelerator.prepare(Model::new(|path| Linear::new(path, 4, 2))?)?;
+    /// accelerator.checkpoints().save_model_in_parts(&model, &folder, 32)?;
+    /// assert!(folder.path().join("model-00002-of-00002.safetensors").exists());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// On every rank when rank 0 cannot write.
+    pub fn save_model_in_parts<M>(
+        &self,
+        model: &PreparedModel<M>,
+        folder: impl AsRef<Path>,
+        max_bytes: u64,
+    ) -> Result<()> {
+        self.weights_may_be_saved()?;
+        let target = WeightsTarget::Parts(folder.as_ref().to_owned(), max_bytes);
+        model.save_weights(self.processes(), &target)
+    }
 
     /// Reads a model's parameters and buffers as [`Accelerator::load_model`] does, from the state dictionary at one key
     /// of a file of `torch.save` ([`brigade_nn::weights::load_entry`]).
@@ -78,7 +82,7 @@ impl Accelerator {
         path: impl AsRef<Path>,
         key: &str,
     ) -> Result<()> {
-        let remark = model.load_weights(&self.processes, path.as_ref(), Some(key))?;
+        let remark = model.load_weights(self.processes(), path.as_ref(), Some(key))?;
         remark.iter().for_each(|remark| self.warn(remark));
         Ok(())
     }

@@ -84,8 +84,8 @@ impl Attempt {
         while !self.store.contains(&[&key])? {
             if Instant::now() > deadline {
                 return Err(Error::invalid_argument(format!(
-                    "{SCOPE}: a rank has aborted an attempt, and rank {rank} has not ended its own within \
-                     the time limit: it hangs, or its process is gone"
+                    "{SCOPE}: a rank has aborted an attempt, and rank {rank} has not ended its attempt \
+                     within the time limit: it hangs, or its process is gone"
                 )));
             }
             thread::sleep(PAUSE);

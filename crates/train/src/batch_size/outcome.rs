@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use brigade_torch::{Result, says_out_of_memory};
+use brigade_torch::{Result, is_out_of_memory_message};
 use serde::{Deserialize, Serialize};
 
 pub(super) const SCOPE: &str = "find_executable_batch_size";
@@ -27,7 +27,7 @@ impl End {
             Ok(Err(error)) if error.is_out_of_memory() => Self::OutOfMemory,
             Ok(Err(error)) => Self::Failed(error.to_string()),
             Err(panic) => match text_of(panic.as_ref()) {
-                text if says_out_of_memory(&text) => Self::OutOfMemory,
+                text if is_out_of_memory_message(&text) => Self::OutOfMemory,
                 text => Self::Failed(format!("panic: {text}")),
             },
         }

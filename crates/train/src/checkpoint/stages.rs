@@ -58,7 +58,7 @@ impl Shares {
         }
         let known = all.iter().map(|share| {
             share.clone().ok_or_else(|| {
-                Error::invalid_argument("another rank of the pipeline could not tell what it has")
+                Error::invalid_argument("another rank of the pipeline failed to list its states")
             })
         });
         let (rank, order) = (pipeline.group().rank(), pipeline.tensor_order());

@@ -247,7 +247,7 @@ mod tests {
             refusal(&store, &world),
             "rank 1 did not come to this attempt of the job within 50ms: ranks of Python that failed \
              before their first process group cannot be restarted together with ranks of Brigade; start \
-             the job anew"
+             the job again"
         );
         assert_eq!(attempt(&store, &[Some(2), Some(2)], true), own(2, 2));
         // Rank 1 alone waits, and gives up.

@@ -53,7 +53,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
             )));
         }
         Some(device) => (device, None),
-        None if cpu || wants_cpu()? => (Device::Cpu, None),
+        None if cpu || cpu_is_requested()? => (Device::Cpu, None),
         None => choose_device(&world),
     };
     // Must precede everything that uses the current device: threads begin with the first one.
@@ -81,7 +81,7 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
             Some(store) => (None, store),
             None if world.store.port == 0 => {
                 return Err(Error::invalid_argument(format!(
-                    "a world of {} ranks was given without a store and without the port of one: give \
+                    "a world size of {} was given without a store and without the port of one: give \
                      all ranks handles of one store (`AcceleratorBuilder::store`)",
                     world.world_size.as_usize()
                 )));
@@ -115,14 +115,14 @@ pub(crate) fn join(options: ConnectOptions, debug: bool) -> Result<Job> {
 }
 
 /// Returns `true` if the launcher's `--debug-collectives` is set.
-pub(crate) fn debug_is_asked_for() -> bool {
+pub(crate) fn debug_is_requested() -> bool {
     std::env::var("ACCELERATE_DEBUG_MODE").is_ok_and(|value| {
         ["1", "true", "yes", "on", "y", "t"].contains(&value.to_ascii_lowercase().as_str())
     })
 }
 
 /// Returns `true` if the environment requires the CPU.
-pub(crate) fn wants_cpu() -> Result<bool> {
+pub(crate) fn cpu_is_requested() -> Result<bool> {
     use brigade_rank_env::env::ACCELERATE_USE_CPU as NAME;
     let text = std::env::var(NAME).unwrap_or_default();
     match text.trim().to_ascii_lowercase().as_str() {

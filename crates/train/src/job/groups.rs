@@ -147,7 +147,7 @@ fn host_group(group: &ProcessGroup, world: &World) -> Result<Option<ProcessGroup
         let ranks: Vec<usize> = (0..hosts.len()).filter(|&rank| hosts[rank] == host).collect();
         if ranks.is_empty() {
             return Err(Error::invalid_argument(format!(
-                "no rank runs on host {host}, but GROUP_WORLD_SIZE says there are {} hosts",
+                "no rank runs on host {host}, but GROUP_WORLD_SIZE is {}",
                 world.num_nodes
             )));
         }

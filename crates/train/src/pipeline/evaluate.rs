@@ -76,7 +76,7 @@ fn share<V: TensorTree>(
             Some(source) => source.f_detach()?.f_to_device(device)?.f_contiguous()?,
             None => {
                 let kind = kind_of(*kind).ok_or_else(|| {
-                    Error::invalid_argument("the last stage sends a type that is not known")
+                    Error::invalid_argument("the last stage sent a tensor of an unknown type")
                 })?;
                 Tensor::f_empty(shape, (kind, device))?
             }

@@ -84,8 +84,8 @@ impl PipelineRanks {
             self.group().all_gather_object(&own.as_ref().ok().cloned())?;
         if let Err(error) = own {
             return Err(Error::invalid_argument(format!(
-                "the ranks have stages of models (mesh {}), and {error}; `Accelerator::parallel_model` and \
-                 `parallel_builder` do",
+                "the ranks have stages of models (mesh {}), and {error}; `Accelerator::parallel().model` and \
+                 `parallel().model_builder` do",
                 self.mesh
             )));
         }

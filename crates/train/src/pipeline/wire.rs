@@ -216,7 +216,7 @@ fn form_in(header: &Tensor) -> Result<Form> {
     let numbers: Vec<i64> = Vec::try_from(header)?;
     let strange = || {
         Error::invalid_argument(format!(
-            "the stage before sends activations of a form that is not known: {numbers:?}; run the same version of the \
+            "the stage before sent activations in an unknown format: {numbers:?}; run the same version of the \
              program on all ranks"
         ))
     };

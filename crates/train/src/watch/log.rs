@@ -217,7 +217,7 @@ impl<S: Subscriber> Layer<S> for LogLayer {
         };
         let line = if self.json { line.json() } else { line.text() };
         match &self.file {
-            None => self.watch.say(&line),
+            None => self.watch.print_line(&line),
             Some(file) => {
                 let mut file = file.lock();
                 // A failure of the log itself cannot be reported.

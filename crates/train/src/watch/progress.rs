@@ -108,15 +108,15 @@ impl<I> Progress<I> {
     fn line(&self, now: Instant) {
         let due = self.watch.pace.lock().due(now);
         if due {
-            self.watch.say(&self.report(now).text());
+            self.watch.print_line(&self.report(now).text());
         }
     }
 
-    fn tell(&mut self, now: Instant) {
+    fn report_to_launcher(&mut self, now: Instant) {
         let is_early = self.reported.is_some_and(|last| now.duration_since(last) < BETWEEN_REPORTS);
         if let Some(launcher) = self.watch.launcher.as_ref().filter(|_| !is_early) {
             self.reported = Some(now);
-            launcher.tell(&self.report(now));
+            launcher.send(&self.report(now));
         }
     }
 }
@@ -163,7 +163,7 @@ impl<I: Iterator> Iterator for Progress<I> {
         if self.lines {
             self.line(Instant::now());
         } else if self.watch.launcher.is_some() {
-            self.tell(Instant::now());
+            self.report_to_launcher(Instant::now());
         } else if !self.bar.is_hidden() {
             let message = self.values.message();
             if !message.is_empty() {
@@ -182,7 +182,7 @@ impl<I> Drop for Progress<I> {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
         if let Some(launcher) = &self.watch.launcher {
-            launcher.tell(&ProgressReport { done: true, ..self.report(Instant::now()) });
+            launcher.send(&ProgressReport { done: true, ..self.report(Instant::now()) });
         }
         // Else a run of many epochs collects the bars of all of them.
         self.watch.screen.remove(&self.bar);

@@ -71,7 +71,7 @@ dist_test!(world = 2, seconds = 120, bad_checkpoints_have_names_on_every_rank, |
         fs::remove_file(path.join("loader.json")).unwrap();
     });
     for (name, version, expected) in [
-        ("e", "0", "does not tell its version"),
+        ("e", "0", "has no version"),
         ("g", "3", "is a checkpoint of manifest version 3, this program reads versions 1 to 2"),
     ] {
         refused(&accelerator, &run, &save(name), expected, |path| {

@@ -1,4 +1,4 @@
-//! Debug mode: ranks that do not do the same are named, instead of being waited for.
+//! Debug mode: ranks that run different operations are named, instead of being waited for.
 
 use std::time::{Duration, Instant};
 
@@ -89,7 +89,7 @@ dist_test!(world = 2, dist_a_rank_that_does_not_come, |_world: World| -> Result<
             &text,
             &[
                 "rank 0 is in all_gather_flat",
-                "rank 1 came to no operation within 3s",
+                "rank 1 reached no operation within 3s",
                 "its last was barrier at crates/train/tests/it/debug.rs:",
             ],
         );

@@ -98,7 +98,7 @@ fn corrupted_weights_are_reported_as_such() {
     optimizer.zero_grad().unwrap();
     let error = accelerator.backward(&loss(&model, 1.0).unwrap()).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("and so are weights by now; go back to a checkpoint"), "{text}");
+    assert!(text.contains("and so are weights by now; load an earlier checkpoint"), "{text}");
     assert_eq!(found(Err(error)), Some((0, Some(2), true)));
 }
 

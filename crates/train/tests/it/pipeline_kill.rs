@@ -49,7 +49,7 @@ fn child() {
         attn_pdrop: 0.0,
         ..Default::default()
     };
-    let model = accelerator.parallel_model(|path| Gpt2LmHead::new(path, &of_model)).unwrap();
+    let model = accelerator.parallel().model(|path| Gpt2LmHead::new(path, &of_model)).unwrap();
     let optimizer = Sgd::new(0.01).build(&model).unwrap();
     let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
     let ids = Tensor::arange(36, (Kind::Int64, Device::Cpu)).remainder(19).view([6, 6]);

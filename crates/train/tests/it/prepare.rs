@@ -262,7 +262,7 @@ dist_test!(world = 2, dist_weights_to_and_from_files, |world: World| -> Result<(
     let mut two = accelerator.prepare(Model::new(|p: &ParamPath<'_>| Linear::new(p, 2, 2))?)?;
     let text = accelerator.load_model(&mut two, several).unwrap_err().to_string();
     assert!(text.contains("`model`, `model_ema`; choose one"), "{text}");
-    accelerator.load_model_entry(&mut two, several, "model_ema")?;
+    accelerator.checkpoints().load_model_entry(&mut two, several, "model_ema")?;
     let bias = two.inner().parameters().swap_remove(1).tensor;
     assert_eq!(Vec::<f32>::try_from(bias)?, [2.0, 4.0]);
     accelerator.processes().wait_for_everyone()

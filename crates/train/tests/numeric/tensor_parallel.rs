@@ -178,9 +178,9 @@ where
         };
         let accelerator = builder.build().unwrap();
         for axis in [Axis::Tensor, Axis::Context, Axis::Sequence, Axis::Expert] {
-            assert_eq!(accelerator.mesh().unwrap().size(axis), mesh.size(axis));
+            assert_eq!(accelerator.parallel().mesh().unwrap().size(axis), mesh.size(axis));
         }
-        let options = accelerator.parallel_builder(M::tensor_plan()).kind(Kind::Double);
+        let options = accelerator.parallel().model_builder(M::tensor_plan()).kind(Kind::Double);
         let options = if deferred { options.deferred() } else { options };
         let model = options.build(new).unwrap();
         let optimizer = recipe.optimizer(&model);

@@ -145,7 +145,7 @@ fn what_does_not_belong_together_is_named() {
         batch.unwrap_err().to_string()
     };
     let coloured = error(open(folder.path()), 1);
-    assert!(coloured.contains("1_P.png") && coloured.contains("it is no mask"), "{coloured}");
+    assert!(coloured.contains("1_P.png") && coloured.contains("not a mask"), "{coloured}");
     let classes = error(open(folder.path()).classes(2), 0);
     assert!(classes.contains("0_P.png has the class 2 in column"), "{classes}");
     fs::copy(folder.path().join("masks/0_P.png"), folder.path().join("masks/3_P.png")).unwrap();

@@ -280,7 +280,7 @@ impl Options {
         let ids = |prompt: &String| {
             let ids: Vec<i64> = tokenizer.ids(prompt)?.into_iter().map(i64::from).collect();
             if ids.is_empty() {
-                bail!("prompt {prompt:?} has no tokens to go on from: give a text");
+                bail!("prompt {prompt:?} has no tokens to continue from: give a text");
             }
             Ok(ids)
         };

@@ -77,7 +77,8 @@ fn main() -> MainResult {
     };
     let bert = options.bert(pretrained.as_deref(), &tokenizer, &mut pairs)?;
     let mut model = accelerator
-        .parallel_builder(BertForSequenceClassification::tensor_plan())
+        .parallel()
+        .model_builder(BertForSequenceClassification::tensor_plan())
         .build(|path| BertForSequenceClassification::new(path, &bert))?;
     if let Some(folder) = &pretrained {
         let report = BertForSequenceClassification::load_pretrained(&mut model, folder)?;
@@ -123,7 +124,7 @@ fn main() -> MainResult {
         let shown = bar.values();
         for batch in bar {
             let batch = batch?;
-            let pairs = counted_once(&batch, accelerator.micro_batches())?;
+            let pairs = counted_once(&batch, accelerator.parallel().micro_batches())?;
             accelerator.accumulate(&model, &batch, || {
                 let loss = accelerator.forward_backward(&model, &pairs, |model, pairs| {
                     let logits = model.forward(tokens(pairs))?;
@@ -161,8 +162,10 @@ fn main() -> MainResult {
         for batch in &valid {
             let batch = batch?;
             let pairs = counted_once(&batch, 1)?;
-            let logits = accelerator
-                .forward_stages(&model, &pairs, |model, pairs| model.forward(tokens(pairs)))?;
+            let logits =
+                accelerator
+                    .parallel()
+                    .forward_stages(&model, &pairs, |model, pairs| model.forward(tokens(pairs)))?;
             let (logits, labels) = (Tensor::f_cat(&logits, 0)?, labels_of(&pairs)?);
             add_loss(&mut mean, &model.inner().module().loss(&logits, labels, 0.0)?)?;
             accelerator.update_metric(&mut accuracy, &batch, &logits, labels)?;
@@ -189,7 +192,7 @@ fn main() -> MainResult {
     if let Some(folder) = &training.save {
         model.eval();
         // On every rank: all take part in making each tensor whole.
-        accelerator.save_model_in_parts(&model, folder, u64::MAX)?;
+        accelerator.checkpoints().save_model_in_parts(&model, folder, u64::MAX)?;
         if accelerator.is_main_process() {
             BertForSequenceClassification::save_config(model.inner(), folder)?;
             tokenizer.save(folder)?;

@@ -89,7 +89,8 @@ fn main() -> MainResult {
     let (train, valid) = accelerator.prepare((loader(train).shuffle(true), loader(valid)))?;
 
     let model = accelerator
-        .parallel_builder(Gpt2LmHead::tensor_plan())
+        .parallel()
+        .model_builder(Gpt2LmHead::tensor_plan())
         .deferred()
         .build(|path| Gpt2LmHead::new(path, &options.model(&tokenizer)))?;
     let optimizer = AdamW::default()
@@ -115,7 +116,7 @@ fn main() -> MainResult {
         let shown = bar.values();
         for batch in bar {
             let batch = batch?;
-            let texts = counted_once(&batch, accelerator.micro_batches())?;
+            let texts = counted_once(&batch, accelerator.parallel().micro_batches())?;
             accelerator.accumulate(&model, &batch, || {
                 let loss = accelerator.forward_backward(&model, &texts, |model, texts| {
                     let labelled = Labelled::new(&texts.input_ids, labels_of(texts)?);
@@ -151,11 +152,12 @@ fn main() -> MainResult {
         for batch in &valid {
             let batch = batch?;
             let texts = counted_once(&batch, 1)?;
-            let losses = accelerator.forward_stages(&model, &texts, |model, texts| {
-                let labelled = Labelled::new(&texts.input_ids, labels_of(texts)?);
-                let loss = model.forward(labelled)?;
-                Ok((loss.sum, loss.count))
-            })?;
+            let losses =
+                accelerator.parallel().forward_stages(&model, &texts, |model, texts| {
+                    let labelled = Labelled::new(&texts.input_ids, labels_of(texts)?);
+                    let loss = model.forward(labelled)?;
+                    Ok((loss.sum, loss.count))
+                })?;
             for (sum, count) in losses {
                 add_loss(&mut mean, &TokenLoss { sum, count })?;
             }
@@ -184,11 +186,12 @@ fn main() -> MainResult {
     model.eval();
     // On every rank: all take part in gathering the weights of a sharded model, and in computing divided layers and stages.
     let end = model.inner().module().options().eos_token_id.clone();
-    let text = if accelerator.micro_batches() > 1 {
+    let text = if accelerator.parallel().micro_batches() > 1 {
         let stages = UncachedModel::new(|tokens| {
-            let logits = accelerator.forward_stages(&model, tokens.ids, |model, ids| {
-                Ok(model.forward(ids)?.f_select(1, -1)?)
-            })?;
+            let logits =
+                accelerator.parallel().forward_stages(&model, tokens.ids, |model, ids| {
+                    Ok(model.forward(ids)?.f_select(1, -1)?)
+                })?;
             Ok(Tensor::f_cat(&logits, 0)?)
         });
         options.write(&stages, end, accelerator.device(), &tokenizer)?
@@ -200,7 +203,7 @@ fn main() -> MainResult {
     };
     accelerator.println(text);
     if let Some(folder) = &training.save {
-        accelerator.save_model_in_parts(&model, folder, u64::MAX)?;
+        accelerator.checkpoints().save_model_in_parts(&model, folder, u64::MAX)?;
         if accelerator.is_main_process() {
             Gpt2LmHead::save_config(model.inner(), folder)?;
             tokenizer.save(folder)?;

@@ -54,7 +54,7 @@ fn main() -> MainResult {
     learner.fine_tune_with(tune, ())?;
 
     let prediction = learner.predict(Item::Text(options.review.clone()))?;
-    let class = prediction.class.context("the data name no classes")?;
+    let class = prediction.class.context("the data have no classes")?;
     let probability = prediction.probabilities.f_max()?.f_double_value(&[])?;
     accelerator.println(format!("{:?}: {class}, probability {probability:.3}", options.review));
     Ok(accelerator.trackers().finish()?)

@@ -1,14 +1,14 @@
-//! Writes the pickle of a `.metadata` file.
+//! Writing of the pickle of a `.metadata` file.
 
 use std::collections::HashMap;
 
 use super::{DcpKey, DcpMetadata, DcpPlace, DcpTensor, TYPES};
 use crate::dtype::{Dtype, TorchType};
 
-/// Writes metadata that `torch.distributed.checkpoint` reads.
+/// Encodes metadata for `torch.distributed.checkpoint`: the contents of a `.metadata` file.
 ///
 /// # Errors
-/// A fact, for a type of tensors that PyTorch lacks or packs into bytes, and for strings over 4 GiB.
+/// Returns a message for a data type that PyTorch lacks or packs into bytes, and for strings over 4 GiB.
 pub fn write_dcp_metadata(metadata: &DcpMetadata) -> Result<Vec<u8>, String> {
     let mut pickler = Pickler { code: vec![0x80, 2], memo: HashMap::new() };
     pickler.metadata(metadata)?;
@@ -18,7 +18,7 @@ pub fn write_dcp_metadata(metadata: &DcpMetadata) -> Result<Vec<u8>, String> {
 
 struct Pickler<'m> {
     code: Vec<u8>,
-    /// Strings and classes that were written before, each with its number.
+    /// Strings and classes written so far, with their memo indices.
     memo: HashMap<Known<'m>, u32>,
 }
 
@@ -60,7 +60,7 @@ impl<'m> Pickler<'m> {
         self.code.push(b'u');
         self.text("storage_data")?;
         self.code.extend(b"}(");
-        // An index is the number of a part among those of its tensor.
+        // An index is the number of the part within its tensor.
         let mut parts: HashMap<&str, u64> = HashMap::new();
         for place in places {
             let part = place.offset.is_some().then(|| parts.entry(&place.name).or_default());
@@ -89,7 +89,7 @@ impl<'m> Pickler<'m> {
         self.global("torch", dtype);
         self.global("torch.serialization", "_get_layout");
         self.text("torch.strided")?;
-        // Neither a gradient nor pinned memory.
+        // Without gradient and without pinned memory.
         self.code.extend(b"\x85R\x89");
         self.global(METADATA, "_MEM_FORMAT_ENCODING");
         self.int(0);
@@ -138,7 +138,7 @@ impl<'m> Pickler<'m> {
         Ok(())
     }
 
-    /// An object of a class, without attributes yet.
+    /// Writes an object of a class, without attributes.
     fn object(&mut self, module: &'static str, class: &'static str) {
         self.global(module, class);
         self.code.extend(b")\x81");
@@ -194,7 +194,7 @@ impl<'m> Pickler<'m> {
             self.code.push(b'J');
             self.code.extend(number.to_le_bytes());
         } else {
-            // Signed: a byte more keeps the largest positive.
+            // Signed: one more byte keeps the largest numbers positive.
             self.code.extend([0x8a, if number.leading_zeros() == 0 { 9 } else { 8 }]);
             self.code.extend(number.to_le_bytes());
             if number.leading_zeros() == 0 {
@@ -204,7 +204,7 @@ impl<'m> Pickler<'m> {
     }
 }
 
-/// The name that PyTorch's tensors have for a type; `None` for types that they lack, pack into bytes or scale.
+/// Returns PyTorch's dtype name. `None` for types that it lacks, packs into bytes or scales.
 pub(crate) fn torch_name(dtype: Dtype) -> Option<&'static str> {
     if dtype.is_quantized() || dtype.bits() < 8 {
         return None;

@@ -162,7 +162,7 @@ impl Here<'_> {
                 };
                 format!("({value} if every host has {each})")
             }
-            _ => "(known when the hosts have met)".to_owned(),
+            _ => "(determined when the hosts have met)".to_owned(),
         }
     }
 

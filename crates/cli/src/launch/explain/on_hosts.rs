@@ -21,7 +21,7 @@ pub(super) struct OnHosts<'a> {
 impl OnHosts<'_> {
     pub(super) fn text(&self, out: &mut impl Write) -> io::Result<()> {
         let hosts = &self.plan.hosts;
-        writeln!(out, "\nhosts: {}; all of them are asked before any starts", hosts.len())?;
+        writeln!(out, "\nhosts: {}; all of them are checked before any starts", hosts.len())?;
         for host in hosts {
             let devices = host.spec.devices.as_ref().map(|devices| {
                 let numbers: Vec<_> = devices.iter().map(ToString::to_string).collect();
@@ -35,7 +35,7 @@ impl OnHosts<'_> {
             }
         }
         if self.plan.min_hosts < hosts.len() {
-            writeln!(out, "the job goes on while {} of them are left", self.plan.min_hosts)?;
+            writeln!(out, "the job continues while {} of them are left", self.plan.min_hosts)?;
         }
         writeln!(out, "every rank\n  {}", self.command().join(" "))?;
         writeln!(out, "  in {}", self.plan.workdir.display())?;

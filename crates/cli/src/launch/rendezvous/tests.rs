@@ -88,7 +88,7 @@ fn contradictions_and_missing_settings_are_errors() {
     let table: [(&[(&str, &str)], &str); 17] = [
         (
             &[("node-rank", "1")],
-            "node-rank 1 (flag --node-rank) and nnodes 1 (default): say how many hosts there are with --nnodes",
+            "node-rank 1 (flag --node-rank) and nnodes 1 (default): give the number of hosts with --nnodes",
         ),
         (
             &[("nnodes", "2"), ("node-rank", "2"), ("master-addr", "a")],
@@ -96,27 +96,27 @@ fn contradictions_and_missing_settings_are_errors() {
         ),
         (
             &[("nnodes", "2")],
-            "nnodes 2 (flag --nnodes): on each host say --node-rank N and --master-addr HOST, or --rdzv-endpoint HOST:PORT; or start them all",
+            "nnodes 2 (flag --nnodes): on each host give --node-rank N and --master-addr HOST, or --rdzv-endpoint HOST:PORT; or start them all",
         ),
         (
             &[("nnodes", "2"), ("node-rank", "0")],
-            "nnodes 2 (flag --nnodes): on each host say --node-rank N and --master-addr HOST",
+            "nnodes 2 (flag --nnodes): on each host give --node-rank N and --master-addr HOST",
         ),
         (
             &[("nnodes", "2"), ("master-addr", "a")],
-            "nnodes 2 (flag --nnodes): say which of them this one is with --node-rank, from 0 to 1",
+            "nnodes 2 (flag --nnodes): give the number of this host with --node-rank, from 0 to 1",
         ),
         (
             &[("nnodes", "2"), ("master-addr", "a"), ("master-port", "0"), ("node-rank", "0")],
-            "master-port 0 (flag --master-port): the hosts cannot meet at a port",
+            "master-port 0 (flag --master-port): the hosts need a fixed port",
         ),
         (
             &[("nnodes", "1:2")],
-            "nnodes 1:2 (flag --nnodes): say where the hosts meet with --rdzv-endpoint HOST:PORT",
+            "nnodes 1:2 (flag --nnodes): give the address where the hosts meet with --rdzv-endpoint HOST:PORT",
         ),
         (
             &[("nnodes", "1:2"), ("master-addr", "a"), ("node-rank", "0")],
-            "nnodes 1:2 (flag --nnodes): say where the hosts meet with --rdzv-endpoint",
+            "nnodes 1:2 (flag --nnodes): give the address where the hosts meet with --rdzv-endpoint",
         ),
         (
             &[("nnodes", "1:2"), ("rdzv-backend", "static"), ("rdzv-endpoint", "a:1")],
@@ -124,11 +124,11 @@ fn contradictions_and_missing_settings_are_errors() {
         ),
         (
             &[("nnodes", "2"), ("rdzv-backend", "c10d")],
-            "nnodes 2 (flag --nnodes): say where the hosts meet",
+            "nnodes 2 (flag --nnodes): give the address where the hosts meet",
         ),
         (
             &[("nnodes", "2"), ("rdzv-backend", "etcd")],
-            "rdzv-backend etcd (flag --rdzv-backend): say where etcd is",
+            "rdzv-backend etcd (flag --rdzv-backend): give the address of etcd",
         ),
         (
             &[("nnodes", "2"), ("rdzv-endpoint", "a:b")],
@@ -171,18 +171,18 @@ fn settings_without_effect_are_noted() {
         (
             &[("master-port", "29501"), ("store-port", "29502")],
             &[
-                "flag --master-port: master-port 29501 changes nothing: store-port says which port the ranks' store has",
+                "flag --master-port: master-port 29501 has no effect: store-port sets the port of the ranks' store",
             ],
         ),
         (
             &[("sync", "true")],
             &[
-                "flag --sync: sync true changes nothing: it is for hosts that are started from here, with --hosts or --hostfile",
+                "flag --sync: sync true has no effect: it is for hosts that are started from here, with --hosts or --hostfile",
             ],
         ),
         (
             &[("nnodes", "2"), ("rdzv-endpoint", "a:7"), ("node-rank", "1")],
-            &["flag --node-rank: node-rank 1 changes nothing: the rendezvous numbers the hosts"],
+            &["flag --node-rank: node-rank 1 has no effect: the rendezvous numbers the hosts"],
         ),
         (&[("nnodes", "2"), ("rdzv-backend", "c10d"), ("master-addr", "a")], &[]),
         (
@@ -191,11 +191,11 @@ fn settings_without_effect_are_noted() {
                 ("rdzv-endpoint", "a:7"),
                 ("rdzv-conf", "join_timeout=9,read_timeout=60"),
             ],
-            &["flag --rdzv-conf: read_timeout changes nothing: it is for torchrun's own store"],
+            &["flag --rdzv-conf: read_timeout has no effect: it is for torchrun's own store"],
         ),
         (
             &[("heartbeat-timeout", "60")],
-            &["flag --heartbeat-timeout: heartbeat-timeout 60 changes nothing: there is one host"],
+            &["flag --heartbeat-timeout: heartbeat-timeout 60 has no effect: there is one host"],
         ),
         (
             &[("hosts", "a,b"), ("rdzv-conf", "keep_alive_interval=10")],
@@ -311,5 +311,5 @@ fn how_etcd_is_spoken_to() {
     let mut layers = layers(&flags);
     let Route::Here(rendezvous) = decide(&mut layers).unwrap().way else { panic!() };
     etcd_access(&mut layers, &rendezvous, &Variables::default()).unwrap();
-    assert!(layers.notes.iter().any(|note| note.text == "cacert changes nothing: it is for etcd"));
+    assert!(layers.notes.iter().any(|note| note.text == "cacert has no effect: it is for etcd"));
 }

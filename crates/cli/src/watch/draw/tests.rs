@@ -6,7 +6,7 @@ use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::super::model::tests::{learner, model};
-use super::super::view::Ask;
+use super::super::view::KeyAction;
 use super::*;
 
 fn buffer(model: &Model, view: &View, width: u16, height: u16) -> Buffer {
@@ -36,7 +36,11 @@ fn screen(model: &Model, view: &View, width: u16, height: u16) -> String {
 fn press(view: &mut View, model: &Model, keys: &str) {
     for key in keys.chars() {
         let code = if key == '>' { KeyCode::Down } else { KeyCode::Char(key) };
-        assert_eq!(view.key(KeyEvent::new(code, KeyModifiers::NONE), model), Ask::Draw, "{key}");
+        assert_eq!(
+            view.key(KeyEvent::new(code, KeyModifiers::NONE), model),
+            KeyAction::Draw,
+            "{key}"
+        );
     }
 }
 
@@ -98,8 +102,8 @@ fn keys_choose_what_is_drawn() {
     press(&mut view, &model, "?");
     assert!(screen(&model, &view, 99, 30).contains("Ctrl-C   quit"));
     let escape = KeyEvent::new(KeyCode::Esc, KeyModifiers::NONE);
-    assert_eq!(view.key(escape, &model), Ask::Draw, "leaves the page");
-    assert_eq!(view.key(escape, &model), Ask::Quit);
+    assert_eq!(view.key(escape, &model), KeyAction::Draw, "leaves the page");
+    assert_eq!(view.key(escape, &model), KeyAction::Quit);
 }
 
 #[test]

@@ -13,7 +13,7 @@
 export NCCL_DEBUG=INFO
 export NOTE="it's "'$HOME'
 
-# Made for each run: the launchers prove to each other that they know it.
+# Made for each run: the launchers authenticate each other with it.
 BRIGADE_RDZV_SECRET=$(openssl rand -hex 32) || exit 1
 export BRIGADE_RDZV_SECRET
 

@@ -86,7 +86,7 @@ fn ranks_do_not_see_what_only_launchers_are_to_know() {
     }
     let alone = hosts.any(1).flag("--env=BRIGADE_RDZV_SECRET=x").sh("echo started").run();
     assert_eq!((alone.code, alone.stdout.as_str()), (2, ""), "{}", alone.stderr);
-    assert!(alone.stderr.contains("kept from the ranks"), "{}", alone.stderr);
+    assert!(alone.stderr.contains("not passed to the ranks"), "{}", alone.stderr);
 }
 
 #[test]

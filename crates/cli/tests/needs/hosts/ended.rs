@@ -161,7 +161,7 @@ fn random_kills() {
         eprintln!("{name}: {}", run.code);
         // Too late, the job, a rank or the launcher itself; or the check of the executable's permissions, which is then
         // not run.
-        let was_unchecked = run.code == 126 && run.stderr.contains("there is not run: ");
+        let was_unchecked = run.code == 126 && run.stderr.contains("there was not started: ");
         let is_usual = [0, 1, 137].contains(&run.code) || was_unchecked;
         assert!(is_usual, "{name}: {}: {}", run.code, run.stderr);
         let was_launcher = victim.is_some_and(|it| it.pid == launcher);

@@ -58,7 +58,7 @@ fn a_rendezvous_on_a_network_has_a_secret_or_says_that_it_has_none() {
     assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
     assert!(err.contains("its job has another secret"), "{err}");
     let address = site.host(1).address();
-    first.wait_for_stderr(&format!("refused {address}: it does not know the secret of this job"));
+    first.wait_for_stderr(&format!("refused {address}: it does not have the secret of this job"));
     first.send(Signal::SIGINT);
     assert_eq!(first.finish().code, 130);
 }
@@ -127,8 +127,8 @@ fn an_executable_that_others_can_replace_is_not_run() {
     let (code, out, err) = launch(0o777);
     assert_eq!((code, out.as_str()), (Some(126), ""), "{err}");
     let expected = format!(
-        "node2: {} there is not run: other users can change {}; let --sync compare and copy it, or \
-         take their rights away with `chmod go-w`\n",
+        "node2: {} there was not started: other users can change {}; let --sync compare and copy \
+         it, or remove the write permission of other users with `chmod go-w`\n",
         copy.display(),
         shared.display()
     );

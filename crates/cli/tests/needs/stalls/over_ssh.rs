@@ -90,8 +90,8 @@ fn a_launcher_and_an_agent_that_are_stopped_for_a_while() {
     let run = job.finish();
     assert_eq!(run.code, 0, "{}", run.stderr);
     assert!((0..2).all(|rank| has_result(&run.stdout, rank)), "{}", run.stdout);
-    assert!(run.stderr.contains("nothing was heard of node2 for "), "{}", run.stderr);
-    assert!(run.stderr.contains("node2 is heard again"), "{}", run.stderr);
+    assert!(run.stderr.contains("no message from node2 for "), "{}", run.stderr);
+    assert!(run.stderr.contains("node2 sends messages again"), "{}", run.stderr);
 }
 
 #[needs(Hosts)]
@@ -112,8 +112,7 @@ fn a_launcher_or_an_agent_that_is_stopped_for_too_long() {
         }
         let run = job.finish();
         assert_eq!(run.code, 1, "{}", run.stderr);
-        let named =
-            if launcher { " is lost: " } else { "node2 is lost: nothing was heard of it for " };
+        let named = if launcher { " is lost: " } else { "node2 is lost: no message from it for " };
         assert!(run.stderr.contains(named) && run.stderr.contains("node"), "{}", run.stderr);
         crate::site::empty(&site.work);
     }
@@ -189,7 +188,7 @@ fn a_link_that_is_cut_for_too_long() {
         assert_eq!(run.code, 1, "{}", run.stderr);
         said.push(run.stderr);
     }
-    assert!(said[0].contains("node2 is lost: nothing was heard of it for "), "{}", said[0]);
+    assert!(said[0].contains("node2 is lost: no message from it for "), "{}", said[0]);
     assert!(said[1].contains("the connection to node1:29500, where the job is"), "{}", said[1]);
     site.wait_until_empty();
 }

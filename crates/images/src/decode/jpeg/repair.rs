@@ -1,19 +1,19 @@
-//! Damaged JPEG files as libjpeg reads them with a warning.
+//! Reading of damaged JPEG files with the same result as libjpeg, which reads them with a warning.
 //!
-//! The decoder of the crate libjpeg-turbo-rs refuses a wrong Huffman code or sets its block to grey. libjpeg, and so
-//! Pillow, takes the code for a zero and goes on with the next bit, so that other pixels come out. Here the
-//! coefficients are read as libjpeg reads them (`jdhuff.c`, `jdphuff.c`, `jdmarker.c`), and written as a sound file
-//! that the decoder takes. A file that ends within its data stays an error, as in Pillow.
+//! The decoder of the crate libjpeg-turbo-rs rejects a wrong Huffman code or sets its block to grey. libjpeg, and
+//! therefore Pillow, takes the code for a zero and continues with the next bit, so that other pixels result. Here the
+//! coefficients are read by libjpeg's rules (`jdhuff.c`, `jdphuff.c`, `jdmarker.c`), and written as an undamaged file
+//! that the decoder accepts. A file that ends within its data remains an error, as in Pillow.
 //!
-//! It is slow, bit by bit, and only for files that the decoder has refused or that have no end.
+//! This is slow, bit by bit, and only used for files that the decoder has rejected or that have no end marker.
 
 mod progressive;
 mod write;
 
 use self::progressive::Pass;
 
-/// Whether a file is progressive and has, from its first scan on, no markers but those of scans and their tables.
-/// Bytes of a table may look like another one.
+/// Returns `true` if a file is progressive and has, from its first scan on, no markers but those of scans and their
+/// tables. Bytes of a table may be mistaken for another marker.
 pub(super) fn is_progressive_with_known_markers(bytes: &[u8]) -> bool {
     let find = |kind: u8| bytes.windows(2).position(|pair| pair == [0xFF, kind]);
     let (Some(frame), Some(start)) = (find(0xC2), find(SOS)) else { return false };
@@ -25,19 +25,20 @@ pub(super) fn is_progressive_with_known_markers(bytes: &[u8]) -> bool {
     frame < start && bytes.get(start..).unwrap_or_default().windows(2).all(known)
 }
 
-/// A sound file, and what libjpeg warns of in the one that it was made of.
+/// An undamaged file, and libjpeg's warning for the file from which it was made.
 pub(super) struct Repaired {
     pub(super) jpeg: Vec<u8>,
     pub(super) warning: Option<String>,
 }
 
-/// Reads a file of Huffman codes that the decoder refuses; `None` for one that libjpeg does not read either, and for
-/// arithmetic coding.
+/// Reads a Huffman-coded file that the decoder rejects. Returns `None` for a file that libjpeg does not read either,
+/// and for arithmetic coding.
 pub(super) fn repair(bytes: &[u8]) -> Option<Repaired> {
     let mut file = File::new(bytes);
     file.read()?;
     let frame = file.frame.as_ref()?;
-    // libjpeg guesses what scans would have refined, otherwise where the last one ends early.
+    // libjpeg estimates the coefficients that scans would have refined, and does so differently if the last scan ends
+    // early.
     if file.insufficient && frame.is_smoothed() {
         return None;
     }
@@ -45,22 +46,22 @@ pub(super) fn repair(bytes: &[u8]) -> Option<Repaired> {
     Some(Repaired { jpeg, warning: file.warning.map(str::to_owned) })
 }
 
-/// Whether a file has its end marker, or, without it, all that libjpeg reads up to the last block. Pillow takes
-/// others for cut short.
+/// Returns `true` if a file has its end marker, or, without it, all data that libjpeg reads up to the last block.
+/// Pillow treats other files as cut short.
 pub(super) fn is_whole(bytes: &[u8]) -> bool {
     bytes.ends_with(&[0xFF, EOI])
         || has_end(bytes).unwrap_or(false)
         || File::new(bytes).read().is_some()
 }
 
-/// Whether an end marker comes after the first scan; `None` where the file ends before that is known.
+/// Returns `true` if an end marker comes after the first scan; `None` if the file ends before that is known.
 fn has_end(bytes: &[u8]) -> Option<bool> {
     let (mut at, mut is_scanned) = (2, false);
     loop {
         at += bytes.get(at..)?.iter().position(|byte| *byte == 0xFF)? + 1;
         match *bytes.get(at)? {
             EOI if is_scanned => return Some(true),
-            // Coded data, and what has no segment.
+            // Coded data, and markers without a segment.
             0 | 0xFF | 0x01 | RST0..=EOI => continue,
             kind => is_scanned |= kind == SOS,
         }
@@ -75,7 +76,7 @@ const SOS: u8 = 0xDA;
 const DRI: u8 = 0xDD;
 const RST0: u8 = 0xD0;
 
-/// Where coefficients in the order of their coding lie in a block; codes may go 15 places beyond its end.
+/// Positions in a block of the coefficients in coding order (zigzag). Codes may exceed the end by 15 positions.
 const NATURAL: [usize; 80] = [
     0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20,
     13, 6, 7, 14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59,
@@ -95,20 +96,20 @@ struct Component {
     horizontal: usize,
     vertical: usize,
     table: usize,
-    /// In the order of coding, as it was when the component's first scan began.
+    /// Quantization table in coding order, at the time when the component's first scan began.
     quantization: Option<[u16; 64]>,
-    /// Blocks across and down that have pixels, and across with those that complete the last unit.
+    /// Number of blocks across and down that contain pixels, and number across with those that complete the last unit.
     across: usize,
     down: usize,
     stride: usize,
     blocks: Vec<[i16; 64]>,
-    /// How many low bits of each coefficient, in the order of coding, no scan has told; -1 before the first one.
+    /// Number of low bits of each coefficient, in coding order, that no scan has contained; -1 before the first one.
     unknown: [i8; 64],
 }
 
 impl Frame {
-    /// Whether libjpeg smooths blocks: where scans have told all averages, and not all of the nine coefficients next
-    /// to them.
+    /// Returns `true` if libjpeg smooths blocks: if scans have contained all DC coefficients, but not all bits of the
+    /// nine coefficients next to them.
     fn is_smoothed(&self) -> bool {
         self.is_progressive
             && self.components.iter().all(|component| component.unknown[0] >= 0)
@@ -117,7 +118,7 @@ impl Frame {
 }
 
 struct Table {
-    /// The largest code of each length, -1 where there is none; longer ones end at 17.
+    /// The largest code of each length, -1 if there is none. Longer codes end at index 17.
     largest: [i32; 18],
     offset: [i32; 17],
     symbols: Vec<u8>,
@@ -149,15 +150,15 @@ impl Table {
     }
 }
 
-/// A file as it is read.
+/// Reader of a file.
 struct File<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// A marker that was met in coded data.
+    /// A marker that was found in coded data.
     marker: Option<u8>,
     buffer: u64,
     left: u32,
-    /// Coded data has ended before its last block: what follows is zeros up to a restart.
+    /// `true` if coded data have ended before the last block: zeros follow up to a restart.
     insufficient: bool,
     warning: Option<&'static str>,
     quantization: [Option<[u16; 64]>; 4],
@@ -166,10 +167,10 @@ struct File<'a> {
     restart_interval: u32,
     next_restart: u8,
     scans: usize,
-    /// Blocks of the band that end here, of which nothing more is coded.
+    /// Number of blocks of the band that end here, for which nothing more is coded.
     ended_blocks: u32,
     frame: Option<Frame>,
-    /// Segments that say what the colours and the orientation are.
+    /// Segments that contain the colour space and the orientation.
     headers: Vec<u8>,
 }
 
@@ -205,7 +206,7 @@ impl<'a> File<'a> {
         Some(byte)
     }
 
-    /// Goes to the next marker.
+    /// Advances to the next marker.
     fn next_marker(&mut self) -> Option<u8> {
         loop {
             while self.byte()? != 0xFF {
@@ -229,8 +230,8 @@ impl<'a> File<'a> {
         Some(body)
     }
 
-    /// Reads all scans, up to the end. It may be absent where one scan had all components, but what is there has
-    /// to be sound.
+    /// Reads all scans up to the end marker. The marker may be missing if one scan had all components, but all existing
+    /// data must be valid.
     fn read(&mut self) -> Option<()> {
         if self.bytes.get(..2) != Some(&[0xFF, SOI]) {
             return None;
@@ -243,19 +244,19 @@ impl<'a> File<'a> {
                 return is_whole.then_some(());
             };
             match kind {
-                // A file has one scan at least.
+                // A file has at least one scan.
                 EOI => {
                     let frame = self.frame.as_ref()?;
                     let scanned = frame.components.iter().any(|it| it.quantization.is_some());
                     return scanned.then_some(());
                 }
-                // Restarts out of place.
+                // Restart markers out of place.
                 0x01 | RST0..=0xD7 => continue,
                 SOI | 0x02..=0xBF | 0xC8 | 0xDE | 0xDF | 0xF0..=0xFD => return None,
                 _ => {}
             }
             let start = self.at - 2;
-            // The length of this one is looked at before its bytes are there.
+            // The length of this segment is checked before its bytes are available.
             if kind == DRI && self.bytes.get(self.at..self.at + 2).is_some_and(|it| it != [0, 4]) {
                 return None;
             }
@@ -308,7 +309,7 @@ impl<'a> File<'a> {
             let units = |side: u16, most: usize| usize::from(side).div_ceil(8 * most);
             let stride = units(width, most_across) * horizontal;
             let all = stride.checked_mul(units(height, most_down) * vertical)?;
-            // Of each a bit is coded at least.
+            // At least one bit is coded for each block.
             if all > 8 * self.bytes.len() {
                 return None;
             }
@@ -363,7 +364,7 @@ impl<'a> File<'a> {
         Some(())
     }
 
-    /// Reads a scan; whether it was the only one, of all components.
+    /// Reads a scan. Returns `true` if it was the only one, with all components.
     fn scan(&mut self, body: &[u8]) -> Option<bool> {
         self.scans += 1;
         if self.scans > super::MAX_SCANS {
@@ -472,7 +473,7 @@ impl<'a> File<'a> {
         Some(())
     }
 
-    /// A Huffman code; a wrong one is a zero.
+    /// Reads a Huffman code. A wrong code counts as a zero.
     fn symbol(&mut self, table: usize, alternating: bool) -> Option<u8> {
         if self.left < 8 {
             self.fill(0)?;
@@ -496,7 +497,7 @@ impl<'a> File<'a> {
         }
     }
 
-    /// A number of so many bits: with its highest bit 0, it is negative.
+    /// Reads a number of `bits` bits. It is negative if its highest bit is 0.
     fn value(&mut self, bits: u32) -> Option<i32> {
         if bits == 0 {
             return Some(0);
@@ -513,7 +514,7 @@ impl<'a> File<'a> {
         Some((self.buffer >> self.left) as u32 & ((1 << count) - 1))
     }
 
-    /// Takes bytes up to the next marker, and zeros behind it where `needed` bits are more than there are; `None`
+    /// Reads bytes up to the next marker, and appends zeros if `needed` is more than the available bits. Returns `None`
     /// at the end of the file, where libjpeg waits for more.
     fn fill(&mut self, needed: u32) -> Option<()> {
         while self.left <= 56 && self.marker.is_none() {
@@ -542,7 +543,7 @@ impl<'a> File<'a> {
         Some(())
     }
 
-    /// Goes to the marker of a restart; where another one is found, libjpeg's rules decide.
+    /// Advances to the next restart marker. If another marker is found, libjpeg's rules decide.
     fn restart(&mut self) -> Option<()> {
         self.left = 0;
         let wanted = self.next_restart;
@@ -563,7 +564,7 @@ impl<'a> File<'a> {
                     0xD0..=0xD7 => match ahead {
                         // One of the next two: this interval is lost.
                         1 | 2 => break,
-                        // One of the last two: on to the next marker.
+                        // One of the last two: continue to the next marker.
                         6 | 7 => {}
                         _ => {
                             self.marker = None;

@@ -1,4 +1,4 @@
-//! How the strips and tiles of a TIFF file are packed.
+//! Decompression of the strips and tiles of a TIFF file.
 
 use std::convert::Infallible;
 use std::io::Read;
@@ -24,7 +24,7 @@ pub(super) enum Compression {
 }
 
 impl Compression {
-    /// The compression of a number, with the options of fax.
+    /// Returns the compression with this number, given the options of fax.
     pub(super) fn of(number: u64, fax: u64) -> Result<Self, Problem> {
         let name = match number {
             1 => return Ok(Self::None),
@@ -52,15 +52,15 @@ impl Compression {
         matches!(self, Self::Lzw | Self::Deflate)
     }
 
-    /// The most pixels of so many bits that a file of `bytes` can hold.
+    /// Returns the maximum number of pixels of `bits` bits that a file of `bytes` can contain.
     pub(super) fn most_pixels(self, bytes: u64, bits: u64) -> u64 {
         let times = match self {
             Self::None => 1,
-            // A row takes a bit at least.
+            // A row takes at least one bit.
             Self::Fax3 | Self::Fax4 => return bytes.saturating_mul(8 * 65_535),
-            // A code of 12 bits stands for 4096 bytes at most.
+            // A code of 12 bits stands for at most 4096 bytes.
             Self::Lzw => 4_096,
-            // A block of 64 samples takes a bit or more.
+            // A block of 64 samples takes at least one bit.
             Self::Jpeg => return bytes.saturating_mul(8 * 64 * 4),
             Self::Deflate => 1_040,
             Self::PackBits => 64,
@@ -68,7 +68,7 @@ impl Compression {
         bytes.saturating_mul(8 * times) / bits.max(1)
     }
 
-    /// Unpacks `length` bytes, the rows of a strip or tile; of fax, those of `size` pixels.
+    /// Decompresses `length` bytes, the rows of a strip or tile; of fax, those of `size` pixels.
     pub(super) fn unpack(self, data: &[u8], length: usize, size: Size) -> Result<Vec<u8>, Problem> {
         let mut out = Vec::new();
         out.try_reserve_exact(length).map_err(|_| NoMemory(size))?;
@@ -112,7 +112,7 @@ impl Compression {
         Ok(out)
     }
 
-    /// Black is 1, the first pixel in the highest bit.
+    /// Decompresses fax. Black is 1, the first pixel in the highest bit.
     fn fax(self, data: &[u8], size: Size, out: &mut Vec<u8>) -> Result<(), Problem> {
         let sides = (u16::try_from(size.width), u16::try_from(size.height));
         let (Ok(width), Ok(height)) = sides else {
@@ -143,7 +143,7 @@ impl Compression {
     }
 }
 
-/// Group 3 as libtiff writes it: with a mark at the beginning of each row, and none behind the last.
+/// Decompresses Group 3 in the format of libtiff: with a mark at the beginning of each row, and none after the last.
 fn group_3(data: &[u8], width: u16, row: &mut impl FnMut(&[u16])) -> Option<()> {
     let mut decoder = Group3Decoder::new(data.iter().copied().map(Ok::<u8, Infallible>)).ok()?;
     loop {
@@ -151,7 +151,7 @@ fn group_3(data: &[u8], width: u16, row: &mut impl FnMut(&[u16])) -> Option<()> 
         let whole = decoder.transitions().last() == Some(&width);
         match status {
             Ok(DecodeStatus::Incomplete) => row(decoder.transitions()),
-            // Whether all rows are there is seen by the caller.
+            // The caller checks that all rows exist.
             Ok(DecodeStatus::End) | Err(_) => {
                 if whole {
                     row(decoder.transitions());

@@ -1,8 +1,8 @@
-//! The tags of the first picture.
+//! The tags of the first image of a TIFF file.
 
 use super::super::Problem;
 
-/// Numbers of tags.
+/// Numbers of the tags that are read.
 pub(super) mod tag {
     pub(in super::super) const WIDTH: u16 = 256;
     pub(in super::super) const HEIGHT: u16 = 257;
@@ -37,7 +37,7 @@ pub(super) struct Directory<'a> {
 
 struct Entry {
     tag: u16,
-    /// Bytes of a value.
+    /// Size of a value in bytes.
     width: usize,
     start: usize,
     count: usize,
@@ -81,7 +81,7 @@ impl<'a> Directory<'a> {
                 Some(_) => directory.number(beside, wide),
                 None => None,
             };
-            // A tag whose values are not there is as good as absent; a picture may do without.
+            // A tag whose values are outside of the file counts as absent; an image may not need it.
             let start = start.and_then(|start| usize::try_from(start).ok());
             let end = start.and_then(|start| start.checked_add(count * width));
             if let (Some(start), Some(..)) = (start, end.filter(|end| *end <= bytes.len())) {
@@ -105,7 +105,7 @@ impl<'a> Directory<'a> {
         self.entries.iter().find(|entry| entry.tag == tag)
     }
 
-    /// Returns the values of a tag, none where it is absent.
+    /// Returns the values of a tag; none if it is absent.
     pub(super) fn values(&self, tag: u16) -> Vec<u64> {
         let Some(entry) = self.entry(tag) else { return Vec::new() };
         let at = |number: usize| entry.start + number * entry.width;

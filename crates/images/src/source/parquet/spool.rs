@@ -1,4 +1,4 @@
-//! A copy of the images that can be read in any order.
+//! A copy of the images of Parquet tables, which can be read in any order.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -11,7 +11,7 @@ use crate::image_source::{Hasher, ImageSource};
 use crate::source::webdataset::{WebDataset, WebDatasetOptions};
 use crate::{ImageError, Result};
 
-/// The copy of a column of some tables: an archive with a member for each row.
+/// The copy of a column of some tables: a tar archive with a member for each row.
 pub(super) struct Spool<'a> {
     pub(super) tables: &'a [Table],
     pub(super) column: &'a str,
@@ -19,7 +19,7 @@ pub(super) struct Spool<'a> {
 }
 
 impl Spool<'_> {
-    /// Opens the copy, and makes it where there is none.
+    /// Opens the copy, and creates it if it does not exist.
     pub(super) fn open(&self) -> Result<WebDataset> {
         let mut hasher = Hasher::new("parquet");
         hasher.bytes(self.column.as_bytes());
@@ -30,12 +30,11 @@ impl Spool<'_> {
         if !path.exists() {
             let written = |source| unwritten(self.folder, &source);
             fs::create_dir_all(self.folder).map_err(written)?;
-            // One process of the host writes, the others wait. The system releases the lock of one
-            // that dies.
+            // One process of the host writes, the others wait. The system releases the lock of a process that dies.
             let lock = File::create(path.with_extension("lock")).map_err(written)?;
             lock.lock().map_err(written)?;
             if !path.exists() {
-                // Under the lock, so that what a killed process has left here is written over.
+                // Under the lock, so that a file left by a killed process is overwritten.
                 let partial = path.with_extension("partial");
                 self.write(&partial).inspect_err(|_| _ = fs::remove_file(&partial))?;
                 fs::rename(&partial, &path).map_err(written)?;
@@ -46,7 +45,7 @@ impl Spool<'_> {
         if images.len() != rows {
             return Err(ImageError::Format {
                 path,
-                detail: format!("it is no copy of a table with {rows} rows; delete it"),
+                detail: format!("it is not a copy of a table with {rows} rows; delete it"),
             });
         }
         images.hold_open()?;
@@ -85,5 +84,5 @@ fn unwritten(path: &Path, source: &std::io::Error) -> ImageError {
     ))
 }
 
-/// The extension of the members.
+/// Extension of the members of the copy.
 const MEMBER: &str = "image";

@@ -46,7 +46,7 @@ impl Table {
         self.0.rows()
     }
 
-    /// Hashes what tells this file from others: its name, its size and its end.
+    /// Hashes the identity of this file: its name, its size and its end.
     pub(super) fn hash(&self, hasher: &mut Hasher) -> Result<()> {
         hasher.bytes(self.path().file_name().unwrap_or_default().as_encoded_bytes());
         hasher.number(self.0.bytes());
@@ -54,7 +54,7 @@ impl Table {
         Ok(())
     }
 
-    /// Gives the bytes of each row of a column to `visit`.
+    /// Calls `visit` with the bytes of each row of a column.
     pub(super) fn images(
         &self,
         column: &str,
@@ -124,8 +124,8 @@ impl Table {
         })
     }
 
-    /// Returns the names of the classes of a column, if the metadata has them: those of the type
-    /// `ClassLabel` in the entry `huggingface`.
+    /// Returns the names of the classes of a column, if the metadata have them: those of the type `ClassLabel` in the
+    /// entry `huggingface`.
     pub(super) fn class_names(&self, column: &str) -> Result<Option<Vec<String>>> {
         let Some(text) = self.0.metadata("huggingface") else { return Ok(None) };
         let json: Value = serde_json::from_str(text).map_err(|error| {

@@ -1,4 +1,4 @@
-//! Tables of images, made here with the same library.
+//! Tables of images, written with the same library.
 
 use std::fs::{self, File};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::*;
 const FEATURES: &str = r#"{"info": {"features": {"image": {"_type": "Image"},
     "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}"#;
 
-/// Writes a table as the library `datasets` does, in groups of two rows; `None` is null.
+/// Writes a table in the layout of the Python library `datasets`, in groups of two rows. `None` is null.
 fn table(
     path: &Path,
     rows: &[(Option<&str>, Option<i64>)],
@@ -124,7 +124,7 @@ fn the_copy_is_made_once_and_shared() {
     assert_eq!(fs::metadata(&copy).unwrap().modified().unwrap(), before);
     assert_eq!(images.len(), 4);
 
-    // Another table is another copy; one that was cut is not taken for a whole one.
+    // Another table needs another copy, and a copy that was cut short is not used.
     let second = folder.path().join("x-00001-of-00002.parquet");
     table(&second, &[(Some("e"), Some(1))], Compression::SNAPPY, Some(FEATURES));
     assert_eq!(read(ParquetImages::open(pattern, &spool).unwrap().source(), 3), "e");
@@ -132,7 +132,7 @@ fn the_copy_is_made_once_and_shared() {
     File::options().write(true).open(&copy).unwrap().set_len(1024).unwrap();
     table(&second, &[(Some("d"), Some(0))], Compression::SNAPPY, Some(FEATURES));
     let error = ParquetImages::open(pattern, &spool).unwrap_err().to_string();
-    assert!(error.contains("it is no copy of a table with 4 rows; delete it"), "{error}");
+    assert!(error.contains("it is not a copy of a table with 4 rows; delete it"), "{error}");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn what_a_killed_process_left_of_a_copy_is_written_over() {
     assert_eq!(read(images.source(), 3), "d");
     assert_eq!(files().filter(|path| path.extension().unwrap() != "lock").count(), 1);
 
-    // Nor does a table that cannot be read leave a part of a copy.
+    // An unreadable table does not leave a part of a copy either.
     let second = folder.path().join("x-00001-of-00002.parquet");
     table(&second, &[(Some("other"), Some(1))], Compression::SNAPPY, Some(FEATURES));
     let mut bytes = fs::read(&second).unwrap();
@@ -194,7 +194,7 @@ fn rows_and_files_that_do_not_fit_are_named() {
     assert!(error.contains("has no column x; its columns are image.bytes, image.path"), "{error}");
     assert!(open(options.clone().image("label")).contains("column label does not hold bytes"));
     fs::write(&path, "text").unwrap();
-    assert!(open(options.clone()).contains("a.parquet is damaged or of another kind: "));
+    assert!(open(options.clone()).contains("a.parquet is damaged or in another format: "));
     fs::remove_file(&path).unwrap();
     assert!(open(options).contains("cannot read "));
 }

@@ -1,4 +1,4 @@
-//! What an archive holds and where, by its headers alone.
+//! Index of an archive: names and positions of its members, from the headers alone.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -17,11 +17,11 @@ use super::shards::{ShardFacts, Span, Unpacked, Unpacking};
 use crate::image_source::{MAX_ENCODED_BYTES, version_of};
 use crate::{ImageError, Result};
 
-/// Which members count.
+/// Rules by which members are recognized as images and labels.
 #[derive(Clone, Copy)]
 pub(super) struct Rules<'a> {
     pub(super) images: &'a [String],
-    /// Whether the caller chose these, so that no others will do.
+    /// `true` if the caller has set these extensions, so that no others are images.
     pub(super) named: bool,
     pub(super) label: &'a str,
 }
@@ -30,21 +30,21 @@ pub(super) struct Rules<'a> {
 #[derive(Debug, Default)]
 pub(super) struct ShardIndex {
     pub(super) facts: ShardFacts,
-    /// In the order of their first members.
+    /// Samples in the order of their first members.
     pub(super) samples: Vec<Sample>,
-    /// How many others have no image.
+    /// Number of samples without an image, which are left out.
     pub(super) incomplete: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Sample {
-    /// The name of the image.
+    /// Name of the image's member.
     pub(super) name: Vec<u8>,
     pub(super) image: Span,
     pub(super) label: Option<Span>,
 }
 
-/// Reads the headers of all archives, several at a time: most of it is waiting for the disk.
+/// Reads the headers of all archives, several at a time, because most of the time is spent waiting for the disk.
 pub(super) fn all(
     paths: &[PathBuf],
     rules: &Rules<'_>,
@@ -71,7 +71,7 @@ pub(super) fn all(
         }
         found
     });
-    // Of several errors the first archive's, however the threads ran.
+    // Of several errors, the first archive's is returned, independent of the order of threads.
     indices.sort_unstable_by_key(|(number, _)| *number);
     indices.into_iter().map(|(_, index)| index).collect()
 }
@@ -127,8 +127,8 @@ fn shard(path: &Path, rules: &Rules<'_>, unpacked: &Unpacked) -> Result<ShardInd
     groups.finish(facts, rules).map_err(damaged)
 }
 
-/// Reads a compressed archive from its beginning to its end, and writes its images and labels to where they can
-/// be read in any order.
+/// Reads a compressed archive from its beginning to its end, and writes its images and labels to the temporary file,
+/// where they can be read in any order.
 fn compressed(
     path: &Path,
     file: &File,
@@ -168,7 +168,7 @@ fn compressed(
                         String::from_utf8_lossy(&name)
                     )));
                 }
-                // An error once the labels are read, which looks at the length alone.
+                // An error when the labels are read, which checks the length only.
                 Wanted::Label if bytes > MAX_LABEL_BYTES => Span { offset: 0, bytes },
                 _ if bytes > left => {
                     return Err(damaged(format!(
@@ -197,7 +197,7 @@ fn compressed(
             };
             groups.add(&name, span, rules).map_err(damaged)?;
         }
-        // The rest of a member that is not wanted is passed over before the next header.
+        // The rest of an unwanted member is skipped before the next header.
         io::copy(&mut entry, &mut io::sink()).map_err(unread)?;
         since_member.set(0);
     }
@@ -205,8 +205,8 @@ fn compressed(
 }
 
 impl Rules<'_> {
-    /// The place of an extension among those of images. Longer ones that end in one of these come behind them,
-    /// all in the same place.
+    /// Returns the position of an extension in the list of image extensions. Longer extensions that end in one of these
+    /// come after them, all with the same position.
     fn rank(&self, extension: &[u8]) -> Option<usize> {
         let find = |extension: &[u8]| {
             self.images.iter().position(|it| extension.eq_ignore_ascii_case(it.as_bytes()))
@@ -218,7 +218,8 @@ impl Rules<'_> {
         find(extension).or_else(last)
     }
 
-    /// Whether a member is an image or a label, by its extension. A label may have a name that ends like an image's.
+    /// Returns the kind of a member by its extension, `None` if it is neither an image nor a label. The extension of a
+    /// label may end like an image's.
     fn wanted_as(&self, extension: &[u8]) -> Option<Wanted> {
         let is_label = extension.eq_ignore_ascii_case(self.label.as_bytes());
         match self.rank(extension) {
@@ -232,14 +233,14 @@ impl Rules<'_> {
     }
 }
 
-/// What a member is.
+/// Kind of a member that is read.
 enum Wanted {
-    /// With its place among the extensions that are images.
+    /// An image, with the position of its extension in the list of image extensions.
     Image(usize),
     Label,
 }
 
-/// The samples as their members are met.
+/// The samples found so far, in the order of their first members.
 #[derive(Default)]
 struct Groups {
     numbers: HashMap<Vec<u8>, usize>,
@@ -248,15 +249,15 @@ struct Groups {
 
 #[derive(Default)]
 struct Group {
-    /// The image, with its place among the extensions that are images.
+    /// The image, with the position of its extension in the list of image extensions.
     image: Option<(usize, Vec<u8>, Span)>,
-    /// Another image of the last place, where none comes before the others.
+    /// Another image with the last position, if none with an earlier position was found.
     other: Option<Vec<u8>>,
     label: Option<Span>,
 }
 
 impl Groups {
-    /// Takes a member; the error says what is wrong with it.
+    /// Adds a member. The error describes a fault of the member.
     fn add(&mut self, name: &[u8], span: Span, rules: &Rules<'_>) -> Result<(), String> {
         let Some((key, extension)) = key_and_extension(name) else { return Ok(()) };
         let number = match self.numbers.entry(key.to_vec()) {
@@ -267,7 +268,7 @@ impl Groups {
             }
         };
         let Some(group) = self.groups.get_mut(number) else { return Ok(()) };
-        let twice = || Err(format!("the member {} is there twice", String::from_utf8_lossy(name)));
+        let twice = || Err(format!("duplicate member {}", String::from_utf8_lossy(name)));
         match rules.wanted_as(extension) {
             Some(Wanted::Image(rank)) => match &group.image {
                 Some((known, same, _)) if *known == rank => {
@@ -285,7 +286,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Makes the samples; the error names one with two images of which none is the first choice.
+    /// Returns the samples. Fails for a sample with two images of which none has precedence.
     fn finish(self, facts: ShardFacts, rules: &Rules<'_>) -> Result<ShardIndex, String> {
         let mut index = ShardIndex { facts, ..ShardIndex::default() };
         for Group { image, other, label } in self.groups {
@@ -309,7 +310,7 @@ impl Groups {
     }
 }
 
-/// Splits a name at the first dot of its last part; `None` when there is none, or nothing before.
+/// Splits a name at the first dot of its last component. Returns `None` if there is no dot, or nothing before it.
 fn key_and_extension(name: &[u8]) -> Option<(&[u8], &[u8])> {
     let base = name.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
     let dot = base + name.get(base..)?.iter().position(|byte| *byte == b'.')?;
@@ -319,7 +320,7 @@ fn key_and_extension(name: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((name.get(..dot)?, name.get(dot + 1..)?))
 }
 
-/// The program that packed a file, if one did.
+/// Returns the name of the program that compressed a file, if one did.
 fn compression(file: &mut File) -> io::Result<Option<&'static str>> {
     let mut magic = Vec::new();
     Read::by_ref(file).take(4).read_to_end(&mut magic)?;
@@ -333,15 +334,15 @@ fn compression(file: &mut File) -> io::Result<Option<&'static str>> {
     })
 }
 
-/// A file of which at most [`MAX_HEADER_BYTES`] are read in one go. The archive's reader takes a long
-/// name, or a list of attributes, into memory whole, and seeks before each header; of a stream, which cannot
-/// seek, the count is set back by who reads its members.
+/// A file of which at most [`MAX_HEADER_BYTES`] are read without a seek. The reader of the archive reads a long name,
+/// or a list of attributes, into memory as a whole, and seeks before each header. For a stream, which cannot seek, the
+/// code that reads the members resets the count.
 struct Bounded<'a, R> {
     file: R,
     since_seek: &'a Cell<u64>,
 }
 
-/// While a member is read, of which any length is allowed.
+/// Value of the count while a member is read, whose length is not limited.
 const UNCOUNTED: u64 = u64::MAX;
 
 impl<R: Read> Read for Bounded<'_, R> {
@@ -368,9 +369,9 @@ impl<R: Seek> Seek for Bounded<'_, R> {
 }
 
 const MAX_HEADER_BYTES: u64 = 1 << 20;
-/// How many times its size an archive may become in the temporary folder. Deflate can make 1032 bytes of one; images
-/// that are compressed already hardly grow.
+/// Factor by which an archive may grow in the temporary folder. Deflate can expand one byte to 1032; images that are
+/// compressed already hardly grow.
 const EXPANSION: u64 = 100;
-/// Beside that, for small archives.
+/// Added to that limit, for small archives.
 const FREE_BYTES: u64 = 1 << 28;
 const THREADS: usize = 8;

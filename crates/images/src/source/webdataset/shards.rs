@@ -1,4 +1,4 @@
-//! Archives, some of them open.
+//! Archives, some of which are open.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,22 +12,22 @@ use parking_lot::Mutex;
 use crate::image_source::{Hasher, reserve};
 use crate::{ImageError, Result};
 
-/// A stretch of a file.
+/// A range of bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) offset: u64,
     pub(super) bytes: u64,
 }
 
-/// Archives that are opened when they are read. At most [`MAX_OPEN`] stay open: a data set may have
-/// more archives than a process may open files.
+/// Archives that are opened when they are read. At most [`MAX_OPEN`] stay open, because a dataset may have more
+/// archives than a process may open files.
 #[derive(Debug)]
 pub(super) struct Shards {
     paths: Vec<PathBuf>,
     facts: Vec<ShardFacts>,
-    /// What is in the archives that are compressed.
+    /// The unpacked members of compressed archives.
     unpacked: Option<Arc<File>>,
-    /// An archive is open in the slot of its number modulo their count, or not at all.
+    /// Open archives. An archive can only be open in the slot of its number modulo the number of slots.
     open: Vec<Slot>,
 }
 
@@ -51,7 +51,7 @@ impl Shards {
         self.facts.get(shard as usize).is_some_and(|facts| facts.unpacked)
     }
 
-    /// Returns the bytes of the file for members of compressed archives.
+    /// Returns the size of the file for members of compressed archives.
     #[cfg(test)]
     pub(super) fn unpacked_bytes(&self) -> u64 {
         self.unpacked.as_ref().map_or(0, |file| file.metadata().unwrap().len())
@@ -61,7 +61,7 @@ impl Shards {
         self.paths.get(shard as usize).map(PathBuf::as_path)
     }
 
-    /// Reads a stretch of an archive into `buffer`; `name` is for errors.
+    /// Reads a range of an archive into `buffer`. `name` is used in error messages.
     pub(super) fn read(
         &self,
         shard: u32,
@@ -76,7 +76,7 @@ impl Shards {
             .map_err(|cause| ImageError::Read { path: path(), cause })
     }
 
-    /// Returns an archive, open.
+    /// Returns the open file of an archive.
     fn file(&self, shard: u32) -> std::io::Result<Arc<File>> {
         if let (true, Some(file)) = (self.is_unpacked(shard), &self.unpacked) {
             return Ok(Arc::clone(file));
@@ -112,25 +112,25 @@ impl Shards {
     }
 }
 
-/// What is known of an archive since it was opened.
+/// Attributes of an archive at the time when it was opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ShardFacts {
-    /// Of its file.
+    /// Size of the file in bytes.
     pub(super) bytes: u64,
     pub(super) version: u64,
-    /// Whether its members are in the file of [`Unpacked`], not in its own.
+    /// `true` if its members are in the file of [`Unpacked`], not in its own.
     pub(super) unpacked: bool,
 }
 
-/// A file without a name for the members of compressed archives.
+/// A file without a name, which contains members of compressed archives.
 #[derive(Debug, Default)]
 pub(super) struct Unpacked {
-    /// With the bytes that are written or set aside.
+    /// The file, and the number of bytes that are written or reserved.
     file: Mutex<Option<(Arc<File>, u64)>>,
 }
 
 impl Unpacked {
-    /// Writes a member of `bytes` bytes in pieces, and returns where it lies.
+    /// Writes a member of `bytes` bytes in pieces, and returns its position.
     pub(super) fn add(&self, bytes: u64, member: &mut impl Read) -> Result<Span, Unpacking> {
         let (file, offset) = self.reserve(bytes).map_err(Unpacking::Write)?;
         let mut piece = vec![0; bytes.min(PIECE) as usize];
@@ -145,7 +145,7 @@ impl Unpacked {
         Ok(Span { offset, bytes })
     }
 
-    /// Sets a stretch of the file aside, and returns where it begins.
+    /// Reserves a range of the file, and returns its start.
     fn reserve(&self, bytes: u64) -> std::io::Result<(Arc<File>, u64)> {
         let mut file = self.file.lock();
         let (file, end) = match &mut *file {
@@ -163,15 +163,15 @@ impl Unpacked {
     }
 }
 
-/// Why a member could not be unpacked.
+/// Reason why a member could not be unpacked.
 #[derive(Debug)]
 pub(super) enum Unpacking {
-    /// It could not be read from the archive.
+    /// The member could not be read from the archive.
     Read(std::io::Error),
-    /// The temporary file could not be made or written.
+    /// The temporary file could not be created or written.
     Write(std::io::Error),
 }
 
 pub(super) const MAX_OPEN: usize = 128;
-/// Bytes of a member that are in memory at a time.
+/// Number of bytes of a member that are in memory at a time.
 const PIECE: u64 = 1 << 20;

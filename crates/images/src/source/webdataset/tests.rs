@@ -1,4 +1,4 @@
-//! Shards, made here byte by byte and with tar.
+//! Tests of archives that are made byte by byte and with the crate tar.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -41,7 +41,7 @@ fn members_are_grouped_up_to_the_first_dot_of_the_file() {
         ("notes", "x"),
         (".hidden.jpg", "x"),
         ("info.json", "{}"),
-        // Apart from the rest of its sample.
+        // Apart from the other members of its sample.
         ("v1.0/a.cls", " 0\n"),
         ("c.png", "second choice"),
         ("c.jpg", "first choice"),
@@ -89,7 +89,10 @@ fn labels_are_numbers_names_or_fields() {
     assert_eq!(labelled(options.clone().json_label("json", "text")).unwrap(), [0, 1]);
     for (options, expected) in [
         (options.clone(), "1.jpg has no label: its sample has no member .cls"),
-        (options.clone().number_label("txt"), "its member .txt holds \"dog\", which is no class"),
+        (
+            options.clone().number_label("txt"),
+            "its member .txt holds \"dog\", which is not a class",
+        ),
         (options.clone().json_label("json", "low"), "has no name or class number as \"low\""),
         (options.clone().json_label("txt", "a"), "its member .txt: expected value at line 1"),
         (options.json_label("json", "mixed"), "some labels are names and others are numbers"),
@@ -99,7 +102,7 @@ fn labels_are_numbers_names_or_fields() {
     }
 }
 
-/// Compresses an archive, whole and as two streams behind each other.
+/// Compresses an archive, as one stream and as two consecutive ones.
 fn gzip(path: &Path, to: &str, streams: usize) -> PathBuf {
     use std::io::Write;
 
@@ -154,7 +157,7 @@ fn compressed_archives_are_as_the_others() {
     let whole = std::fs::read(&first).unwrap();
     std::fs::write(&first, &whole[..whole.len() / 2]).unwrap();
     let error = open(&first).unwrap_err();
-    assert!(error.contains("s-1.tar.gz is damaged or of another kind: as gzip: "), "{error}");
+    assert!(error.contains("s-1.tar.gz is damaged or in another format: as gzip: "), "{error}");
 }
 
 #[test]
@@ -167,7 +170,7 @@ fn members_of_compressed_archives_are_unpacked_in_pieces() {
     assert!(found == ["a".to_owned(), long.clone(), "c".to_owned()]);
     assert_eq!(images.shards.unpacked_bytes(), long.len() as u64 + 2);
 
-    // The tar file ends within the member, the gzip stream as it should.
+    // The tar file ends within the member, the gzip stream is complete.
     File::options().write(true).open(&tar).unwrap().set_len(2 << 20).unwrap();
     let error = open(&gzip(&tar, "a.tar.gz", 1)).unwrap_err();
     let expected = "the member b.jpg has 2400000 bytes, and the archive ends before them";
@@ -187,7 +190,7 @@ fn a_small_archive_cannot_fill_the_temporary_folder() {
         tar.append(&header, &b"bytes"[..usize::try_from(bytes).unwrap().min(5)]).unwrap();
     }
     drop(tar);
-    // The header alone decides: what it announces need not be there.
+    // Only the header is read: the announced bytes need not exist.
     let packed = gzip(&path, "a.tar.gz", 1);
     let most = std::fs::metadata(&packed).unwrap().len() * 100 + (256 << 20);
     let error = open(&packed).unwrap_err();
@@ -215,7 +218,7 @@ fn images_with_longer_names_are_found() {
     let expected = "d/1.input.jpg and d/1.target.jpg are images of one sample; choose one: \
                     `images([\"input.jpg\"])`, or --image-from input.jpg";
     assert!(error.ends_with(expected), "{error}");
-    // Whatever the endings are, in both orders, and with a label whose name ends as an image's does.
+    // Whatever the extensions, in both orders, and with a label whose name ends like an image's.
     let members = [("1.rgb.png", "photo"), ("1.mask.jpg", "mask"), ("1.cls", "1")];
     for (order, expected) in [
         ([0, 1, 2], "1.rgb.png and 1.mask.jpg are images of one sample; choose one: "),
@@ -243,7 +246,7 @@ fn labels_do_not_command_memory() {
     let large = archive(&folder, "a.tar", &[("1.jpg", ""), ("1.cls", &long)]);
     let error = open(&large).unwrap().labelled().unwrap_err().to_string();
     assert!(error.contains("its member .cls has 2097152 bytes, more than 1048576"), "{error}");
-    // Of compressed archives, such a label is not even unpacked.
+    // Such a label of a compressed archive is not even unpacked.
     let compressed = open(&gzip(&large, "a.tar.gz", 1)).unwrap();
     assert_eq!(compressed.shards.unpacked_bytes(), 0);
     let error = compressed.labelled().unwrap_err().to_string();
@@ -356,7 +359,7 @@ fn damaged_archives_say_where() {
         assert!(error.contains(expected), "{error}");
     }
     let twice = open(&archive(&folder, "b.tar", &[("a.jpg", ""), ("a.JPG", "")])).unwrap_err();
-    assert!(twice.contains("the member a.JPG is there twice"), "{twice}");
+    assert!(twice.contains("duplicate member a.JPG"), "{twice}");
     let missing = open(Path::new("/nowhere.tar")).unwrap_err();
     assert!(missing.starts_with("cannot read /nowhere.tar: "), "{missing}");
 }
@@ -373,7 +376,7 @@ fn more_archives_than_stay_open_are_read_in_any_order() {
     }
     assert_eq!(images.len(), 300);
 
-    // An archive that is cut afterwards is an error of the read.
+    // An archive that is cut short afterwards is an error of the read.
     File::options().write(true).open(folder.path().join("007.tar")).unwrap().set_len(512).unwrap();
     let error = images.read(7, &mut Vec::new()).unwrap_err();
     assert!(matches!(&error, ImageError::Read { path, .. } if path.ends_with("007.tar")));

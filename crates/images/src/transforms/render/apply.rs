@@ -1,4 +1,4 @@
-//! Carrying out one operation on all pixels of an image.
+//! Execution of one operation on all pixels of an image.
 
 use std::{fmt, mem};
 
@@ -8,8 +8,7 @@ use crate::transforms::{Operation, Plan, affine, pad, pixels};
 use crate::{ImageError, Result};
 
 impl Operation {
-    /// Applies what is not a crop, a flip or a resize. `spare` takes what an operation needs beside
-    /// the image.
+    /// Applies an operation that is not a crop, a flip or a resize. `spare` is memory for a second image.
     pub(super) fn apply(&self, image: &mut Image, spare: &mut Image) -> Result<()> {
         match *self {
             Self::Pad { left, top, right, bottom, mode } => {
@@ -46,7 +45,7 @@ impl Operation {
     }
 }
 
-/// Makes `out` the mixture of an image and of the results of chains.
+/// Writes the weighted sum of an image and of the results of chains to `out`.
 fn mix(
     image: ImageView<'_>,
     weight: f32,
@@ -66,17 +65,17 @@ fn mix(
         }
     }
     for (value, sum) in out.reset(size)?.iter_mut().zip(sums) {
-        // A cast cuts off the fraction.
+        // A cast truncates the fraction.
         *value = sum as u8;
     }
     Ok(())
 }
 
-/// Pixels of the largest image that a step may make: 400 MB. A header can promise a side of 65,535
-/// next to one of 1, and a resize by the shorter side multiplies both.
+/// Maximum number of pixels of the result of a step: 400 MB. A header can contain a side of 65,535 next to one of 1,
+/// and a resize by the shorter side multiplies both.
 pub(super) const MAX_PIXELS: u64 = 1 << 27;
 
-/// Fails when a step would make an image of more than `limit` pixels.
+/// Fails if the result of a step would have more than `limit` pixels.
 pub(super) fn refuse_above(step: &dyn fmt::Display, size: Size, limit: u64) -> Result<()> {
     if size.pixels() <= limit {
         return Ok(());

@@ -104,7 +104,7 @@ pub(super) struct Ended {
     /// Until when the coordinator need not know, because output is still on its way.
     pub(super) until: Duration,
     /// The coordinator may know.
-    pub(super) told: bool,
+    pub(super) reported: bool,
 }
 
 impl Group {
@@ -195,7 +195,8 @@ impl AgentState {
             return;
         }
         if self.group.is_some() || self.next.is_some() || part.nproc != self.facts.nproc {
-            return self.lost("it gave this host a part that cannot be its own".to_owned());
+            return self
+                .lost("it assigned this host ranks that do not match its --nproc".to_owned());
         }
         self.next = Some(part);
     }
@@ -407,7 +408,7 @@ impl AgentState {
             killed: false,
             finished: false,
             until: self.now,
-            told: false,
+            reported: false,
         });
     }
 
@@ -587,7 +588,7 @@ impl AgentState {
             // Without ranks it has not begun.
             finished: all_done && !group.ranks.is_empty(),
             until: self.now + self.facts.limits.output(),
-            told: !self.connection.is_up(),
+            reported: !self.connection.is_up(),
         });
         self.wait_for_answer_from_now();
         self.act(Action::Drain);
@@ -595,20 +596,20 @@ impl AgentState {
     }
 
     /// Reports to the coordinator that the attempt has ended on this host, once its output has been passed on.
-    pub(super) fn tell_ended(&mut self) {
+    pub(super) fn report_ended(&mut self) {
         let shown = self.draining == 0 || !self.facts.forwards_output;
         let stuck = self.stuck.clone();
         let Some(ended) = &mut self.ended else { return };
         let (attempt, killed, finished) = (ended.attempt, ended.killed, ended.finished);
         let asked = self.attempt_to_stop == Some(attempt);
-        if !ended.told && (shown || asked && ended.until <= self.now) {
-            ended.told = true;
+        if !ended.reported && (shown || asked && ended.until <= self.now) {
+            ended.reported = true;
             // Never before the last byte: a job whose output is lost did not succeed.
             if finished && shown {
                 self.send(FromAgent::Finished { attempt });
             }
         }
-        if asked && self.ended.as_ref().is_some_and(|ended| ended.told) {
+        if asked && self.ended.as_ref().is_some_and(|ended| ended.reported) {
             self.attempt_to_stop = None;
             self.act(Action::SendStopped { attempt, killed, stuck });
         }

@@ -54,7 +54,7 @@ impl Connection {
 impl AgentState {
     pub(super) fn connected(&mut self, here: bool) {
         self.connection = Connection::Up { here, quiet: false };
-        self.others_told = false;
+        self.others_notified = false;
         let request = self.join_request(false);
         self.act(Action::Join(request));
     }
@@ -87,15 +87,15 @@ impl AgentState {
         let (coordinator, limits) = (&self.facts.coordinator, self.facts.limits);
         if is_quiet {
             let line = format!(
-                "nothing was heard of the coordinator at {coordinator} for {} s; the ranks run on for \
-                 up to {} s",
+                "no message from the coordinator at {coordinator} for {} s; the ranks continue for up to \
+                 {} s",
                 limits.quiet().as_secs_f64(),
                 (limits.heartbeat_timeout() - limits.quiet()).as_secs_f64(),
             );
             self.act(Action::Reconnect { patient: true });
             self.say(line);
         } else {
-            let line = format!("the coordinator at {coordinator} is heard again");
+            let line = format!("the coordinator at {coordinator} sends messages again");
             self.act(Action::StopReconnecting);
             self.say(line);
         }
@@ -155,7 +155,7 @@ impl AgentState {
         if let Some(failure) = self.failure.clone() {
             self.send(FromAgent::Failed(failure));
         }
-        if let Some(ended) = self.ended.as_ref().filter(|ended| ended.told && ended.finished) {
+        if let Some(ended) = self.ended.as_ref().filter(|ended| ended.reported && ended.finished) {
             let attempt = ended.attempt;
             self.send(FromAgent::Finished { attempt });
         }
@@ -176,7 +176,7 @@ impl AgentState {
 
     /// This host leaves, and the coordinator may not know: without that word it would take the host for
     /// lost, which costs a restart.
-    pub(super) fn leaves_untold(&self) -> bool {
+    pub(super) fn leaves_without_notice(&self) -> bool {
         self.leaves() && self.connection.is_cut()
     }
 
@@ -217,7 +217,7 @@ impl AgentState {
         // A new coordinator counts the loss of the old one.
         let may_go_on = self.ended.is_none() && self.group.is_none() || self.restarts.are_left();
         let again = may_go_on && self.facts.kind == Kind::Elected && self.stuck.is_none();
-        self.ended.iter_mut().for_each(|ended| ended.told = true);
+        self.ended.iter_mut().for_each(|ended| ended.reported = true);
         if matches!(self.ending, Ending::Decided { .. }) {
             return self.stop_quietly();
         }

@@ -28,11 +28,11 @@ pub(super) enum Ending {
     Over,
 }
 
-/// Output may still have to be written, and other hosts may have to be told by a coordinator in this process.
+/// Output may still have to be written, and other hosts may have to be notified by a coordinator in this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaving {
     /// `true` once the others have been informed.
-    told: bool,
+    notified: bool,
     /// Until when that is waited for; `None`: as long as it takes.
     end_notice: Option<Duration>,
     /// Until when output is waited for; `None`: as long as it takes.
@@ -47,8 +47,8 @@ impl Ending {
 
     pub(super) fn deadline(&self) -> Option<Duration> {
         match self {
-            Self::Leaving(Leaving { told, end_notice, limit }) => {
-                end_notice.filter(|_| !told).into_iter().chain(*limit).min()
+            Self::Leaving(Leaving { notified, end_notice, limit }) => {
+                end_notice.filter(|_| !notified).into_iter().chain(*limit).min()
             }
             Self::No | Self::Decided { .. } | Self::Over => None,
         }
@@ -138,7 +138,7 @@ impl AgentState {
         }
         let leaves = self.leaves_alone();
         // A second request, or a coordinator that does not answer, is reason enough to leave
-        // without its word. One that has only to be told is looked for as long as it keeps the seat.
+        // without its word. One that has only to be notified is looked for as long as it keeps the seat.
         let hurries = if leaves { asks_again } else { stopping || self.connection.is_resuming() };
         if let Some(interruption) = &mut self.interruption {
             if hurries {
@@ -188,8 +188,8 @@ impl AgentState {
             self.act(Action::Suspend);
         } else {
             self.say(
-                "SIGTSTP: a job on several hosts cannot be suspended, the others would take this \
-                 one for lost",
+                "SIGTSTP: a job on several hosts cannot be suspended, the others would consider this one \
+                 lost",
             );
         }
     }
@@ -203,7 +203,7 @@ impl AgentState {
 
     /// When to leave without an answer of the coordinator.
     pub(super) fn leave_at(&self) -> Option<Duration> {
-        let waits = self.ending.outcome().is_none() || self.leaves_untold();
+        let waits = self.ending.outcome().is_none() || self.leaves_without_notice();
         if waits && self.group.is_none() { self.interruption?.leave_at } else { None }
     }
 
@@ -212,7 +212,7 @@ impl AgentState {
         if self.leave_at().is_none_or(|at| at > self.now) {
             return;
         }
-        if self.leaves_untold() {
+        if self.leaves_without_notice() {
             self.disconnect();
         } else if let Some(Interruption { signal, .. }) = self.interruption {
             self.ending.decide(Outcome::Stopped { signal: signal as i32 });
@@ -222,7 +222,7 @@ impl AgentState {
     pub(super) fn begin_to_leave(&mut self, result: Result<Outcome, LaunchError>) {
         let is_impatient = self.interruption.is_some_and(|it| it.is_impatient);
         self.ending = Ending::Leaving(Leaving {
-            told: self.others_told,
+            notified: self.others_notified,
             // After an error the others have still to stop their ranks.
             end_notice: result.is_ok().then(|| self.now + self.facts.limits.end_notice()),
             limit: is_impatient.then(|| self.now + LAST_LINES),
@@ -235,9 +235,9 @@ impl AgentState {
         self.act(Action::Drain);
     }
 
-    /// What happens while it leaves: output is written, others are told, a user loses patience.
+    /// What happens while it leaves: output is written, others are notified, a user loses patience.
     pub(super) fn leaving(&mut self, event: &Event) {
-        let Ending::Leaving(Leaving { mut told, end_notice, mut limit }) = self.ending else {
+        let Ending::Leaving(Leaving { mut notified, end_notice, mut limit }) = self.ending else {
             return;
         };
         match event {
@@ -247,20 +247,20 @@ impl AgentState {
                 self.act(Action::Drain);
             }
             Event::Drained => self.draining = self.draining.saturating_sub(1),
-            Event::OthersTold => told = true,
+            Event::OthersNotified => notified = true,
             Event::Signal(Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP) => {
                 limit = limit.or(Some(self.now + LAST_LINES));
             }
             _ => {}
         }
         let due = |at: Option<Duration>| at.is_some_and(|at| at <= self.now);
-        told |= due(end_notice);
+        notified |= due(end_notice);
         let written = self.draining == 0;
-        if written && told || due(limit) {
+        if written && notified || due(limit) {
             self.ending = Ending::Over;
             self.act(Action::Exit { written });
         } else {
-            self.ending = Ending::Leaving(Leaving { told, end_notice, limit });
+            self.ending = Ending::Leaving(Leaving { notified, end_notice, limit });
         }
     }
 }

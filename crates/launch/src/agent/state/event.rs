@@ -50,7 +50,7 @@ pub(in crate::agent) enum Event {
     Line(String),
     /// A coordinator in this process has told all other agents that the job is over; sent at once
     /// where there is none.
-    OthersTold,
+    OthersNotified,
     /// The folder and files of an attempt have been created.
     Prepared {
         /// Number of the attempt.

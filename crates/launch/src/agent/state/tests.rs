@@ -181,7 +181,7 @@ fn a_job_from_its_beginning_to_its_end() {
     assert_eq!(host.exit(1, 0), ["sweep"]);
     assert_eq!(host.tell(Event::Swept), ["release", "drain", "send Finished { attempt: 0 }"]);
     assert_eq!(host.end(0), ["disconnect", "report 0", "drain"]);
-    assert!(host.tell(Event::OthersTold).is_empty());
+    assert!(host.tell(Event::OthersNotified).is_empty());
     assert!(host.tell(Event::Drained).is_empty(), "of the attempt");
     assert_eq!(host.tell(Event::Drained), ["exit, written true"]);
     assert_eq!(host.state.deadline(), None);
@@ -197,7 +197,7 @@ fn a_line_that_comes_while_the_agent_leaves_is_written_before_it_exits() {
     host.exit(1, 0);
     host.tell(Event::Swept);
     assert_eq!(host.end(0), ["disconnect", "report 0", "drain"]);
-    host.tell(Event::OthersTold);
+    host.tell(Event::OthersNotified);
     let line = Event::Line("no more events are written".to_owned());
     assert_eq!(host.tell(line), ["say: no more events are written", "drain"]);
     assert!(host.tell(Event::Drained).is_empty(), "of the attempt");
@@ -214,7 +214,7 @@ fn a_coordinator_that_ends_before_the_ranks_is_not_waited_for() {
     // It has heard that ranks could not be started, has told all, and has ended.
     let error = LaunchError::Refused { reason: "no".to_owned() };
     host.tell(Event::StartFailed { attempt: 0, error });
-    host.tell(Event::OthersTold);
+    host.tell(Event::OthersNotified);
     host.tell(lost);
     host.tell(Event::Swept);
     host.tell(Event::Drained);
@@ -510,9 +510,14 @@ fn a_coordinator_that_is_silent_is_looked_for_beside_the_old_connection() {
     let mut host = Host::running(Kind::Peers);
     let said = host.tell(Event::Quiet(true));
     assert_eq!(said[0], "reconnect, patient true");
-    assert!(said[1].contains("nothing was heard of the coordinator at node1:29400 for 6 s; the ranks run on for up to 24 s"));
+    assert!(said[1].contains(
+        "no message from the coordinator at node1:29400 for 6 s; the ranks continue for up to 24 s"
+    ));
     let said = host.tell(Event::Quiet(false));
-    assert_eq!(said, ["stop reconnecting", "say: the coordinator at node1:29400 is heard again"]);
+    assert_eq!(
+        said,
+        ["stop reconnecting", "say: the coordinator at node1:29400 sends messages again"]
+    );
     // Another connection is faster.
     host.tell(Event::Quiet(true));
     host.tell(Event::Reconnected);
@@ -693,7 +698,7 @@ fn the_end_waits_for_what_is_still_to_be_said() {
     // A reader that has paused is waited for, but not by a caller without time.
     let mut host = Host::joined(Kind::Peers);
     host.end(0);
-    host.tell(Event::OthersTold);
+    host.tell(Event::OthersNotified);
     assert!(host.pass(1000.0).is_empty());
     assert!(host.tell(Event::Signal(Signal::SIGINT)).is_empty());
     assert_eq!(host.pass(0.5), ["exit, written false"]);

@@ -46,10 +46,10 @@ impl Summary {
         &mut self,
         name: impl Into<String>,
         made: Result<T>,
-        tell: impl FnOnce(&T) -> Result<String>,
+        describe: impl FnOnce(&T) -> Result<String>,
     ) -> Option<T> {
-        let told = made.and_then(|made| Ok((tell(&made)?, made)));
-        let (result, made) = match told {
+        let described = made.and_then(|made| Ok((describe(&made)?, made)));
+        let (result, made) = match described {
             Ok((text, made)) => (Ok(text), Some(made)),
             Err(error) => (Err(error.to_string()), None),
         };
@@ -129,7 +129,7 @@ fn follow(block: &DataBlock, path: &Path, summary: &mut Summary) -> Option<()> {
         .read(0, &mut bytes)
         .and_then(|()| Decoder::new(DecodeOptions::default()).decode_new(&source.name(0), &bytes));
     let image = image.map_err(|error| VisionError::from(error).into());
-    let first = summary.step("decode", image, |image| Ok(told(image)))?;
+    let first = summary.step("decode", image, |image| Ok(describe_image(image)))?;
     let transforms = block.options.ordered();
     let context = BatchContext { seed, ..BatchContext::default() };
     for count in 1..=transforms.len() {
@@ -138,7 +138,9 @@ fn follow(block: &DataBlock, path: &Path, summary: &mut Summary) -> Option<()> {
         let made = made
             .and_then(|plan| plan.apply(&first))
             .map_err(|error| Error::invalid_argument(format!("{error}, in {}", items.name(0))));
-        summary.step(format!("{:?}", transforms[count - 1]), made, |image| Ok(told(image)))?;
+        summary.step(format!("{:?}", transforms[count - 1]), made, |image| {
+            Ok(describe_image(image))
+        })?;
     }
 
     let classes = encoder.classes().map_or(0, <[String]>::len);
@@ -163,7 +165,7 @@ fn follow(block: &DataBlock, path: &Path, summary: &mut Summary) -> Option<()> {
         .map(|_| ())
 }
 
-fn told(image: &Image) -> String {
+fn describe_image(image: &Image) -> String {
     let (low, high) = (image.pixels().iter().min(), image.pixels().iter().max());
     format!(
         "image of {} pixels, {} to {}",

@@ -84,7 +84,7 @@ fn ends_as_without_kills(world: usize) {
         run(broken.path(), world, stop);
     }
     let printed = run(broken.path(), world, 0);
-    assert!(printed[0].contains("Going on from"), "{}", printed[0]);
+    assert!(printed[0].contains("Continuing from"), "{}", printed[0]);
     for rank in 0..world {
         let read =
             |folder: &Path| fs::read_to_string(folder.join(format!("weights-{rank}"))).unwrap();

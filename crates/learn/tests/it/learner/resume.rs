@@ -313,7 +313,10 @@ fn a_folder_that_is_no_checkpoint_of_this_fit_is_refused() {
     fs::create_dir(&foreign).unwrap();
     fs::write(foreign.join("dog.jpg"), b"dog").unwrap();
     let error = simple(&foreign).fit(2, 0.1, ()).unwrap_err().to_string();
-    assert!(error.contains("it is no checkpoint of a Learner; give another folder"), "{error}");
+    assert!(
+        error.contains("not a Learner checkpoint: learner.msgpack is missing; pass another folder"),
+        "{error}"
+    );
     assert_eq!(fs::read(foreign.join("dog.jpg")).unwrap(), b"dog");
     // Without going on it is begun anew, and replaced.
     let mut anew = learner(&alone());

@@ -186,8 +186,8 @@ dist_test!(world = 2, dist_a_model_that_differs_is_an_error_on_both_and_lost, |w
     let error = learner.fit(1, 0.1, ()).unwrap_err().to_string();
     assert!(error.contains("differ") || error.contains("another"), "{error}");
     let error = learner.fit(1, 0.1, ()).unwrap_err().to_string();
-    assert!(error.contains("the model is gone"), "{error}");
-    assert!(error.contains("make the Learner anew"), "{error}");
+    assert!(error.contains("the model is missing"), "{error}");
+    assert!(error.contains("create the Learner again"), "{error}");
     // Another Learner of the same group works.
     let mut other = crate::setup::learner(&accelerator);
     other.fit(1, 0.1, ()).unwrap();

@@ -293,21 +293,21 @@ fn files() {
     let closure = loss_from("mine", |predictions, _| Ok(predictions.square().mean(None::<Kind>)));
     refused(
         simple().loss(closure).export(path("mine.pth")),
-        "the loss `mine` is the program's own",
+        "the loss `mine` is defined by the program",
     );
     assert!(!path("mine.pth").exists());
     learner.export(path("whole.pth")).unwrap();
     let load =
         |name: &str| Predictor::load::<Tensor, _>(&alone(), path(name), model(mlp)).map(drop);
     load("whole.pth").unwrap();
-    refused(load("own.pth"), "it is no export of a Learner");
+    refused(load("own.pth"), "it is not an export of a Learner");
     refused(load("text.pth"), "text.pth cannot be loaded");
     let error =
         Predictor::load::<Tensor, _>(&alone(), path("whole.pth"), model(small)).unwrap_err();
     assert!(matches!(error.downcast_ref(), Some(LearnError::Format { .. })), "{error}");
     let mut predictor =
         Predictor::load::<Tensor, _>(&alone(), path("whole.pth"), model(mlp)).unwrap();
-    refused(predictor.predict("dog.jpg"), "the data say nothing of how an item is read");
+    refused(predictor.predict("dog.jpg"), "the data do not define how an item is read");
     assert!(predictor.predict(Tensor::from_slice(&[1f64, 2.0])).is_err());
     let row = data(1, 20).0.get(0);
     let ours = learner.predict(row.copy()).unwrap().probabilities;

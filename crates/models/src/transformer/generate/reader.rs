@@ -28,7 +28,10 @@ impl Prompt {
             return Err(refused(format!("expected ids [batch, tokens], found {:?}", ids.size())));
         };
         if batch < 1 || length < 1 {
-            return Err(refused(format!("there is no token to go on from: ids {:?}", ids.size())));
+            return Err(refused(format!(
+                "there is no token to continue from: ids {:?}",
+                ids.size()
+            )));
         }
         let mask =
             attention_mask.map(|mask| left_padded(mask, batch, length)).transpose()?.flatten();
@@ -189,7 +192,7 @@ fn left_padded(mask: &Tensor, batch: i64, length: i64) -> Result<Option<Tensor>>
     let grows = earlier.f_le_tensor(&later)?.f_all()?.f_int64_value(&[])? != 0;
     if !grows || seen.f_select(1, -1)?.f_all()?.f_int64_value(&[])? == 0 {
         return Err(refused(
-            "texts that are written on from are padded on the left: the attention mask has a 0 after a 1, \
+            "texts to continue are padded on the left: the attention mask has a 0 after a 1, \
              or at the end",
         ));
     }

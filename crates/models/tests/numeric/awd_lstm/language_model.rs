@@ -137,7 +137,7 @@ fn generation_goes_on_from_the_whole_text() {
     assert_eq!(found[0], text[3]);
     assert_eq!(found[1], generate_words(&mut model, &found[..1], 1, &greedy).unwrap()[0]);
     let error = generate_words(&mut model, &[], 1, &greedy).unwrap_err().to_string();
-    assert!(error.starts_with("nothing to go on from"), "{error}");
+    assert!(error.starts_with("nothing to continue from"), "{error}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ impl Exchange {
             arriving.iter().try_fold(0i64, |sum, &n| sum.checked_add(n).filter(|_| n >= 0));
         if received.is_none() {
             return Err(Error::invalid_argument(format!(
-                "a rank of the experts' group sent numbers of tokens that there cannot be: {arriving:?}; build the same \
+                "a rank of the experts' group sent impossible numbers of tokens: {arriving:?}; build the same \
                  model on every rank"
             )));
         }

@@ -100,7 +100,7 @@ fn bad_choices_change_nothing() {
     );
     let error = error_of(model.quantize(&Weights::int8().skip("body.*")));
     assert!(
-        error.contains("`body.*` fits no linear layer") && error.contains("0, 2, head"),
+        error.contains("`body.*` matches no linear layer") && error.contains("0, 2, head"),
         "{error}"
     );
     assert!(!model.is_quantized());

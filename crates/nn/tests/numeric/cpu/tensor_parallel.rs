@@ -160,7 +160,7 @@ fn parameters_that_are_read_whole_cannot_be_divided() {
                 "norm.bias: the tensor plan divides it (row), and the module reads it whole",
                 "scale: the tensor plan divides it (vocabulary), and the module reads it whole",
                 "adopted.weight: the tensor plan divides it, and something else made it",
-                "table: an embedding is divided by its vocabulary, and the tensor plan says column",
+                "table: an embedding is divided by its vocabulary, but the tensor plan has column",
             ],
         );
     });

@@ -113,7 +113,7 @@ fn a_silent_host_is_lost() {
     assert!(job.pass(10, &[1, 2]).is_empty());
     assert_eq!(
         job.pass(4, &[2]),
-        ["1: close", "2: stop 0 with 15: h1 is lost: nothing was heard of it for 4 s"]
+        ["1: close", "2: stop 0 with 15: h1 is lost: no message from it for 4 s"]
     );
     // In one process nothing beats and nothing is silent.
     let mut job = Job::new(rules(1, 1, 0));

@@ -39,9 +39,9 @@ fn the_user_hears_of_a_cut_and_of_its_end() {
     let back = Event::Joined { agent: AgentId(20), join, seen: None, remote: true };
     assert_eq!(job.lines(back), ["h2 is connected again"]);
     job.now += Duration::from_secs(1);
-    let silent = "nothing was heard of h2 for 0.8 s; it is lost after 4 s";
+    let silent = "no message from h2 for 0.8 s; after 4 s it counts as lost";
     assert_eq!(job.lines(Event::Alive { agent: AgentId(1) }), [silent]);
-    assert_eq!(job.lines(Event::Alive { agent: AgentId(2) }), ["h2 is heard again"]);
+    assert_eq!(job.lines(Event::Alive { agent: AgentId(2) }), ["h2 sends messages again"]);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn a_seat_is_not_kept_for_ever() {
             "1: stop 0 with 15: h2 is lost: the connection broke, and it did not come back"
         ]
     );
-    let refused = "20: refused: h2 (pid 7) has no seat here: it was taken for lost";
+    let refused = "20: refused: h2 (pid 7) is not part of the job any more: it was considered lost";
     assert_eq!(job.resume(2, Some(0)), [refused, "20: close"]);
 }
 

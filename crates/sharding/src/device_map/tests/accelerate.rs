@@ -1,4 +1,4 @@
-//! Maps are those that Accelerate 1.15 makes of the same models and limits.
+//! Comparison with the maps that Accelerate 1.15 makes of the same models and limits.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::super::{
 };
 use brigade_checkpoint::Dtype;
 
-/// What `tests/device_maps/make.py` writes.
+/// A case that `tests/device_maps/make.py` writes.
 #[derive(Debug, Deserialize)]
 struct Case {
     tensors: Vec<Vec<Value>>,
@@ -33,7 +33,8 @@ fn dtype(name: &str) -> Dtype {
     known.into_iter().find(|dtype| dtype.name() == name).unwrap()
 }
 
-/// A name, a shape, a type, and for a buffer 1 where files lack it, or the first name of a tied weight.
+/// Reads a tensor from its name, shape and type. A fourth field is the first name of a tied weight, or for a buffer 1
+/// if the model's files do not have it.
 fn tensor(fields: &[Value]) -> MappedTensor {
     let shape: Vec<_> =
         fields[1].as_array().unwrap().iter().map(|it| it.as_u64().unwrap()).collect();
@@ -89,7 +90,7 @@ fn maps_are_those_of_accelerate() {
             case.map.iter().map(|(name, value)| (name.clone(), place(value))).collect();
         assert_eq!(found, expected, "case {number}: {case:?}");
 
-        // What is more: own buffers of split modules, and a refusal where layers could not be computed.
+        // The differences: own buffers of split modules, and an error for layers that could not be computed.
         match map.resolve(&tree, &FreeMemory::unknown()) {
             Ok(placement) => {
                 resolved += 1;

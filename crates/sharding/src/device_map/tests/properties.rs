@@ -1,4 +1,4 @@
-//! Properties of maps of random models.
+//! Properties of device maps of random models.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::super::{
     DeviceMap, DeviceMapError, FreeMemory, MappedTensor, ModuleTree, Place, Placement,
 };
 
-/// Modules with one to three modules inside, some of them units, with ties. Buffers are in innermost modules.
+/// Generates modules with one to three modules inside, some of them units, with ties. Buffers are in innermost modules.
 fn tree() -> impl Strategy<Value = ModuleTree> {
     let inner = (1u64..60, 0u64..20);
     let module = (prop::collection::vec(inner, 1..4), any::<bool>(), 0u64..9);
@@ -71,7 +71,7 @@ fn limits() -> impl Strategy<Value = Vec<u64>> {
     prop::collection::vec(1u64..1500, 1..4)
 }
 
-/// GPUs with limits, the last of which is the host's memory.
+/// Sets the limits of GPUs, and with the last number that of the host's memory.
 fn limited(map: DeviceMap, limits: &[u64]) -> DeviceMap {
     let gpus = limits.len() - 1;
     let device = |place| if place < gpus { format!("cuda:{place}") } else { "cpu".to_owned() };

@@ -1,4 +1,4 @@
-//! The values that `auto` stands for, as Accelerate 1.15 finds them: `DeepSpeedPlugin.__post_init__`,
+//! Values that `auto` stands for, as Accelerate 1.15 determines them: `DeepSpeedPlugin.__post_init__`,
 //! `set_mixed_precision` and `Accelerator._prepare_deepspeed`.
 
 use serde_json::{Map, Value, json};
@@ -7,7 +7,7 @@ use super::{Arguments, DeepSpeedConfig};
 use crate::settings::reader::{AUTO, as_count, at, at_mut};
 use crate::settings::{Facts, Precision, ProgramOptimizer, ProgramSchedule, SettingsError};
 
-/// Fills in what a configuration leaves to the program. What the facts do not know stays `auto`.
+/// Replaces each `auto` of a configuration. Keys that depend on unknown facts stay `auto`.
 pub(super) fn fill(
     config: &DeepSpeedConfig,
     facts: &Facts,
@@ -32,11 +32,11 @@ struct Filling<'a> {
     origin: &'a str,
     root: Map<String, Value>,
     known: Vec<(&'static str, Value)>,
-    /// Keys that stay `auto` until more is known.
+    /// Keys that may stay `auto` until more facts are known.
     open: Vec<&'static str>,
 }
 
-/// Keys whose value follows from the width of the model.
+/// Keys whose value follows from the hidden size of the model.
 const SIZES: [&str; 3] = [
     "zero_optimization.reduce_bucket_size",
     "zero_optimization.stage3_prefetch_bucket_size",
@@ -81,7 +81,7 @@ impl Filling<'_> {
         }
     }
 
-    /// What flags and variables say of what the file leaves open.
+    /// Replaces `auto` with values from flags and variables.
     fn arguments(&mut self, arguments: &Arguments) {
         self.root.entry(STEPS).or_insert(json!(1));
         if let Some(steps) = arguments.steps {
@@ -153,7 +153,7 @@ impl Filling<'_> {
         Ok(())
     }
 
-    /// The loaders' batch size; `None` where they are not known yet.
+    /// Returns the batch size of the loaders. `None` if they are not known yet.
     fn micro_batch_size(&self, facts: &Facts) -> Result<Option<u64>, SettingsError> {
         let Some(sizes) = &facts.batch_sizes else { return Ok(None) };
         let sizes: Option<Vec<u64>> = sizes.iter().copied().collect();
@@ -201,7 +201,7 @@ impl Filling<'_> {
             }
             ProgramOptimizer::Own { .. } if has_optimizer => {
                 let remedy =
-                    "leave one of them out, or let the program take the optimizer of the settings";
+                    "leave one of them out, or use the optimizer of the settings in the program";
                 return Err(self.exclude("optimizer", "the program's own optimizer", remedy));
             }
             ProgramOptimizer::Own { lr } => {
@@ -225,12 +225,12 @@ impl Filling<'_> {
             ProgramSchedule::Unknown => self.open.extend(SCHEDULER),
             ProgramSchedule::Own if has_schedule => {
                 let remedy =
-                    "leave one of them out, or let the program take the schedule of the settings";
+                    "leave one of them out, or use the schedule of the settings in the program";
                 return Err(self.exclude("scheduler", "the program's own schedule", remedy));
             }
             ProgramSchedule::Own => {
                 if let ProgramOptimizer::FromSettings { .. } = facts.optimizer {
-                    let remedy = "let both come from the settings, or both from the program";
+                    let remedy = "take both from the settings, or both from the program";
                     return Err(self.exclude("optimizer", "the program's own schedule", remedy));
                 }
             }
@@ -264,14 +264,14 @@ impl Filling<'_> {
         }
         match left_open(&self.root, "", &self.open) {
             Some(path) => {
-                Err(self.auto(&path, "neither Accelerate nor Brigade knows a value for it"))
+                Err(self.auto(&path, "neither Accelerate nor Brigade has a value for it"))
             }
             None => Ok(self.root),
         }
     }
 }
 
-/// The first key that is still `auto` and may not be. Lists are not looked into, as in Accelerate.
+/// Returns the first key that is `auto` and not in `open`. Lists are not searched, as in Accelerate.
 fn left_open(section: &Map<String, Value>, prefix: &str, open: &[&str]) -> Option<String> {
     section.iter().find_map(|(key, value)| {
         let path = format!("{prefix}{key}");
@@ -283,7 +283,7 @@ fn left_open(section: &Map<String, Value>, prefix: &str, open: &[&str]) -> Optio
     })
 }
 
-/// As Python's `str(value).lower() == "true"`.
+/// Returns the value of Python's `str(value).lower() == "true"`.
 fn is_true(value: &Value) -> bool {
     match value {
         Value::Bool(value) => *value,

@@ -1,4 +1,4 @@
-//! The text of a configuration: JSON, or base64 of it, as Accelerate takes it.
+//! Parser of a configuration's text: JSON, or base64 of it, as Accelerate accepts it.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::settings::SettingsError;
 
-/// Reads an object, each of whose keys is there once.
+/// Reads a JSON object. A duplicate key is an error.
 pub(super) fn read(origin: &str, text: &str) -> Result<Map<String, Value>, SettingsError> {
     let fault = |error: serde_json::Error| SettingsError::Syntax {
         origin: origin.to_owned(),
@@ -53,7 +53,7 @@ fn parse(text: &str) -> Result<Value, Fault> {
     }
 }
 
-/// Of a key that is there twice `serde_json` would silently take the last.
+/// Deserializer of a value that records a duplicate key: `serde_json` would silently take the last value.
 #[derive(Clone, Copy)]
 struct Unique<'a> {
     duplicate: &'a RefCell<Option<String>>,

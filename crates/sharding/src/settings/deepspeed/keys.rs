@@ -1,4 +1,4 @@
-//! Every key of DeepSpeed's configuration, and what becomes of it.
+//! All keys of DeepSpeed's configuration, with their types and their treatment.
 
 use serde_json::{Map, Value};
 
@@ -6,7 +6,7 @@ use crate::settings::given::closest;
 use crate::settings::reader::{AUTO, Reader, as_count, as_number, as_truth, at};
 use crate::settings::{Note, SettingsError};
 
-/// What a value is.
+/// Type of a value.
 #[derive(Clone, Copy)]
 enum Kind {
     Truth,
@@ -14,38 +14,38 @@ enum Kind {
     Number,
     Text,
     Word(&'static [&'static str]),
-    /// Anything: the key is not looked into.
+    /// Any value: it is not checked.
     Any,
-    /// An object whose keys are rows of their own.
+    /// An object whose keys have rows of their own.
     Section,
 }
 
-/// What becomes of a key.
+/// Treatment of a key.
 #[derive(Clone, Copy)]
 enum Meaning {
-    /// It becomes a setting.
+    /// The key becomes a setting.
     Honoured,
-    /// It asks for what is so anyway where it has this value, written in JSON; else the text says what it would have
-    /// meant.
+    /// The key asks for Brigade's own behaviour if it has this value, written in JSON. For other values a note has the
+    /// text, which explains their meaning.
     Same(&'static str, &'static str),
-    /// What it would have meant.
+    /// The key has no effect. A note has the text, which explains its meaning.
     Noted(&'static str),
-    /// It would be another training: refused, unless it has this value, or is an object whose `enabled` is false.
+    /// The key would change the training: refused, unless it has this value, or is an object whose `enabled` is false.
     Refused(&'static str, &'static str),
 }
 
 use Kind::{Any, Count, Number, Section, Text, Truth, Word};
 use Meaning::{Honoured, Noted, Refused, Same};
 
-/// Checks all keys: each is known, and has a value of its kind. Returns what is not honoured. `written` is the
-/// configuration before `auto` was filled in: those values were not chosen.
+/// Checks that all keys are known and have values of their types. Returns notes on the keys that are not applied.
+/// `written` is the configuration before `auto` was replaced: the user has not chosen these values.
 pub(super) fn check(
     reader: Reader<'_>,
     written: &Map<String, Value>,
 ) -> Result<Vec<Note>, SettingsError> {
     let mut notes = Vec::new();
     check_section(reader, written, reader.root, "", &mut notes)?;
-    // What belongs to a precision that is off asks for nothing.
+    // Keys of a precision that is off have no effect, and need no note.
     for section in ["fp16", "bf16", "torch_autocast"] {
         if !reader.is_on(&format!("{section}.enabled"))? {
             notes.retain(|note: &Note| !note.key.starts_with(&format!("{section}.")));
@@ -102,7 +102,7 @@ fn check_section(
     Ok(())
 }
 
-/// What was expected of a value that is not of its kind.
+/// Returns a description of the valid values, if a value is not of its type.
 fn fault(kind: Kind, value: &Value) -> Option<String> {
     let (is_right, expected) = match kind {
         Truth => (as_truth(value).is_some(), "true or false".to_owned()),
@@ -118,7 +118,7 @@ fn fault(kind: Kind, value: &Value) -> Option<String> {
     (!is_right).then_some(expected)
 }
 
-/// Whether a value is one that is written in JSON, also as another text of the same number or truth.
+/// Returns `true` if a value equals one that is written in JSON, also as another text of the same number or Boolean.
 fn is_same(value: &Value, json: &str) -> bool {
     let Ok(usual) = serde_json::from_str::<Value>(json) else { return false };
     match &usual {
@@ -129,12 +129,12 @@ fn is_same(value: &Value, json: &str) -> bool {
     }
 }
 
-/// An object whose `enabled` is false, or `false` alone, or an object that says nothing.
+/// Returns `true` for an object whose `enabled` is false, for `false` itself, and for an empty object.
 fn is_disabled(value: &Value) -> bool {
     is_off(value) || *value == false || value.as_object().is_some_and(Map::is_empty)
 }
 
-/// An object whose `enabled` is false.
+/// Returns `true` for an object whose `enabled` is false.
 fn is_off(value: &Value) -> bool {
     value.get("enabled").and_then(as_truth) == Some(false)
 }
@@ -151,7 +151,8 @@ const QUANTIZED: &str =
 const CHECKPOINT: &str = "it is for DeepSpeed's checkpoints; Brigade writes its own";
 const REMOVED: &str =
     "another training, which Brigade does not do (nor does DeepSpeed since 0.19); leave it out";
-const RECOMPUTE: &str = "it is for models that call `deepspeed.checkpointing`; a Rust model says itself what it recomputes";
+const RECOMPUTE: &str =
+    "it is for models that call `deepspeed.checkpointing`; a Rust model sets what it recomputes";
 
 const KEYS: &[(&str, Kind, Meaning)] = &[
     ("train_batch_size", Count, Honoured),
@@ -161,7 +162,7 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "managed_gradient_accumulation",
         Truth,
-        Same("true", "the program would say when a step is due; Brigade counts the batches"),
+        Same("true", "the program would decide when a step is due; Brigade counts the batches"),
     ),
     ("prescale_gradients", Truth, Same("false", PRESCALE)),
     ("gradient_predivide_factor", Number, Same("1", PRESCALE)),
@@ -188,7 +189,7 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "steps_per_print",
         Any,
-        Noted("DeepSpeed would print every so many steps; Accelerate turns that off, too"),
+        Noted("DeepSpeed would print at this interval of steps; Accelerate turns that off, too"),
     ),
     ("wall_clock_breakdown", Truth, Same("false", "DeepSpeed would print times; use the Profiler")),
     ("memory_breakdown", Truth, Same("false", "DeepSpeed would print memory; use `memory_report`")),
@@ -196,11 +197,7 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     ("disable_python_gc", Truth, Noted("there is no Python")),
     ("vocabulary_size", Count, Noted("DeepSpeed would warn where it is not a multiple of 8")),
     ("log_level", Text, Noted("it is for DeepSpeed's logger")),
-    (
-        "dataloader_drop_last",
-        Truth,
-        Noted("the program's loader says that itself, with `drop_last`"),
-    ),
+    ("dataloader_drop_last", Truth, Noted("the program sets this with `drop_last` of its loader")),
     (
         "zero_allow_untested_optimizer",
         Truth,
@@ -241,7 +238,10 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "fp16.hysteresis",
         Count,
-        Same("1", "the scale would be halved after so many overflows; it is halved after each"),
+        Same(
+            "1",
+            "the scale would be halved after this number of overflows; it is halved after each",
+        ),
     ),
     (
         "fp16.consecutive_hysteresis",
@@ -265,7 +265,7 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
         "bf16.check_grad_overflow",
         Truth,
         Noted(
-            "steps with gradients that are not finite would be skipped; `check_finite_loss` says what happens",
+            "steps with gradients that are not finite would be skipped; `check_finite_loss` decides what happens",
         ),
     ),
     (
@@ -319,7 +319,7 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "data_types.param_dtype",
         DTYPES,
-        Noted("parameters would be held in it; fp16.enabled or bf16.enabled says it"),
+        Noted("parameters would be held in it; fp16.enabled or bf16.enabled sets this"),
     ),
     (
         "data_types.buffer_dtype",
@@ -426,7 +426,7 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "zero_optimization.stage3_model_persistence_threshold",
         Count,
-        Noted("so many parameters at most would stay whole; every parameter is sharded"),
+        Noted("at most this number of parameters would stay whole; every parameter is sharded"),
     ),
     ("zero_optimization.stage3_max_live_parameters", Count, Honoured),
     ("zero_optimization.stage3_max_reuse_distance", Count, Honoured),
@@ -547,7 +547,7 @@ const KEYS: &[(&str, Kind, Meaning)] = &[
     (
         "autotuning",
         Any,
-        Refused("null", "DeepSpeed would try settings in runs of its own; leave it out"),
+        Refused("null", "DeepSpeed would try settings in separate runs; leave it out"),
     ),
     (
         "data_efficiency",

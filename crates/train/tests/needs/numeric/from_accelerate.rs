@@ -248,7 +248,7 @@ fn a_dictionary_goes_on() {
     run.save(&like);
     let dictionary = fixtures().join("dictionary.pth");
     let error = convert_like(&dictionary, &made, &like, &[]).unwrap_err();
-    assert!(error.to_string().contains("give `--keep-state random`"), "{error}");
+    assert!(error.to_string().contains("pass `--keep-state random`"), "{error}");
     let report = convert_like(&dictionary, &made, &like, &[StateKind::Random]).unwrap();
     assert!(
         report

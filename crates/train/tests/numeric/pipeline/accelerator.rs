@@ -69,7 +69,8 @@ fn train(
         let _one_by_one = DRAWS.lock().unwrap_or_else(PoisonError::into_inner);
         tch::manual_seed(7);
         let builder = accelerator
-            .parallel_builder(<Gpt2LmHead as brigade_nn::TensorParallelPlan>::tensor_plan());
+            .parallel()
+            .model_builder(<Gpt2LmHead as brigade_nn::TensorParallelPlan>::tensor_plan());
         builder.kind(Kind::Double).build(|path| Gpt2LmHead::new(path, &gpt2(4))).unwrap()
     };
     if let Some(state) = state {
@@ -113,8 +114,10 @@ fn train(
     assert_eq!(run.numbers.len(), 2 * STEPS);
     model.eval();
     let ids = text(0, 4);
-    if accelerator.mesh().unwrap().size(Axis::Context) == 1 {
-        let logits = accelerator.forward_stages(&model, &ids, |model, micro| model.forward(micro));
+    if accelerator.parallel().mesh().unwrap().size(Axis::Context) == 1 {
+        let logits = accelerator
+            .parallel()
+            .forward_stages(&model, &ids, |model, micro| model.forward(micro));
         run.logits = values(&Tensor::cat(&logits.unwrap(), 0));
     }
     let state = model.gathered(|model| model.whole_state_dict()?.deep_clone()).unwrap();
@@ -168,7 +171,7 @@ fn check_sharded(
             .gradient_accumulation_steps(recipe.window)
             .build()
             .unwrap();
-        assert_eq!(accelerator.mesh().unwrap(), *mesh);
+        assert_eq!(accelerator.parallel().mesh().unwrap(), *mesh);
         let own = state.lock().unwrap().deep_clone().unwrap();
         let batches = STEPS * recipe.data * recipe.window;
         let found = train(&accelerator, Some(&own), recipe, batches);
@@ -270,7 +273,7 @@ fn sharded_pipelines_in_sixteen_bits() {
             let model = {
                 let _one_by_one = DRAWS.lock().unwrap_or_else(PoisonError::into_inner);
                 tch::manual_seed(7);
-                let builder = accelerator.parallel_builder(TensorPlan::new());
+                let builder = accelerator.parallel().model_builder(TensorPlan::new());
                 builder.build(|path| Gpt2LmHead::new(path, &gpt2(4))).unwrap()
             };
             let optimizer = AdamW::default().lr(0.01).eps(1e-3).build(&model).unwrap();
@@ -324,7 +327,12 @@ fn units_are_gathered_and_reduced_once_in_a_step() {
         let model = {
             let _one_by_one = DRAWS.lock().unwrap_or_else(PoisonError::into_inner);
             let new = |path: &ParamPath<'_>| Gpt2LmHead::new(path, &gpt2(4));
-            accelerator.parallel_builder(TensorPlan::new()).kind(Kind::Double).build(new).unwrap()
+            accelerator
+                .parallel()
+                .model_builder(TensorPlan::new())
+                .kind(Kind::Double)
+                .build(new)
+                .unwrap()
         };
         let optimizer = AdamW::default().build(&model).unwrap();
         let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
@@ -363,7 +371,7 @@ fn losses_are_scaled_in_sixteen_bits() {
         let model = {
             let _one_by_one = DRAWS.lock().unwrap_or_else(PoisonError::into_inner);
             tch::manual_seed(7);
-            let builder = accelerator.parallel_builder(TensorPlan::new());
+            let builder = accelerator.parallel().model_builder(TensorPlan::new());
             builder.build(|path| Gpt2LmHead::new(path, &gpt2(4))).unwrap()
         };
         let optimizer = AdamW::default().lr(0.01).eps(1e-3).build(&model).unwrap();
@@ -424,12 +432,20 @@ fn weights_of_all_stages_are_one_file() {
         let build = || {
             let _one_by_one = DRAWS.lock().unwrap_or_else(PoisonError::into_inner);
             tch::manual_seed(7);
-            accelerator.parallel_builder(TensorPlan::new()).kind(Kind::Double).build(new).unwrap()
+            accelerator
+                .parallel()
+                .model_builder(TensorPlan::new())
+                .kind(Kind::Double)
+                .build(new)
+                .unwrap()
         };
         let mut model = accelerator.prepare(build()).unwrap();
         let file = folder.path().join("whole.safetensors");
         accelerator.save_model(&model, &file).unwrap();
-        accelerator.save_model_in_parts(&model, folder.path().join("parts"), 2000).unwrap();
+        accelerator
+            .checkpoints()
+            .save_model_in_parts(&model, folder.path().join("parts"), 2000)
+            .unwrap();
         {
             let whole = whole.lock().unwrap();
             let saved = weights::load(&file).unwrap();
@@ -462,7 +478,12 @@ fn what_does_not_work_is_named() {
         let new = |path: &ParamPath<'_>| Gpt2LmHead::new(path, &gpt2(2));
         let build = || {
             let _one_by_one = DRAWS.lock().unwrap_or_else(PoisonError::into_inner);
-            accelerator.parallel_builder(TensorPlan::new()).kind(Kind::Double).build(new).unwrap()
+            accelerator
+                .parallel()
+                .model_builder(TensorPlan::new())
+                .kind(Kind::Double)
+                .build(new)
+                .unwrap()
         };
         let model = accelerator.prepare(build()).unwrap();
         let backward = accelerator.backward(&Tensor::from(1.0)).unwrap_err().to_string();
@@ -481,7 +502,7 @@ fn what_does_not_work_is_named() {
             model.forward(Labelled::new(micro, micro))?.mean()
         });
         assert!(loss.unwrap().value() > 0.0);
-        let other = accelerator.parallel_builder(TensorPlan::new());
+        let other = accelerator.parallel().model_builder(TensorPlan::new());
         let row = other.build(|path: &ParamPath<'_>| {
             (Linear::new(path / 0, 2, 2), LayerNorm::new(path / 1, &[2]))
         });

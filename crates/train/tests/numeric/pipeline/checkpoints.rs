@@ -103,7 +103,8 @@ fn run(form: Form, body: impl Fn(&mut Run) + Sync) -> (Weights, Vec<f64>) {
         let options = PipelineOptions::new(4).schedule(form.schedule);
         let builder = if stages > 1 { builder.pipeline_options(options) } else { builder };
         let accelerator = builder.gradient_accumulation_steps(form.window).build().unwrap();
-        let model = accelerator.parallel_builder(Gpt2LmHead::tensor_plan()).kind(Kind::Double);
+        let model =
+            accelerator.parallel().model_builder(Gpt2LmHead::tensor_plan()).kind(Kind::Double);
         let model = model.without_first_values();
         let model = model.build(|path| Gpt2LmHead::new(path, &gpt2(4))).unwrap();
         let optimizer = AdamW::default().lr(0.01).eps(1e-3).build(&model).unwrap();
@@ -252,7 +253,7 @@ fn files_do_not_depend_on_the_stages() {
         run(*form, |run| {
             run.accelerator.load_state(&saved).unwrap();
             run.accelerator.save_model(&run.model, &file).unwrap();
-            run.accelerator.save_model_in_parts(&run.model, &parts, 3000).unwrap();
+            run.accelerator.checkpoints().save_model_in_parts(&run.model, &parts, 3000).unwrap();
             // Values that are gone come back from files, and from whole states.
             let model = run.model.full_state_dict().unwrap();
             let optimizer = run.optimizer.full_state_dict().unwrap();
@@ -305,7 +306,8 @@ fn another_model_is_refused_before_anything_changes() {
         let builder = builder.sharding(None).mesh(mesh).pipeline_options(options);
         let accelerator = builder.build().unwrap();
         let prepared = |blocks| {
-            let model = accelerator.parallel_builder(Gpt2LmHead::tensor_plan()).kind(Kind::Double);
+            let model =
+                accelerator.parallel().model_builder(Gpt2LmHead::tensor_plan()).kind(Kind::Double);
             let model = model.without_first_values();
             let model = model.build(|path| Gpt2LmHead::new(path, &gpt2(blocks))).unwrap();
             let optimizer = AdamW::default().build(&model).unwrap();

@@ -34,14 +34,18 @@ fn options() -> [GenerationOptions; 2] {
 fn written(accelerator: &Accelerator, model: &PreparedModel<Gpt2LmHead>) -> Vec<Tensor> {
     let staged = UncachedModel::new(|tokens| {
         let batch = (tokens.ids, tokens.attention_mask, tokens.position_ids);
-        let logits = accelerator.forward_stages(model, &batch, |model, (ids, mask, positions)| {
-            let tokens = brigade_models::Tokens {
-                attention_mask: mask.as_ref(),
-                position_ids: positions.as_ref(),
-                ..brigade_models::Tokens::from(ids)
-            };
-            Ok(model.forward(tokens)?.f_select(1, -1)?)
-        });
+        let logits = accelerator.parallel().forward_stages(
+            model,
+            &batch,
+            |model, (ids, mask, positions)| {
+                let tokens = brigade_models::Tokens {
+                    attention_mask: mask.as_ref(),
+                    position_ids: positions.as_ref(),
+                    ..brigade_models::Tokens::from(ids)
+                };
+                Ok(model.forward(tokens)?.f_select(1, -1)?)
+            },
+        );
         Ok(Tensor::f_cat(&logits?, 0)?)
     });
     let (ids, mask) = prompt();
@@ -57,7 +61,8 @@ fn stages_write_what_one_process_writes() {
     let build = |accelerator: &Accelerator| {
         let _one_by_one = DRAWS.lock().unwrap_or_else(PoisonError::into_inner);
         tch::manual_seed(7);
-        let builder = accelerator.parallel_builder(Gpt2LmHead::tensor_plan()).kind(Kind::Double);
+        let builder =
+            accelerator.parallel().model_builder(Gpt2LmHead::tensor_plan()).kind(Kind::Double);
         let mut model =
             builder.build(|path: &ParamPath<'_>| Gpt2LmHead::new(path, &gpt2(4))).unwrap();
         model.eval();

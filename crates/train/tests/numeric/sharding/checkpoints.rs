@@ -167,7 +167,7 @@ fn weights_files_are_whole() {
             let accelerator = builder.sharding(sharding.clone()).build().unwrap();
             let model = accelerator.prepare(net()).unwrap();
             accelerator.save_model(&model, &file).unwrap();
-            accelerator.save_model_in_parts(&model, &parts, 300).unwrap();
+            accelerator.checkpoints().save_model_in_parts(&model, &parts, 300).unwrap();
         });
         let several = parts.join("model-00003-of-00014.safetensors");
         assert!(several.exists());

@@ -138,7 +138,7 @@ fn experts_send_what_the_plan_says() {
         [(Sharding::zero3(), 64, 8), (Sharding::zero1(), 16, 16), (Sharding::hybrid(8), 32, 4)]
     {
         let accelerator = fake(ranks).sharding(sharding).expert_parallel(experts).build().unwrap();
-        let model = accelerator.parallel_model(|path| MixtralForCausalLm::new(path, &options));
+        let model = accelerator.parallel().model(|path| MixtralForCausalLm::new(path, &options));
         let model = model.unwrap();
         let optimizer = AdamW::default().build(&model).unwrap();
         let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();

@@ -56,7 +56,7 @@ fn a_gpu_trains_with_shards_in_the_hosts_memory() {
                 let found = values(&objects.0);
                 assert!(found.iter().all(|it| it.is_finite()), "{about}");
                 assert_close(&found, &expected, 1e-6, 1e-7);
-                let report = accelerator.memory_report().unwrap().unwrap();
+                let report = accelerator.parallel().memory_report().unwrap().unwrap();
                 let row = |kind: &str| *report.rows.iter().find(|row| row.kind == kind).unwrap();
                 assert_eq!(row("optimizer").measured, 0, "{about}");
                 assert!(row("offloaded").measured > 0, "{report}");
@@ -113,7 +113,7 @@ fn the_gpu_holds_two_units_and_no_shards() {
             losses.push(loss.double_value(&[]));
         }
         assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
-        let meter = accelerator.memory_report().unwrap().unwrap();
+        let meter = accelerator.parallel().memory_report().unwrap().unwrap();
         let gathered = meter.rows.iter().find(|row| row.kind == "gathered").unwrap().measured;
         assert!(gathered <= 2 * (UNIT + 1024), "{gathered}");
         let peak = fake::memory(0).unwrap().peak;

@@ -171,14 +171,14 @@ fn memory_is_as_planned() {
     for sharding in [Sharding::zero1(), Sharding::zero2(), Sharding::zero3()] {
         let reports = on_ranks(2, |builder, rank| {
             let accelerator = builder.sharding(sharding.clone()).build().unwrap();
-            assert!(accelerator.memory_report().unwrap().is_none());
+            assert!(accelerator.parallel().memory_report().unwrap().is_none());
             let model = net();
             let optimizer = RECIPE.rule.build(&model);
             let mut objects = accelerator.prepare((model, optimizer)).unwrap();
             step(&accelerator, &mut objects, &RECIPE, rank..rank + 1, 0).unwrap();
             let loss = objects.0.forward(&super::samples(rank, 1).0).unwrap().sum(Kind::Double);
             accelerator.backward(&loss).unwrap();
-            accelerator.memory_report().unwrap().unwrap()
+            accelerator.parallel().memory_report().unwrap().unwrap()
         });
         // Rank 0 has the most rows.
         for row in &reports[0].rows[..3] {

@@ -42,7 +42,8 @@ fn run(
         let [replicate, shard, tensor] = form.sizes;
         let builder = builder.sharding(form.sharding.map(|new| new()));
         let accelerator = builder.mesh(mesh(replicate, shard, tensor)).build().unwrap();
-        let options = accelerator.parallel_builder(Gpt2LmHead::tensor_plan()).kind(Kind::Double);
+        let options =
+            accelerator.parallel().model_builder(Gpt2LmHead::tensor_plan()).kind(Kind::Double);
         let options = options.without_first_values();
         let model = options.build(|path| Gpt2LmHead::new(path, &gpt2())).unwrap();
         let optimizer = AdamW::default().lr(0.01).eps(1e-3).build(&model).unwrap();

@@ -104,7 +104,7 @@ fn models_that_compute_whole_sequences_are_refused() {
         let accelerator = builder.context_parallel(2).build().unwrap();
         let prepared = |model| accelerator.prepare(model).map(drop).unwrap_err().to_string();
         let whole = Model::new(|path| Linear::new(path, 2, 2)).unwrap();
-        let own = accelerator.parallel_builder(brigade_sharding::TensorPlan::new());
+        let own = accelerator.parallel().model_builder(brigade_sharding::TensorPlan::new());
         let unaware = own.build(|path: &ParamPath<'_>| Linear::new(path, 2, 2)).unwrap();
         (prepared(whole), prepared(unaware))
     });
@@ -119,7 +119,7 @@ fn models_that_compute_whole_sequences_are_refused() {
 fn samples_are_those_of_data_ranks() {
     let found = on_ranks(4, |builder, _| {
         let accelerator = builder.context_parallel(2).build()?;
-        assert_eq!(accelerator.mesh()?.size(Axis::Context), 2);
+        assert_eq!(accelerator.parallel().mesh()?.size(Axis::Context), 2);
         let data = accelerator.data_processes();
         let train = accelerator.prepare(super::loader(2))?;
         let batch = train.iter().next().unwrap()?;
@@ -138,7 +138,7 @@ fn samples_are_those_of_data_ranks() {
 fn debug_mode_compares_the_losses_of_a_context_group() {
     let errors = on_ranks(2, |builder, rank| {
         let accelerator = builder.context_parallel(2).debug(true).build().unwrap();
-        let model = accelerator.parallel_model(|path| Gpt2LmHead::new(path, &gpt2())).unwrap();
+        let model = accelerator.parallel().model(|path| Gpt2LmHead::new(path, &gpt2())).unwrap();
         let model = accelerator.prepare(model).unwrap();
         let ids = Tensor::from_slice(&[1i64, 2, 3, 4]).view([1, 4]) + rank as i64;
         let loss =

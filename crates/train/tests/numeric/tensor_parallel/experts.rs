@@ -97,7 +97,7 @@ fn run((mesh, sharding): &Form, body: impl Fn(Run<'_>) + Sync) -> Weights {
         let builder = builder.sharding(sharding.clone()).mesh(mesh.clone());
         let accelerator = builder.build().unwrap();
         let plan = MixtralForCausalLm::tensor_plan();
-        let options = accelerator.parallel_builder(plan).kind(Kind::Double);
+        let options = accelerator.parallel().model_builder(plan).kind(Kind::Double);
         let model = options.without_first_values().build(new).unwrap();
         let optimizer = AdamW::default().lr(0.01).eps(1e-3).build(&model).unwrap();
         let (mut model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();
@@ -195,7 +195,7 @@ fn any_mesh_goes_on() {
 fn a_loss_that_is_not_finite_is_an_error_on_every_rank() {
     let errors = on_ranks(4, |builder, rank| {
         let accelerator = builder.sharding(None).mesh(mesh(1, 4, 2)).build().unwrap();
-        let model = accelerator.parallel_model(new).unwrap();
+        let model = accelerator.parallel().model(new).unwrap();
         let model = accelerator.prepare(model).unwrap();
         let ids = Tensor::arange(6, (Kind::Int64, Device::Cpu)).view([1, 6]);
         let loss = model.forward(Labelled::new(&ids, &ids)).unwrap().mean().unwrap();
@@ -233,11 +233,11 @@ fn what_does_not_go_together_is_named() {
 
     on_ranks(2, |builder, _| {
         let accelerator = builder.sharding(None).expert_parallel(2).build().unwrap();
-        assert_eq!(accelerator.mesh().unwrap(), mesh(1, 2, 2));
+        assert_eq!(accelerator.parallel().mesh().unwrap(), mesh(1, 2, 2));
         assert_eq!(accelerator.data_processes().num_processes(), 2);
         let error = accelerator.prepare(Model::new(new).unwrap()).unwrap_err().to_string();
         assert!(error.contains("divide experts") && error.contains("built whole"), "{error}");
-        let model = accelerator.parallel_model(new).unwrap();
+        let model = accelerator.parallel().model(new).unwrap();
         let optimizer = Adafactor::default().build(&model).unwrap();
         let model = accelerator.prepare(model).unwrap();
         let error = accelerator.prepare(optimizer).unwrap_err().to_string();
@@ -248,7 +248,7 @@ fn what_does_not_go_together_is_named() {
         let error = joined.unwrap_err().to_string();
         assert!(error.contains("join_uneven_inputs") && error.contains("as many"), "{error}");
         let alone = Accelerator::builder().cpu(true).quiet(true).sharding(None).build().unwrap();
-        let model = accelerator.parallel_model(new).unwrap();
+        let model = accelerator.parallel().model(new).unwrap();
         let error = alone.prepare(model).unwrap_err().to_string();
         assert!(error.contains("this rank has a part of `model.layers.0.mlp.experts"), "{error}");
     });

@@ -42,7 +42,8 @@ fn assert_all_contain(errors: &[String], expected: &[&str]) {
 }
 
 fn model(accelerator: &Accelerator) -> Model<Gpt2LmHead> {
-    let builder = accelerator.parallel_builder(Gpt2LmHead::tensor_plan()).kind(Kind::Double);
+    let builder =
+        accelerator.parallel().model_builder(Gpt2LmHead::tensor_plan()).kind(Kind::Double);
     builder.without_first_values().build(|path| Gpt2LmHead::new(path, &gpt2())).unwrap()
 }
 
@@ -83,7 +84,7 @@ fn models_that_were_built_for_other_ranks() {
     on_ranks(2, |builder, _| {
         let accelerator = builder.sharding(None).mesh(mesh(1, 1, 2)).build().unwrap();
         let error = text(accelerator.prepare(whole()));
-        assert!(error.contains("was built whole") && error.contains("parallel_model"), "{error}");
+        assert!(error.contains("was built whole") && error.contains("parallel().model"), "{error}");
         let alone = Accelerator::builder().cpu(true).quiet(true).sharding(None).build().unwrap();
         let error = text(accelerator.prepare(model(&alone)));
         assert!(error.contains("for 1 tensor ranks, and this job has 2"), "{error}");
@@ -91,7 +92,7 @@ fn models_that_were_built_for_other_ranks() {
         assert!(error.contains("`transformer.wte.weight`"), "{error}");
         assert!(error.contains("do not divide layers") && error.contains("mesh"), "{error}");
         // An empty plan leaves all of it whole.
-        let builder = accelerator.parallel_builder(TensorPlan::new()).kind(Kind::Double);
+        let builder = accelerator.parallel().model_builder(TensorPlan::new()).kind(Kind::Double);
         let model = builder.build(|path: &ParamPath<'_>| Linear::new(path, 4, 2)).unwrap();
         accelerator.prepare(model).unwrap();
     });
@@ -105,12 +106,12 @@ fn models_that_differ_are_an_error_on_every_rank() {
         let errors = on_ranks(3, |builder, rank| {
             let accelerator = builder.sharding(None).mesh(mesh(1, 1, 3)).build().unwrap();
             let builder = match (rank, case) {
-                (2, 0) => accelerator.parallel_builder(TensorPlan::new()),
+                (2, 0) => accelerator.parallel().model_builder(TensorPlan::new()),
                 // Without tensor parallelism: the others must not wait for this rank.
                 (2, 1) => Model::builder(),
-                (_, 2) if rank != 2 => accelerator.parallel_builder(TensorPlan::new()),
+                (_, 2) if rank != 2 => accelerator.parallel().model_builder(TensorPlan::new()),
                 (2, 2) => Model::builder(),
-                _ => accelerator.parallel_builder(plan()),
+                _ => accelerator.parallel().model_builder(plan()),
             };
             text(accelerator.prepare(builder.build(new).unwrap()))
         });
@@ -138,7 +139,7 @@ fn rules_that_need_whole_parameters() {
     on_ranks(2, |builder, _| {
         let accelerator = builder.sharding(None).mesh(mesh(1, 1, 2)).build().unwrap();
         let new = |plan: TensorPlan| {
-            let builder = accelerator.parallel_builder(plan).without_first_values();
+            let builder = accelerator.parallel().model_builder(plan).without_first_values();
             let options = brigade_nn::LinearOptions { bias: false };
             builder.build(|path| Linear::with_options(path, 4, 6, options)).unwrap()
         };
@@ -262,7 +263,8 @@ fn an_overflow_on_one_tensor_rank_skips_the_step_everywhere() {
         let builder = builder.mixed_precision(Precision::Fp16).grad_scaler(scaler);
         let accelerator = builder.build().unwrap();
         let model = accelerator
-            .parallel_builder(TensorPlan::new().column("weight"))
+            .parallel()
+            .model_builder(TensorPlan::new().column("weight"))
             .build(|path: &ParamPath<'_>| Linear::new(path, 4, 6))
             .unwrap();
         fill(&model);
@@ -428,7 +430,7 @@ fn files_are_those_of_one_process() {
             let (accelerator, mut model, _optimizer) = prepared(builder, form);
             accelerator.load_model(&mut model, &first).unwrap();
             accelerator.save_model(&model, &one).unwrap();
-            accelerator.save_model_in_parts(&model, &parts, 9000).unwrap();
+            accelerator.checkpoints().save_model_in_parts(&model, &parts, 9000).unwrap();
             model
                 .load_full_state_dict(Some(&zeros()).filter(|_| accelerator.is_main_process()))
                 .unwrap();
@@ -511,7 +513,7 @@ fn debug_mode_compares_the_ranks_of_a_group() {
     assert_all_contain(&errors, &["the loss is", "on tensor rank", "the same samples"]);
     let errors = on_ranks(2, |builder, _| {
         let accelerator = debug(builder);
-        let builder = accelerator.parallel_builder(TensorPlan::new()).kind(Kind::Double);
+        let builder = accelerator.parallel().model_builder(TensorPlan::new()).kind(Kind::Double);
         let model = builder.build(|path| Noise(Linear::new(path / "head", 3, 4))).unwrap();
         let optimizer = Sgd::new(0.1).build(&model).unwrap();
         let (model, mut optimizer) = accelerator.prepare((model, optimizer)).unwrap();

@@ -1,20 +1,21 @@
-//! Scans of progressive files, each of a band of coefficients or of a further bit of them, as `jdphuff.c` reads them.
+//! Scans of progressive files, each of which contains a band of coefficients or one more bit of them, read by the rules
+//! of `jdphuff.c`.
 
 use super::{File, NATURAL};
 
-/// What a scan tells of its coefficients.
+/// The coefficients and bits that a scan contains.
 pub(super) struct Pass {
-    /// The band, in the order of coding: the average alone, or some of the others.
+    /// First and last coefficient of the band, in coding order: the DC coefficient alone, or some AC coefficients.
     first: usize,
     last: usize,
-    /// The lowest bit that was told before, where this scan refines it.
+    /// The lowest bit of earlier scans, if this scan refines it.
     before: Option<u8>,
-    /// The lowest bit that is told.
+    /// The lowest bit that this scan contains.
     low: u8,
 }
 
 impl Pass {
-    /// Reads the end of a scan's header; `None` for what libjpeg refuses.
+    /// Parses the end of a scan's header. Returns `None` for parameters that libjpeg rejects.
     pub(super) fn new(parameters: &[u8], components: usize) -> Option<Self> {
         let &[first, last, bits] = parameters else { return None };
         let (high, low) = (bits >> 4, bits & 15);
@@ -30,7 +31,7 @@ impl Pass {
         })
     }
 
-    /// Notes what is told now; whether it follows from the scans before.
+    /// Records which bits this scan contains. Returns `true` if they follow those of the scans before.
     pub(super) fn follows(&self, unknown: &mut [i8; 64]) -> Option<bool> {
         let mut follows = self.first == 0 || unknown[0] >= 0;
         let before = self.before.unwrap_or_default().cast_signed();
@@ -43,7 +44,7 @@ impl Pass {
 }
 
 impl File<'_> {
-    /// Reads what a scan tells of a block.
+    /// Reads the bits of a block that this scan contains.
     pub(super) fn band(
         &mut self,
         pass: &Pass,
@@ -94,7 +95,7 @@ impl File<'_> {
         Some(())
     }
 
-    /// Corrects the coefficients that are not 0, and reads which others become so.
+    /// Refines the nonzero coefficients, and reads which others become nonzero.
     fn next_bit(&mut self, pass: &Pass, block: &mut [i16; 64], table: usize) -> Option<()> {
         let bit = 1 << pass.low;
         let mut at = pass.first;
@@ -111,7 +112,7 @@ impl File<'_> {
                 self.ended_blocks = self.run_of_blocks(run)?;
                 break;
             }
-            // Zeros up to the new one, and what lies between.
+            // Skips zeros up to the new coefficient, and refines the nonzero ones between.
             while at <= pass.last {
                 if *block.get(*NATURAL.get(at)?)? != 0 {
                     self.correct(block, at, bit)?;
@@ -136,7 +137,7 @@ impl File<'_> {
         Some(())
     }
 
-    /// Reads a further bit of a coefficient that is not 0.
+    /// Reads one more bit of a nonzero coefficient.
     fn correct(&mut self, block: &mut [i16; 64], at: usize, bit: i16) -> Option<()> {
         let coefficient = block.get_mut(*NATURAL.get(at)?)?;
         if *coefficient != 0 && self.bits(1)? == 1 && *coefficient & bit == 0 {
@@ -145,7 +146,7 @@ impl File<'_> {
         Some(())
     }
 
-    /// Blocks of which nothing more is coded, this one among them.
+    /// Returns the number of blocks for which nothing more is coded, including this one.
     fn run_of_blocks(&mut self, bits: u8) -> Option<u32> {
         let more = if bits > 0 { self.bits(bits.into())? } else { 0 };
         Some((1 << bits) + more)

@@ -1,9 +1,9 @@
-//! A sound file of coefficients.
+//! Writing of coefficients as an undamaged file.
 
 use super::{EOI, Frame, NATURAL, SOI, SOS};
 
-/// Writes coefficients as a file with a scan for each component, in codes that hold any value. Where libjpeg smooths
-/// blocks, the file is progressive and leaves open what the scans have left open.
+/// Writes coefficients as a file with a scan for each component, in codes that can represent any value. If libjpeg
+/// smooths blocks, the file is progressive and leaves out the bits that the scans have left out.
 pub(super) fn write(frame: &Frame, headers: &[u8]) -> Option<Vec<u8>> {
     let mut out = vec![0xFF, SOI];
     out.extend(headers);
@@ -28,7 +28,7 @@ pub(super) fn write(frame: &Frame, headers: &[u8]) -> Option<Vec<u8>> {
     }
     let is_smoothed = frame.is_smoothed();
     segment(&mut out, if is_smoothed { 0xC2 } else { 0xC1 }, &head)?;
-    // 16 categories of 5 bits; 128 symbols of 8 bits and as many of 9.
+    // 16 categories of 5 bits; 128 symbols of 8 bits and 128 of 9 bits.
     let mut direct = vec![0; 17];
     direct[5] = 16;
     direct.extend(0..16);
@@ -61,14 +61,15 @@ pub(super) fn write(frame: &Frame, headers: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Coefficients of a scan, in the order of coding, and the lowest bit of them that it tells.
+/// Coefficients of a scan, in coding order, and the lowest bit of them that the scan contains.
 struct Band {
     first: u8,
     last: u8,
     low: u8,
 }
 
-/// The average, and each stretch of other coefficients that are known to the same bit.
+/// Returns the bands of the scans: the DC coefficient, and each range of AC coefficients that are known to the same
+/// bit.
 fn bands(unknown: &[i8; 64]) -> Vec<Band> {
     let mut bands: Vec<Band> = Vec::new();
     for (place, low) in (0..).zip(unknown) {
@@ -103,7 +104,7 @@ impl BitWriter<'_> {
         }
     }
 
-    /// A number of a category; `None` where the coding has none for it.
+    /// Returns the category and the bits of a number; `None` if the coding cannot represent it.
     fn value(value: i16) -> Option<(u32, u32)> {
         let category = 16 - value.checked_abs()?.leading_zeros();
         let bits = if value < 0 { value - 1 } else { value };
@@ -112,14 +113,14 @@ impl BitWriter<'_> {
 
     fn block(&mut self, block: &[i16; 64], band: &Band, before: &mut i16) -> Option<()> {
         let Band { first, last, low } = *band;
-        // Bits below are of scans that came in no order.
+        // Bits below `low` are from scans in the wrong order.
         let told = |place: usize| {
             let coefficient = *block.get(*NATURAL.get(place)?)?;
             (coefficient % (1 << low) == 0).then_some(coefficient >> low)
         };
         if first == 0 {
             let average = told(0)?;
-            // The decoder's sum wraps as this difference does.
+            // The decoder's sum wraps in the same way as this difference.
             let (category, value) = Self::value(average.wrapping_sub(*before))?;
             *before = average;
             self.bits(category, 5);

@@ -94,7 +94,7 @@ enum Answer {
     FailureDetails(usize),
     Swept,
     Drained(u32),
-    OthersTold,
+    OthersNotified,
 }
 
 /// The processes of this host.
@@ -283,7 +283,7 @@ impl World {
                 assert!(self.group.is_none(), "reported while ranks run");
                 self.reported = true;
                 if !self.told {
-                    self.answers.push(Answer::OthersTold);
+                    self.answers.push(Answer::OthersNotified);
                 }
             }
             Action::Exit { written } => {
@@ -316,7 +316,7 @@ impl World {
                 self.drained.insert(attempt);
                 Event::Drained
             }
-            Answer::OthersTold => Event::OthersTold,
+            Answer::OthersNotified => Event::OthersNotified,
         };
         self.event(event);
     }
@@ -373,7 +373,7 @@ impl World {
             }
             Happens::Tells => {
                 self.told = true;
-                self.event(Event::OthersTold);
+                self.event(Event::OthersNotified);
             }
             Happens::Breaks { may_resume } => {
                 let how = "it broke".to_owned();

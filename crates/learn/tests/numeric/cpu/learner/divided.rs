@@ -54,7 +54,7 @@ fn classifier(accelerator: &Accelerator, shuffle: bool) -> Learner {
     let data = Loaders::new(texts(48, batch).shuffle(shuffle), texts(13, 3)).unwrap();
     accelerator.set_seed(7);
     let plan = BertForSequenceClassification::tensor_plan();
-    let model = accelerator.parallel_builder(plan).kind(Kind::Double).build(new).unwrap();
+    let model = accelerator.parallel().model_builder(plan).kind(Kind::Double).build(new).unwrap();
     Learner::new(accelerator, data, model)
         .unwrap()
         .split_by_prefix(&[&["bert.embeddings", "bert.encoder"], &["bert.pooler", "classifier"]])
@@ -231,7 +231,7 @@ dist_test!(world = 2, dist_parts_need_their_ranks, |_world: World| {
     let whole = Model::builder().kind(Kind::Double).build(new).unwrap();
     let data = Loaders::train_only(texts(8, 4)).unwrap();
     let mut whole = Learner::new(&accelerator, data, whole).unwrap().quiet(true);
-    refused(whole.fit(1, 0.1, ()), "build it by `Accelerator::parallel_model`");
+    refused(whole.fit(1, 0.1, ()), "build it by `Accelerator::parallel().model`");
 });
 
 #[test]
