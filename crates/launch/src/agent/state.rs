@@ -39,7 +39,8 @@ pub(super) struct Facts {
     pub(super) kind: Kind,
     /// `true` if the job may go on without this host.
     pub(super) may_leave: bool,
-    /// `true` if the coordinator was found on this host itself.
+    /// `true` if a loopback address of rank 0 is not an error, because the coordinator's address is one, too, or
+    /// because there is one host.
     pub(super) near: bool,
     /// Address of the coordinator, for messages.
     pub(super) coordinator: String,
