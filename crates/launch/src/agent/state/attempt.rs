@@ -422,7 +422,7 @@ impl AgentState {
         self.ask(all, signal);
     }
 
-    /// Asks all ranks to stop without waiting for them.
+    /// Cancels an attempt that is being prepared, or asks its ranks to stop unless they are stopping already.
     pub(super) fn stop_quietly(&mut self) {
         self.cancel();
         if self.group.as_ref().is_some_and(|group| !group.is_stopping()) {

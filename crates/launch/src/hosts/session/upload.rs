@@ -47,7 +47,7 @@ impl Session {
         }
     }
 
-    /// Copies the missing files of the bundle to the host, and returns the paths of all of them.
+    /// Copies the missing files of the bundle to the host. Returns how to start the program from there.
     pub(super) fn copy(
         &mut self,
         bundle: &Bundle,
