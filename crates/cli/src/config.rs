@@ -189,7 +189,7 @@ fn set(name: &str, value: &str, file: &FileArgs, variables: &Variables) -> anyho
         && let Ok(other) = file.to_read(variables)
         && brigade_config::is_accelerates(&other.path)
     {
-        // A settings file of Brigade's own would hide everything in this one.
+        // A settings file of Brigade's own would take precedence over everything in this one.
         anyhow::bail!(Usage(format!(
             "the settings are in {}, a file of Accelerate's: `brigade config update` makes one of \
              Brigade's own of it, which can be changed",
