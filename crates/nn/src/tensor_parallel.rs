@@ -69,8 +69,8 @@ impl Divided {
     }
 }
 
-/// The edges of divided layers: where values that are equal on all ranks of a tensor group go into layers of which each rank
-/// has a part, and where their outputs come out ([`brigade_torch::regions`]).
+/// Inputs and outputs of divided layers: values that are equal on all ranks of a tensor group enter layers of which
+/// each rank has a part, and the layers' outputs are combined again ([`brigade_torch::regions`]).
 ///
 /// ```
 /// use brigade_nn::TensorRegion;
