@@ -132,7 +132,7 @@ impl TextCodec {
     /// Returns the numbers of a text's tokens.
     ///
     /// # Errors
-    /// When the tokenizer refuses the text, or the vocabulary has neither a token nor one for unknown ones.
+    /// Fails if the tokenizer refuses the text, or the vocabulary has neither a token nor one for unknown ones.
     pub fn ids(&self, text: &str) -> Result<Vec<i64>> {
         let mut tokens = TokenList::new();
         self.tokenizer.tokenize(text, &mut tokens).map_err(TextError::from)?;
@@ -163,7 +163,7 @@ impl TextCodec {
     /// ```
     ///
     /// # Errors
-    /// When texts cannot be read or split, or one has no token.
+    /// Fails if texts cannot be read or split, or one has no token.
     pub fn loader(
         &self,
         texts: &TextSource,
@@ -269,7 +269,7 @@ impl ItemCodec for TextCodec {
 /// those of [`brigade_learn::data::codec_from`]. It is what `Predictor::load_with` takes.
 ///
 /// # Errors
-/// When there is no such kind, or the settings are not its own: those of a later version.
+/// Fails if there is no such kind, or the settings are not its own: those of a later version.
 pub fn codec_from(kind: &str, settings: &serde_json::Value) -> Result<Arc<dyn ItemCodec>> {
     if kind != KIND {
         return data::codec_from(kind, settings);

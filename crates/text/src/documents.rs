@@ -28,7 +28,7 @@ pub trait Documents: fmt::Debug + Send + Sync {
     /// Appends the numbers of the tokens of a text in a range.
     ///
     /// # Errors
-    /// When the text has no such range, or cannot be read.
+    /// Fails if the text has no such range, or cannot be read.
     fn read(&self, document: usize, range: Range<usize>, ids: &mut Vec<i64>) -> Result<()>;
 }
 

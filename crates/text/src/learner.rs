@@ -137,7 +137,7 @@ const MOMENTA: [f64; 3] = [0.8, 0.7, 0.8];
 /// ```
 ///
 /// # Errors
-/// When the pretrained files cannot be read, or do not fit the model or each other.
+/// Fails if the pretrained files cannot be read, or do not fit the model or each other.
 pub fn language_model_learner(
     accelerator: &Accelerator,
     data: TextData,

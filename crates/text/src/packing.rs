@@ -129,7 +129,7 @@ impl PackedBatch {
     /// `brigade_models` take as `Tokens`, and their outputs are those of each text alone.
     ///
     /// # Errors
-    /// When libtorch fails.
+    /// Fails if libtorch fails.
     pub fn attention_mask(&self, causal: bool) -> Result<Tensor> {
         block_mask(&self.sequence_ids, causal)
     }

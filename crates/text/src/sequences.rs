@@ -24,7 +24,7 @@ pub trait Sequences: fmt::Debug + Send + Sync {
     /// Returns the sequence at an index.
     ///
     /// # Errors
-    /// When there is none of this number, or it cannot be read.
+    /// Fails if there is none of this number, or it cannot be read.
     fn get(&self, index: usize) -> Result<Sequence>;
 }
 

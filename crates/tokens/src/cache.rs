@@ -112,7 +112,7 @@ impl TokenCorpus {
     /// Writes the corpus to a file. An existing file is replaced when all of the new one is on the disk.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         write::save(self, path.as_ref())
     }

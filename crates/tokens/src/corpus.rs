@@ -183,7 +183,7 @@ impl TokenCorpus {
     /// Returns the texts as token ids of a vocabulary. This looks up each distinct token once, and reads no text.
     ///
     /// # Errors
-    /// When a token of the corpus is unknown and the vocabulary has no unknown token.
+    /// Fails if a token of the corpus is unknown and the vocabulary has no unknown token.
     pub fn ids(&self, vocabulary: &Vocabulary) -> Result<TokenIds> {
         let numbers = self.0.tokens.iter().map(|token| vocabulary.id_or_unknown(token));
         Ok(TokenIds { corpus: self.clone(), numbers: numbers.collect::<Result<_>>()? })

@@ -93,7 +93,7 @@ impl English {
     /// ```
     ///
     /// # Errors
-    /// When a token is empty.
+    /// Fails if a token is empty.
     pub fn with_special_cases<T: Into<String>>(
         self,
         cases: impl IntoIterator<Item = impl IntoIterator<Item = T>>,

@@ -57,14 +57,14 @@ pub trait TextLearner {
     /// rank calls it.
     ///
     /// # Errors
-    /// When the file cannot be read, or does not fit: nothing was changed.
+    /// Fails if the file cannot be read, or does not fit: nothing was changed.
     fn load_encoder(&mut self, path: impl AsRef<Path>) -> Result<()>;
 
     /// Goes on with a text: returns it with so many words after it, drawn from libtorch's generator. It needs no
     /// other rank.
     ///
     /// # Errors
-    /// When the model is no language model, or the data do not say how texts are split.
+    /// Fails if the model is no language model, or the data do not say how texts are split.
     fn generate(&mut self, text: &str, words: usize, options: &Generate) -> Result<String>;
 }
 
