@@ -165,7 +165,7 @@ impl HuggingFaceTokenizer {
     /// Encodes a text as token ids.
     ///
     /// # Errors
-    /// When the tokenizer refuses it, for example because it has no unknown token for it, or the strategy of truncation
+    /// Fails if the tokenizer refuses it, for example because it has no unknown token for it, or the strategy of truncation
     /// cannot make it short enough.
     pub fn encode(&self, text: &str) -> Result<Encoding> {
         self.encode_texts(text, None, OffsetType::Byte).map(|encoding| Encoding::of(&encoding))
@@ -349,7 +349,7 @@ impl HuggingFaceTokenizer {
     /// with the special tokens and the maximum length into a folder, which is created if it does not exist.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// Fails if a file cannot be written.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         let folder = folder.as_ref();
         fs::create_dir_all(folder).map_err(io_error(folder))?;

@@ -219,7 +219,7 @@ impl Vocabulary {
     /// Returns the ids of a text's tokens. Tokens that the vocabulary does not have get the id of the unknown token.
     ///
     /// # Errors
-    /// When a token is unknown and the vocabulary has no unknown token.
+    /// Fails if a token is unknown and the vocabulary has no unknown token.
     pub fn ids(&self, tokens: &TokenList) -> Result<Vec<u32>> {
         tokens.iter().map(|token| self.id_or_unknown(token)).collect()
     }

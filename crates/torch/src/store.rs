@@ -74,7 +74,7 @@ impl TcpStore {
     /// other process can take the port in between.
     ///
     /// # Errors
-    /// When the port of the socket cannot be read.
+    /// Fails if the port of the socket cannot be read.
     pub fn server_on(listener: TcpListener) -> Result<Self, Error> {
         let address = listener.local_addr().map_err(|e| {
             Error::invalid_argument(format!("the store's socket has no address: {e}"))

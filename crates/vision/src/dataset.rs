@@ -143,7 +143,7 @@ impl<S: ImageSource> ImageDataset<S> {
     /// as `f32`. Of a [`Labelled`] source `From` makes one.
     ///
     /// # Errors
-    /// When there are not as many labels as images.
+    /// Fails if there are not as many labels as images.
     pub fn new(source: S, labels: Vec<i64>) -> Result<Self> {
         Ok(ImageSamples::new(source, labels).map_err(VisionError::from)?.into())
     }

@@ -48,7 +48,7 @@ impl<S: ImageSource> PointDataset<S> {
     /// Joins images and the points of each, as `[x, y]` in pixels from the upper left corner of the file's image.
     ///
     /// # Errors
-    /// When there are not as many lists of points as images, or they differ in their number of points.
+    /// Fails if there are not as many lists of points as images, or they differ in their number of points.
     pub fn new(images: S, points: Vec<Vec<[f64; 2]>>) -> Result<Self> {
         let count = points.first().map_or(0, Vec::len);
         if let Some(index) = points.iter().position(|list| list.len() != count) {

@@ -64,7 +64,7 @@ impl<S: ImageSource, M: ImageSource> SegmentationDataset<S, M> {
     /// Joins images and their masks, which are at the same places of two sources.
     ///
     /// # Errors
-    /// When there are not as many masks as images.
+    /// Fails if there are not as many masks as images.
     pub fn new(images: S, masks: M) -> Result<Self> {
         if images.len() != masks.len() {
             return Err(Error::invalid_argument(format!(
@@ -91,7 +91,7 @@ impl SegmentationDataset<ImageFiles, ImageFiles> {
     /// its folder to the path of its mask below `masks`.
     ///
     /// # Errors
-    /// When a mask is not there.
+    /// Fails if a mask is not there.
     pub fn open(
         images: ImageFiles,
         masks: impl AsRef<Path>,

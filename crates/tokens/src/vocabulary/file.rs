@@ -38,7 +38,7 @@ impl Vocabulary {
     /// Writes the vocabulary as JSON. An existing file is replaced when all of the new one is written.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let json = self.to_json();
         write_whole(path.as_ref(), |file| file.write_all(json.as_bytes()))

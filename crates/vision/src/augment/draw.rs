@@ -30,7 +30,7 @@ impl Augment {
     /// sample's seed, but for the numbers of a mixture, which follow from all of them.
     ///
     /// # Errors
-    /// When there are not as many seeds as images, or the batch has another shape.
+    /// Fails if there are not as many seeds as images, or the batch has another shape.
     pub fn draw(&self, seeds: &[u64], images: &Tensor) -> Result<Tensor> {
         let (height, width) = match images.size().as_slice() {
             &[rows, _, height, width] if rows == seeds.len() as i64 => (height, width),
