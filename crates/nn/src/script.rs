@@ -12,8 +12,8 @@ use crate::error::ModelError;
 use crate::param_path::is_floating_point;
 use crate::{Model, Module, ParamPath, Training};
 
-/// A module that Python wrote with `torch.jit.script` or `torch.jit.trace`: the module of a
-/// [`Model::from_torchscript`]. `O` is what its forward gives, a tensor unless said otherwise.
+/// A module that was saved in Python with `torch.jit.script` or `torch.jit.trace`: the module of a
+/// [`Model::from_torchscript`]. `O` is the type of its output. Defaults to a tensor.
 pub struct TorchScript<O = Tensor> {
     script: Script,
     training: Training,
@@ -167,10 +167,10 @@ inputs!(a: &Tensor, b: &Tensor, c: &Tensor, d: &Tensor);
 /// Outputs of a TorchScript forward: a tensor, tuples of up to four, `Vec`s, `Option`s, maps from `String`, or the
 /// [`ScriptValue`] itself.
 pub trait TorchScriptOutput: Sized {
-    /// Takes a value apart.
+    /// Converts a value to the output type.
     ///
     /// # Errors
-    /// What was expected instead, for a message.
+    /// Returns a description of the expected type, for a message.
     fn from_value(value: ScriptValue) -> Result<Self, &'static str>;
 }
 

@@ -1,7 +1,7 @@
-//! Weights files: safetensors and PyTorch's `.pth`, out and in.
+//! Reading and writing of weights files: safetensors and PyTorch's `.pth`.
 //!
-//! The format is told from the first bytes, not from the file's name. Nothing in a file is ever
-//! executed, and no file, however made, costs memory out of proportion to its size.
+//! The format is detected from the first bytes, not from the file's name. Nothing in a file is ever executed, and even
+//! a malicious file cannot cost memory out of proportion to its size.
 
 mod parts;
 mod pth;
@@ -192,7 +192,7 @@ impl<M> Model<M> {
                 tensors.into_iter().partition(|(_, tensor)| !has_memory(tensor));
             now.iter().for_each(|(_, tensor)| deferred.keep(TensorId::of(tensor)));
             let later = later.into_iter().map(|(name, tensor)| {
-                // Of tied weights each name is read.
+                // Each name of tied weights is read.
                 let id = TensorId::of(&tensor);
                 (name, id, parts.get(&id).cloned())
             });
@@ -202,11 +202,11 @@ impl<M> Model<M> {
     }
 
     /// Compares open weights with the model as [`Model::load_weights`] does. Returns each tensor of the files with the
-    /// model's tensor that it is for, and the report. For models whose tensors cannot be read into, such as those that
-    /// are spread over ranks.
+    /// model's tensor that should receive it, and the report. For models into whose tensors one cannot read, such as
+    /// those that are divided over ranks.
     ///
     /// # Errors
-    /// Returns the errors of [`Model::load_state_dict`]; a type that tensors cannot have.
+    /// Returns the errors of [`Model::load_state_dict`], and an error for a type that tensors cannot have.
     pub fn matched<'w>(
         &self,
         weights: &'w WeightsReader,
