@@ -131,6 +131,6 @@ fn checked(options: &AttentionOptions) -> Result<ffi::AttentionOptions, Error> {
             "attention: expected a scale above 0, found {scale:?}"
         )));
     }
-    // 0 stands for the default.
+    // The C++ function takes 0 for the default.
     Ok(ffi::AttentionOptions { dropout, causal, scale: scale.unwrap_or(0.0) })
 }

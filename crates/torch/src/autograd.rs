@@ -1,4 +1,4 @@
-//! Gradients: what tch leaves out.
+//! Functions for gradients that tch does not have.
 
 use tch::Tensor;
 

@@ -1,4 +1,4 @@
-//! Numbers of an optimizer step that are tensors.
+//! Numbers of an optimizer step in tensors.
 
 use tch::Tensor;
 
@@ -37,7 +37,7 @@ pub struct DeviceNumbers<'a> {
 }
 
 impl DeviceNumbers<'_> {
-    /// Runs `call` with the numbers as the border takes them: none, or four, of which some are undefined.
+    /// Runs `call` with the numbers in the form of the C++ functions: none, or four, of which some are undefined.
     pub(crate) fn lend<R>(&self, call: impl FnOnce(&[ffi::TensorRef<'_>]) -> R) -> R {
         let Self { lr, steps, grad_scale, found_inf } = *self;
         let numbers = [lr, steps, grad_scale, found_inf];

@@ -74,7 +74,7 @@ const KINDS: [(Kind, Dtype); 12] = [
     (Kind::ComplexDouble, Dtype::C128),
 ];
 
-/// PyTorch's name, without `torch.`.
+/// Returns PyTorch's name of the type, without `torch.`.
 pub(crate) fn type_name(kind: Kind) -> String {
     let name = match kind {
         Kind::Uint8 => "uint8",

@@ -179,7 +179,7 @@ impl Error {
     }
 }
 
-/// An error and its causes, with the detail of an [`Error`] in its place.
+/// Formats an error and its causes. An [`Error`] is replaced by its detail.
 fn chain<'a>(
     error: &'a (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
@@ -265,7 +265,7 @@ impl From<brigade_sampling::PlanError> for Error {
     }
 }
 
-/// A wrong variable is an error of the environment, all else of an argument.
+/// A wrong variable is an error of the environment, any other an error of an argument.
 impl From<brigade_sharding::ShardingError> for Error {
     fn from(error: brigade_sharding::ShardingError) -> Self {
         let kind = match error {
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(error.fault(), Some(Fault::PeerLost));
         assert_eq!(error.downcast_ref::<AtBatch>().map(|detail| detail.batch), Some(3));
         assert!(error.downcast_ref::<TchError>().is_none());
-        // A text that has its cause's in it is printed without it.
+        // A message that contains the message of its cause is printed without the latter.
         assert_eq!(format!("{error:?}"), "batch 3: wait failed (a peer is gone): gone");
         let error = error.downcast::<TorchError>().unwrap_err();
         assert_eq!(error.downcast::<AtBatch>().unwrap().batch, 3);

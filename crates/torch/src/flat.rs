@@ -395,7 +395,7 @@ fn lamb_part(
     })
 }
 
-/// Memory for two sums of squares of each parameter.
+/// Allocates memory for two sums of squares of each parameter.
 fn squares_of(parameters: &[&Tensor]) -> Result<Vec<Tensor>, Error> {
     let pair = |parameter: &&Tensor| Tensor::f_empty([2], (Kind::Double, parameter.device()));
     Ok(parameters.iter().map(pair).collect::<Result<_, _>>()?)

@@ -1,4 +1,4 @@
-//! Graphs: what a GPU was given, recorded once and given again in one call.
+//! Graphs: operations on a GPU that are recorded once and replayed with one call.
 //!
 //! After a recording that failed, libtorch leaves its allocators in the recording, and before 2.13 its generator too:
 //! `cpp/graph.cpp` takes them out. It also keeps cuBLAS's workspaces, which libtorch 2.13 drops with a graph while

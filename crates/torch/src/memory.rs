@@ -198,15 +198,15 @@ impl<T: Element> Elements<'_, T> {
         }
     }
 
-    /// The address of the first byte of `range`.
+    /// Returns the address of the first byte of `range`.
     fn checked(&self, range: &Range<usize>) -> *const u8 {
         let (address, len) = self.memory();
         assert!(range.start <= range.end && range.end <= len, "elements {range:?} of {len}");
         (address as *const u8).wrapping_add(range.start * size_of::<T>())
     }
 
-    /// Address and number of the elements that the tensor holds now: as many as its bytes are, whatever their
-    /// kind has become.
+    /// Returns the address and the number of the elements that the tensor holds now. The number follows from its bytes,
+    /// even if its kind has changed.
     fn memory(&self) -> (usize, usize) {
         let (address, bytes) = memory_of("elements", self.tensor).unwrap_or((0, 0));
         (address, bytes / size_of::<T>())
@@ -221,8 +221,9 @@ impl<T> fmt::Debug for Elements<'_, T> {
 
 /// Lets `fill` write the memory of a contiguous CPU tensor, as a read from a file does, without a copy.
 ///
-/// Autograd does not notice: for leaves and buffers, outside of a forward pass. Not public: `fill` must not
-/// use the storage through another handle. The bytes of truth values are brought to 0 and 1 afterwards.
+/// Autograd does not record the change: use it for leaves and buffers, outside of a forward pass. It is not public
+/// because `fill` must not use the storage through another handle. The bytes of Boolean values are set to 0 or 1
+/// afterwards.
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] when the tensor is on a device, sparse or not contiguous; the errors of
@@ -243,7 +244,7 @@ pub(crate) fn fill_bytes<E: From<Error>>(
     if tensor.f_kind().map_err(Error::from)? != Kind::Bool {
         return fill(memory);
     }
-    // C++ has only two values of bool, and must not get another even if `fill` panics.
+    // A bool has only two valid values in C++, and must not get another one even if `fill` panics.
     let mut truths = vec![0; bytes];
     fill(&mut truths)?;
     for (to, from) in memory.iter_mut().zip(truths) {
@@ -252,7 +253,7 @@ pub(crate) fn fill_bytes<E: From<Error>>(
     Ok(())
 }
 
-/// Address and size of a contiguous CPU tensor's memory.
+/// Returns the address and size of a contiguous CPU tensor's memory.
 fn memory_of(doing: &'static str, tensor: &Tensor) -> Result<(usize, usize), Error> {
     let failed = |error: cxx::Exception| Error::libtorch(doing, &error);
     if !ffi::tensor_is_plain(borrow(tensor)).map_err(failed)? {
@@ -290,7 +291,7 @@ pub fn keep_freed_memory() {
         ["0", "false", "off", "no"].contains(&value.trim().to_ascii_lowercase().as_str())
     });
     if !chosen && !off {
-        // A C library without the setting is as fast as it is.
+        // Does nothing with a C library that does not have the setting.
         ffi::keep_freed_memory();
     }
 }

@@ -84,7 +84,7 @@ pub fn try_recomputed<R, E: fmt::Display>(
     let output = part(&owned);
     drop(entered);
     if output.is_err() {
-        // Without an output no backward needs the part.
+        // Without an output there is no backward that needs the part.
         return Ok(output);
     }
     let again = move |inputs: &[Tensor]| match part(inputs) {
@@ -103,7 +103,7 @@ pub fn is_recomputing() -> bool {
     ffi::is_recomputing()
 }
 
-/// Operations of this thread leave out what they save, until this is dropped.
+/// Disables saving of tensors by this thread's operations until it is dropped.
 struct Entered;
 
 impl Drop for Entered {

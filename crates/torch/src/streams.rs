@@ -91,7 +91,7 @@ impl SideStream {
 
 impl Drop for SideStream {
     fn drop(&mut self) {
-        // A kernel that has failed is an error of what comes next on the device.
+        // An error of a kernel is returned by the next operation on the device.
         let _ = ffi::leave_side_stream(self.gpu, self.stream);
     }
 }

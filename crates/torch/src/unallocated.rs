@@ -93,7 +93,7 @@ mod tests {
         for (place, failure) in failures.into_iter().enumerate() {
             assert!(failure.is_err(), "{place}");
         }
-        // A view is made, and its use is an error as that of the tensor itself.
+        // A view can be created, and its use is the same error as a use of the tensor itself.
         let rows = [tensor.narrow(0, 1, 2), tensor.tr(), tensor.view([12])];
         for rows in rows {
             let failure = rows.f_sum(Kind::Float).unwrap_err().to_string();

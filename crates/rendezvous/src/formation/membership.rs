@@ -93,8 +93,7 @@ impl Formation {
 
     /// Handles an agent that has lost its connection, or received nothing over it, and connects again.
     ///
-    /// What was on its way to it may be lost, so that it is told again; it does the same. Both sides
-    /// take no notice of what they know.
+    /// Messages in transit may be lost, so both sides repeat theirs. Each ignores what it has received before.
     pub(super) fn resumes(&mut self, connection: AgentId, join: &Join) {
         if let Some(reason) = self.foreign(join) {
             return self.refuse(connection, &join.host, reason);
