@@ -1,4 +1,4 @@
-//! Capture of libtorch's warnings.
+//! Scopes that hide warnings of libtorch.
 
 use std::fmt;
 use std::marker::PhantomData;
