@@ -8,7 +8,7 @@ use crate::error::Error;
 /// Parameters of an optimizer step as tensors on the parameters' device, so that the host neither waits for their
 /// values nor passes them in kernel launches. Each is a floating-point tensor of one element.
 ///
-/// With any of them a step is made of operations on the device, on the CPU, too: for tests.
+/// With any of them a step consists of operations on the device. This includes the CPU, for tests.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, fused};

@@ -41,8 +41,8 @@ pub fn loaded_kind(name: &str, dtype: Dtype) -> Result<Kind, String> {
 
 /// Makes a tensor from a copy of a file's bytes, whose number must fit shape and type.
 ///
-/// Bytes of truth values other than 0 and 1 become 1, also in `bytes`: C++ has only these two, and any other
-/// byte would be undefined behaviour there.
+/// Bytes of Boolean values other than 0 and 1 become 1, also in `bytes`: C++ has only these two, and any other byte
+/// would be undefined behaviour there.
 ///
 /// # Errors
 /// Returns libtorch's error for an invalid shape, and for a type of which [`kind_of`] is `None`.

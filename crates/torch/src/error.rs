@@ -16,10 +16,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The error of models, data, optimizers, metrics, training loops and collectives, so that `?` converts each of them in
 /// one program.
 ///
-/// [`kind`](Self::kind) shows how a program can react. The detail is an enum of the crate in which it happened,
-/// such as [`TorchError`], or an error of the program's own: [`downcast_ref`](Self::downcast_ref) gives it. `Display`
-/// and `source` are the detail's. `Debug` is the text with its causes and not the fields, because that is what a
-/// program shows whose `main` returns the error.
+/// [`kind`](Self::kind) shows how a program can react. The detail is an enum of the crate in which it happened, such as
+/// [`TorchError`], or a custom error of the program; [`downcast_ref`](Self::downcast_ref) returns it. `Display` and
+/// `source` are the detail's. `Debug` prints the message and its causes instead of the fields, because a program whose
+/// `main` returns the error prints that.
 ///
 /// ```
 /// use brigade_torch::{Error, ErrorKind, Result};
@@ -93,8 +93,8 @@ impl Error {
 
     /// Wraps a custom error of the program, or a plain message.
     ///
-    /// Its kind is [`ErrorKind::Custom`], or [`ErrorKind::OutOfMemory`] if it or a cause is that memory ran out.
-    /// What is an [`Error`] already stays as it is.
+    /// Its kind is [`ErrorKind::Custom`], or [`ErrorKind::OutOfMemory`] if it or one of its causes is a lack of memory.
+    /// An [`Error`] is returned unchanged.
     ///
     /// ```
     /// use std::num::ParseIntError;

@@ -28,10 +28,9 @@ pub const DEFAULT_GROUP_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// A set of ranks that run collectives together. A clone is a handle to the same group.
 ///
-/// All ranks call the same operations in the same order, from one thread at a time: operations of two
-/// threads may come in another order on each rank. Operations are methods; see the module
-/// `collective` for their shapes. A blocking operation has an asynchronous twin named `start_…` whose
-/// [`crate::Work`] owns the tensors until it is waited for.
+/// All ranks call the same operations in the same order, from one thread at a time: operations of two threads may have
+/// a different order on each rank. Operations are methods; see the module `collective` for their shapes. A blocking
+/// operation has an asynchronous twin named `start_…` whose [`crate::Work`] owns the tensors until it is waited for.
 ///
 /// ```
 /// use brigade_torch::{Backend, GroupOptions, ProcessGroup, ReduceOp, Store};
@@ -482,10 +481,11 @@ impl ProcessGroup {
     }
 
     /// Computes gradients as [`crate::backward`] does, for a loss whose gradients a [`crate::Reducer`] of this group
-    /// reduces. If the reduction fails, the group is marked as failed, so that nothing waits for lost peers.
+    /// reduces. If the reduction fails, the group is marked as failed, so that later operations do not wait for lost
+    /// peers.
     ///
-    /// No collective of this group may be started on another thread meanwhile: the reducer's own are, and
-    /// ranks would number them differently.
+    /// No other thread may start a collective of this group in the meantime, because ranks could then number it and the
+    /// reducer's collectives differently.
     ///
     /// # Errors
     /// [`crate::TorchError::Collective`] if a peer is lost or did not arrive in time; the error of a

@@ -78,9 +78,9 @@ pub fn from_vec<T: Element>(mut data: Vec<T>, shape: &[i64]) -> Result<Tensor, E
 
 /// A view of the elements of a contiguous CPU tensor, in row-major order, from which they can be copied.
 ///
-/// It never lends a reference into the tensor's memory, and keeps no address of it: other handles of the same
-/// tensor (`shallow_clone`) may write there, resize the tensor or replace its memory (`set_data`) at any time,
-/// and the type system cannot see those. Each call copies what the tensor holds then.
+/// It never lends a reference into the tensor's memory, and keeps no address of it: other handles of the same tensor
+/// (`shallow_clone`) may write there, resize the tensor or replace its memory (`set_data`) at any time, and the type
+/// system does not detect that. Each call copies the current elements of the tensor.
 pub struct Elements<'a, T> {
     tensor: &'a Tensor,
     element: PhantomData<T>,
@@ -268,18 +268,17 @@ fn memory_of(doing: &'static str, tensor: &Tensor) -> Result<(usize, usize), Err
 
 /// Makes the process keep the CPU memory that tensors free, for the next tensors.
 ///
-/// A training step allocates and frees the same large tensors again and again. By default glibc gives
-/// such memory back to the system each time, and the system clears every page of it again: on the CNN of
-/// the examples that took a quarter of the step. The price is that a process stays as large as it once
-/// was; [`release_memory`] frees unused memory.
+/// A training step allocates and frees the same large tensors again and again. By default glibc returns such memory to
+/// the system each time, and the system clears every page of it again. With the CNN of the examples that took a quarter
+/// of the step. In exchange a process keeps its maximum size; [`release_memory`] frees unused memory.
 ///
-/// It is a setting of the whole process, which the Accelerator makes by default. On Linux,
-/// libtorch's allocator of CPU tensors is replaced: tensors of 1 MB and more lie in one stretch of
-/// addresses of the machine's size, in huge pages where the kernel has them (not under `ulimit -v`, nor
-/// where the kernel counts promised memory). glibc's `malloc` is configured not to return freed memory to the
-/// system (`M_TRIM_THRESHOLD`, `M_MMAP_THRESHOLD`), and 64 MB of its heap are asked to be huge pages.
-/// `BRIGADE_KEEP_MEMORY=0` leaves everything as it is, and so does a setting of the C library in the
-/// environment (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`).
+/// It is a setting of the whole process, which the Accelerator makes by default. On Linux, libtorch's allocator of CPU
+/// tensors is replaced: tensors of 1 MB and more are in one range of addresses with the size of the machine's memory,
+/// in huge pages where the kernel supports them (not under `ulimit -v`, nor where the kernel does not overcommit
+/// memory). glibc's `malloc` is configured not to return freed memory to the system (`M_TRIM_THRESHOLD`,
+/// `M_MMAP_THRESHOLD`), and 64 MB of its heap are requested as huge pages. `BRIGADE_KEEP_MEMORY=0` disables all of
+/// this, and so does a setting of the C library in the environment (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`,
+/// `GLIBC_TUNABLES`).
 ///
 /// A process that is forked without `exec` afterwards must not use tensors: its first allocation ends it
 /// with a message, since another thread may have held the allocator's lock.

@@ -14,14 +14,14 @@ use crate::error::Error;
 /// checkpointing, less memory for more time
 /// ([torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html), without reentrant autograd).
 ///
-/// `part` gets the inputs, and owns all else that it needs: layers behind an `Arc<Mutex<…>>`
-/// (`brigade_nn::Recompute` does that for a layer), shallow clones of tensors. It runs a second time
-/// with the same inputs, the states of the random number generators and of autocast that it had, so dropout
-/// drops the same, and all gradients are those of a plain forward, bit for bit. Parts nest; reducers,
-/// [`crate::grad`] and `create_graph` work as ever. Without gradients (`no_grad`) it is a plain call.
+/// `part` gets the inputs, and owns everything else that it needs: layers behind an `Arc<Mutex<…>>`
+/// (`brigade_nn::Recompute` does that for a layer), shallow clones of tensors. It runs a second time with the same
+/// inputs, the states of the random number generators and of autocast that it had, so dropout drops the same values,
+/// and all gradients are those of a plain forward, bit for bit. Parts can be nested, and reducers, [`crate::grad`] and
+/// `create_graph` work as usual. Without gradients (`no_grad`) it is a plain call.
 ///
-/// Side effects of the part happen twice. [`is_recomputing`] is `true` the second time;
-/// the batch normalisations of `brigade_nn` leave their running statistics alone then.
+/// Side effects of the part happen twice. [`is_recomputing`] is `true` the second time; the batch normalisations of
+/// `brigade_nn` do not update their running statistics then.
 ///
 /// ```
 /// use brigade_torch::{backward, gradient, recomputed};

@@ -131,8 +131,8 @@ impl Reducer {
     /// Makes a reducer: compares the models of all ranks, copies rank 0's parameters and buffers, and installs hooks on
     /// the parameters' gradients. Every rank of the group calls it.
     ///
-    /// `parameters` are all parameters that are trained, each once, in the order of registration, by
-    /// name; `buffers` is what is not trained.
+    /// `parameters` are all parameters that are trained, each once, in the order of registration, by name; `buffers`
+    /// are the tensors that are not trained.
     ///
     /// # Errors
     /// [`crate::TorchError::ModelsDiffer`] on every rank, naming the first parameter or buffer that differs;

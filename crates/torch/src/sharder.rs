@@ -56,7 +56,7 @@ pub struct ShardingGroups {
 ///
 /// A unit is a part of the model whose parameters are whole at the same time, such as a transformer's block. Each
 /// parameter is split along its first dimension, in `ceil(rows / ranks)` rows for each rank; the last ranks may have
-/// fewer rows or none. The model's own tensors stay and lose their memory between uses, where a read is an error that
+/// fewer rows or none. The model's own tensors remain, but have no memory between uses, when a read is an error that
 /// names the unit. The optimizer has the shards, into whose gradients each backward adds the mean over the ranks.
 ///
 /// With [`Offload::Cpu`] the shards and their gradients are in the host's memory. A unit's rows are copied to the

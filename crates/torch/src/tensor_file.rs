@@ -16,8 +16,8 @@ use crate::read_tensor::fill_converted;
 
 /// A file whose bytes are read into tensors.
 ///
-/// A plain tensor of the CPU is read into. For a tensor on a device, of another order in memory or of another
-/// kind a piece of the file is read at a time, 16 MB unless [`TensorFile::piece`] sets another size.
+/// A plain CPU tensor is read directly. For a tensor on a device, with another order in memory or of another kind, one
+/// piece of the file is read at a time, 16 MB unless [`TensorFile::piece`] sets another size.
 ///
 /// ```
 /// use brigade_torch::TensorFile;

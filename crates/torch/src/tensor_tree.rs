@@ -33,7 +33,7 @@ use crate::device::DeviceExt;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A type of one's own, where the derive does not fit, implements the four required methods:
+/// A custom type for which the derive is unsuitable implements the four required methods:
 ///
 /// ```
 /// use brigade_torch::{Error, TensorTree, TreeSpec};

@@ -8,7 +8,7 @@ use crate::error::Error;
 /// Returns a tensor that has a shape, a type and a device, but no memory: operations on it return an error with the
 /// text `why`. `set_data` gives it memory, as for a parameter of a model that is built before its values exist.
 ///
-/// `strides` are those of the memory to come, in elements; by default rows follow each other.
+/// `strides` are those of the future memory, in elements. By default the tensor is contiguous.
 ///
 /// ```
 /// use brigade_torch::{has_memory, unallocated};

@@ -177,15 +177,15 @@ pub fn vocabulary_parallel_cross_entropy(
 /// rows.
 ///
 /// `weight` is `[size of the part, width]`, `bias` `[size of the part]`; `hidden` `[…, width]` and `targets` `[…]` are
-/// equal on all ranks. The gradient of `hidden` is this rank's part of a sum over the ranks. The edge of the region,
-/// through which `hidden` comes, adds them up: [`copy_to_region`](crate::regions::copy_to_region), in one message of
-/// the size of `hidden` and in the gradient's own memory, or
-/// [`gather_from_sequence_region`](crate::regions::gather_from_sequence_region), where ranks have parts of the
-/// sequence outside of the head. Without an edge the gradient is too small.
+/// equal on all ranks. The gradient of `hidden` is this rank's part of a sum over the ranks. The edge of the region
+/// through which `hidden` passes computes the sum: [`copy_to_region`](crate::regions::copy_to_region), in one message
+/// of the size of `hidden` and in the gradient's own memory, or
+/// [`gather_from_sequence_region`](crate::regions::gather_from_sequence_region), where ranks have parts of the sequence
+/// outside of the head. Without an edge the gradient is too small.
 ///
-/// Forward there is the one message of [`vocabulary_parallel_cross_entropy`] for each chunk of rows with 128 MiB of
-/// logits at most (128 rows at least). One for all chunks would need the logits of all of them, or a third more
-/// products.
+/// The forward sends the one message of [`vocabulary_parallel_cross_entropy`] for each chunk of rows with at most 128
+/// MiB of logits (at least 128 rows). A single message for all chunks would need the logits of all of them, or a third
+/// more products.
 ///
 /// # Errors
 /// Returns the same errors as [`crate::linear_cross_entropy`] and [`vocabulary_parallel_cross_entropy`].

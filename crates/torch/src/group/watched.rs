@@ -50,8 +50,8 @@ impl ProcessGroup {
     /// A thread calls `is_done` (such as [`StreamEvent::is_done`](crate::StreamEvent::is_done)) every 50 ms. Work that
     /// is not done within the limit, counted from this call or from the end of the work before it, fails: the thread
     /// aborts the group, which ends NCCL's kernels, and the next `watch` or [`ProcessGroup::watched`] returns the
-    /// error. It is numbered as a collective, so that the error names ranks that had not come; all ranks call it in the
-    /// same order.
+    /// error. The work is numbered as a collective, so that the error contains the ranks that had not arrived. All
+    /// ranks must call this in the same order.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store, StreamEvent};
