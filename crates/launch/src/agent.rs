@@ -339,7 +339,7 @@ impl<'p> Agent<'p> {
         }
     }
 
-    /// Waits for anything to happen. Costs nothing meanwhile.
+    /// Waits for any event, without using processor time.
     fn wait(&self) {
         let state = self.state.deadline().and_then(|due| self.start.checked_add(due));
         let next =

@@ -32,8 +32,8 @@ use crate::{LoadReport, Model, StateDict};
 /// of TorchScript or of `torch.export.save`, and several files with an index, or a folder of them, as Hugging Face's
 /// libraries write them ([`open_weights`]).
 ///
-/// Tensors come to the CPU in the kind and shape they were saved in. Names are as in the file;
-/// [`Model::load_state_dict`] takes the prefixes of wrappers off.
+/// Tensors are loaded to the CPU with the kind and shape with which they were saved. Names are as in the file;
+/// [`Model::load_state_dict`] removes the prefixes of wrappers.
 ///
 /// ```
 /// use brigade_nn::weights;
@@ -73,9 +73,9 @@ pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Erro
 
 /// Writes a safetensors file that PyTorch, Brigade and others read.
 ///
-/// The file appears whole or not at all: it is written under a temporary name in the same folder,
-/// flushed to the disk, and renamed. A tensor that has two names is written under both, so that
-/// a reader which knows nothing of sharing finds it; it takes its space twice.
+/// The file appears whole or not at all: it is written under a temporary name in the same folder, flushed to the disk,
+/// and renamed. A tensor that has two names is written under both, so that readers without support for sharing find it.
+/// It takes its space twice.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model, weights};
@@ -88,8 +88,8 @@ pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Erro
 ///
 /// # Errors
 /// [`brigade_checkpoint::Error`] when the system refuses, or for a kind that safetensors lacks;
-/// [`crate::ModelError::Torch`] when a tensor cannot be copied from its device. An older file of that name is still
-/// there then.
+/// [`crate::ModelError::Torch`] when a tensor cannot be copied from its device. An older file of that name is unchanged
+/// then.
 pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     safetensors::save(state, path.as_ref())
 }
@@ -223,9 +223,9 @@ impl<M> Model<M> {
         Ok((values.collect(), plan.report))
     }
 
-    /// Writes a model with quantised weights to a safetensors file, which [`Model::load_weights`] of a deferred model, and
-    /// programs without the original weights, read: quantised weights as they are, all else as [`Model::save_weights`]. Other
-    /// models are written as by it. The layout does not depend on processors and kernels.
+    /// Writes a model with quantised weights to a safetensors file, which [`Model::load_weights`] of a deferred model
+    /// reads, also in programs without the original weights. Quantised weights are written unchanged, and all others,
+    /// like those of other models, as by [`Model::save_weights`]. The layout does not depend on processors and kernels.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, Weights};

@@ -4,8 +4,8 @@
 ///
 /// `options` sets the learning rate and the weight decay: `options: …` implements [`Default`], `options(lr): …` adds
 /// `new(lr)`. A row `name: type = default` is a field with a setter; its default is added to the doc. A row without a
-/// doc must be one of the hyperparameters that [`setter`](setter!) knows. Rows in `private { … }` have no setter. The
-/// file implements `fn rule(&self) -> Result<(impl Rule, f64)>`, which checks the numbers and returns the rule and the
+/// doc must be one of the hyperparameters of [`setter`](setter!). Rows in `private { … }` have no setter. The file
+/// implements `fn rule(&self) -> Result<(impl Rule, f64)>`, which checks the numbers and returns the rule and the
 /// momentum.
 macro_rules! builder {
     (

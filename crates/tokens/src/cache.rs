@@ -63,7 +63,7 @@ impl TokenCache {
     ///
     /// # Errors
     /// Returns the same errors as [`tokenize_all`](crate::tokenize_all). Also fails if the folder cannot be written to,
-    /// or the texts change meanwhile.
+    /// or the texts change in the meantime.
     pub fn corpus(
         &self,
         tokenizer: &dyn Tokenizer,

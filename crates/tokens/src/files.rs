@@ -14,7 +14,7 @@ pub(crate) fn io_error(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
 }
 
 /// Creates a file atomically with the content that `write` writes: it replaces the file of this name when all of it is
-/// on the disk, and a process that is killed meanwhile changes nothing.
+/// on the disk, and a process that is killed before that changes nothing.
 pub(crate) fn write_whole(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,

@@ -165,8 +165,8 @@ impl HuggingFaceTokenizer {
     /// Encodes a text as token ids.
     ///
     /// # Errors
-    /// Fails if the tokenizer refuses it, for example because it has no unknown token for it, or the strategy of truncation
-    /// cannot make it short enough.
+    /// Fails if the tokenizer refuses it, for example because it has no unknown token for it, or the truncation
+    /// strategy cannot make it short enough.
     pub fn encode(&self, text: &str) -> Result<Encoding> {
         self.encode_texts(text, None, OffsetType::Byte).map(|encoding| Encoding::of(&encoding))
     }

@@ -17,7 +17,7 @@ use crate::{CacheOptions, ImageSamples, OnBroken, VisionError};
 /// Defines the methods that data sets with a field `samples` of type [`ImageSamples`] share.
 macro_rules! sample_methods {
     () => {
-        /// Sets what is done to each image; to a mask, as far as it moves pixels.
+        /// Sets the transforms of each image. Those that move pixels are also applied to a mask.
         #[must_use]
         pub fn transforms(mut self, transforms: Compose) -> Self {
             self.samples = self.samples.transforms(transforms);
@@ -38,7 +38,7 @@ macro_rules! sample_methods {
             self
         }
 
-        /// Sets what is done about images that cannot be read, or not with what belongs to them.
+        /// Sets the handling of samples whose image, or what belongs to it, cannot be read.
         #[must_use]
         pub fn on_broken(mut self, policy: OnBroken) -> Self {
             self.samples = self.samples.on_broken(policy);

@@ -201,7 +201,7 @@ fn text(
     Ok(())
 }
 
-/// Describes whether a format fits, and what it costs.
+/// Describes whether a format fits, and its cost.
 fn fit(args: &EstimateArgs, placement: &Result<Placement, DeviceMapError>) -> String {
     let placement = match placement {
         Ok(placement) => placement,

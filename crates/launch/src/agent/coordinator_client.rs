@@ -391,7 +391,7 @@ impl<'p> CoordinatorClient<'p> {
         self.events.push_back(Event::ConnectionLost { how, may_resume, closed });
     }
 
-    /// Ends the connection. A coordinator in this process goes on.
+    /// Ends the connection. A coordinator in this process continues.
     pub(super) fn disconnect(&mut self) {
         self.drop_links();
         self.search = None;

@@ -49,7 +49,7 @@ pub(crate) fn serve(entered: bool) -> u8 {
     }
 }
 
-/// The session's two streams. Descriptors 0 and 1 are `/dev/null` meanwhile.
+/// The session's two streams. Descriptors 0 and 1 are `/dev/null` while they exist.
 struct Streams {
     from: File,
     to: File,

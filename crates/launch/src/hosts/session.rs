@@ -138,7 +138,7 @@ impl Session {
                 Err(RecvTimeoutError::Timeout) => ToHost::Wait,
                 Err(RecvTimeoutError::Disconnected) => return None,
             };
-            // The coordinator detects a host that has been lost meanwhile.
+            // The coordinator detects a host that was lost in the meantime.
             let _ = wire::send(&mut self.to, &message);
             if matches!(message, ToHost::Go) {
                 let (from, to) = (self.from.try_clone().ok()?, self.to.try_clone().ok()?);

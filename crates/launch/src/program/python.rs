@@ -54,7 +54,8 @@ pub(super) fn script(name: &OsStr, search: Search<'_>) -> Result<Option<Invocati
     }
 }
 
-/// Finds the interpreter for a module. The module is not looked up: only Python itself knows its search path.
+/// Finds the interpreter for a module. The module is not looked up, because only Python itself can determine its search
+/// path.
 pub(super) fn module(name: &OsStr, search: Search<'_>) -> Result<Invocation, ProgramError> {
     if name.is_empty() {
         let hint = ": -m needs the name of a Python module".to_owned();

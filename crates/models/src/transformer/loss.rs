@@ -94,8 +94,8 @@ pub enum ProblemType {
 }
 
 impl ProblemType {
-    /// Returns what transformers takes where nothing is said: one output is a number; labels of integers are
-    /// classes, others several at once.
+    /// Returns the problem type that transformers assumes without a setting: regression for one output, else one class
+    /// per text for labels of integers, and several classes for other labels.
     #[must_use]
     pub fn of(outputs: i64, labels: Kind) -> Self {
         match (outputs, labels) {

@@ -112,8 +112,8 @@ impl Rule for SgdRule {
             return fused::sgd(parameters, gradients, &[], &kernel(false), &device);
         }
         if step.on_device {
-            // Only the device knows if a buffer is new, because a first step may have been skipped. A buffer of zeros
-            // gives the gradient; with dampening the step count shows if it is new.
+            // Only the device has the information whether a buffer is new, because a first step may have been skipped.
+            // With a buffer of zeros the result is the gradient; with dampening the step count shows whether it is new.
             step.fill_missing(MOMENTUM_BUFFER)?;
             for alike in step.by_count() {
                 let buffers = alike.list(MOMENTUM_BUFFER);

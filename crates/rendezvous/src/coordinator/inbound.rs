@@ -132,7 +132,7 @@ impl EventLoop {
         let Some(peer) = self.peers.get_mut(&agent) else { return };
         if let (Some(listener), Origin::Tcp(_)) = (&self.listener, peer.origin) {
             peer.wire.lift_limit();
-            // An agent of another job must not learn the name of this one.
+            // The name of this job must not be disclosed to an agent of another job.
             let ours = peer.wire.job_tag(&listener.run_id).is_some_and(|tag| tag == join.run_id);
             join.run_id = if ours { listener.run_id.clone() } else { String::new() };
         }

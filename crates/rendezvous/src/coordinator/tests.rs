@@ -314,7 +314,7 @@ fn strangers_are_closed_and_cost_nothing() {
     let mut words: Vec<Vec<u8>> = vec![
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
         vec![0xff; 100],
-        // A whole message of ours before the handshake, and announced messages of excessive length.
+        // A complete message of this protocol before the handshake, and announced messages of excessive length.
         encode(&FromAgent::Join(Join::new("node2"))),
         (MAX_FRAME_LEN as u32).to_be_bytes().to_vec(),
         vec![0xff, 0xff],

@@ -51,11 +51,11 @@ pub(super) struct Disconnection {
 pub(super) enum Activity {
     /// The agent has no processes.
     Idle,
-    /// The agent has been told to start.
+    /// A start was sent to the agent.
     Running,
     /// All ranks of the agent have ended with exit code 0.
     Finished,
-    /// The agent has been told to stop and has not answered.
+    /// A stop was sent to the agent, which has not answered.
     Stopping { finished: bool },
 }
 

@@ -48,7 +48,7 @@ impl Formation {
         }
     }
 
-    /// Returns `true` if the member has been told to stop and is given up when the time for it is over. A disconnected
+    /// Returns `true` if a stop was sent to the member, and the member is abandoned at the time limit. A disconnected
     /// member is waited for while its seat is kept, unless the user has asked to kill the ranks.
     pub(super) fn may_be_stuck(&self, member: &Member) -> bool {
         let is_waited_for = member.disconnection.is_some() && !self.failures.killed;
@@ -125,7 +125,7 @@ impl Formation {
                 self.end(failures::job_result(Cause::Interrupted { signal, failure: None }));
             }
             (_, Some(standby)) if waits && !self.has_stopped(standby) => {
-                // The job goes on without it.
+                // The job continues without it.
                 let job_result = failures::job_result(Cause::Interrupted { signal, failure: None });
                 self.send(standby, ToAgent::End(job_result));
                 self.lose(standby, named, LastSeen::Unresponsive(self.now));

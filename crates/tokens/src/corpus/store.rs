@@ -35,7 +35,7 @@ impl Width {
 /// Numbers of all texts, concatenated, little-endian.
 pub(crate) enum Store {
     Memory(Vec<u8>, Width),
-    /// In a file from an offset on. It is read at offsets, not mapped: if the file is truncated meanwhile, a read
+    /// In a file from an offset on. It is read at offsets, not mapped: if the file is truncated in the meantime, a read
     /// returns an error, whereas a map would end the process with SIGBUS. The page cache holds it once for all ranks in
     /// either case.
     File {

@@ -487,7 +487,7 @@ impl AgentState {
         self.ask(all, Signal::SIGKILL);
     }
 
-    /// Performs what is due for the present ranks.
+    /// Performs what is due for the current ranks.
     pub(super) fn advance_group(&mut self) {
         let now = self.now;
         let Some(group) = &mut self.group else { return };
@@ -640,9 +640,9 @@ fn millis(at: Duration) -> Millis {
 }
 
 const UNKNOWN_TAIL: &str = "(unknown: the launcher's output was not being read)";
-/// Maximum delay with which the agent learns that a rank was killed, compared with the rank's peers: the kernel closes
-/// a process's connections before it notifies the parent, and ranks on other hosts fail because of that at once. The
-/// same as the coordinator's allowance for a lost host.
+/// Maximum delay with which the agent is notified of a killed rank, compared with the rank's peers: the kernel closes a
+/// process's connections before it notifies the parent, and ranks on other hosts fail because of that at once. The same
+/// as the coordinator's allowance for a lost host.
 const NEWS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit for the last lines of a failed rank. It is used up only where nothing answers: a reader of the output has
 /// paused, or the host is very busy.

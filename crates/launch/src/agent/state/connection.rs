@@ -24,7 +24,8 @@ pub(super) enum Connection {
     },
     /// The connection broke. The ranks run on while it is made again, until `until`.
     Resuming { since: Duration, until: Duration, how: String },
-    /// The connection is lost for good. If `look_again`, another coordinator is looked for once nothing runs here.
+    /// The connection is lost and cannot be restored. If `look_again`, another coordinator is looked for once nothing
+    /// runs here.
     Gone { look_again: bool },
 }
 
@@ -135,7 +136,7 @@ impl AgentState {
         }
     }
 
-    /// Handles that the coordinator has kept this host's seat. Messages that were sent meanwhile may be lost: the
+    /// Handles that the coordinator has kept this host's seat. Messages that were sent in the meantime may be lost: the
     /// necessary ones are sent again, and the coordinator ignores those that it has received before.
     pub(super) fn resumed(&mut self) {
         let told = match &self.connection {

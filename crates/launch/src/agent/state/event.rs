@@ -1,4 +1,4 @@
-//! The inputs of the agent's decision (events) and its outputs (actions).
+//! The inputs of the agent's state machine (events) and its outputs (actions).
 //!
 //! All activity of an agent passes through these two types: code that follows a job (an event log, a progress line)
 //! needs nothing else.
@@ -176,7 +176,7 @@ pub(in crate::agent) enum Action {
     Sweep,
     /// Reaps the ranks and frees the resources of their attempt.
     Release,
-    /// Abandons the ranks, some of which cannot be killed: the reaper goes on waiting for them.
+    /// Abandons the ranks, some of which cannot be killed. The reaper continues to wait for them.
     LeaveToReaper,
     /// Writes all remaining output of the ranks.
     Drain,

@@ -373,7 +373,7 @@ fn ranks_that_do_not_stop_are_killed_and_those_that_cannot_be_are_left() {
     // Independent of the result of the job.
     assert_eq!(host.end(3), ["disconnect", "report 137", "drain"]);
 
-    // The job goes on without this host.
+    // The job continues without this host.
     let mut host = Host::running(Kind::Peers);
     host.receive(ToAgent::Kill);
     host.pass(10.0);
