@@ -19,7 +19,7 @@ use super::error::{HostFailure, HostsError};
 use super::session::{LaunchRequest, Session};
 use crate::agent::next_signal;
 
-/// A host that has received [`ToHost::Go`], and the streams of its session.
+/// A host that has received `ToHost::Go`, and the streams of its session.
 pub(crate) type Joined = (Session, OwnedFd, OwnedFd);
 
 /// Result of connecting all hosts.
