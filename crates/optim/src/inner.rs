@@ -389,8 +389,8 @@ impl OptimizerInner {
         if !self.rule.steps_shards() {
             return Err(Error::invalid_argument(format!(
                 "{} cannot step the shards of a model: an element's step may depend on other elements of its parameter; \
-                 implement `Rule::is_elementwise` or `Rule::step_shards`, use an optimizer such as AdamW, or train \
-                 without sharding",
+                 implement `Rule::is_elementwise`, or `Rule::steps_shards` and `Rule::step_shards`, use an optimizer such as \
+                 AdamW, or train without sharding",
                 self.rule.name()
             )));
         }
