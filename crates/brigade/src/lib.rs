@@ -8,6 +8,7 @@
 //! | have the loop written for me, with callbacks and schedules | `learn::Learner` (feature `learn`) |
 //! | build a model of layers, or take one from `tch` or TorchScript | [`nn`] |
 //! | take a published model, with its weights | [`models`] (feature `models`, on by default) |
+//! | train a model that does not fit one device | [`sharding`], [`train::AcceleratorBuilder::sharding`] |
 //! | choose an optimizer, or write one | [`optim`] |
 //! | change the learning rate during a run | [`schedule`] |
 //! | read samples on threads, sharded over the ranks | [`data`], and [`sampling`] for the arithmetic |

@@ -183,9 +183,9 @@ enum Float {
 #[derive(Debug, Clone, Copy)]
 enum Layout {
     Weights(&'static dyn WeightsFormat),
-    /// A folder for Accelerate's load_state.
+    /// Folder for Accelerate's load_state.
     Accelerate,
-    /// A folder for torch.distributed.checkpoint.load.
+    /// Folder for torch.distributed.checkpoint.load.
     Dcp,
 }
 
@@ -306,7 +306,7 @@ impl ConvertArgs {
     }
 }
 
-/// Describes a conversion, in lines.
+/// Describes a conversion in lines.
 fn report_lines(report: Report) -> String {
     let mut text = String::new();
     for line in report.read {

@@ -189,7 +189,7 @@ fn set(name: &str, value: &str, file: &FileArgs, variables: &Variables) -> anyho
         && let Ok(other) = file.to_read(variables)
         && brigade_config::is_accelerates(&other.path)
     {
-        // A settings file of Brigade's own would hide everything in this one.
+        // A settings file of Brigade's own would take precedence over everything in this one.
         anyhow::bail!(Usage(format!(
             "the settings are in {}, an Accelerate settings file: run `brigade config update` to convert \
              it to a Brigade settings file, which can be changed",

@@ -143,7 +143,7 @@ pub(crate) fn play() -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Waits until the other side closes a stream, whatever is still to be read from it.
+/// Waits until the other side closes a stream. Unread data in it does not matter.
 fn has_hung_up(stream: BorrowedFd<'_>) -> bool {
     loop {
         // sshd uses pipes or socket pairs.

@@ -61,7 +61,7 @@ pub(crate) struct JobSetArgs {
     manifest: ManifestArgs,
 }
 
-// No doc comments on what is flattened: they would become the help's first paragraph.
+// Flattened fields have no doc comments, because these would become the help's first paragraph.
 #[derive(Debug, Args)]
 struct ManifestArgs {
     #[command(flatten)]

@@ -105,17 +105,17 @@ enum OptimizerArg {
 struct Subject {
     size: ModelSize,
     title: String,
-    /// Description of what was read of its weights file, in lines.
+    /// Description of the model's weights file, in lines.
     read: Vec<String>,
     notes: Vec<String>,
     parameters: Vec<Parameter>,
-    /// Size of its buffers in bytes.
+    /// Total size of the model's buffers in bytes.
     buffers: u64,
     tree: ModuleTree,
 }
 
 impl Subject {
-    /// Creates a model of which only the sizes are known.
+    /// Creates a model from its sizes alone.
     fn of_size(title: &str, size: ModelSize, notes: Vec<String>) -> anyhow::Result<Self> {
         let parameters = size.parameters_by_unit();
         let info = |it: &Parameter| {

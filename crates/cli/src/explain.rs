@@ -143,7 +143,7 @@ impl ShardsArgs {
     }
 }
 
-/// Writes batch by batch: the whole may be larger than memory.
+/// Writes the batches one by one: all of them together may exceed the memory.
 fn json(shards: &Shards, out: &mut impl Write) -> io::Result<()> {
     out.write_all(b"{\"shards\": [")?;
     for rank in 0..shards.world() {

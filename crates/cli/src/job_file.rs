@@ -43,9 +43,9 @@ pub(crate) struct JobFile {
     pub(crate) flags: Vec<OsString>,
     /// Program with its arguments.
     pub(crate) command: Vec<OsString>,
-    /// Cores per host.
+    /// Number of cores per host.
     pub(crate) cpus: Option<usize>,
-    /// GPUs per host.
+    /// Number of GPUs per host.
     pub(crate) gpus: Option<usize>,
     /// Maximum duration of the job.
     pub(crate) time_limit: Option<Duration>,
@@ -53,9 +53,9 @@ pub(crate) struct JobFile {
     pub(crate) shutdown_timeout: Duration,
     /// Environment variables of the job. Slurm also passes on the whole environment of `sbatch`.
     pub(crate) env: Vec<(String, String)>,
-    /// Partition of Slurm.
+    /// Slurm partition of the job.
     pub(crate) partition: Option<String>,
-    /// Account of Slurm.
+    /// Slurm account of the job.
     pub(crate) account: Option<String>,
     /// Container image for Kubernetes. Defaults to a placeholder that Kubernetes refuses.
     pub(crate) image: Option<String>,
@@ -64,7 +64,7 @@ pub(crate) struct JobFile {
     pub(crate) secret: Option<Secret>,
 }
 
-/// One host, one rank, no program.
+/// Describes a job of one host and one rank, without a program.
 impl Default for JobFile {
     fn default() -> Self {
         Self {
@@ -152,8 +152,8 @@ impl JobFile {
         }
     }
 
-    /// Returns the number of ranks per host for the scheduler's settings. By itself the scheduler would start one per
-    /// core where there are no GPUs.
+    /// Returns the number of ranks per host for the scheduler's settings. Without a setting, the scheduler would start
+    /// one per core on hosts without GPUs.
     fn nproc(&self) -> String {
         let default = || self.gpus.unwrap_or(1).to_string();
         self.nproc.clone().unwrap_or_else(default)

@@ -245,7 +245,7 @@ impl JobArgs {
     }
 }
 
-/// Parses `NAME=VALUE`.
+/// Parses a variable of the form `NAME=VALUE`.
 fn variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) => Ok((name.to_owned(), value.to_owned())),

@@ -244,7 +244,7 @@ pub(crate) fn line_at(text: &str, offset: usize) -> usize {
 }
 
 const VERSION_KEY: &str = "version";
-/// Accelerate's number of ranks on all machines, for which there is no setting.
+/// Keys of Accelerate's number of ranks on all machines, for which there is no setting.
 const TOTALS: [&str; 1] = ["num-processes"];
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub struct Setting {
     pub table: &'static str,
     /// Placeholder of a value in help: `N`, `HOST:PORT`.
     pub value_name: &'static str,
-    /// Default value as text; `None` if there is none.
+    /// Default value as text, or `None` if there is no default.
     pub default: Option<&'static str>,
     /// Variables of torchrun and Accelerate with the same meaning, in order of precedence. [`Self::variable`] precedes
     /// them all.
@@ -35,11 +35,11 @@ pub struct Setting {
     pub also: &'static [&'static str],
     /// Description of a valid value.
     pub expected: &'static str,
-    /// Words that the value may be; empty if it is not one of a few.
+    /// Words of which the value is one. Empty if it is not one of a few words.
     pub words: &'static [&'static str],
     /// `true` for a Boolean setting, whose flag needs no value.
     pub is_switch: bool,
-    /// `true` if a file may contain a table for it. A flag takes the table as JSON.
+    /// `true` if a file may contain a table for the setting. A flag takes the table as JSON.
     pub(crate) takes_table: bool,
     meaning: &'static [&'static str],
     fault: fn(&str) -> String,
@@ -103,7 +103,7 @@ pub struct Table {
     pub meaning: &'static str,
 }
 
-/// Each row becomes a field of [`Settings`], a row of [`TABLE`] and an arm of each `match`.
+/// Defines the settings: each row becomes a field of [`Settings`], a row of [`TABLE`] and an arm of each `match`.
 macro_rules! settings {
     ($(
         $(#[doc = $table_meaning:literal])*
@@ -175,7 +175,7 @@ macro_rules! settings {
                 }
             }
 
-            /// Returns the value in the form of a variable or flag; `None` if it is not set.
+            /// Returns the value in the form of a variable or flag, or `None` if it is not set.
             #[must_use]
             pub fn text(&self, name: &str) -> Option<String> {
                 match name {
@@ -184,7 +184,7 @@ macro_rules! settings {
                 }
             }
 
-            /// Returns the value in the form of a settings file; `None` if it is not set.
+            /// Returns the value in the form of a settings file, or `None` if it is not set.
             #[must_use]
             pub fn value(&self, name: &str) -> Option<toml::Value> {
                 match name {
@@ -193,7 +193,7 @@ macro_rules! settings {
                 }
             }
 
-            /// Removes a value.
+            /// Removes the value of a setting.
             pub(crate) fn unset(&mut self, name: &str) {
                 match name {
                     $($($name => self.$field = None,)*)*

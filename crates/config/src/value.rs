@@ -26,7 +26,7 @@ pub trait Value: Clone + PartialEq + Sized {
     /// `true` if the flag needs no value.
     const IS_SWITCH: bool = false;
 
-    /// Words that the value may be; empty if it is not one of a few.
+    /// Words of which the value is one. Empty if it is not one of a few words.
     const WORDS: &'static [&'static str] = &[];
 
     /// `true` if a file may contain a list in brackets.
@@ -98,8 +98,8 @@ impl Raw {
         }
     }
 
-    /// Converts the value to JSON; `None` if it contains a type that settings do not have there: a date, a fraction or
-    /// null.
+    /// Converts the value to JSON. Returns `None` if it contains a type that settings do not allow inside a table: a
+    /// date, a fraction or null.
     pub(crate) fn json(&self) -> Option<Json> {
         Some(match self {
             Self::Text(text) => text.clone().into(),
@@ -135,7 +135,7 @@ impl Value for bool {
     const EXPECTED: &'static str = "true or false";
     const IS_SWITCH: Self = true;
 
-    /// Accepts Accelerate's words. A flag without a value does not get here.
+    /// Accepts Accelerate's words. A flag without a value is handled elsewhere.
     fn parse(text: &str) -> Option<Self> {
         match text.to_ascii_lowercase().as_str() {
             "true" | "t" | "yes" | "y" | "on" | "1" => Some(true),
@@ -333,7 +333,7 @@ impl Value for Pairs {
     }
 }
 
-/// Implements `Value` for types whose text form is their only form.
+/// Implements `Value` for types with a single text form.
 macro_rules! words {
     ($($type:ty: $expected:literal $(, $words:expr)?;)*) => {$(
         impl $crate::value::Value for $type {

@@ -73,14 +73,14 @@ fn groups<'a, T: PartialEq>(
     groups
 }
 
-/// Formats groups as `a on node1, node2; b on node3`.
+/// Formats groups of hosts as `a on node1, node2; b on node3`.
 fn who_has_what<T: std::fmt::Display>(groups: &[(T, Vec<&str>)]) -> String {
     let parts: Vec<String> =
         groups.iter().map(|(value, hosts)| format!("{value} on {}", some(hosts))).collect();
     parts.join("; ")
 }
 
-/// Joins names, of a long list only the first.
+/// Joins names. For a long list only the first ones.
 fn some(hosts: &[&str]) -> String {
     if hosts.len() > 4 {
         format!("{} and {} more", hosts[..3].join(", "), hosts.len() - 3)

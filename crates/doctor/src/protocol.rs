@@ -18,7 +18,7 @@ pub const PROTOCOL: u32 = 2;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// Read the clock.
+    /// Read the host's clock.
     Clock,
     /// Gather the facts of the host.
     Examine(Question),
@@ -32,7 +32,7 @@ pub(crate) enum Request {
     Leave { folder: PathBuf, name: String },
     /// Check whether a file of that name exists.
     Look { folder: PathBuf, name: String },
-    /// Remove the file.
+    /// Remove the file again.
     TakeAway { folder: PathBuf, name: String },
 }
 
@@ -45,12 +45,12 @@ pub(crate) enum Answer {
         protocol: u32,
         version: String,
     },
-    /// Nanoseconds since 1970.
+    /// Clock reading in nanoseconds since 1970.
     Clock(i64),
     Examined(Box<Facts>),
     /// Result per port: the port that is now open, or the reason why it is not.
     Listening(Vec<Result<u16, String>>),
-    /// Outcome per address.
+    /// Outcome for each address.
     Probed(Vec<Outcome>),
     Measured(Measured),
     /// `true` if the file was created, exists, or was removed.

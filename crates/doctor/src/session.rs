@@ -16,7 +16,7 @@ use crate::protocol::{Answer, GREETING, PROTOCOL, Request};
 pub(crate) struct Session {
     /// `None` only while the session is dropped.
     child: Option<Child>,
-    /// Input of the process; closed to end it.
+    /// Input of the process, which is closed to end it.
     to: Option<File>,
     from: File,
     login_banner: Vec<String>,

@@ -1,10 +1,10 @@
 //! The agent: starts the ranks of a plan, watches them, stops them all when one fails.
 //!
-//! It is one loop over signals, the ranks' output, and the commands of the coordinator, which decides
-//! for all hosts. On a single host, too: the coordinator is then a thread of this process.
+//! It is one loop over signals, the ranks' output, and the commands of the coordinator, which decides for all hosts. On
+//! a single host the coordinator is a thread of this process.
 //!
-//! What the agent decides is in `state`, pure; the other files do what it says, and this one
-//! carries events to it and actions away from it.
+//! The decisions are in `state`, which is pure. The other files perform its actions; this file passes events to it and
+//! actions from it.
 
 mod cleanup;
 mod coordinator_client;
@@ -54,14 +54,13 @@ use state::{Action, AgentState, Event, Kind};
 /// the process has others: the kernel kills the ranks when the thread that started them ends, and
 /// signals that the agent waits for must be blocked in all threads.
 ///
-/// When a rank fails, the others get SIGTERM and, after the plan's time limit, SIGKILL; then the
-/// job starts again, as often as the plan allows. SIGINT, SIGTERM, SIGHUP and SIGQUIT are
-/// forwarded with the same limit; SIGINT while the job is stopping kills at once. SIGUSR1 and
-/// SIGUSR2 are forwarded and mean nothing here; Ctrl-Z suspends the ranks, too, of a job on one
-/// host.
+/// When a rank fails, the others get SIGTERM and, after the plan's time limit, SIGKILL; then the job starts again, as
+/// often as the plan allows. SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded with the same limit; SIGINT while the
+/// job is stopping kills at once. SIGUSR1 and SIGUSR2 are forwarded without effect on the agent. In a job on one host,
+/// Ctrl-Z suspends the ranks, too.
 ///
-/// After a job these signals stay blocked in this thread: one that comes too late (schedulers send
-/// SIGTERM more than once) must not end the process before it has said how the job ended.
+/// After a job these signals stay blocked in this thread: one that comes too late (schedulers send SIGTERM more than
+/// once) must not end the process before it has printed the result of the job.
 ///
 /// # Errors
 /// The hosts have not met, or the system could not start all ranks of this host. None of the ranks has run the program
@@ -126,12 +125,12 @@ impl<'p> Agent<'p> {
     ) -> Result<Self, LaunchError> {
         let start = Instant::now();
         let (forwarder, given) = over.unzip();
-        // It may fail, and so comes before there is a process to be waited for.
+        // Before any process is started: an error here leaves nothing to wait for.
         let client = CoordinatorClient::new(plan, start)?;
         let facts = CoordinatorClient::facts(plan, forwarder.is_some());
         let interfaces =
             if facts.kind == Kind::OneHost { Interfaces::Loopback } else { Interfaces::All };
-        // Before it joins: a host without such a port has no part in the job.
+        // Before joining: a host without such a port cannot take part in the job.
         let next_attempt = NextAttempt::new(plan, interfaces)?;
         let passing = RunFolder::passing(&plan.output, &plan.agent_id);
         let cleanup = Cleanup::start(plan, passing.as_deref())?;
@@ -289,8 +288,8 @@ impl<'p> Agent<'p> {
         }
     }
 
-    /// The port to join with. One that resumes tells the port that its ranks use: that cannot be
-    /// reserved again, and with `--store-port` there may be no other.
+    /// Returns the port to join with. An agent that resumes reports the port that its ranks use: it cannot be reserved
+    /// again, and with `--store-port` there may be no other.
     fn port_to_join_with(&mut self, resume: bool) -> Result<u16, LaunchError> {
         match &self.ranks {
             Some(ranks) if resume && !self.next_attempt.has_port() => Ok(ranks.port.number()),
@@ -340,7 +339,7 @@ impl<'p> Agent<'p> {
         }
     }
 
-    /// Waits for anything to happen. Costs nothing meanwhile.
+    /// Waits for any event, without using processor time.
     fn wait(&self) {
         let state = self.state.deadline().and_then(|due| self.start.checked_add(due));
         let next =
@@ -352,7 +351,7 @@ impl<'p> Agent<'p> {
         fds.push(PollFd::new(self.files.control(), PollFlags::POLLIN));
         let forwarder = self.forwarder.as_ref().map(OutputForwarder::control);
         fds.extend(forwarder.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-        // EINTR: look round and wait again.
+        // EINTR: check all sources and wait again.
         let _ = poll(&mut fds, timeout);
     }
 
@@ -385,7 +384,7 @@ impl<'p> Agent<'p> {
     fn look_at_raw_rank(&mut self, ended: &[(usize, ExitStatus)]) {
         for (local_rank, exit_status) in ended {
             self.take_terminal(matches!(exit_status, ExitStatus::Signal(_)));
-            // Ctrl-C is not a failure: it must not have the job start again.
+            // Ctrl-C is not a failure: it must not restart the job.
             let typed = [Signal::SIGINT, Signal::SIGQUIT].into_iter().find(|signal| {
                 exit_status.exit_code() == ExitStatus::Signal(*signal as i32).exit_code()
             });
@@ -420,12 +419,12 @@ impl<'p> Agent<'p> {
                     self.events.push_back(Event::Tail { local_rank, tail });
                 }
                 Notice::Drained(_) => match &mut self.forwarder {
-                    // The agent hears of it when all of it is on its way.
+                    // The agent receives the event when all of the output has been sent.
                     Some(forwarder) => forwarder.written(),
                     None => self.events.push_back(Event::Drained),
                 },
                 Notice::Gone => {
-                    // As often as it may be waited for.
+                    // As often as the agent may wait for it.
                     self.events.extend((0..MAX_DRAINS).map(|_| Event::Drained));
                     return;
                 }
@@ -464,7 +463,7 @@ impl<'p> Agent<'p> {
 
     fn report(&mut self, result: Result<Outcome, LaunchError>) {
         if let Ok(outcome) = &result {
-            // Else it is told at the other end of the connection.
+            // With a forwarder, it is reported at the other end of the connection.
             if self.forwarder.is_none()
                 && let Some(report) = Report::of(outcome)
             {
@@ -486,7 +485,7 @@ impl<'p> Agent<'p> {
         }
     }
 
-    /// Leaves nothing behind but what is left to the reaper.
+    /// Removes everything that the agent has created, except what is left to the reaper.
     fn finish(self, written: bool) -> Result<Outcome, LaunchError> {
         let Self { files, cleanup, output, result, client, .. } = self;
         if let Some(line) = client.finish() {
@@ -501,12 +500,12 @@ impl<'p> Agent<'p> {
         if written {
             output.end();
         }
-        // The decision reports before it leaves.
+        // The state machine reports before it exits.
         result.unwrap_or_else(|| {
             Err(LaunchError::Refused { reason: "the agent left without a result".to_owned() })
         })
     }
 }
 
-/// The agent waits for the output of one attempt, and of the end, at most.
+/// Maximum number of waits for output: the agent waits for the output of one attempt, and for that at the end.
 const MAX_DRAINS: usize = 2;

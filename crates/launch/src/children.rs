@@ -1,8 +1,8 @@
 //! Ranks of one host as child processes of this program, for a test or a function that is called on several ranks.
 //!
-//! [`ChildRanks`] starts this program again for each rank: the processes come to the same call, run its body as ranks,
-//! and end with it. No plan, agent or file is needed, and no process is left behind. When one fails or hangs, a
-//! [`Report`] says which, with its last step ([`note_step`]), its output, and what its threads wait for.
+//! [`ChildRanks`] starts this program again for each rank: the processes reach the same call, run its body as ranks,
+//! and end with it. No plan, agent or file is needed, and no process is left behind. If one fails or hangs, a
+//! [`Report`] names it, with its last step ([`note_step`]), its output, and what its threads wait for.
 //!
 //! ```
 //! use std::convert::Infallible;
@@ -48,7 +48,7 @@ pub use rank::note_step;
 pub struct ChildRanks {
     /// Name by which a process recognises that it is one of these ranks.
     name: String,
-    /// Arguments with which this program reaches the call again.
+    /// Arguments with which the program reaches the same call again.
     arguments: Vec<OsString>,
     world_size: usize,
     time_limit: Duration,
@@ -69,7 +69,7 @@ impl ChildRanks {
     /// program, else the program with its own arguments.
     #[must_use]
     pub fn at(place: &Location<'_>, world_size: usize) -> Self {
-        // The harness runs each test in a thread of its name, but a single one at a time in the main thread.
+        // The harness runs each test in a thread with its name, or in the main thread if it runs one test at a time.
         let thread = thread::current();
         let arguments = match thread.name() {
             Some(name) if name != "main" => arguments_of_test(name),
@@ -156,8 +156,8 @@ impl ChildRanks {
 /// # Errors
 /// The rank is not below `world_size`, or the system refuses to prepare the process.
 pub fn command(rank: usize, world_size: usize, port: &StorePort) -> io::Result<Command> {
-    // As stdin no other child of this process can inherit the socket by accident, as it could through a
-    // descriptor that is kept open over `exec`.
+    // As stdin, the socket cannot be inherited by another child of this process by accident, unlike a descriptor that
+    // stays open over `exec`.
     let (host, stdin) = match rank {
         0 => (StoreHost::Rank0Fd(0), Stdio::from(port.socket()?)),
         _ => (StoreHost::Rank0, Stdio::null()),
@@ -200,7 +200,7 @@ impl fmt::Display for Report {
 /// Started ranks. They are killed when this is dropped.
 struct Ranks {
     ranks: Vec<Running>,
-    /// Numbers of ranks, as they end.
+    /// Numbers of ranks in the order in which they end.
     endings: Receiver<usize>,
     _steps: tempfile::TempDir,
     _port: StorePort,
@@ -228,7 +228,7 @@ impl Ranks {
         Ok(started)
     }
 
-    /// Waits until all have ended, one has failed or time is up.
+    /// Waits until all have ended, one has failed or the time limit has passed.
     fn wait(&mut self, limit: Duration) -> Result<(), Report> {
         let deadline = Instant::now() + limit;
         for _ in 0..self.ranks.len() {
@@ -252,7 +252,7 @@ impl Ranks {
     }
 
     fn report_hang(&mut self, limit: Duration) -> Report {
-        // Before they are killed: afterwards there is nothing to look at.
+        // Before they are killed: afterwards there is nothing to examine.
         let stuck: Vec<Option<String>> = self.ranks.iter_mut().map(Running::where_stuck).collect();
         self.kill();
         let hung: Vec<String> = stuck
@@ -349,7 +349,7 @@ impl Running {
         (alive && self.ending.is_none()).then(|| stuck::describe(self.pid().as_raw()))
     }
 
-    /// Everything that is known of a rank that does not run any more.
+    /// Describes everything that is known about a rank that has ended.
     fn describe(&mut self, rank: usize, stuck: &str) -> String {
         let mut text = format!("---- rank {rank}");
         match self.reap().and_then(|status| status.signal()) {
@@ -384,8 +384,8 @@ impl Running {
 
     fn reap(&mut self) -> Option<ExitStatus> {
         if self.ending.is_none() {
-            // Its children: they would keep its output open. Before it is reaped, while its number
-            // is still its own. Does nothing to a rank that has ended, and fails where all have.
+            // Kills its children, which would keep its output open, before it is reaped and its number reused. Has no
+            // effect on a rank that has ended, and fails if all processes of the group have.
             let _ = killpg(self.pid(), Signal::SIGKILL);
             self.ending = self.child.wait().ok();
         }
@@ -396,7 +396,7 @@ impl Running {
 fn read_to_end(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What was read before an error is still worth a look.
+        // Data that was read before an error is still useful.
         let _ = pipe.read_to_end(&mut bytes);
         bytes
     })

@@ -1,7 +1,7 @@
-//! The job as events, one JSON object a line, for operators and notebooks.
+//! Event log of a job, one JSON object per line, for operators and notebooks.
 //!
-//! `docs/events.md` describes the format. The launcher that coordinates the job writes them, from a
-//! thread of its own: a reader that is slow or gone costs events, never time of the job.
+//! `docs/events.md` describes the format. The launcher that coordinates the job writes them, in a thread of its own: a
+//! slow or closed reader loses events, but never delays the job.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -101,11 +101,11 @@ impl fmt::Display for EventsTarget {
 }
 
 impl EventsTarget {
-    /// Opens the file, or takes the descriptor over: it is closed in this process, so that ranks do
-    /// not inherit it and keep a reader waiting for its end.
+    /// Opens the file, or takes over the descriptor: it is closed in this process on `exec`, so that ranks do not
+    /// inherit it and keep a reader waiting for its end.
     fn open(&self) -> Result<File, LaunchError> {
         let file = match self {
-            // A pipe that is not read must not hold up the job.
+            // A pipe that is not read must not block the job.
             Self::File(path) => OpenOptions::new()
                 .append(true)
                 .create(true)
@@ -123,7 +123,7 @@ impl EventsTarget {
     }
 }
 
-/// Takes a descriptor over that this process was started with.
+/// Takes over a descriptor that this process was started with.
 fn take_inherited(number: i32) -> io::Result<OwnedFd> {
     let other = |reason: String| io::Error::new(io::ErrorKind::InvalidInput, reason);
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}"));
@@ -133,15 +133,15 @@ fn take_inherited(number: i32) -> io::Result<OwnedFd> {
     })?;
     let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|octal| i32::from_str_radix(octal.trim(), 8).ok()).unwrap_or(0);
-    // All descriptors that this process opens by itself are closed by exec.
+    // All descriptors that this process has opened itself are closed on exec.
     if flags & OFlag::O_CLOEXEC.bits() != 0 {
         return Err(other(format!("descriptor {number} was not inherited")));
     }
     if flags & OFlag::O_ACCMODE.bits() == OFlag::O_RDONLY.bits() {
         return Err(other(format!("descriptor {number} is open for reading only")));
     }
-    // Sent through a socket to ourselves: the one way without `unsafe` from a number to an owned
-    // descriptor, and one that works for files, pipes, terminals and sockets.
+    // Sent through a socket to this process: the only way without `unsafe` from a number to an owned descriptor that
+    // works for files, pipes, terminals and sockets.
     let (near, far) = UnixStream::pair()?;
     let numbers = [number];
     let rights = [ControlMessage::ScmRights(&numbers)];
@@ -179,13 +179,13 @@ pub(crate) struct EventSender {
     job: String,
     troubles: wake::Sender<String>,
     target: String,
-    /// The user has been told that events are lost.
+    /// `true` once the user has been informed that events are lost.
     is_lossy: Arc<AtomicBool>,
 }
 
 enum Order {
     Line(String),
-    /// Answer when all before it is written.
+    /// Answers when all earlier events are written.
     Flush(Sender<()>),
 }
 
@@ -201,7 +201,7 @@ impl fmt::Debug for Order {
 impl EventLog {
     /// Opens the target and starts the thread.
     ///
-    /// Errors where the target cannot be written to.
+    /// Fails if the target cannot be written to.
     pub(crate) fn start(
         target: &EventsTarget,
         job: &str,
@@ -233,8 +233,8 @@ impl EventLog {
         self.troubles.try_recv()
     }
 
-    /// Waits until everything is written, but not for long: a thread that still writes then is left
-    /// alone and ends with this process. Gives what went wrong.
+    /// Waits until everything is written, up to a time limit: after it, the thread is abandoned and ends with this
+    /// process. Returns an error message, if any.
     pub(crate) fn finish(self) -> Option<String> {
         let (done, is_done) = mpsc::channel();
         let _ = self.orders.send(Order::Flush(done));
@@ -261,7 +261,7 @@ impl AsFd for EventLog {
 }
 
 impl EventSender {
-    /// Has an event written, unless too many wait for that already. Never waits.
+    /// Queues an event, unless too many are waiting already. Never blocks.
     pub(crate) fn record(&self, at: SystemTime, event: JobEvent) {
         let before = self.unwritten.fetch_add(1, Ordering::Relaxed);
         if before >= MAX_UNWRITTEN {
@@ -276,7 +276,7 @@ impl EventSender {
         }
         let (job, time) = (self.job.clone(), brigade_rank_env::timestamp(at));
         let line = EventLine { version: VERSION, time, job, event };
-        // A line of numbers and texts always is JSON.
+        // A line of numbers and texts can always be written as JSON.
         if let Ok(mut line) = serde_json::to_string(&line) {
             line.push('\n');
             let _ = self.orders.send(Order::Line(line));
@@ -284,7 +284,7 @@ impl EventSender {
     }
 }
 
-/// The thread: whole lines, until one cannot be written.
+/// Runs the thread: writes whole lines, until one cannot be written.
 fn write_events(
     mut file: File,
     inbox: &Receiver<Order>,
@@ -311,7 +311,7 @@ fn write_events(
     }
 }
 
-/// Enough for the start and the end of 16,000 ranks while a reader sleeps.
+/// Maximum number of waiting events: enough for the start and the end of 16,000 ranks while a reader pauses.
 const MAX_UNWRITTEN: usize = 1 << 15;
 /// Time limit at the end of the job for writing the last events.
 const LAST_EVENTS: Duration = Duration::from_secs(2);
@@ -385,7 +385,7 @@ mod tests {
             .open(&path)
             .unwrap();
         let (log, sender) = EventLog::start(&EventsTarget::File(path), "night").unwrap();
-        // More than the pipe and the queue hold together.
+        // More than the pipe and the queue can hold together.
         for _ in 0..2 * MAX_UNWRITTEN {
             sender.record(UNIX_EPOCH, end(0));
         }

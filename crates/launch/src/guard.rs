@@ -1,7 +1,7 @@
-//! Where the secret of a job on several hosts is from, when one command is started per host.
+//! Source of the secret of a job on several hosts with one launcher per host.
 //!
-//! With `--hosts` none of this is needed: the launcher makes a secret for each job and sends it through
-//! the sessions. Job files that `brigade emit` writes carry their own.
+//! With `--hosts` none of this is needed: the launcher generates a secret for each job and sends it through the
+//! sessions. Job files that `brigade emit` writes contain their own.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -88,8 +88,8 @@ impl GuardSources<'_> {
     }
 }
 
-/// The key file in this folder, made where there is none yet. `None` where other hosts do not see the
-/// folder, or where it cannot be used: a job without --rdzv-secret-file does not fail by it.
+/// Returns the key in the key file of this folder, which is created if it is missing. Returns `None` if other hosts do
+/// not share the folder, or if it cannot be used: a job without --rdzv-secret-file must not fail because of it.
 fn of_home(folder: &Path, is_shared: impl Fn(&Path) -> bool) -> Option<Guard> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o700).create(folder).ok()?;
@@ -107,9 +107,9 @@ fn of_home(folder: &Path, is_shared: impl Fn(&Path) -> bool) -> Option<Guard> {
                 if source.kind() == io::ErrorKind::NotFound => {}
             Err(_) => return None,
         }
-        // Another host may make it at the same moment: only one of the files gets the name.
+        // Another host may create it at the same moment: only one of the files gets the name.
         make(folder, &path).ok()?;
-        // What a network file system has just been asked for, it may remember for a moment.
+        // A network file system may cache a lookup for a moment.
         thread::sleep(AGAIN);
     }
     None
@@ -137,13 +137,13 @@ fn is_on_network(folder: &Path) -> bool {
     })
 }
 
-/// A random key of 128 bits that mpirun makes for each job and hands to its processes alone.
+/// Random 128-bit key that mpirun generates for each job and passes only to that job's processes.
 const OPEN_MPI_KEY: &str = "OMPI_MCA_orte_precondition_transports";
 const KEY_FILE: &str = "rdzv-secret";
 const TRIES: u32 = 40;
 const AGAIN: Duration = Duration::from_millis(50);
-/// Numbers of file systems that several hosts share (statfs(2), and what their drivers say): NFS, Lustre,
-/// GPFS, CephFS, BeeGFS, PanFS, AFS, SMB, GFS2, OCFS2.
+/// File system types, as in statfs(2) and the headers of their drivers, that several hosts share: NFS, Lustre, GPFS,
+/// CephFS, BeeGFS, PanFS, AFS, SMB, GFS2, OCFS2.
 const NETWORK: [u64; 12] = [
     0x6969,
     0x0bd0_0bd0,
@@ -205,9 +205,9 @@ mod tests {
         assert_eq!(found, format!("the secret of the setting from the file {}", setting.display()));
         let found = of(find(None, &variable[1..], None, true));
         assert_eq!(found, format!("{KEY} from Open MPI ({OPEN_MPI_KEY})"));
-        // Hosts that no scheduler started need not have it in common.
+        // Hosts that were not started by a scheduler need not have it in common.
         assert_eq!(find(None, &variable[1..], None, false).unwrap(), None);
-        // Nor does a temporary folder lie on the network.
+        // A temporary folder is not on a network file system.
         let home = folder.path().to_str().unwrap();
         assert_eq!(find(None, &[("HOME", home)], None, true).unwrap(), None);
     }
@@ -218,7 +218,7 @@ mod tests {
         assert!(matches!(short, SecretError::TooShort { length: 5 }), "{short}");
         let missing = find(Some(Path::new("/no/such")), &[], None, false).unwrap_err();
         assert!(matches!(missing, SecretError::Unreadable { .. }), "{missing}");
-        // An empty variable is not set.
+        // An empty variable counts as unset.
         assert_eq!(find(None, &[(BRIGADE_RDZV_SECRET, "")], None, false).unwrap(), None);
     }
 
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(names, [KEY_FILE], "nothing else is left");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
         assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
-        // One that others may read is not used, and the job goes on without.
+        // A key file that other users may read is not used, and the job continues without it.
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         assert_eq!(of_home(&folder, |_| true), None);
         assert_eq!(of_home(&folder, |_| false), None);

@@ -1,13 +1,11 @@
 //! Several hosts with one command: `brigade launch --hosts node1:4,node2:4 -- PROGRAM`.
 //!
-//! The launcher starts an agent on every host, over the system's ssh with the user's own settings
-//! (`localhost` and this machine's own name need none), and coordinates them over the sessions'
-//! standard streams: no port is opened for it, and a session's end is noticed at once on both
-//! sides. First all hosts connect and answer: version, working folder, program. Only when all of
-//! them could start does any of them.
+//! The launcher starts an agent on every host, over the system's ssh with the user's own settings (`localhost` and this
+//! machine's own name need none), and coordinates them over the sessions' standard streams: no port is opened for that,
+//! and the end of a session is detected at once on both sides. First all hosts connect and are checked: version,
+//! working folder, program. None starts unless all of them can.
 //!
-//! When the launcher ends, however it ends, the agents find their input closed and stop their
-//! ranks.
+//! When the launcher ends for any reason, the agents' input is closed and they stop their ranks.
 
 pub(crate) mod agent_side;
 mod bundle;
@@ -73,5 +71,5 @@ impl Default for HostsOptions {
     }
 }
 
-/// The second part of the role `__agent`.
+/// Argument for the second part of the role `__agent`.
 pub(crate) const ENTERED: &str = "entered";

@@ -1,14 +1,13 @@
 //! Finds and kills what ranks have left behind.
 //!
-//! While the agent lives, these are its descendants: it is a *subreaper* (`PR_SET_CHILD_SUBREAPER`),
-//! so a process whose parent has ended becomes a child of the agent, however it has detached itself.
-//! A process that a rank has had started by a service (a job of `sbatch`, a window of a running
-//! `tmux`, a unit of `systemd-run`) is none, and is left alone. In a container whose first process is
-//! the agent, other orphans become its children, too; those of ranks are told as the reaper tells them.
+//! While the agent runs, these are its descendants: it is a *subreaper* (`PR_SET_CHILD_SUBREAPER`), so a process whose
+//! parent has ended becomes a child of the agent, however it has detached itself. A process that a service has started
+//! for a rank (a job of `sbatch`, a window of a running `tmux`, a unit of `systemd-run`) is not a descendant, and is
+//! not killed. In a container whose first process is the agent, other orphans become its children, too; those of ranks
+//! are recognized in the same way as by the reaper.
 //!
-//! After the agent's own death its descendants belong to the process that adopts orphans, among others. The
-//! reaper tells them by the ranks' sessions and by the agent's name in their environment; see
-//! [`Orphans`].
+//! After the agent's own death its descendants belong to the process that adopts orphans, among others. The reaper
+//! recognizes them by the ranks' sessions and by the agent's name in their environment; see [`Orphans`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,20 +20,21 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 
-/// The processes of this machine at one moment, as far as this process may see them.
+/// The processes of this machine at one moment, as far as this process may see them, by process number.
 #[derive(Debug, Default)]
 struct Processes(BTreeMap<i32, Stat>);
 
 /// Fields of `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
-    /// The letter of its state: R runs, S sleeps, D sleeps in the kernel, Z has ended.
+    /// Letter of the process's state: R runs, S sleeps, D sleeps in the kernel, Z has ended.
     pub(crate) state: char,
     parent: i32,
     session: i32,
-    /// When it started, in ticks of the system's clock: with its number, its identity.
+    /// Start time of the process, in ticks of the system's clock. Together with the process number it identifies the
+    /// process.
     start: u64,
-    /// Why its environment cannot be read yet or any more, if so.
+    /// State of the process's memory, which determines if its environment can be read.
     memory: Memory,
 }
 
@@ -45,21 +45,21 @@ enum Memory {
     Program,
     /// A program with an empty environment.
     NoEnvironment,
-    /// A program is being loaded (`exec`): its environment is not there yet.
+    /// A program is being loaded (`exec`): its environment does not exist yet.
     Loading,
-    /// None: a thread of the kernel, or a process that is about to end.
+    /// No program: a thread of the kernel, or a process that is about to end.
     None,
 }
 
 impl Stat {
-    /// Reads it; `None` where there is no such process.
+    /// Reads the fields of a process. Returns `None` if there is no such process.
     pub(crate) fn of(pid: i32) -> Option<Self> {
         let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
         Self::parse(&String::from_utf8_lossy(&stat))
     }
 
     fn parse(stat: &str) -> Option<Self> {
-        // The command in parentheses may hold anything, parentheses and blanks included.
+        // The command in parentheses may contain anything, including parentheses and blanks.
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
         let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
@@ -106,22 +106,22 @@ impl Processes {
     }
 }
 
-/// The descendants of this process, which has to be a subreaper.
+/// Descendants of this process, which has to be a subreaper.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Descendants {
-    /// Children that are not ranks and have started none, each with its start.
+    /// Children that are not ranks and have started none, each with its start time.
     helpers: Vec<(i32, u64)>,
-    /// Where this is the first process of its namespace, which the kernel gives all orphans there, the
-    /// variable that those of ranks have.
+    /// Environment variable of the ranks' processes, `NAME=VALUE`, if this is the first process of its namespace, to
+    /// which the kernel gives all orphans there.
     mark: Option<String>,
 }
 
 impl Descendants {
-    /// From now on orphans among the descendants of this process become its children. The children
-    /// that it has now are not counted. `agent` is this process's name in the ranks' environment.
+    /// Makes this process the parent of all orphans among its descendants from now on. Its present children are not
+    /// counted. `agent` is this process's name in the ranks' environment.
     ///
     /// # Errors
-    /// The kernel has no subreapers.
+    /// The kernel does not support subreapers.
     pub(crate) fn adopt(agent: &str) -> io::Result<Self> {
         nix::sys::prctl::set_child_subreaper(true)?;
         let this = std::process::id().cast_signed();
@@ -132,14 +132,14 @@ impl Descendants {
         Ok(Self { helpers, mark })
     }
 
-    /// Adds a child that is not counted.
+    /// Excludes a child from the count.
     pub(crate) fn except(&mut self, pid: u32) {
         let pid = pid.cast_signed();
         self.helpers.extend(Stat::of(pid).map(|stat| (pid, stat.start)));
     }
 
-    /// Kills what is there now but the `ranks`, which have ended and are not reaped yet. Says how
-    /// many living processes there were: none means that all are gone.
+    /// Kills all descendants that exist now except `ranks`, which have ended and are not reaped yet. Returns the number
+    /// of descendants that were alive: 0 means that all are gone.
     pub(crate) fn kill_once(&self, ranks: &[i32]) -> usize {
         let this = std::process::id().cast_signed();
         let all = Processes::look();
@@ -159,9 +159,9 @@ impl Descendants {
         living
     }
 
-    /// The adopted processes that have come from elsewhere: what `kubectl exec` has left in a container,
-    /// say. A rank's are in its session, or have the agent's name. Those of which the program is still
-    /// being loaded are among them for now; says how many.
+    /// Returns the adopted processes that do not come from a rank, such as those that `kubectl exec` has left in a
+    /// container. The processes of a rank are in its session, or have the agent's name. Also returns how many of them
+    /// are included only because their program is still being loaded.
     fn strangers(&self, all: &Processes, this: i32, ranks: &[i32]) -> (Vec<i32>, usize) {
         let Some(mark) = &self.mark else { return (Vec::new(), 0) };
         let is_adopted = |(pid, stat): &(&i32, &Stat)| {
@@ -181,7 +181,7 @@ impl Descendants {
         (strangers, loading)
     }
 
-    /// Lets the system forget all adopted processes that have ended.
+    /// Reaps all adopted processes that have ended.
     pub(crate) fn forget_ended(&self, ranks: &[i32]) {
         let this = std::process::id().cast_signed();
         let Processes(all) = Processes::look();
@@ -191,31 +191,31 @@ impl Descendants {
         }
     }
 
-    /// Lets the system forget an adopted process that has ended. True where it was one.
+    /// Reaps an adopted process that has ended. Returns `true` if there was one.
     pub(crate) fn forget(&self, pid: i32, ranks: &[i32]) -> bool {
         let known = ranks.contains(&pid) || self.helpers.iter().any(|(helper, _)| *helper == pid);
         !known && waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG)).is_ok()
     }
 }
 
-/// What an agent that was killed has left, seen from its reaper: a child of the same agent, so that
-/// the kernel gives both of them, and all other orphans of the agent, to the same new parent.
+/// The processes that a killed agent has left, as seen by its reaper. The reaper was a child of the same agent, so the
+/// kernel gives it and all other orphans of the agent to the same new parent.
 #[derive(Clone, Debug)]
 pub(crate) struct Orphans {
-    /// The agent's name, inherited through the environment.
+    /// Name of the agent, inherited through the environment.
     pub(crate) agent: String,
     /// Process number of the agent.
     pub(crate) agent_pid: i32,
-    /// One session for each rank.
+    /// Sessions of the ranks, one for each rank.
     pub(crate) sessions: Vec<Session>,
 }
 
-/// The session of a rank, which has its process number.
+/// Session of a rank. Its number is the rank's process number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Session {
     pub(crate) number: i32,
-    /// When the rank started. The kernel gives the number to another process only once the session
-    /// is empty: where one has it that started at another time, nothing is left of the rank.
+    /// Start time of the rank. The kernel reuses the number only once the session is empty: if a process with this
+    /// number has another start time, no process of the rank is left.
     pub(crate) start: u64,
 }
 
@@ -236,23 +236,22 @@ pub(crate) struct Look {
 }
 
 impl Orphans {
-    /// Kills what is there now.
+    /// Kills all orphans that exist now.
     ///
-    /// A process belongs to the agent if it is in the session of one of its ranks; or if it has the
-    /// agent's name in its environment, is in the same control group as this process or below it,
-    /// and descends, over such processes, from the one that has adopted this process. The last two
-    /// leave out what a service has started for a rank, which may have the rank's environment.
+    /// A process belongs to the agent if it is in the session of one of its ranks; or if it has the agent's name in its
+    /// environment, is in the same control group as this process or below it, and descends, through such processes,
+    /// from the one that has adopted this process. The last two conditions exclude processes that a service has started
+    /// for a rank, which may have the rank's environment.
     ///
-    /// `/proc` is not read in one moment. The look is incomplete while the agent is still there,
-    /// whose children get a new parent only after its descriptors have been closed; where this
-    /// process, or another one, was given to another parent meanwhile; and where a program is being
-    /// loaded, whose environment is not there yet.
+    /// Reading `/proc` is not atomic. The search is incomplete while the agent still exists, whose children get a new
+    /// parent only after its descriptors have been closed; if this process, or another one, got another parent
+    /// meanwhile; and while a program is being loaded, whose environment does not exist yet.
     pub(crate) fn kill_once(&self) -> Look {
         let this = std::process::id().cast_signed();
         let all = Processes::look();
         let adopter = Stat::of(this).map(|stat| stat.parent);
         let sorted = self.sort(this, &all);
-        // First: a process that sleeps in the kernel may hold up a reader of its environment.
+        // First: reading the environment of a process that sleeps in the kernel may block.
         let mut killed = kill_all(&sorted.in_sessions);
         let group = control_groups("self");
         let mark = format!("{}={}", env::BRIGADE_AGENT, self.agent);
@@ -273,7 +272,7 @@ impl Orphans {
         Look { killed, incomplete: loading || orphaned || !adopted }
     }
 
-    /// The living processes that this agent can have left, by what `/proc` says of all of them.
+    /// Sorts the living processes that this agent may have left, by their entries in `/proc`.
     fn sort(&self, this: i32, all: &Processes) -> YoungProcesses {
         let own = all.0.get(&this).copied();
         let (since, adopter) = own.map_or((0, 1), |stat| (stat.start, stat.parent));
@@ -288,9 +287,8 @@ impl Orphans {
         YoungProcesses { adopter, sessions, in_sessions, others }
     }
 
-    /// Of the processes with the agent's name those that descend from the adopter, over others of
-    /// them, or from a rank; and whether there is one that was read before its parent ended, so that
-    /// its new parent is not known yet.
+    /// Returns the processes with the agent's name that descend, through others of them, from the adopter or from a
+    /// rank. The flag is `true` if one was read before its parent ended, so that its new parent is not known yet.
     fn descending(
         marked: &BTreeMap<i32, Stat>,
         all: &Processes,
@@ -306,7 +304,7 @@ impl Orphans {
                 if stat.parent == adopter || is_rank {
                     return true;
                 }
-                // One that cannot be seen may be a service's.
+                // A parent that cannot be seen may belong to a service.
                 let has_ended = |it: &Stat| it.is_dead();
                 orphaned |= parent.map_or_else(|| !is_there(stat.parent), has_ended);
                 pid = stat.parent;
@@ -319,17 +317,18 @@ impl Orphans {
     }
 }
 
-/// Returns `true` if a process exists, even where `/proc` does not show it. Parent 0 is one outside of this namespace.
+/// Returns `true` if a process exists, even if `/proc` does not show it. Parent 0 is a process outside of this
+/// namespace.
 fn is_there(pid: i32) -> bool {
     pid == 0 || kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH)
 }
 
-/// The young processes of a machine, as a reaper sees them.
+/// Processes of this machine that have started after the reaper.
 #[derive(Debug)]
 struct YoungProcesses {
     /// The parent of the reaper.
     adopter: i32,
-    /// Sessions of ranks whose numbers are still theirs.
+    /// Sessions of ranks whose numbers have not been reused.
     sessions: BTreeSet<i32>,
     in_sessions: Vec<(i32, Stat)>,
     others: Vec<(i32, Stat)>,
@@ -339,16 +338,17 @@ fn kill_all(processes: &[(i32, Stat)]) -> usize {
     processes.iter().filter(|(pid, stat)| send_kill(*pid, stat)).count()
 }
 
-/// Kills the very process that was looked at. False where it is gone, or is another user's.
+/// Kills the process that was looked at, and no other one with its number. Returns `false` if it is gone, or belongs to
+/// another user.
 fn send_kill(pid: i32, stat: &Stat) -> bool {
     let Some(number) = rustix::process::Pid::from_raw(pid) else { return false };
     match pidfd_open(number, PidfdFlags::empty()) {
         Ok(process) => {
-            // The descriptor is of the process that has the number now: is it still the same?
+            // The descriptor belongs to the process that has the number now; check that it is the same one.
             Stat::of(pid).is_some_and(|now| now.start == stat.start)
                 && pidfd_send_signal(process, rustix::process::Signal::KILL).is_ok()
         }
-        // A kernel before 5.3, or a sandbox without them.
+        // A kernel before 5.3, or a sandbox without process descriptors.
         Err(error) if error.raw_os_error() == Errno::ENOSYS as i32 => {
             kill(Pid::from_raw(pid), Signal::SIGKILL).is_ok()
         }
@@ -358,27 +358,28 @@ fn send_kill(pid: i32, stat: &Stat) -> bool {
 
 /// Returns `true` if a process was started with this variable, or `None` while its program is being loaded.
 fn environment_has(pid: i32, variable: &[u8]) -> Option<bool> {
-    // Another user's process is none of this job's.
+    // Another user's process cannot belong to this job.
     let Ok(environ) = fs::read(format!("/proc/{pid}/environ")) else { return Some(false) };
     if environ.is_empty() {
-        // What the kernel says now may be of the program that has come in the meantime.
+        // The kernel's answer may be about another program, which was loaded in the meantime.
         let memory = Stat::of(pid).map_or(Memory::None, |stat| stat.memory);
         return matches!(memory, Memory::None | Memory::NoEnvironment).then_some(false);
     }
     Some(environ.split(|byte| *byte == 0).any(|var| var == variable))
 }
 
-/// Flags of a process in `/proc/PID/stat`, as include/linux/sched.h has them.
+/// Flags of a process in `/proc/PID/stat`, from include/linux/sched.h.
 const PF_EXITING: u32 = 0x4;
 const PF_KTHREAD: u32 = 0x20_0000;
 
-/// The control groups of a process, one for each hierarchy; empty where the system has none.
+/// Returns the control groups of a process, one for each hierarchy. Empty if the system has none.
 fn control_groups(process: &str) -> Vec<String> {
     let groups = fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
     groups.lines().map(str::to_owned).collect()
 }
 
-/// A process moves to a group below when it makes one for itself; a service moves it elsewhere.
+/// Returns `true` if `groups` are the same as `of` or below them. A process moves to a group below when it creates one
+/// for itself; a service moves it elsewhere.
 fn is_below(groups: &[String], of: &[String]) -> bool {
     groups.len() == of.len()
         && groups.iter().zip(of).all(|(group, of)| {
@@ -428,7 +429,7 @@ mod tests {
             command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped());
             command
         };
-        // Once they have answered they have been loaded.
+        // The programs have been loaded once they have answered.
         let mut bare = start("/bin/sh").args(["-c", "echo 1; read end"]).spawn().unwrap();
         let mut named = start("/bin/sh");
         let mut named = named.args(["-c", "echo 1; read end"]).env("A", "b").spawn().unwrap();
@@ -449,7 +450,7 @@ mod tests {
     #[test]
     fn orphans_of_which_the_new_parent_is_not_known_yet() {
         let dead = |parent, session| Stat { state: 'Z', ..process(parent, session) };
-        // 2 has adopted, 10 was a rank, 20 has ended, 30 is a service.
+        // Process 2 is the adopter, 10 was a rank, 20 has ended, 30 is a service.
         let gone = i32::MAX;
         let all = [(2, process(1, 1)), (10, dead(2, 10)), (20, dead(2, 20)), (30, process(1, 30))];
         let descending = |marked: &[(i32, i32)]| {
@@ -496,7 +497,7 @@ mod tests {
             let mut sleep = Command::new("sleep");
             sleep.arg("1000").env(env::BRIGADE_AGENT, name).spawn().unwrap()
         };
-        // Its parent is this process, which is not a process of the agent: a service, say.
+        // Its parent is this process, which is not a process of the agent, as with a service.
         let mut served = sleep("leftovers-test");
         let mut stranger = sleep("leftovers-test-2");
 
@@ -514,7 +515,7 @@ mod tests {
             other.kill().unwrap();
             other.wait().unwrap();
         }
-        // As long as the agent is the parent of this process nothing is certain.
+        // As long as the agent is the parent of this process, the search is incomplete.
         orphans.agent_pid = adopter;
         assert!(orphans.kill_once().incomplete);
     }

@@ -1,12 +1,12 @@
-//! The limit of open files: as many as the system allows for the launcher, and what was there before
-//! for whatever it starts.
+//! The limit of open files: as many as the system allows for the launcher, and the original limit for the processes
+//! that it starts.
 //!
 //! Each host that is started over ssh costs a few descriptors, each rank some. The usual limit of
 //! 1024 is for programs that wait with `select`, which cannot take more; a rank may be one of them.
 
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 
-/// The limit of this process is raised while this value lives.
+/// Guard that keeps the limit of this process raised while it lives.
 #[derive(Debug)]
 pub(crate) struct OpenFiles {
     before: Option<Rlimit>,
@@ -22,10 +22,10 @@ impl OpenFiles {
         Self { before: is_raised.then_some(before) }
     }
 
-    /// Gives a child, which has inherited the raised limit, the one that was there before.
+    /// Restores the original limit for a child, which has inherited the raised one.
     pub(crate) fn lower_for(&self, child: u32) {
         if let (Some(before), Some(child)) = (self.before, Pid::from_raw(child.cast_signed())) {
-            // Where that is refused the child has more than it needs, and goes on.
+            // If that is refused, the child has a higher limit than it needs, which is harmless.
             let _ = prlimit(Some(child), Resource::Nofile, before);
         }
     }

@@ -1,8 +1,7 @@
-//! One thread that carries the output of all ranks, so that lines never run into each other.
+//! The output thread: a single thread handles the output of all ranks, so that lines are never interleaved.
 //!
-//! It is a thread of its own because a paused terminal blocks its writers, and
-//! the agent has signals to answer meanwhile. It lives as long as the job; the ranks of every
-//! attempt are attached to it anew.
+//! It is a separate thread because a paused terminal blocks its writers, and the agent has to handle signals meanwhile.
+//! It lives as long as the job; the ranks of every attempt are attached to it.
 
 mod color;
 mod folder;
@@ -36,8 +35,7 @@ pub use streams::{LineFilter, LocalRanks, StreamMode, StreamModes};
 use crate::LaunchError;
 use brigade_rendezvous::wake;
 
-/// The agent's side of the thread. Dropping it gives up what is not written yet; [`Output::end`]
-/// does not.
+/// The agent's handle of the output thread. Dropping it discards unwritten output; [`Output::end`] does not.
 #[derive(Debug)]
 pub(crate) struct Output {
     thread: JoinHandle<()>,
@@ -50,20 +48,20 @@ pub(crate) struct Output {
 /// Output streams of one rank, and how they are shown.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    /// Number in the job: decides the colour.
+    /// Rank in the job, which determines the colour.
     pub(crate) rank: usize,
-    /// Number on this host: decides where its output goes.
+    /// Local rank, which determines the destinations of its output.
     pub(crate) local_rank: usize,
     /// Prefix of the rank's lines.
     pub(crate) prefix: String,
-    /// Pipes, of which this process has the reading ends; `None`: the rank has this process's own.
+    /// Reading ends of the pipes. `None` if the rank has this process's own stream.
     pub(crate) stdout: Option<OwnedFd>,
     pub(crate) stderr: Option<OwnedFd>,
-    /// A pipe into which the rank writes how far it is.
+    /// Pipe to which the rank writes progress reports.
     pub(crate) progress: Option<OwnedFd>,
 }
 
-/// A rank's last lines, oldest first.
+/// Last lines of a rank, oldest first.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tail {
     pub(crate) stdout: Vec<String>,
@@ -73,18 +71,18 @@ pub(crate) struct Tail {
 /// Notice of the output thread, when [`Output::control`] is readable.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// The reader of our output has gone.
+    /// The reader of this process's output has closed it.
     Closed,
-    /// The answer to [`Output::ask_tail`].
+    /// Last lines of a rank: the answer to [`Output::ask_tail`].
     Tail { local_rank: usize, tail: Tail },
-    /// The answer to [`Output::drain`]: the last lines of the attempt's ranks.
+    /// Last lines of the attempt's ranks: the answer to [`Output::drain`].
     Drained(Vec<Tail>),
-    /// The thread has ended by itself, which is a bug: nothing more will come.
+    /// The thread has ended by itself, which is a bug: no more notices will come.
     Gone,
 }
 
 impl Output {
-    /// Starts the thread, which has nothing to carry yet.
+    /// Starts the thread, without any ranks.
     pub(crate) fn start(plan: &OutputPlan, show: Box<dyn Show>) -> io::Result<Self> {
         let (orders, inbox) = wake::channel()?;
         let (outbox, notices) = wake::channel()?;
@@ -98,9 +96,9 @@ impl Output {
         Ok(Self { thread, plan, orders: Orders(orders), notices, folder_is_known: false })
     }
 
-    /// Carries these ranks' output from now on, in order of local rank.
+    /// Handles these ranks' output from now on, in order of local rank.
     ///
-    /// Errors when the system does not prepare the ranks' pipes.
+    /// Fails if the ranks' pipes cannot be prepared.
     pub(crate) fn attach(
         &mut self,
         ranks: Vec<Streams>,
@@ -116,15 +114,14 @@ impl Output {
         Ok(())
     }
 
-    /// Puts a line of the launcher's own among those of the ranks, on stderr, unless it is to be
-    /// quiet.
+    /// Shows a line of the launcher among those of the ranks, on stderr, unless `--quiet` is set.
     pub(crate) fn say(&self, text: &str) {
         if !self.plan.quiet {
             self.warn(text);
         }
     }
 
-    /// The same, even if it is to be quiet.
+    /// Shows a line of the launcher on stderr, even with `--quiet`.
     pub(crate) fn warn(&self, text: &str) {
         self.order(Order::Say(format!("brigade: {text}\n")));
     }
@@ -139,18 +136,17 @@ impl Output {
         self.notices.as_fd()
     }
 
-    /// The next notice, if there is one.
+    /// Returns the next notice, if there is one.
     pub(crate) fn notice(&self) -> Option<Notice> {
         self.notices.try_recv()
     }
 
-    /// Asks for the last lines of a rank that has ended, while others go on.
+    /// Requests the last lines of a rank that has ended, while others run.
     pub(crate) fn ask_tail(&self, local_rank: usize) {
         self.order(Order::Tail(local_rank));
     }
 
-    /// Asks for everything that the ranks, which have all ended, have left in their pipes to be
-    /// written, and their log files to be closed.
+    /// Requests that the remaining output of the ranks, which have all ended, is written, and their log files closed.
     pub(crate) fn drain(&self) {
         self.order(Order::Drain);
     }
@@ -159,12 +155,12 @@ impl Output {
     pub(crate) fn end(self) {
         let Self { thread, orders, .. } = self;
         drop(orders);
-        // It cannot panic, and if it did all the same there would be nothing left to do here.
+        // The thread cannot panic, and a panic could not be handled here.
         let _ = thread.join();
     }
 
     fn order(&self, order: Order) {
-        // Fails when the thread has ended, which its last notice says.
+        // Fails if the thread has ended, which its last notice reports.
         let _ = self.orders.0.send(order);
     }
 }
@@ -179,7 +175,7 @@ impl Drop for Orders {
     }
 }
 
-/// Held by the thread: its last notice, even if it panics.
+/// Last notice, sent when dropped. Held by the thread, so that it is sent even after a panic.
 struct NoticeOfEnd(wake::Sender<Notice>);
 
 impl Drop for NoticeOfEnd {

@@ -67,11 +67,11 @@ impl PlacementFacts {
     }
 }
 
-/// Every rank's processors and devices. Pure.
+/// Returns every rank's processors and devices. Pure.
 ///
-/// `threads` is set for ranks that are bound: `OMP_NUM_THREADS` of each, unless the user has a
-/// number. A set of processors that several ranks share is shared out evenly; `quota` is what a
-/// control group leaves to each rank, where that is less.
+/// `threads` is set for ranks that are bound: `OMP_NUM_THREADS` of each, unless the user has set a number. A set of
+/// processors that several ranks share is divided evenly; `quota` is the share of each rank under a control group's
+/// limit, if that is less.
 pub(crate) fn place(
     options: &PlacementOptions,
     facts: &PlacementFacts,
@@ -100,7 +100,7 @@ pub(crate) fn place(
 }
 
 /// Returns the number of threads for each rank: the cores of its processors, divided among the ranks that share them.
-/// `None` where ranks are not bound.
+/// Returns `None` if ranks are not bound.
 pub(crate) fn threads(setups: &[RankSetup], topology: &Topology) -> Option<Vec<usize>> {
     let sets: Vec<_> = setups.iter().map(|setup| setup.cpus.as_ref()).collect::<Option<_>>()?;
     let share = |set: &&CpuSet| {

@@ -1,4 +1,4 @@
-//! From options and facts to a plan: everything that is decided before a process starts.
+//! Launch plan: everything that is decided before a process starts, from options and facts.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -105,16 +105,15 @@ pub struct LaunchPlan {
 }
 
 impl LaunchPlan {
-    /// Makes the plan. A pure function: the same options and facts give the same plan.
+    /// Computes the plan. A pure function: the same options and facts give the same plan.
     ///
-    /// The hardware threads that this process may use are shared out evenly, at least one to a rank,
-    /// unless the user has set `OMP_NUM_THREADS` or asks for a number; a rank that is bound has as many
-    /// as it has cores.
+    /// The hardware threads that this process may use are divided evenly, at least one per rank, unless the user has
+    /// set `OMP_NUM_THREADS` or requests a number; a rank that is bound has as many as it has cores.
     ///
-    /// Several ranks that use all of them get `OMP_WAIT_POLICY=PASSIVE`: a thread of libgomp that spins
-    /// at a barrier holds up the one it waits for (two epochs of two ranks with two threads each, on two
-    /// cores: 3.7 s instead of 5.6 s). One rank alone is faster when it spins (3.2 s instead of 3.5 s).
-    /// libgomp reads both variables before `main`, so only a launcher can set them.
+    /// Several ranks that use all of them get `OMP_WAIT_POLICY=PASSIVE`: a thread of libgomp that spins at a barrier
+    /// delays the one it waits for (two epochs of two ranks with two threads each, on two cores: 3.7 s instead of 5.6
+    /// s). One rank alone is faster when it spins (3.2 s instead of 3.5 s). libgomp reads both variables before `main`,
+    /// so only a launcher can set them.
     ///
     /// # Errors
     /// The number of ranks or threads is 0, the program cannot be run, or the hosts cannot meet with the options.
@@ -174,7 +173,7 @@ impl LaunchPlan {
         if let Some(threads) = options.threads_per_rank {
             env.push((OMP_NUM_THREADS, threads.to_string()));
         } else if let Some(bound) = bound.filter(|_| free(OMP_NUM_THREADS)) {
-            // A control group may leave less time than there are processors.
+            // A control group may limit the processor time below the number of processors.
             let is_limited = facts.cores < facts.placement.topology.cpus.len();
             let most = if is_limited { (facts.cores / nproc).max(1) } else { usize::MAX };
             for (rank, threads) in ranks.iter_mut().zip(bound) {
@@ -199,7 +198,7 @@ impl LaunchPlan {
         }
 
         let alone = options.rendezvous == RendezvousMode::OneHost;
-        // Of a job on several hosts the user has to ask for it.
+        // For a job on several hosts, the user has to request it.
         let raw = options.output.raw.or_else(|| (!alone).then_some(false));
         let output = OutputOptions { raw, ..options.output.clone() };
         let run_id = match &options.run_id {
@@ -237,7 +236,7 @@ impl LaunchPlan {
         let inherited =
             std::env::split_paths(&inherited).filter(|path| !path.as_os_str().is_empty());
         let paths = std::env::join_paths(built.libraries.into_iter().chain(inherited));
-        // A list that cannot be written down whole stays as it is.
+        // A list that is not valid text is not changed.
         if let Some(paths) = paths.ok().and_then(|paths| paths.into_string().ok()) {
             self.env.push((LD_LIBRARY_PATH, paths));
         }
@@ -302,13 +301,13 @@ impl LaunchPlan {
     }
 }
 
-/// A name that no other launcher or job has.
+/// Returns a name that no other launcher or job has.
 pub(crate) fn new_name() -> String {
-    // A system without random numbers is one that is just starting: the process number must do.
+    // A system without random numbers has just started: the process number is unique enough.
     random_name("brigade").unwrap_or_else(|_| format!("brigade-{}", std::process::id()))
 }
 
-/// Name of a job on several hosts that was given none: torchrun's.
+/// Name of a job on several hosts without a name: torchrun's default.
 const SHARED_RUN_ID: &str = "none";
 const LD_LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
@@ -342,7 +341,7 @@ mod tests {
 
     #[test]
     fn cores_are_shared_out() {
-        // cores, ranks, set by the user, asked for, OMP_NUM_THREADS
+        // Cores, ranks, variables set by the user, requested threads, expected OMP_NUM_THREADS.
         type Case = (usize, usize, &'static [&'static str], Option<usize>, Option<&'static str>);
         let table: [Case; 9] = [
             (8, 1, &[], None, Some("8")),
@@ -366,7 +365,7 @@ mod tests {
 
     #[test]
     fn ranks_that_share_all_cores_do_not_spin() {
-        // cores, ranks, threads asked for, threads of the user's, set by the user, is PASSIVE
+        // Cores, ranks, requested threads, threads of the user, variables set by the user, `true` for PASSIVE.
         type Case = (usize, usize, Option<usize>, Option<usize>, &'static [&'static str], bool);
         let table: [Case; 8] = [
             (8, 1, None, None, &[], false),

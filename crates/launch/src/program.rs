@@ -1,4 +1,4 @@
-//! Program that the ranks run, found before anything starts.
+//! Program that the ranks run. It is found before any process is started.
 
 mod cargo;
 mod macros;
@@ -88,7 +88,7 @@ pub fn find_python() -> Result<PathBuf, ProgramError> {
     python::interpreter(SearchFacts::gather().search()).map(|(file, _)| file)
 }
 
-/// The values behind a [`Search`], as this process has them.
+/// Owner of the values of a [`Search`], read from this process.
 #[derive(Debug)]
 pub(crate) struct SearchFacts {
     path: Option<OsString>,
@@ -98,7 +98,7 @@ pub(crate) struct SearchFacts {
 }
 
 impl SearchFacts {
-    /// Reads the environment variables, and looks at the folder of this program.
+    /// Reads the environment variables, and the location of this program.
     pub(crate) fn gather() -> Self {
         let var = |name| std::env::var_os(name);
         let own = std::env::args_os().next();
@@ -121,7 +121,8 @@ impl SearchFacts {
 }
 
 impl Program {
-    /// It is a script that Python runs, unless there is no such file but a program in `PATH`.
+    /// Returns `true` if the program is a script that Python runs: not if there is no such file but a program of that
+    /// name in `PATH`.
     pub(crate) fn is_script(&self) -> bool {
         match self {
             Self::Auto(name) => {
@@ -151,7 +152,7 @@ impl Program {
         }
     }
 
-    /// [`Self::is_python_here`] for a program that was found.
+    /// Does the same as [`Self::is_python_here`] for a program that was found.
     pub(crate) fn is_python(&self, found: &Invocation) -> bool {
         match self {
             Self::Module(_) | Self::ModuleIn { .. } => true,
@@ -163,7 +164,7 @@ impl Program {
         }
     }
 
-    /// The file behind it. Looks at files, starts nothing.
+    /// Finds the executable file of the program. Reads file metadata; starts no process.
     pub(crate) fn find(&self, search: Search<'_>) -> Result<Invocation, ProgramError> {
         let plain = |name: &OsStr| {
             let file = executable::find(name, search.path)?;

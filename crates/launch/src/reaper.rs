@@ -1,4 +1,4 @@
-//! The reaper: a process that outlives an agent that was killed, and clears up after it.
+//! The reaper: a process that outlives a killed agent, and cleans up after it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -13,10 +13,10 @@ use nix::unistd::setsid;
 
 use crate::leftovers::{Look, Orphans, Session};
 
-/// The first argument of this role.
+/// First command-line argument of this role.
 pub(crate) const REAPER: &str = "__reaper";
 
-/// The agent's side: a running reaper, one for all attempts.
+/// The agent's handle of a running reaper, one for all attempts.
 #[derive(Debug)]
 pub(crate) struct Reaper {
     child: Child,
@@ -45,7 +45,7 @@ impl Reaper {
         self.order(&words.collect::<Vec<_>>().join(" "));
     }
 
-    /// Ends it: the agent has cleared up itself.
+    /// Ends the reaper: the agent has cleaned up itself.
     pub(crate) fn dismiss(mut self) {
         self.order(DISMISSED);
         self.orders = None;
@@ -60,15 +60,15 @@ impl Reaper {
     }
 }
 
-/// The agent's command for its reaper.
+/// Returns the command that starts the reaper.
 fn reaper_command(agent: &str, folder: Option<&Path>) -> Command {
     let mut command = role_command(REAPER);
-    // Its own environment must not make it part of a job, not even of one around this one.
+    // An inherited environment would make it part of a job, possibly of one around this job.
     command.env_clear().arg(std::process::id().to_string()).arg(agent).args(folder);
     command
 }
 
-/// Plays the role, and returns the exit code; `None` for malformed arguments.
+/// Runs the role, and returns the exit code. Returns `None` for malformed arguments.
 ///
 /// Arguments: agent's process number, agent's name, folder to remove.
 pub(crate) fn become_reaper(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
@@ -78,22 +78,22 @@ pub(crate) fn become_reaper(mut args: impl Iterator<Item = OsString>) -> Option<
     Some(0)
 }
 
-/// The reaper itself: waits on its stdin, a pipe whose other end only the agent holds.
+/// Waits for the end of its stdin, a pipe whose other end only the agent holds, and then cleans up.
 ///
 /// The pipe ends while the agent is still on its way out, so that its ranks may come to have another
 /// parent only later: the reaper looks again until nothing was left twice in a row.
 fn wait_and_clear_up(agent: String, agent_pid: i32, folder: Option<PathBuf>) {
-    // Out of reach of what is sent to the agent's process group or typed at its terminal. Fails
-    // only for the leader of a group, which is out of reach already.
+    // Signals to the agent's process group, or from its terminal, must not reach this process. Fails only for the
+    // leader of a group, which they do not reach anyway.
     let _ = setsid();
-    // What schedulers and service managers send to each process of a job is blocked since before
-    // this process was started: the agent waits for it, and the mask is inherited.
+    // Signals that schedulers and service managers send to each process of a job are blocked already: the agent waits
+    // for them, and the mask is inherited.
     let mut orders = Vec::new();
     let _ = io::stdin().read_to_end(&mut orders);
     if let Some(sessions) = last_order(&orders) {
         let orphans = Orphans { agent, agent_pid, sessions };
         let (mut pause, mut clean) = (FIRST_PAUSE, 0);
-        // A process that sleeps in the kernel ends when the kernel lets go of it, however late.
+        // A process that sleeps in the kernel ends only when the kernel returns, however late.
         loop {
             let Look { killed, incomplete } = orphans.kill_once();
             clean = if killed > 0 || incomplete { 0 } else { clean + 1 };
@@ -109,10 +109,10 @@ fn wait_and_clear_up(agent: String, agent_pid: i32, folder: Option<PathBuf>) {
     }
 }
 
-/// The sessions to look after; `None` when there is nothing to do any more.
+/// Returns the sessions to watch, or `None` when there is nothing to do any more.
 fn last_order(orders: &[u8]) -> Option<Vec<Session>> {
     let orders = String::from_utf8_lossy(orders);
-    // A line that was cut short by the agent's end was not acted on by it either.
+    // The agent did not act on a line that its end has cut short either.
     let last =
         orders.rsplit_once('\n').map_or("", |(whole, _)| whole.rsplit('\n').next().unwrap_or(""));
     let session = |word: &str| {
@@ -123,7 +123,7 @@ fn last_order(orders: &[u8]) -> Option<Vec<Session>> {
 }
 
 const DISMISSED: &str = "all clear";
-/// No descriptor says when a process that is not a child has ended.
+/// First interval between searches. No descriptor reports when a process that is not a child has ended.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 

@@ -1,4 +1,4 @@
-//! Which hosts take part in a job, and where they meet.
+//! Rendezvous options: which hosts take part in a job, and where they meet.
 
 use std::fmt;
 use std::str::FromStr;
@@ -93,7 +93,7 @@ pub struct RendezvousTimeouts {
 }
 
 impl RendezvousMode {
-    /// Everything about the hosts of a job that is wrong before any of them is asked.
+    /// Checks the settings of a job's hosts before any of them is contacted.
     pub(crate) fn check(&self, nodes: NodeRange) -> Result<(), LaunchError> {
         let refuse = |reason: String| Err(LaunchError::Rendezvous { reason });
         if nodes.min == 0 || nodes.min > nodes.max {
@@ -132,8 +132,8 @@ impl Default for NodeRange {
     }
 }
 
-/// Ten minutes, as torchrun, three seconds for latecomers at the first start, and half a minute between
-/// restarts for hosts that join.
+/// Returns the defaults: ten minutes, as in torchrun, three seconds for latecomers at the first start, and half a
+/// minute between restarts for joining hosts.
 impl Default for RendezvousTimeouts {
     fn default() -> Self {
         Self {
@@ -209,7 +209,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// torchrun's default for elastic jobs.
+/// Default port of torchrun for elastic jobs.
 const ELASTIC_PORT: u16 = 29_400;
 
 #[cfg(test)]

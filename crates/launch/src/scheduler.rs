@@ -1,4 +1,4 @@
-//! What a scheduler says about the hosts of a job, so that the launchers of all hosts need no flags.
+//! Settings from a scheduler's environment about the hosts of a job, so that the launchers of all hosts need no flags.
 //!
 //! `srun --ntasks-per-node=1 brigade launch --nproc 4 ./train` starts one launcher on every host.
 //! Each finds the number of hosts, its own number and the place to meet in its environment.
@@ -17,8 +17,8 @@ pub struct SchedulerValue<T> {
 
 /// Settings that a scheduler's environment gives a launcher that is one of several of the same job.
 ///
-/// All fields are `None` where the environment has no such settings, or where the job has one host. The fields are
-/// named like `torchrun`'s options. The user's flags take precedence.
+/// All fields are `None` if the environment has no such settings, or if the job has one host. The fields are named like
+/// `torchrun`'s options. The user's flags take precedence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Surroundings {
@@ -78,14 +78,14 @@ pub enum SchedulerError {
 }
 
 impl Surroundings {
-    /// Finds the settings of a scheduler in environment variables. `pid` is this process's number, where it is known.
+    /// Finds the settings of a scheduler in environment variables. `pid` is this process's number, if it is known.
     ///
     /// Must not be called when the user's flags select the hosts (`--nnodes`, `--node-rank`, `--hosts`, `--hostfile`,
     /// `--rdzv-endpoint`, `--standalone`): its errors do not matter then.
     ///
     /// - A launcher that is itself started by a rank of a launcher has a job of its own.
-    /// - MPI comes before Slurm, as in [`brigade_rank_env::scheduler`].
-    /// - `MASTER_ADDR` and `MASTER_PORT` win over what is computed.
+    /// - MPI takes precedence over Slurm, as in [`brigade_rank_env::scheduler`].
+    /// - `MASTER_ADDR` and `MASTER_PORT` take precedence over computed values.
     ///
     /// # Errors
     /// Several launchers run on one host, variables contradict each other, or no variable has the address of the first
@@ -282,7 +282,8 @@ fn master_address(
     Ok((found(addr, addr_from), found(port, port_from)))
 }
 
-/// A batch script or the shell of `salloc` has the whole job, but what it starts runs on one host.
+/// Warns in a batch script or the shell of `salloc`, which has all hosts of the job: a program that it starts directly
+/// runs on one host.
 fn unused_hosts(vars: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     vars(scheduler::SLURM_JOB_ID)?;
     let hosts: usize = vars(scheduler::SLURM_NNODES)?.trim().parse().ok()?;

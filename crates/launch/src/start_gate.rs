@@ -1,9 +1,8 @@
 //! The gate between starting a rank's process and starting its program.
 //!
-//! All ranks wait at their gates until every one of them exists and the watch knows them: a host
-//! that cannot start rank 7 has not run ranks 0 to 6, and no program runs unwatched. The gate is a
-//! socket pair whose far end is the rank's stdin; the store's socket is passed through it, so no
-//! other child can inherit that by accident.
+//! All ranks wait at their gates until every one of them exists and the reaper watches them: a host that cannot start
+//! rank 7 has not run ranks 0 to 6, and no program runs unwatched. The gate is a socket pair whose far end is the
+//! rank's stdin; the store's socket is passed through it, so no other child can inherit that by accident.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -18,13 +17,13 @@ use nix::unistd::close;
 pub(crate) struct Gate(UnixStream);
 
 impl Gate {
-    /// A closed gate, and the end that becomes the rank's stdin.
+    /// Creates a closed gate. Returns it with the end that becomes the rank's stdin.
     pub(crate) fn new() -> io::Result<(Self, OwnedFd)> {
         let (near, far) = UnixStream::pair()?;
         Ok((Self(near), far.into()))
     }
 
-    /// Lets the rank start its program, which inherits these.
+    /// Lets the rank start its program, which inherits these descriptors.
     pub(crate) fn open(
         self,
         socket: Option<&OwnedFd>,
@@ -35,7 +34,7 @@ impl Gate {
         let which = inherited.map(|it| if it.is_some() { GIVEN } else { NOT_GIVEN });
         let rights = [ControlMessage::ScmRights(&fds)];
         let rights = if fds.is_empty() { &[][..] } else { &rights[..] };
-        // A rank that was killed while it waited is found out by its exit, not here.
+        // A rank that was killed while it waited is detected by its exit, not here.
         match sendmsg::<()>(
             self.0.as_raw_fd(),
             &[IoSlice::new(&which)],
@@ -49,28 +48,28 @@ impl Gate {
     }
 }
 
-/// The rank's side of the gate.
+/// Message that the rank receives at the gate.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
-    /// Start the program, which inherits descriptors with these numbers.
+    /// Starts the program, which inherits descriptors with these numbers.
     Start {
         /// Descriptor of the store's socket.
         socket: Option<RawFd>,
-        /// A pipe into which it may write how far it is.
+        /// Descriptor of a pipe to which the rank may write progress reports.
         progress: Option<RawFd>,
     },
-    /// The agent is gone or has given up.
+    /// The agent has ended or given up.
     Never,
 }
 
-/// Lets the next process that this one starts inherit its end of a gate, and gives the number that it
-/// has there. No other process may be started before that end is closed here.
+/// Makes one end of a gate inheritable by the next process that this one starts, and returns its descriptor number
+/// there. No other process may be started before that end is closed here.
 pub(crate) fn inheritable(far: impl AsFd) -> io::Result<RawFd> {
     fcntl(far.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
     Ok(far.as_fd().as_raw_fd())
 }
 
-/// Waits at a gate that was inherited under a number, and closes it.
+/// Waits at a gate that was inherited under a descriptor number, and closes it.
 pub(crate) fn wait_at(number: RawFd) -> io::Result<Opening> {
     let opening = wait_raw(number);
     close(number)?;
@@ -86,7 +85,7 @@ fn wait_raw(gate: RawFd) -> io::Result<Opening> {
     let mut which = [0; 2];
     let mut iov = [IoSliceMut::new(&mut which)];
     let mut space = nix::cmsg_space!([RawFd; 2]);
-    // Without MSG_CMSG_CLOEXEC on purpose: the program keeps what arrives.
+    // Without MSG_CMSG_CLOEXEC: the program must inherit the received descriptors.
     let message = recvmsg::<()>(gate, &mut iov, Some(&mut space), MsgFlags::empty())?;
     if message.bytes == 0 {
         return Ok(Opening::Never);

@@ -1,4 +1,4 @@
-//! A TCP port that no other program is given between choosing it and listening on it.
+//! Reservation of a TCP port between choosing it and listening on it.
 
 use std::fmt;
 use std::io;
@@ -154,14 +154,14 @@ impl StorePort {
     }
 
     /// Returns a socket like [`Self::socket`], bound to the one address under which the job's ranks reach this host
-    /// ([`own_address`]), so that the store is not served to other networks. Where that address is not certain, the
-    /// socket is bound to all addresses that the port is held at.
+    /// ([`own_address`]), so that the store is not served to other networks. If that address is not certain, the socket
+    /// is bound to all addresses at which the port is reserved.
     ///
     /// # Errors
     /// The system refuses to create or bind the socket.
     pub fn socket_at(&self, name: &str) -> io::Result<OwnedFd> {
         match own_address(name).map(|address| SocketAddr::from((address, self.number()))) {
-            // Fails where another program listens there: at all addresses it would, too.
+            // Fails if another program listens at the address; binding all addresses would fail, too.
             Some(at) => bound(at).or_else(|_| self.socket()),
             None => self.socket(),
         }
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn only_where_it_should_be_reached() {
-        // Another address of this host: all of 127/8 is.
+        // Another address of this host: all of 127/8 are.
         for (interfaces, reached) in [(Interfaces::Loopback, false), (Interfaces::All, true)] {
             let port = StorePort::reserve(interfaces).unwrap();
             let socket = port.socket().unwrap();
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn a_range_gives_its_first_port_on_which_nothing_listens() {
         for interfaces in BOTH {
-            // Ports beside each other that were free a moment ago.
+            // Adjacent ports that were free a moment ago.
             let range = loop {
                 let first = StorePort::reserve(interfaces).unwrap().number();
                 let Some(last) = first.checked_add(2) else { continue };
@@ -253,14 +253,14 @@ mod tests {
             };
             let port = StorePort::reserve_in(interfaces, range).unwrap();
             assert_eq!(port.number(), range.first);
-            // As rank 0 of another job.
+            // As by rank 0 of another job.
             let socket = port.socket().unwrap();
             listen(&socket, Backlog::new(8).unwrap()).unwrap();
             assert_eq!(StorePort::reserve_in(interfaces, range).unwrap().number(), range.first + 1);
             let only = PortRange { last: range.first, ..range };
             let error = StorePort::reserve_in(interfaces, only).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
-            // With the attempt before it the port is free again.
+            // Once the attempt before it is dropped, the port is free again.
             drop((socket, port));
             assert_eq!(StorePort::reserve_in(interfaces, only).unwrap().number(), range.first);
         }
@@ -278,7 +278,7 @@ mod tests {
         };
         assert_eq!(reached("127.0.0.2"), [false, true]);
         assert_eq!(reached("localhost"), [true, false]);
-        // A name that means nothing here.
+        // A name that cannot be resolved.
         assert_eq!(reached("no-such-host.invalid"), [true, true]);
     }
 

@@ -35,9 +35,9 @@ use self::dropout::{RnnDropout, WeightDropLstm, WordDropout};
 /// [fastai](https://docs.fast.ai/text.models.awdlstm.html) has it: from words `[n, time]` of int64 to the last
 /// layer's outputs `[n, time, embedding]`.
 ///
-/// It has four of the five dropouts: of words, of the first layer's input, of the weights between time steps, and
-/// of the outputs between layers; the fifth comes after it. It goes on where the batch before ended: see
-/// [`RecurrentState`]. Names, and first values for a seed, are fastai's.
+/// It has four of the five dropouts: of words, of the first layer's input, of the weights between time steps, and of
+/// the outputs between layers; the fifth comes after it. It continues with the state of the previous batch: see
+/// [`RecurrentState`]. Parameter names, and initial values for a seed, are fastai's.
 ///
 /// ```
 /// use brigade_models::{AwdLstm, AwdLstmOptions};
@@ -58,7 +58,7 @@ pub struct AwdLstm {
     words: WordDropout,
     input_dropout: RnnDropout,
     rnns: Vec<WeightDropLstm>,
-    /// After each layer; that after the last one is not used, as in fastai.
+    /// Dropouts after each layer. The one after the last layer is unused, as in fastai.
     hidden_dropouts: Vec<RnnDropout>,
     state: RecurrentState,
 }
@@ -148,7 +148,7 @@ impl AwdLstmOptions {
         Self { dropout: self.dropout.scaled(factor), ..self }
     }
 
-    /// Numbers of each direction of a layer's output.
+    /// Returns the number of features of each direction of a layer's output.
     fn width(&self, layer: usize) -> i64 {
         let whole = if layer + 1 == self.layers { self.embedding } else { self.hidden };
         whole / if self.bidirectional { 2 } else { 1 }
@@ -156,7 +156,7 @@ impl AwdLstmOptions {
 }
 
 impl AwdLstm {
-    /// Registers all layers below the path, for a vocabulary of so many words.
+    /// Registers all layers below the path, for a vocabulary of `words` words.
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, words: i64, options: &AwdLstmOptions) -> Self {
         let path = path.borrow();
         let AwdLstmOptions { embedding, hidden, layers, padding, bidirectional, dropout } =
@@ -221,10 +221,10 @@ impl AwdLstm {
         self.words.weight()
     }
 
-    /// Computes the outputs of vectors `[n, time, embedding]` that take the place of words.
+    /// Computes the outputs for vectors `[n, time, embedding]` in place of words.
     ///
     /// # Errors
-    /// libtorch's, for another shape.
+    /// Returns libtorch's error for another shape.
     pub fn forward_embedded(&self, vectors: &Tensor) -> Result<Tensor> {
         let (rows, ..) = vectors.size3()?;
         let states = self.state.of_rows(rows, vectors)?;
@@ -245,7 +245,7 @@ impl AwdLstm {
         Ok(output)
     }
 
-    /// The names of the modules of each layer below the path, for groups of parameters.
+    /// Returns the names of the modules of each layer below the path, for parameter groups.
     fn layer_names(&self) -> Vec<String> {
         (0..self.rnns.len()).map(|layer| self.below(&format!("rnns.{layer}"))).collect()
     }

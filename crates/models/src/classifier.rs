@@ -1,13 +1,13 @@
-//! What all image classifiers have in common: a head that depends on the classes, a first convolution
-//! that depends on the channels, and the names that other libraries give their weights.
+//! Image classifiers: a head that depends on the classes, a first convolution that depends on the channels, and other
+//! libraries' names of the weights.
 
 use brigade_torch::Result;
 use tch::Tensor;
 
 use crate::InputChannels;
 
-/// A network from images to logits whose last layer and first convolution have known names, as timm's
-/// `get_classifier` and `first_conv` give them.
+/// A network from images to logits whose last layer and first convolution have known names, like timm's
+/// `get_classifier` and `first_conv`.
 ///
 /// ```
 /// use brigade_models::{ImageClassifier, ResNet};
@@ -21,8 +21,8 @@ use crate::InputChannels;
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait ImageClassifier {
-    /// The name of the last layer, or of the layers after the body: all that depends on the number of classes
-    /// is below it.
+    /// Returns the name of the last layer, or of the layers after the body, below which are all parameters that depend
+    /// on the number of classes.
     fn classifier(&self) -> String;
 
     /// Returns the name of the convolution that takes the images' channels.
@@ -40,18 +40,18 @@ pub trait ImageClassifier {
         InputChannels::Repeat
     }
 
-    /// The name here of what another library, or an older version, calls `name`; `None` for a name that it
-    /// does not know, which may be one of its own.
+    /// Converts the name of a parameter in another library, or an older version, to this model's. Returns `None` for an
+    /// unknown name, which may be one of the model's own.
     fn renamed(&self, name: &str) -> Option<String> {
         let _ = name;
         None
     }
 
-    /// The values of a weight that lies in the file with another shape, where they can be computed; the
-    /// head and the first convolution are not asked for.
+    /// Computes the values of a weight that has another shape in the file, or returns `None` if that is impossible. Not
+    /// called for the head and the first convolution.
     ///
     /// # Errors
-    /// libtorch's, as out of memory.
+    /// Returns libtorch's errors, such as out of memory.
     fn adapted(&self, name: &str, values: &Tensor, shape: &[i64]) -> Result<Option<Tensor>> {
         let _ = (name, values, shape);
         Ok(None)

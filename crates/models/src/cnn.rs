@@ -27,7 +27,7 @@ use crate::ImageClassifier;
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
-/// [`with_options`](Cnn::with_options) makes it for other images and classes.
+/// [`with_options`](Cnn::with_options) builds it for other images and classes.
 #[derive(Debug)]
 pub struct Cnn {
     module1: Sequential,
@@ -113,7 +113,7 @@ fn block(path: &ParamPath<'_>, inputs: i64, outputs: i64) -> Sequential {
     Sequential::new().add(convolution).add(NormRelu(norm)).add(MaxPool2d::new(2))
 }
 
-/// The normalisation and the ReLU after it, in one operation.
+/// Normalisation followed by a ReLU, in one operation.
 #[derive(Debug)]
 struct NormRelu(BatchNorm2d);
 

@@ -1,4 +1,4 @@
-//! A convolution and the batch normalisation after it.
+//! A convolution followed by a batch normalisation.
 
 use std::borrow::Borrow;
 
@@ -8,7 +8,7 @@ use tch::Tensor;
 
 use crate::Activation;
 
-/// A convolution without bias, which the normalisation after it would take away, and its normalisation.
+/// Convolution followed by a normalisation. It has no bias, which the normalisation would cancel.
 #[derive(Debug)]
 pub(crate) struct ConvNorm {
     pub(crate) conv: Conv2d,
@@ -20,7 +20,7 @@ impl ConvNorm {
         self.norm.forward(&self.conv.forward(input)?)
     }
 
-    /// With the activation of the sum with the shortcut.
+    /// Computes convolution, normalisation and activation; the shortcut is added before the activation.
     pub(crate) fn forward_activated(
         &self,
         input: &Tensor,
@@ -39,7 +39,7 @@ impl ConvNorm {
     }
 }
 
-/// Square kernels with the padding that keeps the size at stride 1, and no bias.
+/// Creates a convolution with a square kernel, the padding that keeps the size at stride 1, and no bias.
 pub(crate) fn conv<'a>(
     path: impl Borrow<ParamPath<'a>>,
     [inputs, outputs]: [i64; 2],
@@ -57,7 +57,7 @@ pub(crate) fn conv<'a>(
     Conv2d::new(path, inputs, outputs, [kernel; 2], options)
 }
 
-/// Means of 2 x 2 pixels at stride 2; at odd sizes the last row and column are means of what is there.
+/// Averages 2 x 2 pixels at stride 2. At odd sizes the last row and column are means of fewer pixels.
 pub(crate) fn average_halves(input: &Tensor) -> Result<Tensor> {
     Ok(input.f_avg_pool2d([2, 2], [2, 2], [0, 0], true, false, None::<i64>)?)
 }

@@ -1,4 +1,4 @@
-//! ConvNeXt, as torchvision has it.
+//! ConvNeXt, compatible with torchvision.
 
 use std::borrow::Borrow;
 
@@ -12,10 +12,10 @@ use crate::ImageClassifier;
 use crate::drop_path::DropPath;
 use crate::init::{Redraw, redraw};
 
-/// A convolutional network in the manner of a transformer (Liu et al., 2022): from images
-/// `[n, channels, h, w]` to logits `[n, classes]`.
+/// ConvNeXt, a convolutional network with the design of a transformer (Liu et al., 2022): from images `[n, channels, h,
+/// w]` to logits `[n, classes]`.
 ///
-/// Names and first values (for a seed) are those of
+/// Parameter names and initial values (for a seed) are those of
 /// [torchvision.models.convnext](https://docs.pytorch.org/vision/stable/models/convnext.html).
 ///
 /// ```
@@ -33,7 +33,7 @@ pub struct ConvNeXt {
     head: Linear,
 }
 
-/// The size of a [`ConvNeXt`].
+/// Size of a [`ConvNeXt`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ConvNeXtOptions {
     /// Number of channels of each of the four stages.
@@ -42,8 +42,8 @@ pub struct ConvNeXtOptions {
     pub blocks: [usize; 4],
     /// Number of channels of the images. Defaults to 3.
     pub in_channels: i64,
-    /// The probability that training leaves out the last block's branch for an image; blocks before it have
-    /// less, in proportion to their depth.
+    /// Stochastic depth: probability that training skips the last block's residual branch for an image. It is lower for
+    /// earlier blocks, in proportion to their depth.
     pub stochastic_depth: f64,
     /// Initial value of the scale on each residual branch. Defaults to 1e-6.
     pub layer_scale: f64,
@@ -75,7 +75,7 @@ impl ConvNeXt {
         let classifier = path / "classifier";
         let norm = norm(&classifier / 0, body.outputs);
         let head = Linear::new(&classifier / 2, body.outputs, classes);
-        // All layers have been drawn by their defaults before.
+        // The layers have been initialised by their defaults before.
         body.redraw(path);
         draw(path, head.weight(), head.bias());
         Self { body, norm, head }
@@ -85,10 +85,10 @@ impl ConvNeXt {
 /// A [`ConvNeXt`] without its pooling and classifier: torchvision's `features`.
 #[derive(Debug)]
 pub(crate) struct ConvNeXtBody {
-    /// The stem, and what halves the size before each stage but the first.
+    /// Stem, and the downsampling layers before each other stage.
     reductions: Vec<(Conv2d, LayerNorm)>,
     stages: Vec<Vec<Block>>,
-    /// Channels of the maps that come out.
+    /// Number of output channels.
     pub(crate) outputs: i64,
 }
 
@@ -99,7 +99,7 @@ impl ConvNeXtBody {
         body
     }
 
-    /// With the first values that the layers draw by themselves.
+    /// Builds the layers with their default initial values.
     fn undrawn(features: &ParamPath<'_>, options: ConvNeXtOptions) -> Self {
         let convolution = |path: ParamPath<'_>, channels: [i64; 2], size: i64| {
             let options = Conv2dOptions { stride: [size; 2], ..Conv2dOptions::default() };
@@ -131,7 +131,7 @@ impl ConvNeXtBody {
         Self { reductions, stages, outputs: inputs }
     }
 
-    /// torchvision draws weights a second time, in the order of the modules.
+    /// Draws the weights a second time, in the order of torchvision's modules.
     fn redraw(&self, path: &ParamPath<'_>) {
         let draw = |weight: &Tensor, bias: Option<&Tensor>| draw(path, weight, bias);
         for ((conv, _), blocks) in self.reductions.iter().zip(&self.stages) {
@@ -159,7 +159,7 @@ impl ImageClassifier for ConvNeXt {
     }
 }
 
-/// The name of what timm calls `name`.
+/// Converts timm's name of a parameter.
 pub(crate) fn renamed(name: &str) -> Option<String> {
     if let Some(rest) = name.strip_prefix("stem.") {
         return Some(format!("features.0.{rest}"));
@@ -187,7 +187,7 @@ pub(crate) fn renamed(name: &str) -> Option<String> {
     head.iter().find_map(|(theirs, own)| Some(format!("{own}{}", name.strip_prefix(theirs)?)))
 }
 
-/// torchvision's first values. Its `trunc_normal_` cuts at ±2, which is 100 deviations away.
+/// Draws torchvision's initial values. Its `trunc_normal_` cuts at ±2, which is 100 standard deviations.
 fn draw(path: &ParamPath<'_>, weight: &Tensor, bias: Option<&Tensor>) {
     redraw(path, weight, Redraw::Normal(0.02));
     if let Some(bias) = bias {
@@ -224,7 +224,7 @@ impl Module<&Tensor> for ConvNeXt {
     }
 }
 
-/// A 7 x 7 convolution per channel, then two linear layers per pixel, beside the input.
+/// Residual block: a 7 x 7 depthwise convolution, then two linear layers per pixel.
 #[derive(Debug)]
 struct Block {
     unit: Unit,

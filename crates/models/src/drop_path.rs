@@ -4,8 +4,8 @@ use brigade_nn::{ParamPath, Training};
 use brigade_torch::Result;
 use tch::Tensor;
 
-/// In training sets a sample's branch to 0 with probability `p` and divides the others by `1 − p`:
-/// `torchvision.ops.stochastic_depth` in its mode "row", and timm's `DropPath`.
+/// Stochastic depth: in training, sets a sample's residual branch to 0 with probability `p` and divides the others by
+/// `1 − p`. The same as `torchvision.ops.stochastic_depth` in its mode "row", and timm's `DropPath`.
 #[derive(Debug)]
 pub(crate) struct DropPath {
     probability: f64,

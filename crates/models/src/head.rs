@@ -1,4 +1,4 @@
-//! The classifier that fastai puts on a body.
+//! fastai's classifier for pretrained bodies.
 
 use std::borrow::Borrow;
 use std::mem;
@@ -13,11 +13,11 @@ use tch::Tensor;
 
 use crate::init::{Redraw, redraw, redraw_norm};
 
-/// fastai's head ([`create_head`](https://docs.fast.ai/vision.learner.html#create_head)): from the maps
-/// `[n, features, h, w]` of a body to `[n, classes]`.
+/// fastai's head ([`create_head`](https://docs.fast.ai/vision.learner.html#create_head)): from the feature maps `[n,
+/// features, h, w]` of a body to `[n, classes]`.
 ///
-/// Pooling, then for each linear layer a normalisation, a dropout, the layer and a ReLU, the last one without
-/// ReLU. State-dict names are fastai's, and first values have its distributions: linear weights normal by
+/// It consists of pooling, then for each linear layer a normalisation, a dropout, the layer and a ReLU, except after
+/// the last one. State-dict names are fastai's, and initial values have its distributions: linear weights normal by
 /// their fan-in (`kaiming_normal_`), biases of the normalisations 0.001.
 ///
 /// ```
@@ -83,10 +83,10 @@ impl HeadOptions {
 }
 
 impl Head {
-    /// Registers all layers below the path, for maps of so many channels.
+    /// Registers all layers below the path, for feature maps with `features` channels.
     ///
-    /// The model fails to build where there are several probabilities of dropout and not one for each linear
-    /// layer; fastai leaves out layers then.
+    /// Building the model fails if there are several dropout probabilities but not one for each linear layer; fastai
+    /// omits layers then.
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, features: i64, options: &HeadOptions) -> Self {
         let path = path.borrow();
         let HeadOptions { classes, pool, concat_pool, lin_first, .. } = *options;
@@ -150,7 +150,7 @@ impl Module<&Tensor> for Head {
     }
 }
 
-/// Layers that are numbered in the order in which they come.
+/// Layers that are numbered in the order in which they are added.
 struct Row<'a, 'b> {
     path: &'a ParamPath<'b>,
     layers: Sequential,
@@ -189,7 +189,7 @@ impl<'b> Row<'_, 'b> {
     }
 }
 
-/// The means of a channel's pixels, or its largest value and, after those of all channels, its mean.
+/// Pooling: the mean of each channel's pixels, or the largest values of all channels followed by their means.
 #[derive(Debug)]
 struct Pool {
     concat: bool,
@@ -203,14 +203,14 @@ impl Module<&Tensor> for Pool {
         if !self.concat {
             return Ok(means);
         }
-        // As adaptive_max_pool2d, whose backward on a GPU has no deterministic form.
+        // Equal to adaptive_max_pool2d, whose backward on a GPU is not deterministic.
         let (largest, _) = maps.f_flatten(2, -1)?.f_max_dim(-1, false)?;
         let largest = largest.f_view_as(&means)?;
         Ok(Tensor::f_cat(&[largest, means], 1)?)
     }
 }
 
-/// `sigmoid(x) · (high − low) + low`.
+/// Scaled sigmoid: `sigmoid(x) · (high − low) + low`.
 #[derive(Debug)]
 pub(crate) struct SigmoidRange {
     pub(crate) low: f64,

@@ -1,7 +1,7 @@
-//! Weights files of the Hugging Face hub: those in the local cache, and with the feature `hub` those that
-//! are still to be downloaded into it.
+//! Weights files of the Hugging Face hub: those in the local cache, and with the feature `hub` also downloads into it.
 //!
-//! The download is our own, on ureq: the official crate brings 284 packages and an async runtime for two requests.
+//! The download is implemented here on ureq: the official crate brings 284 packages and an async runtime for two
+//! requests.
 
 #[cfg(feature = "hub")]
 mod download;
@@ -15,12 +15,12 @@ use brigade_checkpoint::hub_cache;
 #[cfg(feature = "hub")]
 pub use self::download::{Hub, HubError};
 
-/// Names of files with a model's weights, the preferred one first.
+/// Names of files with a model's weights. The preferred one comes first.
 const WEIGHTS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
 
-/// The file of a model on the Hugging Face hub that lies in the local cache: `model.safetensors` or
-/// `pytorch_model.bin` of the newest snapshot that `huggingface_hub` has made, below `HF_HUB_CACHE`,
-/// `HF_HOME` or `~/.cache/huggingface`.
+/// Returns the path of the locally cached weights of a model on the Hugging Face hub: `model.safetensors` or
+/// `pytorch_model.bin` of the newest snapshot that `huggingface_hub` has made, below `HF_HUB_CACHE`, `HF_HOME` or
+/// `~/.cache/huggingface`.
 ///
 /// ```
 /// use brigade_models::cached_hub_file;
@@ -34,7 +34,7 @@ pub fn cached_hub_file(repository: &str) -> Option<PathBuf> {
     WEIGHTS.iter().find_map(|name| cached(&folder, "main", name))
 }
 
-/// A file of the snapshot that a branch or a commit stands for, if it is there.
+/// Returns the path of a file in the snapshot of a branch or a commit, if the file exists.
 fn cached(folder: &Path, revision: &str, name: &str) -> Option<PathBuf> {
     let file = hub_cache::snapshot(folder, revision).join(name);
     file.is_file().then_some(file)

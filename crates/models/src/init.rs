@@ -1,33 +1,33 @@
-//! First values that architectures draw a second time, after those of their layers.
+//! Initial values that architectures draw a second time, after the defaults of their layers.
 
 use brigade_nn::ParamPath;
 use tch::{Device, Kind, TchError, Tensor};
 
-/// How a weight is drawn again.
+/// Distribution from which a weight is drawn again.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Redraw {
     /// `kaiming_normal_(mode="fan_out", nonlinearity="relu")`: mean 0, deviation √2 / √(out · kernel…).
     KaimingFanOut,
     /// `kaiming_normal_()`: mean 0, deviation √2 / √(in · kernel…).
     KaimingFanIn,
-    /// timm's `trunc_normal_(std=…)`: normal with mean 0 and this deviation, cut at ±2; of at most 0.2.
+    /// timm's `trunc_normal_(std=…)`: normal with mean 0 and this standard deviation, at most 0.2, cut at ±2.
     TruncatedNormal(f64),
-    /// `normal_(std=…)`.
+    /// Normal distribution with mean 0 and this standard deviation: `normal_(std=…)`.
     Normal(f64),
-    /// `uniform_(-bound, bound)`.
+    /// Uniform distribution between minus and plus this bound: `uniform_(-bound, bound)`.
     Uniform(f64),
-    /// `KaimingFanIn` of a quarter of the outputs, each four times (ICNR).
+    /// ICNR: `KaimingFanIn` for a quarter of the outputs, each repeated four times.
     Icnr,
-    /// All the same value.
+    /// The same value everywhere.
     Constant(f64),
 }
 
-/// Draws the values of `weight` again. What fails is noted at the path, and the model fails to build.
+/// Draws the values of `weight` again. An error is recorded at the path, and building the model fails with it.
 pub(crate) fn redraw(path: &ParamPath<'_>, weight: &Tensor, how: Redraw) {
     path.redraw(weight, move |values| how.fill(values));
 }
 
-/// Sets the bias of a normalisation to what fastai's start with.
+/// Sets the bias of a normalisation to fastai's initial value.
 pub(crate) fn redraw_norm(path: &ParamPath<'_>, bias: Option<&Tensor>) {
     if let Some(bias) = bias {
         redraw(path, bias, Redraw::Constant(1e-3));
@@ -35,7 +35,7 @@ pub(crate) fn redraw_norm(path: &ParamPath<'_>, bias: Option<&Tensor>) {
 }
 
 impl Redraw {
-    /// Sets all values.
+    /// Sets all values of a tensor.
     pub(crate) fn fill(self, values: &mut Tensor) -> Result<(), TchError> {
         let shape = values.size();
         let fan = |outer: usize| {
@@ -58,8 +58,8 @@ impl Redraw {
             Self::Uniform(bound) => values.f_uniform_(-bound, bound),
             Self::Constant(value) => values.f_fill_(value),
             Self::TruncatedNormal(std) => {
-                // timm's steps: the inverse distribution function of a uniform number. The bounds are 100
-                // deviations away for its 0.02, where the distribution function is 0 and 1 in 64 bits.
+                // timm's algorithm: the inverse distribution function of a uniform number. For its 0.02 the bounds are
+                // 100 standard deviations away, where the distribution function is 0 and 1 in float64.
                 let _ = values.f_uniform_(-1.0, 1.0)?;
                 let _ = values.f_erfinv_()?;
                 let _ = values.f_mul_scalar_(std * 2f64.sqrt())?;

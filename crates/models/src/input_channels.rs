@@ -1,4 +1,4 @@
-//! Weights of a first convolution for another number of channels.
+//! Adaptation of a first convolution's weights to another number of channels.
 
 use brigade_torch::Result;
 use tch::{Kind, Tensor};
@@ -8,17 +8,17 @@ use tch::{Kind, Tensor};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum InputChannels {
-    /// timm's rule: for one channel the sum, for more the weights repeated and divided, so that the sum
-    /// stays.
+    /// timm's rule: one channel gets the sum of the weights; more channels get the weights repeated and scaled, so that
+    /// the sum is unchanged.
     #[default]
     Repeat,
-    /// fastai's rule: for one channel the sum, for two the first two times 1.5, for more zeros for those
-    /// that are new.
+    /// fastai's rule: one channel gets the sum of the weights, two channels the first two times 1.5, and additional
+    /// channels get zeros.
     ZeroPad,
 }
 
 impl InputChannels {
-    /// The weights `[out, channels, kernel…]` for the channels of `shape`.
+    /// Computes the weights `[out, channels, kernel…]` for the channels of `shape`.
     pub(crate) fn adapted(self, values: &Tensor, shape: &[i64]) -> Result<Option<Tensor>> {
         let theirs = values.size();
         let (&[out, channels, ref kernel @ ..], &[own_out, wanted, ref own_kernel @ ..]) =

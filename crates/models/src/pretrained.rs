@@ -1,4 +1,4 @@
-//! Weights files of torchvision, timm and fastai as people have them on disk.
+//! Weights files of torchvision, timm and fastai.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -15,16 +15,16 @@ use crate::{ImageClassifier, InputChannels};
 
 /// Loader of weights files of other libraries into an image classifier whose number of classes or channels may differ.
 ///
-/// - A head for another number of classes is left as it was drawn.
-/// - A first convolution for another number of channels is computed: [`InputChannels`].
+/// - A head for another number of classes keeps its initial values.
+/// - The first convolution is adapted to another number of channels: [`InputChannels`].
 /// - Names that other libraries or older versions use are mapped: [`ImageClassifier::renamed`].
-/// - Positions of a vision transformer for another size of image are interpolated.
-/// - What wrappers have put before all names (`module.`, `_orig_mod.`) is taken off. They and those of
-///   other modules (`model.`, `backbone.`) are taken off, too, where the whole model fits the names that have them; the
-///   other names are unused then.
+/// - Position embeddings of a vision transformer are interpolated for another image size.
+/// - Prefixes that wrappers put before all names (`module.`, `_orig_mod.`) are removed. These and prefixes of other
+///   modules (`model.`, `backbone.`) are also removed if the names that have them match the whole model; the other
+///   names are then unused.
 /// - Counters of batches (`num_batches_tracked`), which old files lack, stay 0.
 ///
-/// Everything else has to fit, or nothing is changed.
+/// Everything else has to match, or nothing is changed.
 ///
 /// ```
 /// use brigade_models::{Pretrained, ResNet, ResNetOptions};
@@ -49,24 +49,23 @@ pub struct Pretrained {
 /// Report of [`Pretrained::load`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PretrainedReport {
-    /// Number of tensors that have the file's values.
+    /// Number of tensors with values from the file.
     pub loaded: usize,
-    /// Parameters of the head that were left as they were, since the file has another number of classes or
-    /// no head.
+    /// Parameters of the head that kept their values, because the file has another number of classes or no head.
     pub head: Vec<String>,
-    /// Tensors that were computed from the file's, for another number of channels or size of image.
+    /// Tensors that were adapted to another number of channels or image size.
     pub adapted: Vec<String>,
     /// Number of names that were mapped.
     pub renamed: usize,
-    /// Names of the file that are a head's which the model lacks, and those without `prefix`.
+    /// Names in the file that belong to a head which the model lacks, and names without `prefix`.
     pub unused: Vec<String>,
-    /// The key of the state dictionary in its file; empty where it was all of the file.
+    /// Key of the state dictionary in its file. Empty if it was the whole file.
     pub key: String,
     /// Prefix that was removed from the file's names, such as `module.` or `backbone.`.
     pub prefix: String,
 }
 
-/// Values of one name, in memory or in a file.
+/// Values of one tensor, in memory or in a file.
 #[derive(Clone, Copy)]
 enum Values<'s> {
     Memory(&'s Tensor),
@@ -96,11 +95,11 @@ impl Values<'_> {
     }
 }
 
-/// What goes where in a model.
+/// Assignment of tensors to a model.
 struct Fit<'s> {
-    /// Tensors of files that go into the model as they are.
+    /// Tensors of files that are read without change.
     reads: Vec<TensorRead<'s>>,
-    /// Values in memory under the model's names.
+    /// Values in memory, under the model's names.
     values: StateDict,
     report: PretrainedReport,
     problems: LoadReport,
@@ -120,20 +119,20 @@ impl Pretrained {
         Self { channels: Some(rule), ..self }
     }
 
-    /// Takes the state dictionary at this key of a `.pth` file. Defaults to the only one; of several to the first of
-    /// `model`, `state_dict`, `model_ema` and `state_dict_ema` that is there.
+    /// Sets the key of the state dictionary in a `.pth` file. Defaults to the only one, or if there are several, to the
+    /// first of `model`, `state_dict`, `model_ema` and `state_dict_ema` that exists.
     #[must_use]
     pub fn entry(self, key: impl Into<String>) -> Self {
         Self { entry: Some(key.into()), ..self }
     }
 
-    /// Reads a safetensors or `.pth` file into the model: one tensor after the other, see [`weights::read`]. What is
-    /// adapted is in memory by itself, too.
+    /// Reads a safetensors or `.pth` file into the model: one tensor after the other, see [`weights::read`]. Adapted
+    /// tensors need additional memory.
     ///
     /// # Errors
-    /// Returns the errors of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] with the report where more
-    /// differs than the head: nothing was changed. [`brigade_nn::ModelError::Interrupted`] when the disk fails after
-    /// all was looked at.
+    /// Returns the errors of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] with the report if more than
+    /// the head differs: nothing was changed. [`brigade_nn::ModelError::Interrupted`] if reading fails after the
+    /// checks.
     pub fn load<M: ImageClassifier>(
         &self,
         model: &mut Model<M>,
@@ -155,7 +154,7 @@ impl Pretrained {
     /// Loads a state dictionary into the model.
     ///
     /// # Errors
-    /// [`brigade_nn::ModelError::Mismatch`] with the report where more differs than the head: nothing was changed.
+    /// [`brigade_nn::ModelError::Mismatch`] with the report if more than the head differs: nothing was changed.
     pub fn load_state_dict<M: ImageClassifier>(
         &self,
         model: &mut Model<M>,
@@ -168,7 +167,7 @@ impl Pretrained {
         fit.copy(model)
     }
 
-    /// The fit without the prefix with which all fits.
+    /// Returns the assignment with the prefix removed under which everything matches.
     fn best_fit<'s, M: ImageClassifier>(
         &self,
         model: &Model<M>,
@@ -194,7 +193,7 @@ impl Pretrained {
         Err(ModelError::Mismatch(Box::new(fit.problems)).into())
     }
 
-    /// Compares the names that begin with `prefix`, without it. The others are unused, as a head is.
+    /// Compares the names that begin with `prefix`, after removing it. The others are unused, as those of a head are.
     fn fit<'s, M: ImageClassifier>(
         &self,
         module: &M,
@@ -287,7 +286,7 @@ impl Fit<'_> {
     }
 }
 
-/// Reads a file's only state dictionary; of several the first under a key that libraries use.
+/// Reads a file's only state dictionary, or if there are several, the first under a key that libraries use.
 pub(crate) fn read_state_dict(path: &Path) -> Result<StateDict> {
     only_or_usual(|key| match key {
         Some(key) => weights::load_entry(path, key),
@@ -295,7 +294,7 @@ pub(crate) fn read_state_dict(path: &Path) -> Result<StateDict> {
     })
 }
 
-/// Opens the only state dictionary of a file, or of several the first under a key that libraries use.
+/// Opens the only state dictionary of a file, or if there are several, the first under a key that libraries use.
 fn only_or_usual<T>(open: impl Fn(Option<&str>) -> Result<T>) -> Result<T> {
     const USUAL: [&str; 4] = ["model", "state_dict", "model_ema", "state_dict_ema"];
     open(None).or_else(|error| {
@@ -309,7 +308,7 @@ fn only_or_usual<T>(open: impl Fn(Option<&str>) -> Result<T>) -> Result<T> {
     })
 }
 
-/// Shapes that differ in dimensions of one element only.
+/// Returns `true` if the shapes differ only in dimensions of size 1.
 fn same_but_for_ones(left: &[i64], right: &[i64]) -> bool {
     let real =
         |shape: &[i64]| -> Vec<i64> { shape.iter().copied().filter(|&size| size != 1).collect() };

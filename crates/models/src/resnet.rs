@@ -1,4 +1,4 @@
-//! Residual networks, as torchvision and timm have them.
+//! Residual networks, compatible with torchvision and timm.
 
 use std::borrow::Borrow;
 
@@ -10,14 +10,13 @@ use crate::conv_norm::{ConvNorm, average_halves, conv};
 use crate::init::{Redraw, redraw};
 use crate::{Activation, ImageClassifier};
 
-/// A residual network (He et al., 2016): from images `[n, channels, h, w]` to logits `[n, classes]`. Any
-/// size of image will do from 32 × 32 on.
+/// A residual network (He et al., 2016): from images `[n, channels, h, w]` to logits `[n, classes]`. Images may have
+/// any size from 32 × 32.
 ///
-/// Names, first values (for a seed) and the place of the stride (the 3 x 3 convolution of a
-/// bottleneck, "v1.5") are those of
-/// [torchvision.models](https://docs.pytorch.org/vision/stable/models/resnet.html), so its weights files
-/// load. With [`Stem::Deep`] they are those of
-/// [timm](https://huggingface.co/docs/timm/models/resnet-d): [`ResNet::resnet50d`].
+/// Parameter names, initial values (for a seed) and the place of the stride (the 3 x 3 convolution of a bottleneck,
+/// "v1.5") are those of [torchvision.models](https://docs.pytorch.org/vision/stable/models/resnet.html), so its weights
+/// files load. With [`Stem::Deep`] they are those of [timm](https://huggingface.co/docs/timm/models/resnet-d):
+/// [`ResNet::resnet50d`].
 ///
 /// ```
 /// use brigade_models::ResNet;
@@ -36,7 +35,7 @@ pub struct ResNet {
     fc: Linear,
 }
 
-/// The size and the parts of a [`ResNet`].
+/// Size and variants of a [`ResNet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResNetOptions {
     /// Number of blocks of each of the four stages.
@@ -48,8 +47,8 @@ pub struct ResNetOptions {
     /// Number of channels of the 3 x 3 convolution in a bottleneck, for each group and 64 channels of the stage.
     /// Defaults to 64. Wide networks have 128.
     pub width_per_group: i64,
-    /// The last normalisation of each block starts at 0, so that blocks start as the identity
-    /// (Goyal et al., 2017); false in torchvision, true in timm.
+    /// Initialises the weight of the last normalisation of each block with 0, so that blocks start as the identity
+    /// (Goyal et al., 2017). `false` in torchvision, `true` in timm.
     pub zero_init_residual: bool,
     /// Number of channels of the images. Defaults to 3.
     pub in_channels: i64,
@@ -93,8 +92,8 @@ impl ResNetOptions {
         Self { bottleneck: true, ..Self::basic(blocks) }
     }
 
-    /// timm's variant "d" (He et al., 2019): a deep stem of 32 channels, means in the shortcuts, and blocks
-    /// that start as the identity.
+    /// Returns the options of timm's variant "d" (He et al., 2019): a deep stem of 32 channels, average pooling in the
+    /// shortcuts, and blocks that start as the identity.
     ///
     /// ```
     /// use brigade_models::{ResNet, ResNetOptions};
@@ -113,16 +112,15 @@ impl ResNetOptions {
 }
 
 impl ResNet {
-    /// torchvision's `wide_resnet50_2`: twice the channels in the 3 x 3 convolutions, 68.9 million
-    /// parameters with 1000 classes.
+    /// Builds torchvision's `wide_resnet50_2`: twice the channels in the 3 x 3 convolutions, 68.9 million parameters
+    /// with 1000 classes.
     pub fn wide_resnet50<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
         let options =
             ResNetOptions { width_per_group: 128, ..ResNetOptions::bottleneck([3, 4, 6, 3]) };
         Self::new(path, classes, options)
     }
 
-    /// torchvision's `resnext50_32x4d`: 32 groups of 4 channels, 25.0 million parameters with 1000
-    /// classes.
+    /// Builds torchvision's `resnext50_32x4d`: 32 groups of 4 channels, 25.0 million parameters with 1000 classes.
     pub fn resnext50<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
         let options = ResNetOptions {
             groups: 32,
@@ -137,7 +135,7 @@ impl ResNet {
         let path = path.borrow();
         let body = ResNetBody::named(path, &Names::torchvision(path), options);
         let fc = Linear::new(path / "fc", body.channels()[4], classes);
-        // All layers have been drawn by their defaults before.
+        // The layers have been initialised by their defaults before.
         body.redraw(path, options);
         Self { body, fc }
     }
@@ -162,7 +160,7 @@ impl Module<&Tensor> for ResNet {
     }
 }
 
-/// The names of a [`ResNetBody`]'s parts.
+/// Paths of the parts of a [`ResNetBody`].
 struct Names<'a> {
     stem: ParamPath<'a>,
     norm: ParamPath<'a>,
@@ -179,7 +177,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// The name in a [`ResNetBody`] of what is `name` in a [`ResNet`]; none for the classifier's.
+/// Converts a name of a [`ResNet`] to that in a [`ResNetBody`]. Returns `None` for the classifier's.
 pub(crate) fn name_in_body(name: &str) -> Option<String> {
     let (part, rest) = name.split_once('.')?;
     let number = match part {
@@ -190,9 +188,8 @@ pub(crate) fn name_in_body(name: &str) -> Option<String> {
     Some(format!("{number}.{rest}"))
 }
 
-/// A [`ResNet`] without its pooling and classifier: from images `[n, channels, h, w]` to maps
-/// `[n, c, h / 32, w / 32]`, under the names that fastai's `create_body` gives (`0` and `1` are the stem,
-/// `4` to `7` the stages).
+/// A [`ResNet`] without its pooling and classifier: from images `[n, channels, h, w]` to feature maps `[n, c, h / 32, w
+/// / 32]`. Parameters have the names of fastai's `create_body` (`0` and `1` are the stem, `4` to `7` the stages).
 ///
 /// ```
 /// use brigade_models::{ResNetBody, ResNetOptions};
@@ -208,10 +205,10 @@ pub(crate) fn name_in_body(name: &str) -> Option<String> {
 /// ```
 #[derive(Debug)]
 pub struct ResNetBody {
-    /// Before the last convolution of the stem.
+    /// Layers before the last convolution of the stem.
     deep: Vec<ConvNorm>,
     stem: ConvNorm,
-    /// `layer1` to `layer4`.
+    /// The four stages, `layer1` to `layer4`.
     stages: Vec<Vec<Block>>,
     channels: [i64; 5],
 }
@@ -227,7 +224,7 @@ impl ResNetBody {
         body
     }
 
-    /// Under the names that a [`ResNet`] has: timm's network without its classifier.
+    /// Builds the body with the names of a [`ResNet`]: timm's network without its classifier.
     pub(crate) fn with_torchvisions_names(path: &ParamPath<'_>, options: ResNetOptions) -> Self {
         let body = Self::named(path, &Names::torchvision(path), options);
         body.redraw(path, options);
@@ -256,7 +253,7 @@ impl ResNetBody {
         Ok(features)
     }
 
-    /// Shows `keep` the maps after the stem and after each stage.
+    /// Runs the network, and passes the feature maps after the stem and after each stage to `keep`.
     fn run(&self, images: &Tensor, mut keep: impl FnMut(&Tensor)) -> Result<Tensor> {
         let mut maps = images.shallow_clone();
         for layer in self.deep.iter().chain([&self.stem]) {
@@ -308,8 +305,8 @@ impl ResNetBody {
         Self { deep, stem, stages, channels }
     }
 
-    /// torchvision and timm draw the convolutions a second time, after all layers have been drawn by their
-    /// defaults, from a normal distribution with the fan-out. In their order, a seed gives their model.
+    /// Draws the convolutions a second time, as torchvision and timm do after the layers' default initialisation: from
+    /// a normal distribution with the fan-out. In their order, a seed gives the same model.
     fn redraw(&self, path: &ParamPath<'_>, options: ResNetOptions) {
         let blocks = || self.stages.iter().flatten();
         let stem = self.deep.iter().chain([&self.stem]).map(|layer| &layer.conv);
@@ -325,7 +322,7 @@ impl ResNetBody {
 }
 
 impl ResNetBody {
-    /// The name of the convolution that takes the images' channels, below the body's path.
+    /// Returns the name of the first convolution, below the body's path.
     pub(crate) fn first_convolution(&self) -> &'static str {
         if self.deep.is_empty() { "0" } else { "0.0" }
     }
@@ -339,14 +336,14 @@ impl Module<&Tensor> for ResNetBody {
     }
 }
 
-/// Two or three convolutions, each with its normalisation, beside a shortcut.
+/// Residual block: two or three convolutions, each with its normalisation, and a shortcut.
 #[derive(Debug)]
 struct Block {
     unit: Unit,
     body: Vec<ConvNorm>,
-    /// Where the shortcut cannot be the input itself.
+    /// Projection of the shortcut, if it cannot be the input itself.
     downsample: Option<ConvNorm>,
-    /// The shortcut is halved by means.
+    /// `true` if the size of the shortcut is halved by average pooling.
     average: bool,
     outputs: i64,
 }
@@ -380,7 +377,7 @@ impl Block {
         };
         let downsample = (stride != 1 || inputs != outputs).then(|| {
             let path = path / "downsample";
-            // timm counts the pooling before the convolution.
+            // In timm, the pooling has an index of its own before the convolution.
             let (index, stride) = if average_shortcut { (1, 1) } else { (0, stride) };
             ConvNorm {
                 conv: conv(&path / index, [inputs, outputs], 1, stride, 1),

@@ -1,4 +1,4 @@
-//! A pretrained body with a new head.
+//! Transfer learning: a pretrained body with a new head.
 
 mod architecture;
 
@@ -17,9 +17,9 @@ use crate::{Head, HeadOptions, ImageClassifier, InputChannels, vit};
 /// `[n, channels, h, w]` to `[n, classes]`.
 ///
 /// The body is below `0` and the head below `1`, under the names of fastai's `learn.model.state_dict()`;
-/// [`Pretrained`](crate::Pretrained) loads such files, and the weights of the whole architecture that
-/// torchvision, timm or fastai give. Both parts have forward hooks under their names, `0` for the maps of the
-/// body. [`LayerGroups`] has fastai's groups, for freezing and learning rates.
+/// [`Pretrained`](crate::Pretrained) loads such files, and the weights of whole architectures from torchvision, timm or
+/// fastai. Both parts have forward hooks under their names, `0` for the feature maps of the body. [`LayerGroups`] gives
+/// fastai's groups, for freezing and learning rates.
 ///
 /// ```
 /// use brigade_models::{Architecture, HeadOptions, Pretrained, TransferModel};
@@ -40,7 +40,7 @@ use crate::{Head, HeadOptions, ImageClassifier, InputChannels, vit};
 pub struct TransferModel {
     layers: Sequential,
     architecture: Architecture,
-    /// The full names of the two parts.
+    /// Full names of the two parts.
     body: String,
     head: String,
 }
@@ -76,12 +76,12 @@ impl ImageClassifier for TransferModel {
         format!("{}.{}", self.body, self.architecture.first_convolution())
     }
 
-    /// fastai's rule, and timm's for its architectures, which fastai leaves to timm.
+    /// Returns fastai's rule, or timm's for architectures of timm, for which fastai uses timm.
     fn input_channels(&self) -> InputChannels {
         if self.architecture.is_timms() { InputChannels::Repeat } else { InputChannels::ZeroPad }
     }
 
-    /// The names of the whole architecture.
+    /// Converts the names of the whole architecture.
     fn renamed(&self, name: &str) -> Option<String> {
         Some(match self.architecture.place(name)? {
             Place::Body(name) => format!("{}.{name}", self.body),
@@ -98,8 +98,8 @@ impl ImageClassifier for TransferModel {
 }
 
 impl LayerGroups for TransferModel {
-    /// fastai's groups: the body and the head, and for plain [`crate::ResNet`]s and [`crate::XResNet`]s the
-    /// body in two.
+    /// Returns fastai's groups: the body and the head, and for plain [`crate::ResNet`]s and [`crate::XResNet`]s the
+    /// body in two groups.
     fn layer_groups(&self) -> Vec<Vec<String>> {
         let parts = self.architecture.body_groups();
         let body = parts.into_iter().map(|group| {

@@ -48,7 +48,7 @@ pub use self::rotary::Llama3Scaling;
 pub use self::tokens::Tokens;
 pub use self::vocabulary_logits::VocabularyLogits;
 
-/// A name below a module, which has none at the root.
+/// Returns the full name of a parameter in a module; the root's name is empty.
 fn full_name(module: &str, name: &str) -> String {
     if module.is_empty() { name.to_owned() } else { format!("{module}.{name}") }
 }

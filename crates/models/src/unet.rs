@@ -12,14 +12,13 @@ use crate::init::{Redraw, redraw, redraw_norm};
 use crate::resnet::name_in_body;
 use crate::{ImageClassifier, InputChannels, ResNetBody, ResNetOptions};
 
-/// fastai's `DynamicUnet` on the body of a residual network, as `unet_learner` builds it: from images
-/// `[n, channels, h, w]` to logits per pixel `[n, classes, h, w]`. Any size of image will do from
-/// 32 × 32 on.
+/// fastai's `DynamicUnet` on the body of a residual network, as `unet_learner` builds it: from images `[n, channels, h,
+/// w]` to logits per pixel `[n, classes, h, w]`. Images may have any size from 32 × 32.
 ///
-/// Each block doubles the size by a pixel shuffle, puts the encoder's maps of that size beside, and
-/// convolves twice; the last one puts the image itself beside. Names are those of
-/// [fastai.vision.models.unet](https://docs.fast.ai/vision.models.unet.html), the encoder's below
-/// `layers.0`, and first values have its distributions.
+/// Each block doubles the size by a pixel shuffle, concatenates the encoder's feature maps of that size, and applies
+/// two convolutions; the last block concatenates the image itself. Parameter names are those of
+/// [fastai.vision.models.unet](https://docs.fast.ai/vision.models.unet.html), the encoder's below `layers.0`, and
+/// initial values have its distributions.
 ///
 /// ```
 /// use brigade_models::{ResNetOptions, UNet, UNetOptions};
@@ -41,7 +40,7 @@ pub struct UNet {
     shuffle: Shuffle,
     cross: Option<[Conv2d; 2]>,
     head: Conv2d,
-    /// The names of the encoder's and the decoder's numbered layers, and of the head.
+    /// Names of the encoder's and the decoder's numbered layers, and of the head.
     names: Names,
 }
 
@@ -52,7 +51,7 @@ struct Names {
     head: String,
 }
 
-/// Options of [`UNet`], by fastai's names and with its defaults.
+/// Options of [`UNet`], with fastai's names and defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UNetOptions {
     /// Number of classes of a pixel.
@@ -134,7 +133,7 @@ impl ImageClassifier for UNet {
         self.names.first_convolution.clone()
     }
 
-    /// All but the encoder, whose weights a classifier's file may give.
+    /// Returns `true` for all parameters except the encoder's, whose weights may come from a classifier's file.
     fn in_head(&self, name: &str) -> bool {
         let layers = &self.names.layers;
         is_below(layers, name) && !is_below(&format!("{layers}.0"), name)
@@ -144,7 +143,7 @@ impl ImageClassifier for UNet {
         InputChannels::ZeroPad
     }
 
-    /// torchvision's names, for the encoder.
+    /// Converts torchvision's names of the encoder.
     fn renamed(&self, name: &str) -> Option<String> {
         if is_below("fc", name) {
             return Some(format!("{}.{name}", self.names.head));
@@ -154,7 +153,8 @@ impl ImageClassifier for UNet {
 }
 
 impl LayerGroups for UNet {
-    /// fastai's `_resnet_split`: the encoder's stem and first two stages, its last two, and the decoder.
+    /// Groups the layers as fastai's `_resnet_split` does: the encoder's stem and first two stages, its last two, and
+    /// the decoder.
     fn layer_groups(&self) -> Vec<Vec<String>> {
         let name = |number: usize| format!("{}.{number}", self.names.layers);
         let encoder =
@@ -179,7 +179,7 @@ impl Module<&Tensor> for UNet {
         }
         maps = resized(&self.shuffle.forward(&maps)?, images)?;
         if let Some([first, second]) = &self.cross {
-            // The image is of the caller's kind, the maps of autocast's.
+            // The image may have another type than the feature maps, because of autocast.
             let images = images.f_to_device(maps.device())?.f_to_kind(maps.kind())?;
             let both = [maps.shallow_clone(), images];
             let joined = Tensor::f_cat(&both, 1)?;
@@ -190,7 +190,7 @@ impl Module<&Tensor> for UNet {
     }
 }
 
-/// Doubles the size and joins the encoder's maps.
+/// Decoder block: doubles the size and concatenates the encoder's feature maps.
 #[derive(Debug)]
 struct Block {
     unit: Unit,
@@ -226,9 +226,8 @@ impl Block {
     }
 }
 
-/// fastai's `PixelShuffle_ICNR`: four times the channels by a 1 x 1 convolution, which become 2 x 2 pixels
-/// (Shi et al., 2016). The four start equal, so that no checkerboard is there at first (Aitken et al.,
-/// 2017).
+/// fastai's `PixelShuffle_ICNR`: a 1 x 1 convolution to four times the channels, which become 2 x 2 pixels (Shi et al.,
+/// 2016). The initial weights of the four are equal, to avoid checkerboard artifacts (Aitken et al., 2017).
 #[derive(Debug)]
 struct Shuffle {
     conv: Conv2d,
@@ -250,14 +249,14 @@ impl Shuffle {
         if !self.blur {
             return Ok(larger);
         }
-        // As replication_pad2d with 1 at the left and at the top, whose backward on a GPU has no deterministic form.
+        // Equal to replication_pad2d with 1 at the left and at the top, whose backward on a GPU is not deterministic.
         let left = Tensor::f_cat(&[&larger.f_narrow(3, 0, 1)?, &larger], 3)?;
         let padded = Tensor::f_cat(&[&left.f_narrow(2, 0, 1)?, &left], 2)?;
         Ok(padded.f_avg_pool2d([2, 2], [1, 1], [0, 0], false, true, None::<i64>)?)
     }
 }
 
-/// In the size of `like`, by the nearest pixel, where it has another one.
+/// Resizes maps to the size of `like` by nearest-neighbour interpolation, if the sizes differ.
 fn resized(maps: &Tensor, like: &Tensor) -> Result<Tensor> {
     let (wanted, size) = (like.size(), maps.size());
     if wanted[2..] == size[2..] {
@@ -266,8 +265,8 @@ fn resized(maps: &Tensor, like: &Tensor) -> Result<Tensor> {
     Ok(maps.f_upsample_nearest2d(&wanted[2..], None, None)?)
 }
 
-/// With a bias, and the padding that keeps the size. fastai draws the bias and the weight of a layer
-/// with ReLU again; what matters of it is drawn by the caller.
+/// Creates a convolution with a bias, and the padding that keeps the size. fastai initialises the layers with ReLU
+/// again; the caller does that where it matters.
 fn conv(path: &ParamPath<'_>, [inputs, outputs]: [i64; 2], kernel: i64) -> Conv2d {
     let options = Conv2dOptions { padding: [kernel / 2; 2], ..Conv2dOptions::default() };
     Conv2d::new(path, inputs, outputs, [kernel; 2], options)

@@ -1,4 +1,4 @@
-//! Vision transformers, as timm has them.
+//! Vision transformers, compatible with timm.
 
 use std::borrow::Borrow;
 
@@ -17,7 +17,7 @@ use crate::init::{Redraw, redraw};
 /// A vision transformer (Dosovitskiy et al., 2020): from images `[n, channels, size, size]` to logits
 /// `[n, classes]`.
 ///
-/// Names and first values (for a seed) are those of
+/// Parameter names and initial values (for a seed) are those of
 /// [timm's](https://huggingface.co/docs/timm/models/vision-transformer) `vit_…_patch16_224`.
 ///
 /// ```
@@ -34,8 +34,8 @@ pub struct VisionTransformer {
     head: Linear,
 }
 
-/// A [`VisionTransformer`] without its classifier: from images to the normalised numbers of the class token,
-/// `[n, width]`, as timm's with `num_classes=0`.
+/// A [`VisionTransformer`] without its classifier: from images to the normalised embedding of the class token, `[n,
+/// width]`, as in timm with `num_classes=0`.
 #[derive(Debug)]
 pub(crate) struct VisionTransformerBody {
     cls_token: Tensor,
@@ -46,7 +46,7 @@ pub(crate) struct VisionTransformerBody {
     norm: LayerNorm,
 }
 
-/// The size of a [`VisionTransformer`], by timm's names.
+/// Size of a [`VisionTransformer`], by timm's names.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct VisionTransformerOptions {
     /// Height and width of the images in pixels, a multiple of the patch size. Defaults to 224.
@@ -95,7 +95,7 @@ impl VisionTransformer {
         let path = path.borrow();
         let body = VisionTransformerBody::undrawn(path, options);
         let head = Linear::new(path / "head", options.width, classes);
-        // All layers have been drawn by their defaults before.
+        // The layers have been initialised by their defaults before.
         body.redraw(path);
         draw(path, &head);
         Self { body, head }
@@ -109,7 +109,7 @@ impl VisionTransformerBody {
         body
     }
 
-    /// With the first values that the layers draw by themselves.
+    /// Builds the layers with their default initial values.
     fn undrawn(path: &ParamPath<'_>, options: VisionTransformerOptions) -> Self {
         let VisionTransformerOptions { image_size, patch_size, width, depth, heads, .. } = options;
         if patch_size < 1 || image_size < patch_size || image_size % patch_size != 0 {
@@ -183,7 +183,7 @@ impl ImageClassifier for VisionTransformer {
     }
 }
 
-/// The name of what torchvision calls `name`.
+/// Converts torchvision's name of a parameter.
 pub(crate) fn renamed(name: &str) -> Option<String> {
     const BLOCK: [(&str, &str); 8] = [
         ("ln_1.", "norm1."),
@@ -214,7 +214,7 @@ pub(crate) fn renamed(name: &str) -> Option<String> {
     }
 }
 
-/// Positions for another size of image, by timm's rule: bicubic, antialiased.
+/// Interpolates the position embeddings for another image size by timm's rule: bicubic, antialiased.
 pub(crate) fn resized_positions(values: &Tensor, shape: &[i64]) -> Result<Option<Tensor>> {
     let (&[1, theirs, width], &[1, wanted, own_width]) = (values.size().as_slice(), shape) else {
         return Ok(None);
@@ -245,7 +245,7 @@ impl Module<&Tensor> for VisionTransformerBody {
         let patches = self.patches.forward(images)?.f_flatten(2, -1)?.f_transpose(1, 2)?;
         let (samples, width) = (patches.size()[0], patches.size()[2]);
         let token = self.cls_token.f_expand([samples, 1, width], false)?;
-        // The token is of the parameters' kind, the patches of autocast's.
+        // The class token has the parameters' type; autocast may have changed that of the patches.
         let token = token.f_to_kind(patches.kind())?;
         let sequence = Tensor::f_cat(&[token, patches], 1)?.f_add(&self.pos_embed)?;
         let mut hidden = self.pos_drop.forward(&sequence)?;
@@ -264,7 +264,7 @@ impl Module<&Tensor> for VisionTransformer {
     }
 }
 
-/// Attention and two linear layers, each after a normalisation and beside its input.
+/// Attention and two linear layers, each after a normalisation and with a residual connection.
 #[derive(Debug)]
 struct Block {
     unit: Unit,

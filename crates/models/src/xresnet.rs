@@ -17,10 +17,10 @@ use crate::{Activation, ImageClassifier};
 /// fastai's `XResNet` (He et al., 2019, "Bag of tricks"): from images `[n, channels, h, w]` to logits
 /// `[n, classes]`.
 ///
-/// Three 3 x 3 convolutions instead of one of 7 x 7, means of 2 x 2 pixels in the shortcuts, and blocks that
-/// start as the identity. Names and the distributions of the first values are those of
-/// [fastai.vision.models.xresnet](https://docs.fast.ai/vision.models.xresnet.html): a file of
-/// `learn.model.state_dict()` loads.
+/// The stem has three 3 x 3 convolutions instead of one of 7 x 7, the shortcuts have average pooling of 2 x 2 pixels,
+/// and blocks start as the identity. Parameter names and the distributions of initial values are those of
+/// [fastai.vision.models.xresnet](https://docs.fast.ai/vision.models.xresnet.html): files of `learn.model.state_dict()`
+/// can be loaded.
 ///
 /// ```
 /// use brigade_models::XResNet;
@@ -41,10 +41,10 @@ pub struct XResNet {
     head_name: String,
 }
 
-/// The size and the parts of an [`XResNet`], by the names that fastai gives them.
+/// Size and variants of an [`XResNet`], by fastai's names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct XResNetOptions {
-    /// Blocks of each stage: four stages, or more of 256 channels (times the expansion) after them.
+    /// Number of blocks of each stage. Stages after the fourth have 256 channels (times the expansion).
     pub layers: Vec<usize>,
     /// Expansion of the channels in a block: 1 for blocks of two convolutions, 4 for bottlenecks.
     pub expansion: i64,
@@ -78,9 +78,10 @@ pub enum BlockWidth {
     /// Equal to the stage's number of channels: fastai's `ResBlock`.
     #[default]
     Stage,
-    /// Twice those of the stage, and the stage's output at the 3 x 3 convolution: fastai's `SEBlock`.
+    /// Twice the stage's number of channels, and the stage's output channels at the 3 x 3 convolution: fastai's
+    /// `SEBlock`.
     Squeeze,
-    /// `floor(channels · base / 64) · groups`: fastai's `SEResNeXtBlock`, whose base is 4.
+    /// Computed as `floor(channels · base / 64) · groups`: fastai's `SEResNeXtBlock`, whose base is 4.
     Grouped {
         /// Base width: channels per group and 64 channels of the stage (`base_width`).
         base: i64,
@@ -141,7 +142,7 @@ impl XResNet {
         let dropout =
             (options.dropout != 0.0).then(|| Dropout::new(path / (number - 1), options.dropout));
         let head = Linear::new(path / number, body.outputs, classes);
-        // All layers have been drawn by their defaults before.
+        // The layers have been initialised by their defaults before.
         body.redraw(path);
         redraw(path, head.weight(), Redraw::KaimingFanIn);
         if let Some(bias) = head.bias() {
@@ -158,7 +159,7 @@ pub(crate) struct XResNetBody {
     stem: Vec<ConvNorm>,
     stages: Vec<Vec<Block>>,
     activation: Activation,
-    /// Channels of the maps that come out.
+    /// Number of output channels.
     pub(crate) outputs: i64,
 }
 
@@ -169,7 +170,7 @@ impl XResNetBody {
         body
     }
 
-    /// With the first values that the layers draw by themselves.
+    /// Builds the layers with their default initial values.
     fn undrawn(path: &ParamPath<'_>, options: &XResNetOptions) -> Self {
         if options.expansion < 1 || options.layers.is_empty() {
             path.reject(format_args!(
@@ -208,8 +209,8 @@ impl XResNetBody {
         Self { stem, stages, activation: options.activation, outputs: inputs }
     }
 
-    /// fastai's `init_cnn`: weights normal by their fan-in, biases 0; the last normalisation of a block has
-    /// the weight 0.
+    /// Initialises as fastai's `init_cnn` does: weights are normal with their fan-in, biases are 0; the last
+    /// normalisation of a block has the weight 0.
     fn redraw(&self, path: &ParamPath<'_>) {
         for layer in &self.stem {
             redraw(path, layer.conv.weight(), Redraw::KaimingFanIn);
@@ -232,12 +233,12 @@ impl ImageClassifier for XResNet {
     }
 }
 
-/// The name in an [`XResNet`] whose classifier has the name `head_name` of what timm calls `name` in the same
-/// network (`resnet50d` and its like), or fastai did in 2019 (`convs` and `idconv`).
+/// Converts timm's name of a parameter (`resnet50d` and similar networks), or fastai's name of 2019 (`convs` and
+/// `idconv`), to that in an [`XResNet`] whose classifier has the name `head_name`.
 pub(crate) fn renamed(name: &str, head_name: &str) -> Option<String> {
     let (part, rest) = name.split_once('.')?;
     let shortcut = |stage: usize, block: &str| {
-        // The pooling before it has a number, where the size changes.
+        // The pooling before it has a number, if the size changes.
         usize::from(stage > 0 && block == "0")
     };
     if let Some(number) = part.strip_prefix("layer") {

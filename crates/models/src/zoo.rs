@@ -1,4 +1,4 @@
-//! The image classifiers that have a name: the one list of them.
+//! Table of the named image classifiers.
 
 use std::borrow::Borrow;
 use std::str::FromStr;
@@ -11,8 +11,8 @@ use crate::{
     VisionTransformerOptions, XResNet, XResNetOptions,
 };
 
-/// A row is `name: Model::method => Variant(options)`. It gives the model's method, the function `name(classes)` for
-/// where a model is asked for, and the [`Architecture`] with that name.
+/// Defines named classifiers. A row is `name: Model::method => Variant(options)`. It defines the model's method, the
+/// function `name(classes)` for code that takes a constructor, and the [`Architecture`] with that name.
 macro_rules! zoo {
     ($($(#[$doc:meta])* $name:ident: $model:ident::$method:ident => $variant:ident($options:expr);)*) => {
         $(
@@ -45,7 +45,7 @@ macro_rules! zoo {
         impl FromStr for Architecture {
             type Err = Error;
 
-            /// Takes the name of one of the functions, such as `resnet34`.
+            /// Parses the name of one of the functions, such as `resnet34`.
             fn from_str(name: &str) -> Result<Self, Error> {
                 match name {
                     $(stringify!($name) => Ok(Self::$name()),)*

@@ -1,9 +1,9 @@
-//! Sequences of which each rank of a group has a part (context parallelism).
+//! Context parallelism: each rank of a group has a part of every sequence.
 //!
 //! A `SequencePart` (`crates/sharding`) has the tokens of a rank. A `ContextPart`, which a model's body gets from its
-//! path, selects them and computes attention to those of all ranks. `crates/torch/cpp/context_attention.cpp` attends
-//! to the keys of one rank after the other and merges the results by the sums of powers. Under a causal mask, early
-//! and late chunks make each pair of ranks one call of libtorch's kernel.
+//! path, selects them and computes attention to those of all ranks. `crates/torch/cpp/context_attention.cpp` attends to
+//! the keys of one rank after the other and merges the results by their log-sum-exp. Under a causal mask, early and
+//! late chunks make each pair of ranks one call of libtorch's kernel.
 //!
 //! All collectives have the true adjoint, so the gradient is the average over the ranks that have other tokens, and
 //! no further factor is needed. Sequence regions are a scope of the thread (`TensorRegion::in_sequence_region`),
@@ -19,23 +19,23 @@ use tch::{Device, Kind, Tensor};
 
 use crate::tensor_parallel::with_own_random_numbers;
 
-/// The ranks that have parts of each sequence, and how their attention gets the keys of the others. Given to
+/// Ranks that divide each sequence, and the method by which their attention gets the keys of the others. Passed to
 /// [`ModelBuilder::context_parallel`](crate::ModelBuilder::context_parallel).
 #[derive(Debug, Clone)]
 pub struct ContextParallel {
-    /// The ranks that have a part of each sequence. `None` where there is one.
+    /// Group of the ranks that divide each sequence, or `None` for a single rank.
     pub group: Option<ProcessGroup>,
     /// Method by which attention gets the keys and values of the other ranks.
     pub method: ContextMethod,
 }
 
-/// The ranks that have parts of each sequence, as a module gets them from [`ParamPath::context`](crate::ParamPath::context).
+/// Ranks that divide each sequence, as returned by [`ParamPath::context`](crate::ParamPath::context) for a module.
 ///
-/// A module gets whole sequences of ids, masks and labels, the same on all ranks of the group. It takes its part of them,
-/// computes layers that treat each token alone, and calls [`ContextPart::attention`] in the place of attention. Its loss is a
-/// sum over its tokens, which [`ContextPart::sum`] makes that of all; or its outputs are gathered. All collectives have the
-/// gradient of the mean of the ranks' losses, so that parameters get theirs from the mean of the ranks' gradients, as in data
-/// parallelism.
+/// A module gets whole sequences of ids, masks and labels, the same on all ranks of the group. It selects its part of
+/// them, computes layers that process each token independently, and calls [`ContextPart::attention`] in place of
+/// attention. Its loss is a sum over its tokens, which [`ContextPart::sum`] adds up over the ranks; or its outputs are
+/// gathered. All collectives have the gradient of the mean of the ranks' losses, so that parameters get the mean of the
+/// ranks' gradients, as in data parallelism.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model, ParamPath};
@@ -98,7 +98,7 @@ impl ContextRegion {
     }
 
     /// Runs `f` with random numbers that differ from rank to rank and are the same in each run with the same seed: for
-    /// dropout of parts of a sequence. What is drawn outside stays equal on all ranks.
+    /// dropout of parts of a sequence. Numbers drawn outside of `f` remain equal on all ranks.
     ///
     /// # Errors
     /// Returns the errors of `f`; [`brigade_torch::ErrorKind::Tensor`] for a generator that cannot be set.
@@ -111,8 +111,8 @@ impl ContextRegion {
     }
 }
 
-/// A rank's part of sequences of one length, from [`ContextRegion::part`]. Where no group divides sequences it is all of
-/// them, and nothing is sent.
+/// A rank's part of sequences of one length, from [`ContextRegion::part`]. If no group divides sequences, it is the
+/// whole sequence, and nothing is sent.
 #[derive(Debug, Clone)]
 pub struct ContextPart {
     group: Option<ProcessGroup>,
@@ -209,21 +209,23 @@ impl ContextPart {
         if !own.requires_grad() {
             return reduce_from_region(group, own);
         }
-        // Each rank's loss has what every rank computed: the gradient is the sum of those of all losses.
+        // Each rank's loss includes the results of every rank: the gradient is the sum of those of all losses.
         copy_to_region(group, &reduce_from_region(group, own)?)
     }
 
-    /// Computes [`brigade_torch::attention`] of this rank's queries `[batch, heads, own tokens, head size]` to the keys and
-    /// values of all ranks' tokens, of which this rank has those of its own: `[batch, heads or a divisor, own tokens, head
-    /// size]`. Returns values for the own tokens.
+    /// Computes [`brigade_torch::attention`] of this rank's queries `[batch, heads, own tokens, head size]` to the keys
+    /// and values of all ranks' tokens. This rank passes those of its own tokens: `[batch, heads or a divisor, own
+    /// tokens, head size]`. Returns the outputs for its own tokens.
     ///
-    /// A mask has the rows of the own tokens and the columns of the padded sequence, `[batch or 1, 1, own tokens, padded
-    /// length]`; where [attention has all tokens](Self::attends_by_heads) the rows of the padded sequence. Without a mask
-    /// `causal` hides later tokens, and otherwise every token sees all, padding included: a mask has to hide it.
+    /// A mask has the rows of the own tokens and the columns of the padded sequence, `[batch or 1, 1, own tokens,
+    /// padded length]`; if [attention has all tokens](Self::attends_by_heads), it has the rows of the padded sequence.
+    /// Without a mask, `causal` hides later tokens, and otherwise every token attends to all, including padding, which
+    /// a mask has to hide.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for heads that Ulysses' ranks do not divide, for a mask or dropout in a
-    /// ring, and for a mask beside `causal`; those of [`ContextPart::gather`] and of [`brigade_torch::attention`].
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number of heads that is not divisible by Ulysses' ranks, for
+    /// a mask or dropout in a ring, and for a mask beside `causal`; those of [`ContextPart::gather`] and of
+    /// [`brigade_torch::attention`].
     pub fn attention(
         &self,
         queries: &Tensor,
@@ -269,7 +271,7 @@ impl ContextPart {
         attention(queries, &keys, &values, Some(&seen), &options)
     }
 
-    /// Puts what was gathered by ranks into the order of the sequence.
+    /// Reorders a tensor that was gathered by ranks to the order of the sequence.
     fn in_order(&self, by_ranks: &Tensor, dim: i64) -> Result<Tensor> {
         if !self.part.is_balanced() {
             return Ok(by_ranks.shallow_clone());
@@ -303,7 +305,7 @@ fn by_heads(
     if heads % ranks != 0 {
         return Err(refused(heads, "heads"));
     }
-    // With fewer heads of keys than ranks, several ranks get the same head.
+    // With fewer key-value heads than ranks, several ranks get the same head.
     let repeats = if shared > 0 && ranks % shared == 0 { ranks / shared } else { 1 };
     if (shared * repeats) % ranks != 0 {
         return Err(refused(shared, "heads of keys and values"));

@@ -14,10 +14,10 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::error::ModelError;
 use crate::tensor_parallel::{part_reads, taken};
 
-/// Sets the first values of a tensor, all of them.
+/// Function that sets the initial values of a tensor, all of them.
 pub(crate) type FirstValues = Box<dyn FnOnce(&mut Tensor) -> Result<(), TchError> + Send>;
 
-/// First values that are still to be drawn.
+/// Initial values that are still to be drawn.
 pub(crate) struct Draw {
     target: TensorId,
     /// Shape of the whole parameter.
@@ -27,18 +27,18 @@ pub(crate) struct Draw {
     first_values: FirstValues,
 }
 
-/// The values that the parameters of a [deferred](crate::Model::deferred) model are to have. Made by
+/// Initial values of the parameters of a [deferred](crate::Model::deferred) model. Returned by
 /// [`crate::Model::take_deferred_values`].
 pub struct DeferredValues {
-    /// In the order in which the constructor asked for them.
+    /// Draws in the order in which the constructor requested them.
     draws: Vec<Draw>,
-    /// The state of libtorch's CPU generator when the constructor had returned.
+    /// State of libtorch's CPU generator at the end of the constructor.
     generator: Vec<u8>,
-    /// Tensors that are not drawn: where they are read, or `None` where they have their values.
+    /// Tensors that are not drawn: their place in a file, or `None` if they have their values.
     read: IndexMap<TensorId, Option<FileValues>>,
 }
 
-/// A tensor of open weights.
+/// Tensor of open weights.
 pub(crate) struct FileValues {
     pub(crate) weights: Arc<WeightsReader>,
     pub(crate) name: String,
@@ -49,11 +49,11 @@ pub(crate) struct FileValues {
 /// The values of one tensor of a deferred model.
 #[derive(Debug)]
 pub enum DeferredValue<'a> {
-    /// Initial value drawn at random: float32, on the CPU, of the parameter's shape. The function that gets it may keep
-    /// it or change it.
+    /// Initial value drawn at random: float32, on the CPU, of the parameter's shape. The receiving function may keep or
+    /// change it.
     Drawn(Tensor),
-    /// Tensor of a weights file, of the parameter's shape. Where the ranks of a tensor group divide the parameter, the
-    /// tensor is the whole parameter's and comes with this rank's part.
+    /// Tensor of a weights file, of the parameter's shape. If the ranks of a tensor group divide the parameter, it is
+    /// the whole parameter's tensor, with this rank's part.
     File(TensorReader<'a>, Option<TensorPart>),
 }
 
@@ -62,7 +62,7 @@ impl DeferredValues {
         Ok(Self { draws, generator: rng_state(Device::Cpu)?, read: IndexMap::new() })
     }
 
-    /// Notes that tensors are read from open weights, by the tensors' names there.
+    /// Records that tensors are read from open weights, by the tensors' names in the weights.
     pub(crate) fn read_later(
         &mut self,
         weights: WeightsReader,
@@ -74,25 +74,26 @@ impl DeferredValues {
         }));
     }
 
-    /// Notes that a tensor has its values.
+    /// Records that a tensor has its values.
     pub(crate) fn keep(&mut self, tensor: TensorId) {
         self.read.insert(tensor, None);
     }
 
-    /// Takes a tensor that is in a file out of those that get values; `None` for one that is drawn, or has its values.
+    /// Removes a tensor that is in a file from those that get values. Returns `None` for one that is drawn, or has its
+    /// values.
     pub(crate) fn take_file(&mut self, tensor: TensorId) -> Option<FileValues> {
         self.read.get_mut(&tensor)?.take()
     }
 
-    /// Passes each tensor's values to a function, one tensor at a time: first those that are drawn, in the order in which an
-    /// undeferred model draws them, then those of files. Values are drawn from the state that libtorch's CPU generator had
-    /// when the constructor had returned. Where the generator is still in that state it goes on from there, as with an
-    /// undeferred model; else it is put back into the state that it has now. Nothing is drawn where all values come from
+    /// Passes each tensor's values to a function, one tensor at a time: first those that are drawn, in the order in
+    /// which an undeferred model draws them, then those of files. Values are drawn from the state that libtorch's CPU
+    /// generator had when the constructor had returned. If the generator is still in that state, it advances as with an
+    /// undeferred model; otherwise its present state is restored afterwards. Nothing is drawn if all values come from
     /// files.
     ///
     /// # Errors
-    /// Returns the errors of `set`, which ends with the first; [`brigade_torch::ErrorKind::Tensor`] when memory for one
-    /// whole tensor runs out.
+    /// Returns the first error of `set`; [`brigade_torch::ErrorKind::Tensor`] when memory for one whole tensor runs
+    /// out.
     pub fn for_each(
         self,
         mut set: impl FnMut(TensorId, DeferredValue<'_>) -> Result<()>,
@@ -114,7 +115,7 @@ impl DeferredValues {
                         let whole = filled(&shape, first_values)?;
                         part.as_ref().map_or(Ok(whole.shallow_clone()), |part| taken(&whole, part))
                     })?;
-                    // What is drawn again later, or read, takes its numbers from the generator all the same.
+                    // A value that is drawn again later, or read, takes its numbers from the generator all the same.
                     let Some(left) = draws_left.get_mut(&target) else { return Ok(()) };
                     *left -= 1;
                     if *left == 0 { set(target, DeferredValue::Drawn(values)) } else { Ok(()) }
@@ -133,7 +134,7 @@ impl DeferredValues {
     }
 }
 
-/// A read of a tensor that may be repeated.
+/// First read of a tensor that may be read again.
 struct FirstRead {
     stamp: FileStamp,
     /// CRC-32 of the values.
@@ -141,14 +142,14 @@ struct FirstRead {
 }
 
 impl FileValues {
-    /// Has the values read from the file each time that they are needed. Where the file was changed since the first read, so
-    /// that the tensor has other values, the read is an error.
+    /// Returns a source that reads the values from the file each time. If the file has changed since the first read, so
+    /// that the tensor has other values, the read fails.
     pub(crate) fn into_source(self) -> WeightSource {
         let first = Mutex::new(None);
         WeightSource::Read(Arc::new(move |into| self.read(into, &mut first.lock())))
     }
 
-    /// As [`FileValues::into_source`], of a weight that is quantised in the file.
+    /// Returns the same as [`FileValues::into_source`], for a weight that is quantised in the file.
     pub(crate) fn into_packed_source(self) -> impl FnMut() -> Result<PackedWeight> + Send + use<> {
         let mut first = None;
         move || {
@@ -168,7 +169,7 @@ impl FileValues {
         }
     }
 
-    /// The tensor in its file.
+    /// Returns the reader of the tensor in its file.
     pub(crate) fn reader(&self) -> Result<TensorReader<'_>> {
         self.weights.get(&self.name).ok_or_else(|| no_tensor(&self.name))
     }
@@ -184,7 +185,7 @@ impl FileValues {
     }
 }
 
-/// Fails where a tensor has other values than at its first read. They are compared where its file was changed since.
+/// Fails if a tensor has other values than at its first read. They are compared only if its file has changed since.
 fn compare(
     first: &mut Option<FirstRead>,
     stamp: FileStamp,
@@ -219,7 +220,7 @@ fn checksum(tensor: &Tensor) -> Result<u32> {
     Ok(hasher.finalize())
 }
 
-/// Bytes that a checksum is taken of at a time: they stay in the processor's cache.
+/// Bytes of which a checksum is taken at a time: few enough for the processor's cache.
 const CHECKED_BYTES: usize = 1 << 16;
 
 fn no_tensor(name: &str) -> Error {
@@ -227,7 +228,7 @@ fn no_tensor(name: &str) -> Error {
 }
 
 impl Draw {
-    /// `part` is what the tensor is of the whole parameter that the function sets.
+    /// Creates a draw. `part` is the tensor's part of the whole parameter that the function sets.
     pub(crate) fn new(
         tensor: &Tensor,
         part: Option<TensorPart>,
@@ -240,14 +241,14 @@ impl Draw {
     }
 }
 
-/// First values, as float32 on the CPU: one seed gives one model on every device and in every kind.
+/// Computes initial values in float32 on the CPU: one seed gives the same model on every device and in every type.
 pub(crate) fn filled(shape: &[i64], first_values: FirstValues) -> Result<Tensor, TchError> {
     let mut values = Tensor::f_empty(shape, (Kind::Float, Device::Cpu))?;
     first_values(&mut values)?;
     Ok(values)
 }
 
-/// The text of errors for reads of a parameter before it has its values.
+/// Returns the error message for reads of a parameter before it has its values.
 pub(crate) fn no_memory(name: &str) -> String {
     format!(
         "parameter `{name}` has no memory yet, since its model was built by `Model::deferred`: give the model to \

@@ -1,4 +1,4 @@
-//! What can go wrong with a model, as facts.
+//! Errors of models.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use tch::{TchError, Tensor};
 
 use crate::LoadReport;
 
-/// Why a model could not be built, changed, saved or loaded, or its forward failed: the detail of an [`Error`].
+/// Error of building, changing, saving or loading a model, or of its forward: the detail of an [`Error`].
 ///
 /// ```
 /// use brigade_nn::{Linear, Model, ModelError};
@@ -54,7 +54,7 @@ pub enum ModelError {
         known: Vec<String>,
     },
 
-    /// Groups that do not hold every parameter exactly once.
+    /// Groups do not contain every parameter exactly once.
     #[error(
         "parameter `{parameter}` is in {}; every parameter belongs to exactly one group",
         if groups.is_empty() { "no group".to_owned() } else { format!("the groups {}", groups.join(", ")) }
@@ -66,7 +66,7 @@ pub enum ModelError {
         groups: Vec<String>,
     },
 
-    /// A TorchScript file that cannot be a model.
+    /// A TorchScript file cannot be a model.
     #[error("{} cannot be read as TorchScript: {source}", path.display())]
     Script {
         /// Path of the TorchScript file.
@@ -105,21 +105,21 @@ pub enum ModelError {
         action: String,
     },
 
-    /// A kind that parameters cannot have.
+    /// The type cannot be that of parameters.
     #[error("parameters cannot be {kind:?}: only floating-point kinds have gradients")]
     NotFloatingPoint {
         /// Kind that was requested.
         kind: tch::Kind,
     },
 
-    /// A strict load met a state dictionary that does not fit the model. Nothing was changed.
+    /// A strict load met a state dictionary that does not match the model. Nothing was changed.
     #[error("the weights do not fit the model, and nothing was changed: {0}")]
     Mismatch(Box<LoadReport>),
 
     /// A layer's operation failed in libtorch.
     #[error("{layer} cannot take an input of {input:?}: {reason}")]
     Layer {
-        /// The layer's full name.
+        /// Full name of the layer.
         layer: String,
         /// Shape of the layer's input.
         input: Vec<i64>,
@@ -127,10 +127,10 @@ pub enum ModelError {
         reason: String,
     },
 
-    /// A layer got an input of a shape that it has no result for.
+    /// A layer got an input of an unsupported shape.
     #[error("{layer}: {expected}, found an input of {input:?}")]
     Input {
-        /// The layer's full name.
+        /// Full name of the layer.
         layer: String,
         /// Description of the accepted inputs.
         expected: &'static str,
@@ -145,7 +145,7 @@ pub enum ModelError {
         rows - 1
     )]
     OutsideTable {
-        /// The layer's full name.
+        /// Full name of the layer.
         layer: String,
         /// First id that has no row.
         id: i64,
@@ -155,14 +155,14 @@ pub enum ModelError {
         rows: i64,
     },
 
-    /// A forward panicked, as tch's operators without `f_` do.
+    /// A forward panicked, for example in an operator of tch without `f_`.
     #[error("the forward panicked: {message}")]
     Panicked {
         /// Message of the panic. For an operator of libtorch it contains libtorch's reason.
         message: String,
     },
 
-    /// Two tensors of one name in a state dictionary.
+    /// A state dictionary has two tensors of one name.
     #[error("the state dictionary already holds `{name}`")]
     DuplicateName {
         /// Name of the duplicate tensor.
@@ -225,7 +225,7 @@ impl From<ModelError> for Error {
 }
 
 impl ModelError {
-    /// libtorch refused a layer's operation on this input.
+    /// Creates the error of a layer's operation that libtorch refused for this input.
     pub(crate) fn layer(layer: impl Into<String>, input: &Tensor, source: TchError) -> Self {
         Self::Layer { layer: layer.into(), input: input.size(), reason: reason(source) }
     }
@@ -236,7 +236,7 @@ impl ModelError {
     }
 }
 
-/// libtorch's reason: the lines after it list C++ functions.
+/// Returns libtorch's reason: the lines after it list C++ functions.
 pub(crate) fn first_line(error: TchError) -> TchError {
     match error {
         TchError::Torch(text) => {
@@ -246,7 +246,7 @@ pub(crate) fn first_line(error: TchError) -> TchError {
     }
 }
 
-/// libtorch's own words, where tch puts "Internal torch error" before them.
+/// Returns libtorch's reason, without tch's prefix "Internal torch error".
 fn reason(error: TchError) -> String {
     match first_line(error) {
         TchError::Torch(text) => text,

@@ -1,8 +1,8 @@
-//! Experts that the ranks of a group have between them, each some (expert parallelism).
+//! Expert parallelism: the ranks of a group divide the experts.
 
 use brigade_torch::ProcessGroup;
 
-/// The ranks that have the experts of [`Experts`](crate::Experts) between them. Given to
+/// Ranks that divide the experts of [`Experts`](crate::Experts). Passed to
 /// [`ModelBuilder::expert_parallel`](crate::ModelBuilder::expert_parallel).
 ///
 /// Each rank has other tokens and a contiguous range of the experts; all other parameters are whole on every rank. In backward
@@ -11,7 +11,7 @@ use brigade_torch::ProcessGroup;
 /// expert, which [`Accelerator`](https://docs.rs/brigade-train) does.
 #[derive(Debug, Clone)]
 pub struct ExpertParallel {
-    /// The ranks that have the experts between them. `None` where there is one.
+    /// Group of the ranks that divide the experts, or `None` for a single rank.
     pub group: Option<ProcessGroup>,
 }
 

@@ -9,7 +9,7 @@ use tch::Tensor;
 
 type Run = dyn Fn(&str, &Tensor) -> Option<Tensor> + Send;
 
-/// The hooks of one model's layers. Clones are one.
+/// Hooks of one model's layers. Clones share the hooks.
 #[derive(Clone, Default)]
 pub(crate) struct Hooks(Arc<Shared>);
 
@@ -31,7 +31,7 @@ struct Hook {
 impl Hooks {
     /// Applies the layer's hooks to its output.
     pub(crate) fn apply(&self, layer: &str, mut output: Tensor) -> Tensor {
-        // Relaxed: whatever adds a hook has the model to itself.
+        // Relaxed: code that adds a hook has exclusive access to the model.
         if !self.0.any.load(Ordering::Relaxed) {
             return output;
         }
@@ -62,7 +62,7 @@ impl fmt::Debug for Hooks {
     }
 }
 
-/// A forward hook of [`Model::forward_hook`](crate::Model::forward_hook), which stays until this is dropped.
+/// Forward hook of [`Model::forward_hook`](crate::Model::forward_hook). It is removed when this value is dropped.
 #[must_use = "the hook is removed where this is dropped"]
 pub struct ForwardHook {
     id: u64,

@@ -1,12 +1,12 @@
-//! How a parameter gets its first values: PyTorch's defaults, number for number.
+//! Initial values of parameters: PyTorch's defaults, with equal values for a seed.
 
 use tch::{TchError, Tensor};
 
 /// Initial values of a parameter.
 ///
-/// Values are drawn from libtorch's CPU generator as 32-bit floats and converted afterwards, so one
-/// seed (`tch::manual_seed`) gives one model on every device and in every kind; for layers built
-/// in the same order it is the model that PyTorch draws from that seed.
+/// Values are drawn from libtorch's CPU generator as 32-bit floats and converted afterwards, so one seed
+/// (`tch::manual_seed`) gives the same model on every device and in every type. For layers built in the same order it
+/// is the model that PyTorch draws from that seed.
 ///
 /// ```
 /// use brigade_nn::{Init, Model, ParamPath};
@@ -73,7 +73,7 @@ impl Init {
             Self::KaimingUniform => match fan_in(&values.size()) {
                 0 => values.f_zero_(),
                 fan_in => {
-                    // The steps of torch.nn.init, in its order, so that the last bit agrees.
+                    // The steps of torch.nn.init, in its order, so that the results are bitwise equal.
                     let gain = (2.0 / (1.0 + 5f64.sqrt().powi(2))).sqrt();
                     let bound = 3f64.sqrt() * (gain / (fan_in as f64).sqrt());
                     values.f_uniform_(-bound, bound)
@@ -84,7 +84,7 @@ impl Init {
     }
 }
 
-/// Inputs that meet in one output of a weight of this shape.
+/// Returns the fan-in of a weight of this shape: the number of inputs of one output.
 pub(crate) fn fan_in(shape: &[i64]) -> i64 {
     match shape {
         [] => 1,

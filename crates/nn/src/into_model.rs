@@ -1,4 +1,4 @@
-//! What can become a model: one that is built, or the constructor of one.
+//! Conversion to models from built models and constructors.
 
 use brigade_torch::Result;
 
@@ -24,8 +24,7 @@ use crate::{Model, ParamPath};
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
-/// The parameter of a closure needs its type: Rust infers it only where a function asks for a closure and
-/// nothing else.
+/// The parameter of a closure needs a type: Rust infers it only for functions that accept nothing but closures.
 pub trait IntoModel {
     /// Type of the model's module.
     type Module;

@@ -1,12 +1,12 @@
-//! A module's own division into groups of layers, and what belongs to normalisations.
+//! Division of a module into groups of layers, and the parameters of normalisations.
 
 use brigade_torch::Result;
 
 use crate::Model;
 use crate::model::is_under;
 
-/// A module that knows how to divide its layers for transfer learning: into groups from the input to the
-/// output, which are frozen, and have their learning rates, each as one (fastai's `splitter`).
+/// A module that divides its layers for transfer learning: into groups from the input to the output, each of which can
+/// be frozen, and have a learning rate, as a whole (fastai's `splitter`).
 ///
 /// ```
 /// use brigade_nn::{LayerGroups, Linear, Model, ParamPath};
@@ -30,8 +30,8 @@ use crate::model::is_under;
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait LayerGroups {
-    /// The full names of the modules, or parameters, of each group. Every parameter is below one of them in
-    /// exactly one group; modules may have no parameters.
+    /// Returns the full names of the modules, or parameters, of each group. Every parameter has to be below one of them
+    /// in exactly one group; modules may have no parameters.
     fn layer_groups(&self) -> Vec<Vec<String>>;
 }
 

@@ -1,4 +1,4 @@
-//! Weights of a layer that are in memory for its forward.
+//! Weights of a layer that are in memory during its forward.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,9 +9,10 @@ use tch::Tensor;
 
 use crate::placed::Placed;
 
-/// Has the weights of a layer in memory for its forward, where a device map has them elsewhere
-/// ([`crate::Model::dispatch`]). Made by [`crate::ParamPath::layer_weights`]; a plain call for other models, and for layers in a
-/// [`crate::Unit`], whose weights come and go with the unit's. Clones are the same.
+/// Loads the weights of a layer into memory for its forward if a device map has them elsewhere
+/// ([`crate::Model::dispatch`]). Created by [`crate::ParamPath::layer_weights`]. For other models, and for layers in a
+/// [`crate::Unit`], whose weights are loaded with the unit's, [`run`](Self::run) is a plain call. Clones share the same
+/// state.
 ///
 /// ```
 /// use brigade_nn::{Init, LayerWeights, Model, Module, ParamPath};
@@ -47,8 +48,8 @@ impl LayerWeights {
     /// Runs a layer's forward with its weights in memory, and with the input on their device.
     ///
     /// # Errors
-    /// Returns the errors of `forward`; the errors of reading the weights; [`brigade_torch::ErrorKind::Tensor`] where
-    /// the input cannot be moved.
+    /// Returns the errors of `forward`; the errors of reading the weights; [`brigade_torch::ErrorKind::Tensor`] if the
+    /// input cannot be moved.
     pub fn run<T>(&self, input: &Tensor, forward: impl FnOnce(&Tensor) -> Result<T>) -> Result<T> {
         let Some(placed) = self.placed.lock().clone() else { return forward(input) };
         let input = placed.moved(input)?;
@@ -56,14 +57,15 @@ impl LayerWeights {
         forward(&input)
     }
 
-    /// As [`LayerWeights::run`], of a module whose input is more than a tensor, and which moves it by itself.
+    /// Does the same as [`LayerWeights::run`], for a module whose input is more than a tensor, and which moves it
+    /// itself.
     pub(crate) fn hold<T>(&self, forward: impl FnOnce() -> Result<T>) -> Result<T> {
         let Some(placed) = self.placed.lock().clone() else { return forward() };
         let _held = placed.hold()?;
         forward()
     }
 
-    /// Has the layer compute where a device map says.
+    /// Sets the place of the layer in a device map.
     pub(crate) fn set_placed(&self, placed: Arc<Placed>) {
         *self.placed.lock() = Some(placed);
     }

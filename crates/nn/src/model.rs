@@ -41,7 +41,7 @@ use crate::{
     PipelineStages, TensorParallel, Training, Unit,
 };
 
-/// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
+/// A module `M` with all its parameters and buffers: for optimizers, averaging over ranks, and saving.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model};
@@ -71,7 +71,7 @@ pub struct Model<M> {
     pub(crate) tensor: Option<TensorParallel>,
     context: Option<ContextParallel>,
     experts: Option<ExpertParallel>,
-    /// Names of parameters of which each rank has some experts.
+    /// Names of parameters of which each rank has only some experts.
     expert_parameters: HashSet<String>,
     /// `true` if a module takes its part of sequences.
     divides_sequences: bool,
@@ -142,8 +142,8 @@ impl ModelBuilder {
         self
     }
 
-    /// Leaves parameters at 0 instead of drawing first values, which takes seconds for a large model and is in
-    /// vain where weights are read next.
+    /// Leaves parameters at 0 instead of drawing initial values, which takes seconds for a large model and is useless
+    /// if weights are read next.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -160,7 +160,7 @@ impl ModelBuilder {
         self
     }
 
-    /// Makes parameters that have shapes and no memory, see [`Model::deferred`].
+    /// Creates parameters with shapes but without memory, see [`Model::deferred`].
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -219,9 +219,10 @@ impl ModelBuilder {
         self
     }
 
-    /// Gives this rank the parameters of its stages of a pipeline alone: those of the blocks of a row
-    /// ([`ParamPath::stages`]), of the first stage with what comes before them, and of the last one with what comes behind.
-    /// Names, first values and files are those of the whole model. A parameter that is tied between two stages is on both.
+    /// Gives this rank only the parameters of its pipeline stages: those of the blocks of a row
+    /// ([`ParamPath::stages`]), for the first stage also those before the row, and for the last stage those after it.
+    /// Names, initial values and files are those of the whole model. A parameter that is tied between two stages is on
+    /// both.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath, PipelineParallel, Relu, Sequential, StageCut};
@@ -272,16 +273,16 @@ impl ModelBuilder {
     /// Builds the model: runs the constructor and creates its parameters.
     ///
     /// # Errors
-    /// [`crate::ModelError::Build`] with everything that the constructor asked for in vain: names used twice,
-    /// impossible shapes, no memory. [`crate::ModelError::NotFloatingPoint`] for a kind without gradients,
-    /// [`crate::ModelError::Torch`] when the device refuses.
+    /// [`crate::ModelError::Build`] with all invalid requests of the constructor: duplicate names, impossible shapes,
+    /// no memory. [`crate::ModelError::NotFloatingPoint`] for a type without gradients, [`crate::ModelError::Torch`] if
+    /// the device fails.
     pub fn build<M>(self, constructor: impl FnOnce(&ParamPath<'_>) -> M) -> Result<Model<M>> {
         if !is_floating_point(self.kind) {
             return Err(ModelError::NotFloatingPoint { kind: self.kind }.into());
         }
-        // First values use MKL's vector functions, and it takes the setting only before its first use.
+        // Initial values use MKL's vector functions, and the setting is effective only before their first use.
         let _ = make_products_reproducible();
-        // Of other stages nothing gets memory.
+        // Parameters of other stages are not allocated.
         let is_deferred = self.is_deferred || self.pipeline.is_some();
         let registry =
             RefCell::new(ParamRegistry::new(self.kind, self.drawn, is_deferred, self.tensor));
@@ -367,7 +368,7 @@ impl ModelBuilder {
 }
 
 impl<M> Model<M> {
-    /// Runs the constructor: 32-bit floats on the CPU. [`Model::builder`] has options.
+    /// Builds a model by running the constructor, in float32 on the CPU. [`Model::builder`] has options.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -382,14 +383,14 @@ impl<M> Model<M> {
         Model::builder().build(constructor)
     }
 
-    /// Runs the constructor, and gives parameters no memory: they have names, shapes and types, and optimizers can be built
-    /// of them. [`brigade_train`'s `prepare`] gives them memory, on each rank what it has of them, so that a model can be
+    /// Builds a model whose parameters have no memory yet: they have names, shapes and types, and optimizers can be
+    /// built for them. [`brigade_train`'s `prepare`] allocates them, on each rank only its part, so that a model can be
     /// larger than the memory of a device (PyTorch's `torch.device("meta")` and `to_empty`). Buffers have memory.
     ///
-    /// Values are drawn then, one parameter at a time, and are those that [`Model::new`] draws for the same seed, whatever
-    /// was drawn since; or they are read from the file that [`Model::load_weights`] was called with. Numbers that the
-    /// constructor draws by itself, outside of [`ParamPath::parameter_with`] and [`ParamPath::redraw`], come before all
-    /// others. [`ModelBuilder::deferred`] is the same with options.
+    /// Values are drawn then, one parameter at a time. They are those that [`Model::new`] draws for the same seed,
+    /// regardless of draws in between; or they are read from the file that [`Model::load_weights`] was called with.
+    /// Numbers that the constructor draws itself, outside of [`ParamPath::parameter_with`] and [`ParamPath::redraw`],
+    /// come before all others. [`ModelBuilder::deferred`] is the same with options.
     ///
     /// [`brigade_train`'s `prepare`]: https://docs.rs/brigade-train
     ///
@@ -447,11 +448,11 @@ impl<M> Model<M> {
         }
     }
 
-    /// Makes every [`crate::BatchNorm1d`] and [`crate::BatchNorm2d`] of the model use, in training,
-    /// the statistics of all ranks of the group together, as if one process had the whole batch
-    /// ([torch.nn.SyncBatchNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html)).
-    /// Batches may be unequal. Evaluation does not change, nor do parameters, buffers and names; with a
-    /// group of one rank nothing does. Gives the number of such layers.
+    /// Makes every [`crate::BatchNorm1d`] and [`crate::BatchNorm2d`] of the model use, in training, the statistics of
+    /// all ranks of the group together, as if one process had the whole batch
+    /// ([torch.nn.SyncBatchNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html)). Batches
+    /// may be unequal. Evaluation, parameters, buffers and names do not change; with a group of one rank nothing does.
+    /// Returns the number of such layers.
     ///
     /// Forward and backward become collectives: every rank runs the same layers.
     pub fn convert_sync_batch_norm(&mut self, group: &ProcessGroup) -> usize {
@@ -484,13 +485,12 @@ impl<M> Model<M> {
         self.training.set(false);
     }
 
-    /// Holds (`true`) the layer of this name and all those below it in evaluation, also while the model
-    /// trains, or lets them follow the model again (`false`): PyTorch's `model.layer1.eval()` after every
-    /// `model.train()`. Of a frozen body the normalisations then use their running statistics and leave
-    /// them as they are, and its dropouts pass. Returns how many layers that are, normalisations and
-    /// dropouts alone.
+    /// Holds (`true`) the layer of this name and all those below it in evaluation, also while the model trains, or lets
+    /// them follow the model again (`false`): PyTorch's `model.layer1.eval()` after every `model.train()`. In a frozen
+    /// body the normalisations then use their running statistics without changing them, and dropouts are inactive.
+    /// Returns the number of affected normalisations and dropouts.
     ///
-    /// Freezing alone ([`Model::requires_grad_under`]) leaves statistics in training, as PyTorch does.
+    /// With freezing alone ([`Model::requires_grad_under`]), statistics are still updated, as in PyTorch.
     ///
     /// ```
     /// use brigade_nn::{BatchNorm2d, Linear, Model, ParamPath};
@@ -504,7 +504,7 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::NoSuchParameter`] when no such layer has this name.
+    /// [`crate::ModelError::NoSuchParameter`] if no such layer has this name.
     pub fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize> {
         let chosen = self.held.iter().filter(|(name, _)| is_below(prefix, name));
         let count = chosen.inspect(|(_, training)| training.hold(on)).count();
@@ -617,7 +617,7 @@ impl<M> Model<M> {
     /// Freezes (`false`) or thaws (`true`) all parameters.
     ///
     /// # Errors
-    /// [`crate::ModelError::Torch`] when libtorch refuses.
+    /// [`crate::ModelError::Torch`] if libtorch fails.
     pub fn requires_grad(&mut self, on: bool) -> Result<()> {
         self.check_thaws(on)?;
         let parameters = self.entries.iter().filter(|entry| entry.role == Role::Parameter);
@@ -627,8 +627,8 @@ impl<M> Model<M> {
         Ok(())
     }
 
-    /// Freezes (`false`) or thaws (`true`) the parameter of this name, or all those below it:
-    /// `module1` means `module1.0.weight` but not `module10.weight`. Returns how many.
+    /// Freezes (`false`) or thaws (`true`) the parameter of this name, or all those below it: `module1` selects
+    /// `module1.0.weight` but not `module10.weight`. Returns the number of parameters.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath};
@@ -641,8 +641,7 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::NoSuchParameter`] when there is none: a frozen set that is empty by a slip of the
-    /// pen would go unnoticed.
+    /// [`crate::ModelError::NoSuchParameter`] if there is none: a misspelled name must be an error, not a no-op.
     pub fn requires_grad_under(&mut self, prefix: &str, on: bool) -> Result<usize> {
         let count = self.requires_grad_where(|name| is_below(prefix, name), on)?;
         if count == 0 {
@@ -653,8 +652,7 @@ impl<M> Model<M> {
         Ok(count)
     }
 
-    /// Freezes (`false`) or thaws (`true`) the parameters whose names the function chooses, as by a pattern.
-    /// Returns how many.
+    /// Freezes (`false`) or thaws (`true`) the parameters whose names the function selects. Returns their number.
     ///
     /// ```
     /// use brigade_nn::{BatchNorm2d, Conv2d, Model, ParamPath};
@@ -666,7 +664,7 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::Torch`] when libtorch refuses.
+    /// [`crate::ModelError::Torch`] if libtorch fails.
     pub fn requires_grad_where(
         &mut self,
         mut chosen: impl FnMut(&str) -> bool,
@@ -696,8 +694,8 @@ impl<M> Model<M> {
         for entry in self.distinct() {
             let mut gradient = entry.tensor.grad();
             if gradient.defined() {
-                // Gradients that are views of a reducer's buckets cannot be detached in place, and have
-                // no history to lose.
+                // Gradients that are views of a reducer's buckets cannot be detached in place, and have no history to
+                // lose.
                 let zero = || {
                     if gradient.requires_grad() {
                         gradient.f_detach_()?.f_zero_()
@@ -713,22 +711,23 @@ impl<M> Model<M> {
         Ok(())
     }
 
-    /// Moves parameters, their gradients and buffers. Layers, optimizers and others that hold the
-    /// tensors see them move, as with PyTorch's `module.to(device)`.
+    /// Moves parameters, their gradients and buffers to a device. Layers, optimizers and other holders of the tensors
+    /// see the change, as with PyTorch's `module.to(device)`.
     ///
     /// # Errors
-    /// [`crate::ModelError::Torch`] when the device is not there or has no memory left; tensors before the one
-    /// that is named have moved already then.
+    /// [`crate::ModelError::Torch`] if the device does not exist or has no memory left; tensors before the one that the
+    /// error names have been moved then.
     pub fn to_device(&mut self, device: Device) -> Result<()> {
         self.convert(Conversion::Device(device))?;
         self.device = device;
         Ok(())
     }
 
-    /// Converts parameters, their gradients and floating-point buffers to a kind. Integer buffers keep theirs.
+    /// Converts parameters, their gradients and floating-point buffers to a type. Integer buffers keep theirs.
     ///
     /// # Errors
-    /// [`crate::ModelError::NotFloatingPoint`]; [`crate::ModelError::Torch`] as for [`Model::to_device`].
+    /// [`crate::ModelError::NotFloatingPoint`]; [`crate::ModelError::Torch`], with the same conditions as for
+    /// [`Model::to_device`].
     pub fn to_kind(&mut self, kind: Kind) -> Result<()> {
         if !is_floating_point(kind) {
             return Err(ModelError::NotFloatingPoint { kind }.into());
@@ -738,17 +737,17 @@ impl<M> Model<M> {
         Ok(())
     }
 
-    /// Puts parameters of four dimensions (the weights of convolutions), and their gradients, into the
-    /// order of memory that is called channels last (`torch.channels_last`). Values, shapes and files
-    /// stay the same; convolutions give their outputs in that order.
+    /// Converts parameters of four dimensions (the weights of convolutions), and their gradients, to the memory format
+    /// channels last (`torch.channels_last`). Values, shapes and files do not change; outputs of convolutions have the
+    /// same format.
     ///
     /// # Errors
-    /// [`crate::ModelError::Torch`] as for [`Model::to_device`].
+    /// [`crate::ModelError::Torch`], with the same conditions as for [`Model::to_device`].
     pub fn to_channels_last(&mut self) -> Result<()> {
         self.convert(Conversion::ChannelsLast)
     }
 
-    /// Fails where the parameters of a model for inference alone are to be trained.
+    /// Fails if parameters of a model that is only for inference are to be trained.
     fn check_thaws(&self, on: bool) -> Result<()> {
         if on { self.check_not_dispatched("train the model") } else { Ok(()) }
     }
@@ -779,8 +778,8 @@ impl<M> Model<M> {
         self.elsewhere.iter().filter(saved).map(|entry| &entry.name)
     }
 
-    /// Exchanges the memory under every tensor, which keeps its identity (`set_data`), so that all
-    /// handles see the change. One by one: a second copy of the whole model may not fit.
+    /// Exchanges the memory of every tensor, which keeps its identity (`set_data`), so that all handles see the change.
+    /// Tensors are converted one by one: a second copy of the whole model may not fit into memory.
     fn convert(&mut self, to: Conversion) -> Result<()> {
         self.check_not_dispatched(format_args!("move the model {to}"))?;
         if self.is_sharded {
@@ -794,7 +793,7 @@ impl<M> Model<M> {
             if let Some(slot) = self.quantized_slot(&entry.name) {
                 return slot.convert(to, &mut tensor, &entry.name);
             }
-            // Taken before: libtorch checks a gradient against its tensor when it is asked for.
+            // Read before: libtorch compares a gradient with its tensor when it is requested.
             let mut gradient = tensor.grad();
             tensor.f_set_data(&to.of(&tensor.f_detach()?, &entry.name)?)?;
             if gradient.defined() {
@@ -854,7 +853,7 @@ fn is_below(prefix: &str, name: &str) -> bool {
         || name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The first parts of names, each once.
+/// Returns the first components of names, each once.
 fn tops<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut tops: Vec<String> = Vec::new();
     for top in names.filter_map(|name| name.split('.').next()) {
@@ -873,8 +872,8 @@ fn set_requires_grad(entry: &Entry, on: bool) -> Result<()> {
         .map_err(ModelError::torch(format!("freeze or thaw {}", entry.name)))?)
 }
 
-/// A panic's text. tch's operators panic with `Result::unwrap` of libtorch's error: of that only libtorch's
-/// first line is for a reader, and where the wording is another one, the whole text is given.
+/// Returns a panic's text. tch's operators panic with `Result::unwrap` of libtorch's error, of which only libtorch's
+/// first line is returned; any other text is returned completely.
 fn text_of(panic: &(dyn Any + Send)) -> Option<String> {
     const UNWRAPPED: &str = "called `Result::unwrap()` on an `Err` value: Torch(\"";
     let text = panic.downcast_ref::<String>().map(String::as_str);

@@ -1,4 +1,4 @@
-//! A name for the output of any module.
+//! Modules with a name of their own for forward hooks.
 
 use brigade_torch::Result;
 use tch::Tensor;

@@ -1,4 +1,4 @@
-//! Where a constructor registers parameters and buffers, under PyTorch's names.
+//! Paths at which constructors register parameters and buffers, under PyTorch's names.
 
 mod divided;
 
@@ -23,11 +23,10 @@ use crate::{
     Training, Unit,
 };
 
-/// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
+/// A path in the tree of names: `path / "module1" / 0` contains `module1.0.weight`.
 ///
-/// A path lives only while [`crate::Model`] runs the constructor, so nothing can be registered later. It
-/// never fails in the caller's hands: a bad request is noted, answered with a tensor that stands
-/// in, and all of them are reported by `Model::new` at once.
+/// A path lives only while [`crate::Model`] runs the constructor, so nothing can be registered later. Its methods do
+/// not fail: after an invalid request they return a placeholder tensor, and `Model::new` reports all errors at once.
 ///
 /// ```
 /// use brigade_nn::{Init, Model, ParamPath};
@@ -61,7 +60,7 @@ impl<'a> ParamPath<'a> {
         }
     }
 
-    /// The path below this one. The step is a name or an index.
+    /// Returns the path below this one. The step is a name or an index.
     #[must_use]
     pub fn join(&self, step: impl Display) -> Self {
         let step = step.to_string();
@@ -71,27 +70,27 @@ impl<'a> ParamPath<'a> {
     }
 
     /// Returns the same path for whole parameters: below it every rank of a tensor group has each parameter whole,
-    /// whatever the plan contains. For a layer that cannot be divided, such as the projection to fewer key heads than
-    /// there are ranks.
+    /// regardless of the plan. For a layer that cannot be divided, such as the projection to fewer key heads than there
+    /// are ranks.
     #[must_use]
     pub fn replicated(&self) -> Self {
         Self { is_replicated: true, ..self.clone() }
     }
 
-    /// The number of ranks that divide layers between them; 1 without tensor parallelism.
+    /// Returns the number of ranks that divide layers, or 1 without tensor parallelism.
     #[must_use]
     pub fn tensor_ranks(&self) -> usize {
         self.registry.borrow().tensor.as_ref().map_or(1, TensorParallel::ranks)
     }
 
-    /// The ranks that divide layers between them, for values that go into divided layers and come out of them.
+    /// Returns the ranks that divide layers, for the inputs and outputs of divided layers.
     #[must_use]
     pub fn tensor_region(&self) -> TensorRegion {
         let registry = self.registry.borrow();
         registry.tensor.as_ref().map_or_else(TensorRegion::default, TensorRegion::of)
     }
 
-    /// Returns the ranks that have parts of each sequence, for a module whose forward takes its part of them.
+    /// Returns the ranks that divide each sequence, for a module whose forward selects this rank's part.
     #[must_use]
     pub fn context(&self) -> ContextRegion {
         let mut registry = self.registry.borrow_mut();
@@ -99,14 +98,14 @@ impl<'a> ParamPath<'a> {
         registry.context.as_ref().map_or_else(ContextRegion::default, ContextRegion::new)
     }
 
-    /// The ranks that have experts between them; `None` where there is one.
+    /// Returns the ranks that divide the experts, or `None` for a single rank.
     pub(crate) fn expert_group(&self) -> Option<ProcessGroup> {
         let registry = self.registry.borrow();
         let group = registry.experts.as_ref()?.group.as_ref()?;
         (group.size() > 1).then(|| group.clone())
     }
 
-    /// How a parameter is divided, and over which ranks; `None` where every rank has it whole.
+    /// Returns the division of a parameter and the ranks of it, or `None` if every rank has it whole.
     pub(crate) fn tensor_style(&self, name: &str) -> Option<(TensorStyle, ProcessGroup)> {
         let registry = self.registry.borrow();
         let tensor = registry.tensor.as_ref()?;
@@ -122,8 +121,8 @@ impl<'a> ParamPath<'a> {
         &self.prefix
     }
 
-    /// Registers that the layer of this path can compute with its weight, a parameter of this path, once it is quantised:
-    /// `[out, in]`, or `[in, out]` where it is transposed.
+    /// Declares that the layer of this path can compute with its weight, a parameter of this path, after the weight is
+    /// quantised. The weight is `[out, in]`, or `[in, out]` if `is_transposed`.
     #[must_use]
     pub fn quantizable(&self, weight: &str, is_transposed: bool) -> QuantizedSlot {
         let slot = QuantizedSlot::new(is_transposed);
@@ -133,14 +132,14 @@ impl<'a> ParamPath<'a> {
         slot
     }
 
-    /// Registers a trainable parameter. The layer keeps the tensor that is returned.
+    /// Registers a trainable parameter. The layer keeps the returned tensor.
     pub fn parameter(&self, name: &str, shape: &[i64], init: Init) -> Tensor {
         self.parameter_with(name, shape, move |values| init.fill(values))
     }
 
-    /// Registers a trainable parameter whose first values a function sets. The function gets a float32 tensor of this shape
-    /// on the CPU, sets all of it, and draws from libtorch's CPU generator alone. It runs at once; of a
-    /// [deferred](crate::Model::deferred) model when the parameter gets its memory.
+    /// Registers a trainable parameter whose initial values a function sets. The function gets a float32 tensor of this
+    /// shape on the CPU, sets all of it, and draws only from libtorch's CPU generator. It runs at once, or for a
+    /// [deferred](crate::Model::deferred) model when the parameter is allocated.
     ///
     /// ```
     /// use brigade_nn::{Model, ParamPath};
@@ -163,7 +162,7 @@ impl<'a> ParamPath<'a> {
         self.drawn_parameter(name, shape, None, Box::new(first_values))
     }
 
-    /// Notes a parameter that the tensor plan divides, of which the module needs all.
+    /// Records an error for a parameter that the tensor plan divides, but that the module needs whole.
     fn reject_style(&self, name: &str) {
         if let Some((style, _)) = self.tensor_style(name) {
             self.reject_at(
@@ -197,7 +196,7 @@ impl<'a> ParamPath<'a> {
         let own = part.as_ref().map_or_else(|| shape.to_vec(), |part| signed(&part.own_shape()));
         if !is_deferred {
             let drawn = || {
-                // Zeros need not be made of the whole parameter.
+                // Zeros need not be allocated for the whole parameter.
                 let values = match &part {
                     Some(part) if is_drawn => taken(&filled(shape, first_values)?, part)?,
                     _ => filled(&own, first_values)?,
@@ -216,9 +215,9 @@ impl<'a> ParamPath<'a> {
         tensor
     }
 
-    /// Sets the first values of a parameter or buffer of this model again, after those that it was registered with: for
-    /// architectures that draw theirs once all layers are made. The function is as for [`ParamPath::parameter_with`]; it
-    /// does not run where weights are read next ([`crate::ModelBuilder::without_first_values`]).
+    /// Sets the initial values of a parameter or buffer of this model again: for architectures that initialise weights
+    /// once all layers are registered. The function is as for [`ParamPath::parameter_with`]; it does not run if weights
+    /// are read next ([`crate::ModelBuilder::without_first_values`]).
     pub fn redraw(
         &self,
         tensor: &Tensor,
@@ -229,7 +228,7 @@ impl<'a> ParamPath<'a> {
             (registry.drawn, registry.draws.is_some(), registry.part_of(tensor))
         };
         if !tensor.defined() || !is_drawn {
-            // The path has refused the tensor, and the model will say so; or weights are read next.
+            // The path has refused the tensor, which building the model reports; or weights are read next.
             return;
         }
         let Some(part) = known else {
@@ -261,22 +260,21 @@ impl<'a> ParamPath<'a> {
         self.add(name, taken, Role::Parameter, None)
     }
 
-    /// Registers a tensor that is state but not trained, such as running statistics. It is saved
-    /// with the model. It starts from a copy of these values, converted to the model's kind where
-    /// they are floating-point.
+    /// Registers a tensor that is state but not trained, such as running statistics. It is saved with the model. Its
+    /// initial value is a copy of these values, converted to the model's type if they are floating-point.
     pub fn buffer(&self, name: &str, values: &Tensor) -> Tensor {
         self.add_buffer(name, values, true)
     }
 
-    /// Adds a buffer that state dictionaries leave out (PyTorch's `persistent=False`). See [`ParamPath::buffer`].
+    /// Registers a buffer that is not in state dictionaries (PyTorch's `persistent=False`). See [`ParamPath::buffer`].
     pub fn non_persistent_buffer(&self, name: &str, values: &Tensor) -> Tensor {
         self.add_buffer(name, values, false)
     }
 
-    /// Registers a parameter a second time under another name, as tied weights are.
+    /// Registers a parameter a second time under another name, for tied weights.
     ///
-    /// It is one parameter to the optimizer and to the reducer, under its first name; a state
-    /// dictionary has both names, as PyTorch's has.
+    /// The optimizer and the reducer treat it as one parameter, under its first name; a state dictionary has both
+    /// names, as in PyTorch.
     ///
     /// ```
     /// use brigade_nn::{Embedding, Model, ParamPath};
@@ -317,9 +315,9 @@ impl<'a> ParamPath<'a> {
         }
     }
 
-    /// Takes in a tensor that something else made, as a parameter: no copy, the model trains this tensor.
-    /// The name may hold dots. Frozen ones (`requires_grad` off) stay frozen; a tensor that is a parameter
-    /// already gets a further name, as with [`ParamPath::tie`].
+    /// Registers an existing tensor as a parameter without copying it: the model trains this tensor. The name may
+    /// contain dots. A frozen tensor (`requires_grad` off) stays frozen; a tensor that is a parameter already gets a
+    /// further name, as with [`ParamPath::tie`].
     ///
     /// ```
     /// use brigade_nn::{Model, ParamPath};
@@ -338,15 +336,14 @@ impl<'a> ParamPath<'a> {
         self.adopt(name, tensor, role);
     }
 
-    /// Takes in a tensor that something else made, as a saved buffer: no copy. The name may hold dots.
+    /// Registers an existing tensor as a saved buffer without copying it. The name may contain dots.
     pub fn adopt_buffer(&self, name: &str, tensor: &Tensor) {
         self.adopt(name, tensor, Role::Buffer { persistent: true });
     }
 
-    /// Takes in all variables of a `tch::nn::VarStore` under their names below this path: those that are
-    /// trainable, frozen or not, as parameters, the others (running statistics) as buffers. For modules that
-    /// hold layers of `tch::nn` and implement [`crate::Module`] themselves; for `nn::ModuleT` there is
-    /// [`crate::Model::from_var_store`].
+    /// Registers all variables of a `tch::nn::VarStore` under their names below this path: trainable ones, frozen or
+    /// not, as parameters, the others (running statistics) as buffers. For modules that contain layers of `tch::nn` and
+    /// implement [`crate::Module`] themselves; for `nn::ModuleT` use [`crate::Model::from_var_store`].
     ///
     /// ```
     /// use brigade_nn::{Model, Module, ParamPath};
@@ -391,9 +388,9 @@ impl<'a> ParamPath<'a> {
         training
     }
 
-    /// Makes a unit of all that is registered below this path: the part of a model that is gathered as a whole where the
-    /// model is sharded. The module here runs its forward in [`Unit::run`]. Units may lie in each other. The whole model is
-    /// one without being asked, so that a unit of the empty path is a plain call.
+    /// Creates a unit of all that is registered below this path: a part of a model that is gathered as a whole if the
+    /// model is sharded. The module at this path runs its forward in [`Unit::run`]. Units may be nested. The whole
+    /// model always is a unit, so a unit of the empty path is a plain call.
     #[must_use]
     pub fn unit(&self) -> Unit {
         if self.prefix.is_empty() {
@@ -408,9 +405,9 @@ impl<'a> ParamPath<'a> {
         unit
     }
 
-    /// Makes a row of blocks at which a pipeline can cut the model: `steps` are the blocks' names below this path, in the
-    /// order in which the forward runs them, which it does by [`Stages::run`]. What was registered before the first block's
-    /// parameters belongs to the first stage, and what comes behind to the last.
+    /// Declares a row of blocks at which a pipeline can cut the model: `steps` are the blocks' names below this path,
+    /// in the order in which the forward runs them, by calling [`Stages::run`]. Parameters that were registered before
+    /// those of the first block belong to the first stage, and those after the last block to the last.
     #[must_use]
     pub fn stages(&self, steps: impl IntoIterator<Item = impl Display>) -> Stages {
         let blocks: Vec<String> =
@@ -420,7 +417,7 @@ impl<'a> ParamPath<'a> {
         row
     }
 
-    /// Where batch normalisations look for the ranks that share their statistics.
+    /// Returns the ranks that share the statistics of batch normalisations.
     pub(crate) fn shared_statistics(&self) -> SharedStatistics {
         let mut registry = self.registry.borrow_mut();
         registry.batch_norms.push(self.prefix.clone());
@@ -438,9 +435,9 @@ impl<'a> ParamPath<'a> {
         LayerContext { name: self.prefix.clone(), hooks, weights: self.layer_weights() }
     }
 
-    /// Returns what has the parameters at this path in memory for the forward of a layer, where a device map has them
-    /// elsewhere and the layer is in no [unit](ParamPath::unit). The layers of this crate ask by themselves; it is for layers of
-    /// one's own that are to be moved by themselves, as a large head.
+    /// Returns the loader of the parameters at this path for the forward of a layer, which is needed if a device map
+    /// has them elsewhere and the layer is in no [unit](ParamPath::unit). The layers of this crate call it themselves;
+    /// it is for custom layers that should be loaded by themselves, such as a large head.
     #[must_use]
     pub fn layer_weights(&self) -> LayerWeights {
         let weights = LayerWeights::default();
@@ -454,7 +451,7 @@ impl<'a> ParamPath<'a> {
         self.layer()
     }
 
-    /// Notes a problem with what the caller asked for; `Model::new` will fail and list it.
+    /// Records an invalid request of the caller; `Model::new` then fails and lists it.
     pub fn reject(&self, problem: impl Display) {
         let problem = format!("{}: {problem}", shown(&self.prefix));
         self.registry.borrow_mut().problems.push(problem);
@@ -508,7 +505,7 @@ impl<'a> ParamPath<'a> {
         match problem {
             Some(problem) => self.reject_at(name, problem),
             None => {
-                // A further name of a divided parameter is one of the same part.
+                // A further name of a divided parameter has the same part.
                 let part = match role {
                     Role::SameAs(first) => self.registry.borrow().entries[first].part.clone(),
                     _ => None,
@@ -562,8 +559,8 @@ impl<'a, Step: Display> Div<Step> for &ParamPath<'a> {
     }
 }
 
-/// The variables of a store: the trainable ones in the order in which they were made, then the others by
-/// name, each with whether it is trainable. A hash map's order would differ from rank to rank.
+/// Returns the variables of a store, with `true` for trainable ones: first the trainable ones in the order of their
+/// creation, then the others by name. The order of a hash map would differ from rank to rank.
 fn in_order(store: &tch::nn::VarStore) -> Vec<(String, Tensor, bool)> {
     let mut named: Vec<(String, Tensor)> = store.variables().into_iter().collect();
     named.sort_by(|(left, _), (right, _)| left.cmp(right));
@@ -573,7 +570,7 @@ fn in_order(store: &tch::nn::VarStore) -> Vec<(String, Tensor, bool)> {
     let place = |tensor: &Tensor| places.get(&TensorId::of(tensor)).copied();
     let mut placed: Vec<_> =
         named.into_iter().map(|(name, tensor)| (place(&tensor), name, tensor)).collect();
-    // Stable: what has no place keeps the order of names.
+    // The sort is stable: variables without a place keep the order of names.
     placed.sort_by_key(|(place, ..)| place.unwrap_or(usize::MAX));
     placed.into_iter().map(|(place, name, tensor)| (name, tensor, place.is_some())).collect()
 }
@@ -588,7 +585,7 @@ fn copy_as(values: &Tensor, kind: Kind) -> Result<Tensor, TchError> {
     Ok(copy)
 }
 
-/// Kinds that have gradients, and that a model's kind applies to.
+/// Returns `true` for types that have gradients, and to which a model's type applies.
 pub(crate) fn is_floating_point(kind: Kind) -> bool {
     matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16)
 }

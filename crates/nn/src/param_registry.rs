@@ -19,62 +19,62 @@ use crate::shared_statistics::SharedStatistics;
 use crate::tensor_parallel::TensorParallel;
 use crate::unit::Unit;
 
-/// All that constructors have registered, and what was wrong with it.
+/// Everything that constructors have registered, and the errors in it.
 #[derive(Debug)]
 pub(crate) struct ParamRegistry {
     pub(crate) kind: Kind,
-    /// Parameters get first values; otherwise they are 0.
+    /// `true` if parameters get initial values, `false` if they are 0.
     pub(crate) drawn: bool,
-    /// Of a deferred model: how its values are drawn, in the order of the draws.
+    /// Draws of a deferred model's values, in their order.
     pub(crate) draws: Option<Vec<Draw>>,
     pub(crate) training: Training,
-    /// The switches of layers that behave differently in training, by the layers' names.
+    /// Training switches of layers that behave differently in training, by the layers' names.
     pub(crate) held: Vec<(String, Training)>,
     pub(crate) statistics: SharedStatistics,
     pub(crate) hooks: Hooks,
     /// Names of the layers that call hooks.
     pub(crate) layers: Vec<String>,
-    /// Parts of the model that are gathered together where it is sharded, by their paths.
+    /// Units of the model, by their paths.
     pub(crate) units: Vec<(String, Unit)>,
-    /// Layers whose weights can be in memory for their forward alone, by their paths.
+    /// Layers whose weights can be loaded for their forward alone, by their paths.
     pub(crate) layer_weights: Vec<(String, LayerWeights)>,
     /// Rows of blocks at which a pipeline can cut the model.
     pub(crate) rows: Vec<Row>,
-    /// Weights of linear layers.
+    /// Weights of linear layers that can be quantised.
     pub(crate) quantizable: Vec<Quantizable>,
     /// Names of the batch normalisations.
     pub(crate) batch_norms: Vec<String>,
     /// Names of the layers that are normalisations.
     pub(crate) norms: HashSet<String>,
-    /// Names of tensors that something else made, of whose layers nothing is known.
+    /// Names of adopted tensors, whose layers are unknown.
     pub(crate) adopted: HashSet<String>,
-    /// The ranks that divide layers between them.
+    /// Ranks that divide layers.
     pub(crate) tensor: Option<TensorParallel>,
-    /// The ranks that have parts of each sequence.
+    /// Ranks that divide each sequence.
     pub(crate) context: Option<ContextParallel>,
-    /// The ranks that have experts between them.
+    /// Ranks that divide the experts.
     pub(crate) experts: Option<ExpertParallel>,
     /// Names of parameters of which each rank has some experts.
     pub(crate) expert_parameters: HashSet<String>,
-    /// Whether a constructor has asked for them.
+    /// `true` if a constructor has requested the ranks that divide sequences.
     pub(crate) divides_sequences: bool,
     pub(crate) entries: Vec<Entry>,
     pub(crate) problems: Vec<String>,
     names: HashSet<String>,
 }
 
-/// A named tensor of the model. `tensor` is the layer's own: a clone that shares its implementation.
+/// Named tensor of the model. `tensor` is the layer's own: a clone that shares its implementation.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) tensor: Tensor,
     pub(crate) role: Role,
-    /// Position of the tensor in the whole parameter, of which each rank of a tensor group has a part.
+    /// Position of the tensor in the whole parameter, if the ranks of a tensor group divide it.
     pub(crate) part: Option<TensorPart>,
 }
 
 impl Entry {
-    /// The shape of the whole parameter.
+    /// Returns the shape of the whole parameter.
     pub(crate) fn whole_size(&self) -> Vec<i64> {
         match &self.part {
             Some(part) => part.shape().iter().map(|size| size.cast_signed()).collect(),
@@ -90,11 +90,11 @@ pub(crate) enum Role {
     Buffer {
         persistent: bool,
     },
-    /// A further name of the parameter at this index.
+    /// Further name of the parameter at this index.
     SameAs(usize),
 }
 
-/// Names of parameters that a message lists.
+/// Maximum number of names of parameters in a message.
 const SHOWN_NAMES: usize = 24;
 
 impl ParamRegistry {
@@ -140,8 +140,8 @@ impl ParamRegistry {
         self.entries.push(entry);
     }
 
-    /// Which part of a parameter this very tensor is, `Some(None)` where it is all of it; `None` where it is not of the
-    /// model.
+    /// Returns the part of a parameter that this tensor is, or `Some(None)` if it is the whole parameter. Returns
+    /// `None` if it does not belong to the model.
     pub(crate) fn part_of(&self, tensor: &Tensor) -> Option<Option<TensorPart>> {
         if !tensor.defined() {
             return None;
@@ -151,7 +151,7 @@ impl ParamRegistry {
         Some(entry.part.clone())
     }
 
-    /// Sets the ranks that have experts between them, and notes a group that they cannot be together with.
+    /// Sets the ranks that divide the experts, and records an error for a group that cannot be combined with them.
     pub(crate) fn divide_experts(&mut self, experts: Option<ExpertParallel>) {
         self.experts = experts;
         let ranks = self.experts.as_ref().map_or(1, ExpertParallel::ranks);
@@ -163,7 +163,7 @@ impl ParamRegistry {
         }
     }
 
-    /// Notes the patterns of the tensor plan that match no parameter.
+    /// Records the patterns of the tensor plan that match no parameter.
     pub(crate) fn check_plan(&mut self) {
         let Some(tensor) = &self.tensor else { return };
         let parameters =
@@ -184,8 +184,8 @@ impl ParamRegistry {
         ));
     }
 
-    /// The parameter that this tensor is, or whose memory it has in the same layout, as the tied tensors of a
-    /// TorchScript file do.
+    /// Returns the index of the parameter that this tensor is, or with which it shares memory in the same layout, as
+    /// the tied tensors of a TorchScript file do.
     pub(crate) fn find(&self, tensor: &Tensor) -> Option<usize> {
         if !tensor.defined() {
             return None;

@@ -1,12 +1,12 @@
-//! Models that are cut into the stages of a pipeline.
+//! Division of models into pipeline stages.
 //!
 //! A model is cut at a row of blocks (`Stages`). `Model::builder().pipeline` builds a deferred model and keeps the
-//! entries of this rank's stages (`model/stages.rs`), by the order of registration. Those of other stages stay
-//! without memory, since layers ask for them and loads need their names; drawing their values still takes numbers
-//! from the generator.
+//! entries of this rank's stages (`model/stages.rs`), by the order of registration. Those of other stages are
+//! registered without memory, since layers request them and loads need their names; drawing their values still takes
+//! numbers from the generator.
 //!
-//! In a stage, the row begins with a received activation and ends with an error that carries no failure, because the
-//! output is in the state of the row. So constructors and forwards do not depend on pipelines.
+//! In a stage, the row begins with a received activation and ends with an error that is not a failure; the output is in
+//! the state of the row. Therefore constructors and forwards do not depend on pipelines.
 
 use std::fmt;
 use std::ops::Range;
@@ -65,7 +65,7 @@ impl StageCut {
     }
 }
 
-/// The stages of a pipeline, and which of them are this rank's. Given to
+/// Stages of a pipeline, and this rank's among them. Passed to
 /// [`ModelBuilder::pipeline`](crate::ModelBuilder::pipeline).
 #[derive(Debug, Clone)]
 pub struct PipelineParallel {
@@ -79,15 +79,15 @@ pub struct PipelineParallel {
 }
 
 impl PipelineParallel {
-    /// Returns whether a stage is this rank's.
+    /// Returns `true` if a stage is this rank's.
     fn has(&self, stage: usize) -> bool {
         self.stage_ranks.get(stage) == Some(&self.rank)
     }
 }
 
-/// A row of blocks at which a pipeline cuts a model into stages. Made by [`crate::ParamPath::stages`] in a constructor; the
-/// forward runs the row in [`Stages::run`], which runs all blocks where the model is not cut. What the module computes behind
-/// the row is of the last stage, and what it computes before it, outside of `first`, of every stage. Clones are the same row.
+/// A row of blocks at which a pipeline cuts a model into stages. Made by [`crate::ParamPath::stages`] in a constructor;
+/// the forward runs the row in [`Stages::run`], which runs all blocks if the model is not cut. Computations after the
+/// row belong to the last stage; those before it, outside of `first`, run on every stage. Clones share the same row.
 ///
 /// ```
 /// use brigade_nn::{Embedding, Linear, Model, Module, ParamPath, Stages};
@@ -129,14 +129,15 @@ pub struct Stages {
 /// Part of a row that runs.
 #[derive(Default)]
 enum Place {
-    /// All blocks.
+    /// All blocks of the row.
     #[default]
     Whole,
-    /// This rank has not all stages, and none of them runs.
+    /// This rank does not have all stages, and none of them is running.
     Cut { own: Vec<usize>, stages: usize },
-    /// A stage.
+    /// A stage is running.
     Running { blocks: Range<usize>, input: Option<Tensor>, is_last: bool, is_split: bool },
-    /// A stage has run its blocks; with its output, where what is behind the row is another stage's, or apart.
+    /// A stage has run its blocks. `output` is its output if the layers after the row belong to another stage, or run
+    /// separately.
     Ended { output: Option<Tensor>, behind: Option<Tensor> },
 }
 
@@ -145,11 +146,11 @@ impl Stages {
         Self { blocks, place: Arc::default() }
     }
 
-    /// Runs the row: the blocks one after the other, each with its index and the output of the one before. `first` makes the
-    /// input of the first block, such as the embeddings of tokens.
+    /// Runs the row: the blocks one after the other, each with its index and the output of the one before. `first`
+    /// computes the input of the first block, such as the embeddings of tokens.
     ///
-    /// In a stage of a pipeline it runs the stage's blocks alone. On all stages but the last it ends with an error, which
-    /// tells the executor that the stage has ended, and which the caller passes on.
+    /// In a stage of a pipeline it runs only the stage's blocks. On all stages except the last it returns an error that
+    /// marks the end of the stage for the executor, and that the caller has to pass on.
     ///
     /// # Errors
     /// Returns the errors of `first` and `block`; the end of a stage; [`brigade_torch::ErrorKind::InvalidArgument`] for
@@ -219,7 +220,7 @@ impl Stages {
         Err(Error::new(ErrorKind::Model, StageEnded))
     }
 
-    /// Returns whether the row belongs to a stage of a pipeline, and other ranks may have other blocks of it.
+    /// Returns `true` if the row belongs to a stage of a pipeline, and other ranks may have other blocks of it.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         !matches!(*self.place.lock(), Place::Whole)
@@ -248,13 +249,13 @@ impl fmt::Debug for Stages {
     }
 }
 
-/// `stage 1`, `stages 0 and 3`.
+/// Formats a list of stages: `stage 1`, `stages 0 and 3`.
 fn words(stages: &[usize]) -> String {
     let numbers: Vec<String> = stages.iter().map(ToString::to_string).collect();
     format!("stage{} {}", if stages.len() == 1 { "" } else { "s" }, numbers.join(" and "))
 }
 
-/// Ends a forward whose rest is another rank's.
+/// Error that ends a forward whose remainder runs on another rank.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the stage of a pipeline has ended here: run the model by `Accelerator::forward_backward`, and pass the error of its \
@@ -269,7 +270,7 @@ pub enum StageOutput<T> {
     Hidden(Tensor),
     /// Value that the last stage's closure returned.
     Value(T),
-    /// Value that the last stage's closure returned, in a graph that ends at the row ([`PipelineStages::run_split`]).
+    /// Value that the last stage's closure returned, with a graph that ends at the row ([`PipelineStages::run_split`]).
     Split {
         /// Value that the closure returned.
         value: T,
@@ -280,7 +281,7 @@ pub enum StageOutput<T> {
     },
 }
 
-/// A parameter that several stages have, such as an embedding whose weight the head has.
+/// Parameter that several stages have, such as an embedding that is tied to the head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedParameter {
     /// First of the parameter's names.
@@ -296,13 +297,13 @@ pub struct PipelineStages {
     row: Stages,
     blocks: Vec<Range<usize>>,
     shared: Vec<SharedParameter>,
-    /// The first names of the parameters of each stage.
+    /// First names of the parameters of each stage.
     names: Vec<Vec<String>>,
     /// All names of the whole model's state dictionary.
     pub(crate) saved: Vec<String>,
 }
 
-/// The blocks of a row, as the constructor has named them.
+/// Blocks of a row, by the names that the constructor has given.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) blocks: Vec<String>,
@@ -337,7 +338,7 @@ impl PipelineStages {
         Ok((Self { pipeline, row: of_row, blocks, shared, names, saved }, row))
     }
 
-    /// Notes a parameter and the stages that have it. Returns whether this rank has one of them.
+    /// Records a parameter and the stages that have it. Returns `true` if one of them is this rank's.
     pub(crate) fn add(&mut self, name: &str, is_parameter: bool, stages: &[usize]) -> bool {
         let has = stages.iter().any(|&stage| self.pipeline.has(stage));
         if !is_parameter {
@@ -381,7 +382,7 @@ impl PipelineStages {
         self.pipeline.rank
     }
 
-    /// Returns the blocks of each stage, by their places in the row.
+    /// Returns the range of blocks of each stage, by their indices in the row.
     #[must_use]
     pub fn blocks(&self) -> &[Range<usize>] {
         &self.blocks
@@ -393,7 +394,7 @@ impl PipelineStages {
         &self.shared
     }
 
-    /// Returns the names of the parameters of a stage, the first of each.
+    /// Returns the names of the parameters of a stage: the first name of each.
     #[must_use]
     pub fn parameters_of(&self, stage: usize) -> &[String] {
         self.names.get(stage).map_or(&[], Vec::as_slice)
@@ -405,12 +406,12 @@ impl PipelineStages {
         &self.saved
     }
 
-    /// Runs a stage of this rank: `forward` with the row's blocks of the stage alone. `input` is the output of the stage
-    /// before; `None` for the first one.
+    /// Runs a stage of this rank: `forward` with only the stage's blocks of the row. `input` is the output of the stage
+    /// before, or `None` for the first one.
     ///
     /// # Errors
     /// Returns the errors of `forward`; [`brigade_torch::ErrorKind::InvalidArgument`] for a stage of another rank, an
-    /// input that is missing or too much, and for a closure that does not run the row.
+    /// input that is missing or superfluous, and for a closure that does not run the row.
     pub fn run<T>(
         &self,
         stage: usize,
@@ -420,8 +421,8 @@ impl PipelineStages {
         self.run_as(stage, input, false, forward)
     }
 
-    /// Runs a stage as [`PipelineStages::run`] does, and gives the layers behind the row of the last stage a graph of
-    /// their own, so that their backward can run once where the backward of the blocks runs in two parts.
+    /// Runs a stage as [`PipelineStages::run`] does, and gives the layers after the row of the last stage a separate
+    /// graph, so that their backward can run once while the backward of the blocks runs in two parts.
     ///
     /// # Errors
     /// Returns the same errors as [`PipelineStages::run`].
@@ -477,7 +478,7 @@ impl PipelineStages {
     }
 }
 
-/// Puts a row back, also after a panic.
+/// Restores the state of a row when dropped, also after a panic.
 struct Guard<'a> {
     row: &'a Stages,
     before: Option<Place>,

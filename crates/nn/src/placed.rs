@@ -1,26 +1,26 @@
-//! The device of a unit or layer, and its weights that come and go.
+//! Device of a unit or layer, and its weights that are loaded on use.
 
 use std::sync::Arc;
 
 use brigade_torch::{HeldWeights, Result, WeightRing};
 use tch::{Device, Tensor};
 
-/// Where a unit or a layer computes.
+/// Place where a unit or a layer computes.
 pub(crate) struct Placed {
     pub(crate) device: Device,
-    /// Brings its weights that are not always on the device.
+    /// Ring that loads its weights which are not resident on the device.
     pub(crate) ring: Option<Arc<WeightRing>>,
-    /// Their parts of the ring.
+    /// Indices of its parts of the ring.
     pub(crate) parts: Vec<usize>,
 }
 
 impl Placed {
-    /// Has the weights in memory, until what is returned is dropped.
+    /// Loads the weights into memory, until the returned value is dropped.
     pub(crate) fn hold(&self) -> Result<Option<HeldWeights<'_>>> {
         self.ring.as_ref().map(|ring| ring.hold(&self.parts)).transpose()
     }
 
-    /// A tensor on the device.
+    /// Returns a tensor on the device.
     pub(crate) fn moved(&self, input: &Tensor) -> Result<Tensor> {
         Ok(if input.device() == self.device {
             input.shallow_clone()

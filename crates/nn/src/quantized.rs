@@ -12,9 +12,10 @@ use tch::Kind;
 
 /// Storage format of the weights of a model's linear layers for inference.
 ///
-/// Embeddings, norms, biases and heads stay as they are; heads are layers called `lm_head`, `embed_out`, `head`, `score`,
-/// `classifier`, `qa_outputs`, `decoder` or below `cls`. [`Weights::also`] and [`Weights::skip`] change the choice. In a pattern
-/// `*` stands for any characters; it is compared with the layer's whole name, such as `model.layers.0.mlp.up_proj`.
+/// Embeddings, norms, biases and heads stay as they are; heads are layers called `lm_head`, `embed_out`, `head`,
+/// `score`, `classifier`, `qa_outputs`, `decoder` or below `cls`. [`Weights::also`] and [`Weights::skip`] change the
+/// selection. In a pattern `*` matches any characters; the pattern is compared with the layer's whole name, such as
+/// `model.layers.0.mlp.up_proj`.
 ///
 /// ```
 /// use brigade_nn::Weights;
@@ -40,13 +41,13 @@ impl Weights {
         Self { kind: Some(kind), ..Self::default() }
     }
 
-    /// Weights of 8 bits with a scale for each output feature: 8.0 bits a weight and 16 for each row.
+    /// Selects weights of 8 bits with a scale for each output feature: 8 bits per weight and 16 bits per row.
     pub fn int8() -> Self {
         Self::quantized(QuantizedFormat::Int8)
     }
 
-    /// Weights of 4 bits with a scale and a zero for each `group` of input features, 32, 64 or 128 for libtorch's kernels:
-    /// 5.0, 4.5 or 4.25 bits a weight.
+    /// Selects weights of 4 bits with a scale and a zero for each `group` of input features: 32, 64 or 128 for
+    /// libtorch's kernels, which take 5.0, 4.5 or 4.25 bits per weight.
     pub fn int4(group: usize) -> Self {
         Self::quantized(QuantizedFormat::Int4 { group })
     }
@@ -61,20 +62,20 @@ impl Weights {
         Self { format: Some(format), ..Self::default() }
     }
 
-    /// Chooses ranges with the least squared error instead of those of the largest values, see
+    /// Selects ranges with the least squared error instead of those of the largest values, see
     /// [`PackedWeight::quantize`](brigade_checkpoint::PackedWeight::quantize).
     pub fn calibrated(mut self) -> Self {
         self.is_calibrated = true;
         self
     }
 
-    /// Quantises the layers of a pattern, too, such as `lm_head`.
+    /// Quantises also the layers that match a pattern, such as `lm_head`.
     pub fn also(mut self, pattern: impl Into<String>) -> Self {
         self.also.push(pattern.into());
         self
     }
 
-    /// Leaves the layers of a pattern as they are. Patterns that are skipped win.
+    /// Excludes the layers that match a pattern. Excluding patterns take precedence.
     pub fn skip(mut self, pattern: impl Into<String>) -> Self {
         self.skipped.push(pattern.into());
         self
@@ -105,7 +106,7 @@ impl Weights {
         self.format.is_some() && !has(&self.skipped) && (has(&self.also) || !is_head_layer(layer))
     }
 
-    /// Patterns that fit none of these layers.
+    /// Returns the patterns that match none of these layers.
     pub(crate) fn unmatched(&self, layers: &[&str]) -> Vec<&str> {
         let patterns = self.also.iter().chain(&self.skipped).map(String::as_str);
         patterns.filter(|pattern| !layers.iter().any(|it| matches_pattern(pattern, it))).collect()
@@ -142,7 +143,7 @@ impl Weights {
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct QuantizedSlot {
-    /// Tensors are not shared by threads: each caller gets handles of its own.
+    /// Tensors cannot be shared by threads: each caller gets handles of its own.
     weight: Arc<Mutex<Option<QuantizedWeight>>>,
     pub(crate) is_transposed: bool,
 }
@@ -169,7 +170,7 @@ impl QuantizedSlot {
     }
 }
 
-/// A parameter that can be quantised.
+/// Parameter that can be quantised.
 #[derive(Debug, Clone)]
 pub(crate) struct Quantizable {
     /// Name of the parameter.
@@ -184,11 +185,11 @@ pub(crate) struct Quantizable {
 pub struct QuantizeReport {
     /// Names of the layers whose weights are quantised.
     pub layers: Vec<String>,
-    /// Bytes of the quantised weights.
+    /// Size of the quantised weights in bytes.
     pub bytes: usize,
-    /// Values of the quantised weights.
+    /// Number of values of the quantised weights.
     pub values: usize,
-    /// Reasons for which products dequantise a weight first, with the number of layers that they hold for.
+    /// Reasons for which products dequantise a weight first, with the number of affected layers.
     pub dequantized: Vec<(String, usize)>,
 }
 

@@ -12,8 +12,8 @@ use crate::error::ModelError;
 use crate::param_path::is_floating_point;
 use crate::{Model, Module, ParamPath, Training};
 
-/// A module that Python wrote with `torch.jit.script` or `torch.jit.trace`: the module of a
-/// [`Model::from_torchscript`]. `O` is what its forward gives, a tensor unless said otherwise.
+/// A module that was saved in Python with `torch.jit.script` or `torch.jit.trace`: the module of a
+/// [`Model::from_torchscript`]. `O` is the type of its output. Defaults to a tensor.
 pub struct TorchScript<O = Tensor> {
     script: Script,
     training: Training,
@@ -25,16 +25,15 @@ impl<O> Model<TorchScript<O>> {
     /// parameters and buffers under Python's names, to be trained, saved as safetensors and loaded in
     /// PyTorch by `load_state_dict`. Names that share a parameter share it here.
     ///
-    /// The forward takes tensors by position, or by the names that the Python function gives them
-    /// ([`TorchScriptInputs`]); `O` is what it gives ([`TorchScriptOutput`]): a tensor, tuples, lists,
-    /// dictionaries, or any [`ScriptValue`].
+    /// The forward takes tensors by position, or by their names in the Python function ([`TorchScriptInputs`]). `O` is
+    /// the type of its result ([`TorchScriptOutput`]): a tensor, tuples, lists, dictionaries, or any [`ScriptValue`].
     ///
-    /// `train` and `eval` turn Python's attribute `training`. A traced module has recorded one of the two and
-    /// does not change: trace it in training to train it with dropout. A file does not tell which
-    /// buffers had `persistent=False`: see [`Model::set_persistent`]. Operations run one by one, as in
-    /// PyTorch without TorchScript, and give its bits.
+    /// `train` and `eval` set Python's attribute `training`. A traced module has recorded one of the two modes and does
+    /// not change: trace it in training mode to train it with dropout. A file does not contain which buffers had
+    /// `persistent=False`: see [`Model::set_persistent`]. Operations run one by one, with the bits of PyTorch without
+    /// TorchScript.
     ///
-    /// A file is a program: load files of people that you trust.
+    /// A file is a program: load only files from sources that you trust.
     ///
     /// ```
     /// use brigade_nn::{Model, TorchScript};
@@ -167,10 +166,10 @@ inputs!(a: &Tensor, b: &Tensor, c: &Tensor, d: &Tensor);
 /// Outputs of a TorchScript forward: a tensor, tuples of up to four, `Vec`s, `Option`s, maps from `String`, or the
 /// [`ScriptValue`] itself.
 pub trait TorchScriptOutput: Sized {
-    /// Takes a value apart.
+    /// Converts a value to the output type.
     ///
     /// # Errors
-    /// What was expected instead, for a message.
+    /// Returns a description of the expected type, for a message.
     fn from_value(value: ScriptValue) -> Result<Self, &'static str>;
 }
 

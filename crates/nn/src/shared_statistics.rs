@@ -1,4 +1,4 @@
-//! The statistics that the batch norms of a model share between ranks.
+//! Statistics that a model's batch norms share between ranks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use brigade_torch::ProcessGroup;
 use parking_lot::Mutex;
 
-/// Whose batches the normalisations of one model look at. Clones are one switch.
+/// Ranks whose batches a model's batch norms use for their statistics. Clones share one value.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SharedStatistics(Arc<Sharing>);
 
@@ -18,20 +18,20 @@ struct Sharing {
 }
 
 impl SharedStatistics {
-    /// A handle for one more layer.
+    /// Returns a handle for one more layer.
     pub(crate) fn for_a_layer(self) -> Self {
         self.0.layers.fetch_add(1, Ordering::Relaxed);
         self
     }
 
     pub(crate) fn share(&self, group: &ProcessGroup) -> usize {
-        // One rank's statistics are its own: the plain kernel is faster.
+        // For a single rank the plain kernel is faster.
         self.0.is_shared.store(true, Ordering::Relaxed);
         *self.0.group.lock() = (group.size() > 1).then(|| group.clone());
         self.0.layers.load(Ordering::Relaxed)
     }
 
-    /// Whether ranks share them, were it one rank.
+    /// Returns `true` if the statistics are shared, even by a single rank.
     pub(crate) fn is_shared(&self) -> bool {
         self.0.is_shared.load(Ordering::Relaxed)
     }

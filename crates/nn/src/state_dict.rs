@@ -1,4 +1,4 @@
-//! Names and tensors in order, and the report on how they fit a model.
+//! State dictionaries: tensors by name in order, and the report of comparing them with a model.
 
 use std::fmt;
 
@@ -35,13 +35,13 @@ impl StateDict {
         Self::default()
     }
 
-    /// An empty one for the tensors that lie at a key of a file.
+    /// Returns an empty state dictionary for the tensors at a key of a file.
     pub(crate) fn under(key: String) -> Self {
         Self { key, ..Self::default() }
     }
 
-    /// The key of the dictionary in the `.pth` file that it was read from, with dots between the keys of nested
-    /// dictionaries; empty where it was all of the file, and without a file.
+    /// Returns the key of the dictionary in the `.pth` file that it was read from, with dots between the keys of nested
+    /// dictionaries. Empty if it was the whole file, and without a file.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key
@@ -78,7 +78,7 @@ impl StateDict {
         self.entries.is_empty()
     }
 
-    /// Names and tensors in order.
+    /// Returns the names and tensors in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         self.entries.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
@@ -104,9 +104,8 @@ impl StateDict {
         Ok(Self { entries, key: self.key.clone() })
     }
 
-    /// Takes `prefix` off every name when every name has it and something is left of each; else
-    /// gives the dictionary back as it was. The prefixes of PyTorch's wrappers need no call: loading takes
-    /// them off.
+    /// Removes `prefix` from every name if all names have it and are longer than it; otherwise returns the dictionary
+    /// unchanged. Loading removes the prefixes of PyTorch's wrappers without this call.
     #[must_use]
     pub fn strip_prefix(self, prefix: &str) -> Self {
         let longer = |name: &str| name.len() > prefix.len() && name.starts_with(prefix);
@@ -138,20 +137,20 @@ impl IntoIterator for StateDict {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LoadReport {
-    /// Names of the model that found their values.
+    /// Number of names of the model that have found their values.
     pub loaded: usize,
     /// Names of the model that the dictionary lacks.
     pub missing: Vec<String>,
     /// Names of the dictionary that the model lacks.
     pub unexpected: Vec<String>,
-    /// Names that both have, in different shapes.
+    /// Names that both have, with different shapes.
     pub mismatched: Vec<ShapeMismatch>,
     /// The key of the dictionary in its file ([`StateDict::key`]).
     pub key: String,
     /// Prefix that was removed from the dictionary's names, such as `module.`. Empty if none was removed.
     pub prefix: String,
-    /// Names of the dictionary that do not begin with `prefix`, such as those of a loss, while the whole model fits
-    /// the others. They were left out.
+    /// Names of the dictionary that do not begin with `prefix`, such as those of a loss, if the others match the whole
+    /// model. They were left out.
     pub outside: Vec<String>,
 }
 
@@ -195,7 +194,7 @@ impl LoadReport {
     }
 }
 
-/// Writes the first of several names, and how many more there are.
+/// Writes the first of several names, and the number of the others.
 fn list(out: &mut impl fmt::Write, names: &[String]) -> fmt::Result {
     let (shown, rest) = names.split_at(names.len().min(NAMES_SHOWN));
     write!(out, "{}", escaped(shown.join(", ")))?;
@@ -222,8 +221,8 @@ impl fmt::Display for LoadReport {
 }
 
 impl ShapeMismatch {
-    /// Returns what the rows may be that the weights have beyond the model's, where they are as many as padding of a
-    /// vocabulary: Megatron-LM pads it to a multiple of 128 for each tensor rank.
+    /// Returns an explanation of the rows that the weights have in addition to the model's, if their number may be
+    /// padding of a vocabulary: Megatron-LM pads it to a multiple of 128 for each tensor rank.
     ///
     /// ```
     /// use brigade_nn::ShapeMismatch;
@@ -262,10 +261,10 @@ impl fmt::Display for ShapeMismatch {
     }
 }
 
-/// Of which Megatron-LM makes the rows of a vocabulary a multiple, and of its tensor ranks.
+/// Megatron-LM pads a vocabulary to a multiple of this number times the number of tensor ranks.
 const VOCABULARY_MULTIPLE: i64 = 128;
 
-/// A wrong file differs in every name of a large model: the line must stay readable.
+/// Maximum number of names in a message: a wrong file differs in every name of a large model.
 const NAMES_SHOWN: usize = 20;
 
 #[cfg(test)]
@@ -320,7 +319,7 @@ mod tests {
             padded.ends_with("as Megatron-LM does: build the model with vocab_size 128)"),
             "{padded}"
         );
-        // Fewer rows, another multiple, and far more rows are no padding.
+        // Fewer rows, another multiple, and far more rows cannot be padding.
         for (own, theirs) in [(128, 101), (101, 120), (10, 128)] {
             assert!(told(own, theirs).ends_with("in the weights)"));
         }

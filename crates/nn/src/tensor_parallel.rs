@@ -1,8 +1,8 @@
 //! Layers that the ranks of a group compute together, each with a part of their weights (tensor parallelism).
 //!
 //! A `TensorPlan` (`crates/sharding/src/tensor_plan.rs`) names weights. A `TensorPart` is this rank's part of one of
-//! them: a range of each block along one dimension. `ParamPath::divided_parameter` gives a layer its part, drawn as a
-//! part of the whole. The entries of the model keep the part, so loads take whole tensors. `Linear`, `Embedding`,
+//! them: a range of each block along one dimension. `ParamPath::divided_parameter` returns a layer's part, drawn as a
+//! part of the whole. The entries of the model record the part, so loads take whole tensors. `Linear`, `Embedding`,
 //! `Conv1D`, attention and the language head (`crates/models/src/transformer/`) compute with parts; the collectives
 //! with gradients are in `brigade_torch::regions`.
 
@@ -19,12 +19,12 @@ use brigade_torch::{
 };
 use tch::{Device, Kind, TchError, Tensor};
 
-/// The ranks that divide a model's layers between them, and which weights they divide. Given to
+/// Ranks that divide a model's layers, and the weights that they divide. Passed to
 /// [`ModelBuilder::tensor_parallel`](crate::ModelBuilder::tensor_parallel).
 #[derive(Debug, Clone)]
 pub struct TensorParallel {
-    /// The ranks that have a part of each divided layer.
-    /// `None` where there is one: nothing is divided then, and the plan is checked all the same.
+    /// Group of the ranks that divide the layers, or `None` for a single rank: nothing is divided then, but the plan is
+    /// checked.
     pub group: Option<ProcessGroup>,
     /// Patterns of the weights that the ranks divide.
     pub plan: TensorPlan,
@@ -38,13 +38,13 @@ impl TensorParallel {
     }
 }
 
-/// Architectures that know which of their weights the ranks of a tensor group divide.
+/// Architectures with a plan of the weights that the ranks of a tensor group divide.
 pub trait TensorParallelPlan {
-    /// Returns the plan, whose patterns fit wherever the module lies in a model.
+    /// Returns the plan, whose patterns match at any position of the module in a model.
     fn tensor_plan() -> TensorPlan;
 }
 
-/// Division of a parameter over the ranks of a tensor group, as a layer gets it from
+/// Division of a parameter over the ranks of a tensor group, as returned by
 /// [`ParamPath::divided_parameter`](crate::ParamPath::divided_parameter).
 #[derive(Debug, Clone)]
 pub struct Divided {
@@ -52,12 +52,12 @@ pub struct Divided {
     pub style: TensorStyle,
     /// Part of the parameter that this rank has.
     pub part: TensorPart,
-    /// The edges of the layers that are divided.
+    /// Communication at the inputs and outputs of divided layers.
     pub region: TensorRegion,
 }
 
 impl Divided {
-    /// Returns this rank's part of a vocabulary, of a parameter that is divided by it.
+    /// Returns this rank's part of a vocabulary, for a parameter that is divided by the vocabulary.
     #[must_use]
     pub fn vocabulary(&self) -> VocabularyPart {
         let range = self.part.ranges().into_iter().next().unwrap_or_default();
@@ -69,8 +69,8 @@ impl Divided {
     }
 }
 
-/// The edges of divided layers: where values that are equal on all ranks of a tensor group go into layers of which each rank
-/// has a part, and where their outputs come out ([`brigade_torch::regions`]).
+/// Inputs and outputs of divided layers: values that are equal on all ranks of a tensor group enter layers of which
+/// each rank has a part, and the layers' outputs are combined again ([`brigade_torch::regions`]).
 ///
 /// ```
 /// use brigade_nn::TensorRegion;
@@ -89,11 +89,11 @@ pub struct TensorRegion {
 }
 
 thread_local! {
-    /// Whether this thread computes between divided layers, where each rank has a part of the sequence.
+    /// `true` while this thread computes between divided layers, where each rank has a part of the sequence.
     static IN_SEQUENCE_REGION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Sets whether a thread computes in a sequence region, until it is dropped.
+/// Sets if a thread computes in a sequence region, until the scope is dropped.
 struct SequenceScope(bool);
 
 impl SequenceScope {
@@ -109,39 +109,39 @@ impl Drop for SequenceScope {
 }
 
 impl TensorRegion {
-    /// Returns the edges of layers that the ranks of a group divide between them.
+    /// Returns the region of layers that the ranks of a group divide.
     #[must_use]
     pub fn new(group: ProcessGroup) -> Self {
         Self { group: Some(group).filter(|group| group.size() > 1), has_sequence_regions: false }
     }
 
-    /// Returns the edges of a model's divided layers.
+    /// Returns the region of a model's divided layers.
     pub(crate) fn of(tensor: &TensorParallel) -> Self {
         let has_sequence_regions = tensor.plan.has_sequence_regions();
         let region = tensor.group.clone().map_or_else(Self::default, Self::new);
         Self { has_sequence_regions, ..region }
     }
 
-    /// Returns the ranks, where this thread computes in a sequence region of theirs.
+    /// Returns the ranks of the sequence region, if this thread computes in one.
     fn sequence_group(&self) -> Option<&ProcessGroup> {
         self.group.as_ref().filter(|_| self.has_sequence_regions && IN_SEQUENCE_REGION.get())
     }
 
-    /// Returns whether each rank computes a part of the sequence between divided layers.
+    /// Returns `true` if each rank computes a part of the sequence between divided layers.
     #[must_use]
     pub fn has_sequence_regions(&self) -> bool {
         self.has_sequence_regions && self.group.is_some()
     }
 
-    /// Computes a row of layers, from hidden numbers `[.., sequence, hidden size]` that are equal on all ranks to such ones.
-    /// Where the plan has [sequence regions](brigade_sharding::TensorPlan::sequence_regions), `f` gets this rank's part of the
-    /// sequence and returns its part: divided layers gather the sequence before their product and scatter the sum behind it,
-    /// and other layers of this crate compute the part, with the sum of the ranks' gradients for their parameters. Otherwise
-    /// it is a plain call.
+    /// Computes a sequence of layers on hidden states `[.., sequence, hidden size]`. Input and output are equal on all
+    /// ranks. If the plan has [sequence regions](brigade_sharding::TensorPlan::sequence_regions), `f` gets and returns
+    /// this rank's part of the sequence: divided layers gather the sequence before their product and scatter the sum
+    /// after it, and other layers of this crate compute the part, with the sum of the ranks' gradients for their
+    /// parameters. Otherwise it is a plain call.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a sequence that the ranks do not divide; those of `f`, and of
-    /// [`gather_from_region`].
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a sequence length that is not divisible by the number of
+    /// ranks; those of `f`, and of [`gather_from_region`].
     pub fn over_sequence(
         &self,
         hidden: Tensor,
@@ -164,7 +164,8 @@ impl TensorRegion {
         gather_from_region(group, &part, -2)
     }
 
-    /// Runs layers of a sequence region, in [`TensorRegion::over_sequence`] and where they are computed again in backward.
+    /// Runs layers of a sequence region: in [`TensorRegion::over_sequence`], and when they are computed again in
+    /// backward.
     ///
     /// # Errors
     /// Returns the errors of `f`.
@@ -173,8 +174,8 @@ impl TensorRegion {
         f()
     }
 
-    /// Runs layers that every rank computes whole and alike, of the [whole sequence](TensorRegion::whole_sequence), within a
-    /// sequence region.
+    /// Runs layers within a sequence region that every rank computes in the same way on the [whole
+    /// sequence](TensorRegion::whole_sequence).
     ///
     /// # Errors
     /// Returns the errors of `f`.
@@ -183,8 +184,8 @@ impl TensorRegion {
         f()
     }
 
-    /// Returns a parameter that every rank has whole, for a layer of a sequence region: the gradient is the sum over the
-    /// ranks, which have other tokens. The parameter itself elsewhere.
+    /// Returns a parameter that every rank has whole, for a layer of a sequence region: the gradient is the sum over
+    /// the ranks, which have different tokens. Outside of a sequence region it returns the parameter itself.
     ///
     /// # Errors
     /// Returns the errors of [`copy_to_region`].
@@ -195,7 +196,7 @@ impl TensorRegion {
         }
     }
 
-    /// Returns the whole sequence of a sequence region, for a layer that every rank computes whole and alike.
+    /// Returns the whole sequence of a sequence region, for a layer that every rank computes in the same way.
     ///
     /// # Errors
     /// Returns the errors of [`gather_from_region`].
@@ -206,7 +207,8 @@ impl TensorRegion {
         }
     }
 
-    /// Returns this rank's part of a [whole sequence](TensorRegion::whole_sequence) that every rank has computed alike.
+    /// Returns this rank's part of a [whole sequence](TensorRegion::whole_sequence) that every rank has computed in the
+    /// same way.
     ///
     /// # Errors
     /// Returns the errors of [`scatter_to_region`].
@@ -217,7 +219,7 @@ impl TensorRegion {
         }
     }
 
-    /// Returns values that every rank has whole, of whose gradients each has a summand.
+    /// Returns values that every rank has whole. In backward, the ranks' gradients are summed.
     ///
     /// # Errors
     /// Returns the errors of [`copy_to_region`].
@@ -228,14 +230,14 @@ impl TensorRegion {
         }
     }
 
-    /// Returns the ranks that divide layers between them; `None` where there is one.
+    /// Returns the ranks that divide layers, or `None` for a single rank.
     #[must_use]
     pub fn group(&self) -> Option<&ProcessGroup> {
         self.group.as_ref()
     }
 
-    /// Returns an input for divided layers, whose gradient is the sum over the ranks: it is equal on all ranks, or in a
-    /// sequence region the parts of all ranks are put together along the dimension before the last.
+    /// Returns an input for divided layers, whose gradient is the sum over the ranks. The input is equal on all ranks;
+    /// in a sequence region, the parts of all ranks are concatenated along the dimension before the last.
     ///
     /// # Errors
     /// Returns the errors of [`copy_to_region`] and [`gather_from_sequence_region`].
@@ -246,7 +248,7 @@ impl TensorRegion {
         }
     }
 
-    /// Returns the sum of all ranks' outputs, equal on all of them; in a sequence region this rank's part of it.
+    /// Returns the sum of all ranks' outputs, equal on all ranks; in a sequence region, this rank's part of it.
     ///
     /// # Errors
     /// Returns the errors of [`reduce_from_region`] and [`reduce_scatter_to_sequence_region`].
@@ -260,8 +262,8 @@ impl TensorRegion {
         }
     }
 
-    /// Returns the outputs of all ranks side by side along the last dimension, equal on all of them, for outputs that are
-    /// divided like `part`'s dimension. Their sizes may differ by one, as those of a vocabulary may.
+    /// Concatenates the outputs of all ranks along the last dimension, with the same result on all ranks, for outputs
+    /// that are divided like `part`'s dimension. Their sizes may differ by one, as those of a vocabulary may.
     ///
     /// # Errors
     /// Returns the errors of [`gather_from_region`].
@@ -284,11 +286,11 @@ impl TensorRegion {
 }
 
 impl TensorRegion {
-    /// Returns a whole parameter, on every rank, from this rank's part and those of the others. Every rank calls it.
+    /// Gathers a whole parameter on every rank from the parts of all ranks. Every rank has to call it.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory runs
-    /// out.
+    /// [`brigade_torch::ErrorKind::Communication`] if a peer is lost; [`brigade_torch::ErrorKind::Tensor`] when memory
+    /// runs out.
     pub fn whole(&self, own: &Tensor, part: &TensorPart) -> Result<Tensor> {
         let Some(group) = &self.group else { return Ok(own.detach()) };
         let dim = part.dim() as i64;
@@ -320,7 +322,7 @@ impl TensorRegion {
     }
 
     /// Runs `f` with random numbers that differ from rank to rank and are the same in each run with the same seed: for
-    /// dropout of divided values, whose ranks have others of them. What is drawn outside stays equal on all ranks.
+    /// dropout of values that are divided over the ranks. Numbers drawn outside of `f` remain equal on all ranks.
     ///
     /// # Errors
     /// Returns the errors of `f`; [`brigade_torch::ErrorKind::Tensor`] for a generator that cannot be set.
@@ -340,7 +342,7 @@ pub(crate) fn with_own_random_numbers<T>(
     f: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     let Some(group) = group else { return f() };
-    // One number of the shared stream, the same on all ranks, so that each call draws others.
+    // One number of the shared stream, equal on all ranks, so that each call draws others.
     let number = Tensor::f_randint(i64::MAX, [1], (Kind::Int64, Device::Cpu))?;
     let number = number.f_int64_value(&[0])?;
     let generators: Vec<Device> =
@@ -356,14 +358,15 @@ pub(crate) fn with_own_random_numbers<T>(
     result
 }
 
-/// An odd number with bits all over, so that seeds of ranks lie far from each other.
+/// Odd number with bits all over, so that the seeds of ranks are far apart.
 const RANK_STRIDE: i64 = 0x5851_f42d_4c95_7f2d;
 
-/// Returns the reads of a tensor of open weights into a parameter of which this rank of a tensor group has a part, or into
-/// `rows` of that part; several where the part lies in several blocks. Without a part the tensor, or its rows, are read whole.
+/// Returns the reads of a tensor of open weights into a parameter of which this rank of a tensor group has a part, or
+/// into `rows` of that part: several reads if the part consists of several blocks. Without a part, the tensor or its
+/// rows are read whole.
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::Tensor`] when libtorch makes no views of `into`.
+/// [`brigade_torch::ErrorKind::Tensor`] if libtorch cannot create views of `into`.
 pub fn part_reads<'w>(
     from: TensorReader<'w>,
     into: &Tensor,
@@ -385,7 +388,7 @@ pub fn part_reads<'w>(
     reads.collect()
 }
 
-/// Returns a copy of what a rank of a tensor group has of the values of a whole parameter.
+/// Returns a copy of the part of a whole parameter's values that a rank of a tensor group has.
 ///
 /// ```
 /// use brigade_nn::take_part;
@@ -409,6 +412,6 @@ pub(crate) fn taken(values: &Tensor, part: &TensorPart) -> Result<Tensor, TchErr
         let (start, end) = (range.start.cast_signed(), range.end.cast_signed());
         values.f_narrow(part.dim() as i64, start, end - start)
     });
-    // A copy also of one range, so that the whole values go.
+    // A copy even of a single range, so that the whole values can be freed.
     Tensor::f_cat(&ranges.collect::<Result<Vec<_>, _>>()?, part.dim() as i64)
 }

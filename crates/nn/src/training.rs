@@ -1,9 +1,9 @@
-//! Whether a model, or a layer of it, is in training mode.
+//! Training mode of a model, and of its layers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A layer's switch between training and evaluation. It follows the model ([`crate::Model::train`],
+/// Training mode of a layer: training or evaluation. It follows the model ([`crate::Model::train`],
 /// [`crate::Model::eval`]), unless the layer is held in evaluation ([`crate::Model::hold_in_eval`]). Clones share the
 /// switch.
 #[derive(Debug, Clone)]
@@ -17,7 +17,7 @@ impl Training {
         Self { model: Arc::new(AtomicBool::new(true)), held: Arc::default() }
     }
 
-    /// The switch of one more layer of the same model.
+    /// Returns the switch of one more layer of the same model.
     pub(crate) fn of_a_layer(&self) -> Self {
         Self { model: Arc::clone(&self.model), held: Arc::default() }
     }
@@ -26,7 +26,7 @@ impl Training {
     /// layer is held in evaluation.
     #[must_use]
     pub fn is_on(&self) -> bool {
-        // Relaxed: the flags order nothing else, and they are set by the model's owner.
+        // Relaxed: the flags order no other memory accesses, and only the model's owner sets them.
         self.model.load(Ordering::Relaxed) && !self.held.load(Ordering::Relaxed)
     }
 

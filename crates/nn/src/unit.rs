@@ -1,4 +1,4 @@
-//! Units: parts of a model whose parameters are whole at the same time where the model is sharded.
+//! Units: parts of a model whose parameters are gathered at the same time if the model is sharded.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use tch::{Device, Tensor};
 
 use crate::placed::Placed;
 
-/// A part of a model, such as a transformer's block, that is gathered as a whole where the model is sharded over ranks
-/// (a module of PyTorch's `fully_shard`), and whose weights come into memory and leave it together where a device map has
-/// them elsewhere ([`crate::Model::dispatch`]). Made by [`crate::ParamPath::unit`] in a constructor; the forward runs in
-/// [`Unit::run_on`] or [`Unit::run`], which are plain calls for other models. Clones are the same unit.
+/// A part of a model, such as a transformer's block, that is gathered as a whole if the model is sharded over ranks (a
+/// module of PyTorch's `fully_shard`), and whose weights are loaded and released together if a device map has them
+/// elsewhere ([`crate::Model::dispatch`]). Created by [`crate::ParamPath::unit`] in a constructor; the forward runs in
+/// [`Unit::run_on`] or [`Unit::run`], which are plain calls for other models. Clones share the same unit.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model, Module, ParamPath, Unit};
@@ -47,9 +47,9 @@ pub struct Unit {
 
 #[derive(Clone)]
 enum Place {
-    /// A unit of a sharder.
+    /// Unit of a sharder.
     Sharded { sharder: Arc<Sharder>, index: usize },
-    /// Of a model with a device map.
+    /// Unit of a model with a device map.
     Dispatched(Arc<Placed>),
 }
 
@@ -57,8 +57,8 @@ impl Unit {
     /// Runs the unit's part of a forward, with the unit's parameters whole.
     ///
     /// # Errors
-    /// Returns the errors of `forward`; the errors of [`Sharder::run`] where the model is sharded, and those of reading
-    /// weights where a device map has them elsewhere.
+    /// Returns the errors of `forward`; the errors of [`Sharder::run`] if the model is sharded, and those of reading
+    /// weights if a device map has them elsewhere.
     pub fn run<T: TensorTree>(&self, forward: impl FnOnce() -> Result<T>) -> Result<T> {
         let place = self.place.lock().clone();
         match place {
@@ -75,7 +75,7 @@ impl Unit {
     /// a device map may have neighbouring units on several devices.
     ///
     /// # Errors
-    /// Returns the errors of [`Unit::run`]; [`brigade_torch::ErrorKind::Tensor`] where the input cannot be moved.
+    /// Returns the errors of [`Unit::run`]; [`brigade_torch::ErrorKind::Tensor`] if the input cannot be moved.
     pub fn run_on<T: TensorTree>(
         &self,
         input: &Tensor,
@@ -90,7 +90,7 @@ impl Unit {
         }
     }
 
-    /// Returns the device on which the unit's layers compute, for what their inputs are to be moved to; `None` where the model
+    /// Returns the device on which the unit's layers compute, to which inputs have to be moved, or `None` if the model
     /// has no device map, and all of it is on one device.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
@@ -102,13 +102,13 @@ impl Unit {
 }
 
 impl Unit {
-    /// Has the unit run as this unit of a sharder from now on, or without one as a plain call.
+    /// Sets the unit's index in a sharder. Without one, [`Unit::run`] is a plain call.
     pub(crate) fn set_place(&self, sharder: &Arc<Sharder>, index: Option<usize>) {
         *self.place.lock() =
             index.map(|index| Place::Sharded { sharder: Arc::clone(sharder), index });
     }
 
-    /// Has the unit compute where a device map says.
+    /// Sets the place of the unit in a device map.
     pub(crate) fn set_placed(&self, placed: Arc<Placed>) {
         *self.place.lock() = Some(Place::Dispatched(placed));
     }

@@ -38,14 +38,13 @@ impl<M> fmt::Debug for TchModule<M> {
 }
 
 impl<M> Model<TchModule<M>> {
-    /// Makes a model of a module of `tch::nn` and the variables that it was built with: a `Sequential`, a
-    /// `SequentialT`, a function in `nn::func_t`, a type of one's own with `nn::Module` or `nn::ModuleT`.
+    /// Creates a model from a module of `tch::nn` and the variables that it was built with: a `Sequential`, a
+    /// `SequentialT`, a function in `nn::func_t`, or a user-defined type with `nn::Module` or `nn::ModuleT`.
     ///
-    /// The variables keep their names, values, kind and device; frozen ones stay frozen, and those that are
-    /// not trainable (running statistics) are buffers. They are the module's own tensors, so the model
-    /// moves, trains and loads what the module computes with. A module with another forward (several
-    /// inputs, several outputs) implements [`Module`] and takes its variables in with
-    /// [`ParamPath::adopt_variables`].
+    /// The variables keep their names, values, types and devices; frozen ones stay frozen, and those that are not
+    /// trainable (running statistics) are buffers. They are the module's own tensors, so moving, training and loading
+    /// the model changes the tensors with which the module computes. A module with another forward (several inputs,
+    /// several outputs) implements [`Module`] and registers its variables with [`ParamPath::adopt_variables`].
     ///
     /// ```
     /// use brigade_nn::Model;
@@ -68,8 +67,8 @@ impl<M> Model<TchModule<M>> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::Build`] for a trainable variable of integers; [`crate::ModelError::NotFloatingPoint`] where
-    /// the store's kind has no gradients.
+    /// [`crate::ModelError::Build`] for a trainable variable of integers; [`crate::ModelError::NotFloatingPoint`] if
+    /// the store's type has no gradients.
     #[expect(
         clippy::needless_pass_by_value,
         reason = "the model moves the variables, and the store would not know where they lie"

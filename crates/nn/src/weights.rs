@@ -1,7 +1,7 @@
-//! Weights files: safetensors and PyTorch's `.pth`, out and in.
+//! Reading and writing of weights files: safetensors and PyTorch's `.pth`.
 //!
-//! The format is told from the first bytes, not from the file's name. Nothing in a file is ever
-//! executed, and no file, however made, costs memory out of proportion to its size.
+//! The format is detected from the first bytes, not from the file's name. Nothing in a file is ever executed, and even
+//! a malicious file cannot cost memory out of proportion to its size.
 
 mod parts;
 mod pth;
@@ -32,8 +32,8 @@ use crate::{LoadReport, Model, StateDict};
 /// of TorchScript or of `torch.export.save`, and several files with an index, or a folder of them, as Hugging Face's
 /// libraries write them ([`open_weights`]).
 ///
-/// Tensors come to the CPU in the kind and shape they were saved in. Names are as in the file;
-/// [`Model::load_state_dict`] takes the prefixes of wrappers off.
+/// Tensors are loaded to the CPU with the kind and shape with which they were saved. Names are as in the file;
+/// [`Model::load_state_dict`] removes the prefixes of wrappers.
 ///
 /// ```
 /// use brigade_nn::weights;
@@ -73,9 +73,9 @@ pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Erro
 
 /// Writes a safetensors file that PyTorch, Brigade and others read.
 ///
-/// The file appears whole or not at all: it is written under a temporary name in the same folder,
-/// flushed to the disk, and renamed. A tensor that has two names is written under both, so that
-/// a reader which knows nothing of sharing finds it; it takes its space twice.
+/// The file appears whole or not at all: it is written under a temporary name in the same folder, flushed to the disk,
+/// and renamed. A tensor that has two names is written under both, so that readers without support for sharing find it.
+/// It takes its space twice.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model, weights};
@@ -88,8 +88,8 @@ pub fn load_entry(path: impl AsRef<Path>, entry: &str) -> Result<StateDict, Erro
 ///
 /// # Errors
 /// [`brigade_checkpoint::Error`] when the system refuses, or for a kind that safetensors lacks;
-/// [`crate::ModelError::Torch`] when a tensor cannot be copied from its device. An older file of that name is still
-/// there then.
+/// [`crate::ModelError::Torch`] when a tensor cannot be copied from its device. An older file of that name is unchanged
+/// then.
 pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<(), Error> {
     safetensors::save(state, path.as_ref())
 }
@@ -192,7 +192,7 @@ impl<M> Model<M> {
                 tensors.into_iter().partition(|(_, tensor)| !has_memory(tensor));
             now.iter().for_each(|(_, tensor)| deferred.keep(TensorId::of(tensor)));
             let later = later.into_iter().map(|(name, tensor)| {
-                // Of tied weights each name is read.
+                // Each name of tied weights is read.
                 let id = TensorId::of(&tensor);
                 (name, id, parts.get(&id).cloned())
             });
@@ -202,11 +202,11 @@ impl<M> Model<M> {
     }
 
     /// Compares open weights with the model as [`Model::load_weights`] does. Returns each tensor of the files with the
-    /// model's tensor that it is for, and the report. For models whose tensors cannot be read into, such as those that
-    /// are spread over ranks.
+    /// model's tensor that should receive it, and the report. For models into whose tensors one cannot read, such as
+    /// those that are divided over ranks.
     ///
     /// # Errors
-    /// Returns the errors of [`Model::load_state_dict`]; a type that tensors cannot have.
+    /// Returns the errors of [`Model::load_state_dict`], and an error for a type that tensors cannot have.
     pub fn matched<'w>(
         &self,
         weights: &'w WeightsReader,
@@ -223,9 +223,9 @@ impl<M> Model<M> {
         Ok((values.collect(), plan.report))
     }
 
-    /// Writes a model with quantised weights to a safetensors file, which [`Model::load_weights`] of a deferred model, and
-    /// programs without the original weights, read: quantised weights as they are, all else as [`Model::save_weights`]. Other
-    /// models are written as by it. The layout does not depend on processors and kernels.
+    /// Writes a model with quantised weights to a safetensors file, which [`Model::load_weights`] of a deferred model
+    /// reads, also in programs without the original weights. Quantised weights are written unchanged, and all others,
+    /// like those of other models, as by [`Model::save_weights`]. The layout does not depend on processors and kernels.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, Weights};

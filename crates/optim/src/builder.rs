@@ -1,12 +1,12 @@
-//! The settings of an optimizer from one row for each hyperparameter.
+//! Macro for the settings of an optimizer, with one row for each hyperparameter.
 
 /// Declares the settings of an optimizer: the type, its defaults, a setter for each row, and `build`.
 ///
-/// `options` says the learning rate and the weight decay: `options: …` gives the type [`Default`],
-/// `options(lr): …` gives it `new(lr)`. A row `name: type = default` is a field with a setter; its default is added
-/// to the doc. A row without a doc must be one of the hyperparameters that [`setter`](setter!) knows. Rows in
-/// `private { … }` have no setter. The file implements `fn rule(&self) -> Result<(impl Rule, f64)>`, which checks the
-/// numbers and returns the rule and the momentum.
+/// `options` sets the learning rate and the weight decay: `options: …` implements [`Default`], `options(lr): …` adds
+/// `new(lr)`. A row `name: type = default` is a field with a setter; its default is added to the doc. A row without a
+/// doc must be one of the hyperparameters of [`setter`](setter!). Rows in `private { … }` have no setter. The file
+/// implements `fn rule(&self) -> Result<(impl Rule, f64)>`, which checks the numbers and returns the rule and the
+/// momentum.
 macro_rules! builder {
     (
         $(#[$doc:meta])*
@@ -34,7 +34,7 @@ macro_rules! builder {
         impl $builder {
             $($crate::builder::setter! { [$(#[$row_doc])*] $field $kind = $default })*
 
-            /// Makes the optimizer of a model's trained parameters, or of a list of named ones.
+            /// Creates the optimizer of a model's trained parameters, or of a list of named ones.
             ///
             /// # Errors
             /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number out of range, a
@@ -69,7 +69,7 @@ macro_rules! builder {
 }
 pub(crate) use builder;
 
-/// What makes the settings: `Default`, or `new` where the learning rate has no default.
+/// Constructor of the settings: `Default`, or `new` if the learning rate has no default.
 macro_rules! constructor {
     ($builder:ident () $settings:expr) => {
         impl Default for $builder {
@@ -89,7 +89,7 @@ macro_rules! constructor {
 }
 pub(crate) use constructor;
 
-/// The setter of a row. The first rows are the hyperparameters that several optimizers have.
+/// Setter of a row. The first rows are the hyperparameters that several optimizers have.
 macro_rules! setter {
     ([] betas $kind:tt = $default:expr) => {
         $crate::builder::setter! { [
@@ -103,7 +103,7 @@ macro_rules! setter {
     };
     ([] momentum $kind:tt = $default:expr) => {
         $crate::builder::setter! { [
-            /// Sets the momentum.
+            /// Sets the momentum factor.
         ] momentum $kind = $default }
     };
     ([] nesterov $kind:tt = $default:expr) => {

@@ -1,4 +1,4 @@
-//! The ranges of hyperparameters.
+//! Checks of hyperparameters.
 
 use std::ops::Range;
 

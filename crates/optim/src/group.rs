@@ -1,4 +1,4 @@
-//! Parameter groups: parameters with numbers of their own.
+//! Parameter groups: parameters with hyperparameters of their own.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +57,7 @@ impl Group {
     }
 }
 
-/// A group of an optimizer's parameters, and the numbers of its next step.
+/// Group of an optimizer's parameters, with the hyperparameters of its next step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterGroup {
     pub(crate) names: Vec<String>,
@@ -106,7 +106,7 @@ impl ParameterGroup {
         self.exempt
     }
 
-    /// Under PyTorch's names.
+    /// Returns the group's hyperparameters under PyTorch's names.
     pub(crate) fn numbers(&self, momentum_name: Option<&str>) -> BTreeMap<String, f64> {
         let mut numbers = BTreeMap::from([
             ("lr".to_owned(), self.lr),
@@ -119,7 +119,7 @@ impl ParameterGroup {
         numbers
     }
 
-    /// Takes numbers that have been checked.
+    /// Sets the hyperparameters from checked values.
     pub(crate) fn load(&mut self, numbers: &BTreeMap<String, f64>, momentum_name: Option<&str>) {
         let take = |name: &str, to: &mut f64| {
             if let Some(&number) = numbers.get(name) {

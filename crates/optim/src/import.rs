@@ -16,9 +16,9 @@ impl Optimizer {
     /// `torch.save(optimizer.state_dict(), path)`, or `optimizer.bin` of Accelerate. Nothing in the file
     /// is executed.
     ///
-    /// The optimizer must be built as Python's was: the same kind and hyperparameters, and the parameters in
-    /// as many groups in the same order. Where the file has names (`param_names`, since PyTorch 2.6), they
-    /// tell which parameter is which, else their order does.
+    /// The optimizer must be built like the one in Python: the same kind and hyperparameters, and the parameters in the
+    /// same number of groups in the same order. Parameters are matched by the file's names (`param_names`, since
+    /// PyTorch 2.6), or else by their order.
     ///
     /// ```
     /// use brigade_optim::Adam;
@@ -35,8 +35,8 @@ impl Optimizer {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_checkpoint::Error`] when the file cannot be read; [`crate::StateMismatch`] with the first
-    /// difference: nothing was changed.
+    /// [`brigade_checkpoint::Error`] if the file cannot be read; [`crate::StateMismatch`] with the first difference:
+    /// nothing was changed.
     pub fn load_pytorch(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let mut file = PthFile::open(path)?;
         let tree = file.value()?.try_map(&mut |_, stored| -> Result<Handle> {
@@ -56,7 +56,7 @@ impl Optimizer {
     }
 }
 
-/// A tensor whose clones are handles of it.
+/// Tensor whose clones share its memory.
 struct Handle(Tensor);
 
 impl Clone for Handle {

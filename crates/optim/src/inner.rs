@@ -1,4 +1,4 @@
-//! What an optimizer is made of, and its step.
+//! The data of an optimizer, and its step.
 
 mod state;
 
@@ -21,32 +21,32 @@ use crate::shards::{Shards, spread_slots};
 
 /// A rule, the parameters in their groups, and their states.
 ///
-/// Parameters are known by their index in the list. It lies behind a mutex, so that a scheduler and a
-/// checkpoint can reach it, too.
+/// Parameters are identified by their index in the list. The value is behind a mutex, because schedulers and
+/// checkpoints share it.
 pub(crate) struct OptimizerInner {
     pub(crate) rule: Box<dyn Rule>,
-    /// What it was built with, for the groups of other parameters.
+    /// Options that the optimizer was built with, for groups of parameters that are added later.
     options: Options,
     momentum: f64,
-    /// Every parameter that it has had, those that are frozen by now included.
+    /// All parameters that the optimizer has had, including those that are frozen now.
     known: Vec<NamedTensor>,
     pub(crate) parameters: Vec<NamedTensor>,
     pub(crate) groups: Vec<ParameterGroup>,
-    /// The indices of each group's parameters.
+    /// Indices of each group's parameters.
     members: Vec<Vec<usize>>,
-    /// Which of the options' groups each is.
+    /// Position of each group in the options (0 for parameters without a group), and `true` for its half without decay.
     keys: Vec<(usize, bool)>,
     pub(crate) states: ParamStates,
     pub(crate) lookahead: Option<Lookahead>,
-    /// Where some parameters are this rank's rows of them.
+    /// Ranks and whole shapes, if some parameters are this rank's rows of larger ones.
     shards: Option<Shards>,
-    /// The learning rate that the optimizer was built with: what groups' own rates are relative to.
+    /// Learning rate that the optimizer was built with. The groups' own rates are relative to it.
     pub(crate) initial_lr: f64,
     pub(crate) lr: f64,
     steps: u64,
-    /// Steps that were asked for, those that a device has left out included.
+    /// Number of requested steps, including those that a device has skipped.
     launched: u64,
-    /// The count on a device, once steps were made with numbers there: then `steps` is out of date.
+    /// Number of steps as a scalar on a device, once a step used device scalars: `steps` is outdated then.
     count: Option<Tensor>,
 }
 
@@ -82,12 +82,12 @@ impl OptimizerInner {
         }
     }
 
-    /// All parameters.
+    /// Returns all parameters.
     pub(crate) fn tensors(&self) -> Vec<&Tensor> {
         self.parameters.iter().map(|parameter| &parameter.tensor).collect()
     }
 
-    /// The parameters that have a gradient, by index, with it.
+    /// Returns the parameters with a gradient, by index, with their gradients.
     pub(crate) fn gradients(&self) -> Result<Vec<(usize, Tensor)>> {
         let mut found = Vec::with_capacity(self.parameters.len());
         for (index, parameter) in self.parameters.iter().enumerate() {
@@ -106,7 +106,7 @@ impl OptimizerInner {
         self.launched = self.launched.saturating_add_signed(steps);
     }
 
-    /// Steps taken. Waits for a count that is on a device.
+    /// Returns the number of steps. Waits for a count on a device.
     pub(crate) fn steps(&self) -> Result<u64> {
         match &self.count {
             Some(count) => Ok(count.f_double_value(&[])? as u64),
@@ -114,7 +114,7 @@ impl OptimizerInner {
         }
     }
 
-    /// Counts a step on a device, and returns 1 where it is made.
+    /// Counts a step on a device. Returns 1 if the step is made, otherwise 0.
     fn count_on_device(&mut self, scalars: &DeviceScalars<'_>) -> Result<Tensor> {
         let device = self.parameters[0].tensor.device();
         let made = match scalars.found_inf {
@@ -125,7 +125,7 @@ impl OptimizerInner {
             None => Tensor::f_ones([0i64; 0], (Kind::Float, device))?,
         };
         match &self.count {
-            // In place: a recorded step finds it where it was.
+            // In place: a recorded step reads it at the same address.
             Some(count) if count.device() == device => {
                 let _ = count.shallow_clone().f_add_(&made)?;
             }
@@ -138,12 +138,12 @@ impl OptimizerInner {
         Ok(made)
     }
 
-    /// The learning rate of a group on a device, where there is one.
+    /// Returns the learning rate of a group on a device, if there is one.
     fn rate_on_device(&self, group: usize, lr: &Tensor) -> Result<Option<Tensor>> {
         let (own, base) = (self.groups[group].initial_lr, self.initial_lr);
         match lr.numel() {
             1 if own == base => Ok(Some(lr.f_reshape([0i64; 0])?)),
-            // No ratio to keep.
+            // A base of 0 has no ratio.
             1 if base == 0.0 => Ok(None),
             1 => Ok(Some(lr.f_reshape([0i64; 0])?.f_mul_scalar(own / base)?)),
             _ => Ok(Some(lr.f_select(0, group as i64)?)),
@@ -267,7 +267,8 @@ impl OptimizerInner {
         self.look_ahead(scalars)
     }
 
-    /// A schedule of the program's may give any number: it must not reach the weights.
+    /// Checks the learning rates and momenta: a user's schedule may return any number, and an invalid one must not
+    /// change the weights.
     fn check_rates(&self) -> Result<()> {
         let bad = |number: f64| !number.is_finite() || number < 0.0;
         match self.groups.iter().position(|group| bad(group.lr) || bad(group.momentum)) {
@@ -282,7 +283,7 @@ impl OptimizerInner {
 
     fn look_ahead(&self, scalars: &DeviceScalars<'_>) -> Result<()> {
         let Some(Lookahead { every, alpha }) = self.lookahead else { return Ok(()) };
-        // On a device it is decided there.
+        // With a count on a device, the device decides.
         if self.count.is_none() && !self.steps.is_multiple_of(every) {
             return Ok(());
         }
@@ -306,8 +307,8 @@ impl OptimizerInner {
         Ok(())
     }
 
-    /// Sets what a schedule says: the groups' learning rates keep their first ratio to the optimizer's, as
-    /// with PyTorch's schedulers; a momentum is for all groups.
+    /// Sets the learning rate and momentum of a schedule. The groups' learning rates keep their initial ratio to the
+    /// optimizer's, as with PyTorch's schedulers; a momentum applies to all groups.
     pub(crate) fn schedule(&mut self, lr: f64, momentum: Option<f64>) {
         self.lr = lr;
         for group in &mut self.groups {
@@ -318,7 +319,7 @@ impl OptimizerInner {
         }
     }
 
-    /// Sets what the schedules of all groups say; the first is the optimizer's own.
+    /// Sets the learning rates and momenta of all groups' schedules. The first is the optimizer's own.
     pub(crate) fn schedule_groups(&mut self, rates: &[(f64, Option<f64>)]) {
         if let Some((lr, _)) = rates.first() {
             self.lr = *lr;
@@ -331,7 +332,8 @@ impl OptimizerInner {
         }
     }
 
-    /// The groups that can have a schedule of their own: those of the options, and the rest.
+    /// Returns the number of groups that can have schedules of their own: those of the options, and the remaining
+    /// parameters.
     pub(crate) fn schedulable_groups(&self) -> usize {
         self.options.groups.len() + 1
     }
@@ -353,18 +355,19 @@ impl OptimizerInner {
         Ok(())
     }
 
-    /// Whether it steps, or has stepped, one of these parameters.
+    /// Returns `true` if the optimizer steps, or has stepped, one of these parameters.
     pub(crate) fn concerns(&self, model: &[NamedTensor]) -> bool {
         self.known.iter().any(|known| model.iter().any(|parameter| same(known, parameter)))
     }
 
-    /// Returns whether its steps can have numbers of a device.
+    /// Returns `true` if steps can use scalars on a device.
     pub(crate) fn takes_device_scalars(&self) -> bool {
         let over_shards = self.shards.is_some() && !self.rule.is_elementwise();
         self.rule.takes_device_scalars() && !over_shards
     }
 
-    /// Returns the slots of a parameter of this size whose rows are spread as its own are, with their shapes.
+    /// Returns the slots of a parameter of this size whose rows are divided over ranks as the parameter's, with their
+    /// shapes.
     pub(crate) fn spread_slots(&self, size: &[i64]) -> Vec<(&'static str, Vec<i64>)> {
         spread_slots(self.states.names(), |slot, size| self.slot_shape(slot, size), size)
     }
@@ -386,12 +389,12 @@ impl OptimizerInner {
         if !self.rule.steps_shards() {
             return Err(Error::invalid_argument(format!(
                 "{} cannot step the shards of a model: an element's step may depend on other elements of its parameter; \
-                 implement `Rule::is_elementwise` or `Rule::step_shards`, use an optimizer such as AdamW, or train \
-                 without sharding",
+                 implement `Rule::is_elementwise`, or `Rule::steps_shards` and `Rule::step_shards`, use an optimizer such as \
+                 AdamW, or train without sharding",
                 self.rule.name()
             )));
         }
-        // A single rank has all rows. A parameter that is frozen may be stepped later.
+        // A single rank has all rows. A parameter that is frozen now may be stepped later.
         let spread = shards.iter().filter(|(whole, _)| group.size() > 1 && whole.dim() > 0);
         let is_new = |shard: &Tensor| {
             self.shards.as_ref().is_none_or(|shards| shards.whole_shape(shard).is_none())
@@ -416,8 +419,8 @@ impl OptimizerInner {
         Ok(true)
     }
 
-    /// Every parameter that it would know after `model`'s trained ones have become those of `trained`, and
-    /// which of them it would step.
+    /// Returns all parameters that the optimizer would have after `model`'s trained parameters have become those of
+    /// `trained`, and which of them it would step.
     fn would_step(
         &self,
         model: &[NamedTensor],
@@ -443,7 +446,7 @@ impl OptimizerInner {
         merged
     }
 
-    /// Says whether it could step what `trained` says of `model`'s parameters.
+    /// Checks that the optimizer could step those parameters of `model` that `trained` selects.
     pub(crate) fn check_trained(
         &self,
         model: &[NamedTensor],
@@ -455,9 +458,9 @@ impl OptimizerInner {
         })
     }
 
-    /// Steps those of `model`'s parameters that `trained` says, from now on. The state of one that stays is
-    /// kept, that of one that goes is dropped. Groups keep their learning rates, momenta and weight decays;
-    /// one that comes (back) follows the schedule.
+    /// Steps those of `model`'s parameters that `trained` selects, from now on. Parameters that remain keep their
+    /// state, the state of removed ones is dropped. Groups keep their learning rates, momenta and weight decays; an
+    /// added group follows the schedule.
     pub(crate) fn set_trained(
         &mut self,
         model: &[NamedTensor],
@@ -496,12 +499,13 @@ impl OptimizerInner {
     }
 }
 
-/// A group's rate when a schedule says `lr`, which began at `base`.
+/// Returns a group's learning rate for the schedule's value `lr`. `own` and `base` are the initial values of the group
+/// and of the optimizer.
 fn scheduled(own: f64, base: f64, lr: f64) -> f64 {
     if own == base {
         lr
     } else if base == 0.0 {
-        // No ratio to keep.
+        // A base of 0 has no ratio.
         own
     } else {
         own * (lr / base)

@@ -1,4 +1,4 @@
-//! Lookahead, which any optimizer can have.
+//! Lookahead, an option of all optimizers.
 
 use brigade_torch::{Error, Result};
 
@@ -49,5 +49,5 @@ impl Lookahead {
     }
 }
 
-/// fastai keeps the slow weights outside the state; the name is ours.
+/// Name of the slow weights in states. fastai does not save them, so the name is Brigade's.
 pub(crate) const SLOW: &str = "slow_weight";

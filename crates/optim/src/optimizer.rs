@@ -1,4 +1,4 @@
-//! An optimizer as programs hold it: a handle.
+//! Handle of an optimizer.
 
 mod settings;
 
@@ -19,18 +19,18 @@ use crate::state::{OptimizerState, StateMismatch};
 
 pub use settings::{OptimizerBuilder, OptimizerSettings, Overrides};
 
-/// Steps parameters along their gradients. Made by `build` of [`Adam`](crate::Adam), [`Sgd`](crate::Sgd) and
-/// the others, or with a rule of one's own by [`Optimizer::with_rule`].
+/// Optimizer: steps parameters along their gradients. Created by `build` of [`Adam`](crate::Adam), [`Sgd`](crate::Sgd)
+/// and the others, or with a user-defined rule by [`Optimizer::with_rule`].
 ///
-/// It holds the parameters themselves and follows them to another device. A clone is a second handle of the
-/// same optimizer: schedulers and checkpoints hold one.
+/// It holds the parameters themselves and follows them to another device. A clone is a second handle of the same
+/// optimizer, as held by schedulers and checkpoints.
 #[derive(Clone)]
 pub struct Optimizer {
     inner: Arc<Mutex<OptimizerInner>>,
 }
 
 impl Optimizer {
-    /// Makes the optimizer of a model's trained parameters.
+    /// Creates the optimizer of a model's trained parameters.
     pub(crate) fn from_options(
         options: &Options,
         rule: impl Rule + 'static,
@@ -50,17 +50,17 @@ impl Optimizer {
         OptimizerBuilder::new(rule, lr)
     }
 
-    /// Changes every parameter that has a gradient; one without is left as it is, its state too.
+    /// Updates every parameter that has a gradient. One without a gradient, and its state, are unchanged.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when the kernels refuse; [`brigade_torch::ErrorKind::InvalidArgument`],
-    /// with nothing changed, when a schedule has set a learning rate or momentum that is negative or not finite.
+    /// [`brigade_torch::ErrorKind::Tensor`] if a kernel fails; [`brigade_torch::ErrorKind::InvalidArgument`], with
+    /// nothing changed, if a schedule has set a learning rate or momentum that is negative or not finite.
     pub fn step(&mut self) -> Result<()> {
         self.lock().step(&DeviceScalars::default())
     }
 
-    /// Makes a step with numbers that are on the parameters' device: the host does not wait for them, and the decision
-    /// whether the step is made may be known only on the device. From then on steps are counted on the device;
+    /// Makes a step with numbers that are on the parameters' device: the host does not wait for them, and whether the
+    /// step is skipped may be known only on the device. Afterwards steps are counted on the device;
     /// [`Optimizer::steps`], [`Optimizer::state_dict`] and the next [`Optimizer::step`] wait for the count.
     ///
     /// Parameters on the CPU are stepped by the same operations, more slowly than by [`Optimizer::step`].
@@ -117,10 +117,10 @@ impl Optimizer {
         self.lock().rule.name()
     }
 
-    /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`.
+    /// Makes all gradients undefined, as PyTorch's `zero_grad(set_to_none=True)` does.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when libtorch refuses.
+    /// [`brigade_torch::ErrorKind::Tensor`] if libtorch fails.
     pub fn zero_grad(&mut self) -> Result<()> {
         self.lock().zero_grad()
     }
@@ -193,8 +193,8 @@ impl Optimizer {
         self.lock().launched()
     }
 
-    /// Corrects [`Optimizer::launched_steps`]: for steps that a recording makes without this program's code, and
-    /// for one that was recorded and not made.
+    /// Adjusts [`Optimizer::launched_steps`]: for steps that a recording makes without this program's code, and for one
+    /// that was recorded but not made.
     pub fn count_launched(&mut self, steps: i64) {
         self.lock().count_launched(steps);
     }
@@ -208,11 +208,10 @@ impl Optimizer {
         self.lock().state_dict()
     }
 
-    /// Continues from a state that an optimizer of the same kind, with the same groups, of the same
-    /// model has given.
+    /// Continues from the state of an optimizer of the same kind, with the same groups, of the same model.
     ///
-    /// Learning rates, momenta and weight decays are taken from the state; the other hyperparameters
-    /// (betas, eps, …) must agree. Values are copied, to the parameters' device and kind.
+    /// Learning rates, momenta and weight decays are taken from the state; the other hyperparameters (betas, eps, …)
+    /// must agree. Values are copied to the parameters' device and type.
     ///
     /// # Errors
     /// [`crate::StateMismatch`] with the first difference: nothing was changed.
@@ -220,8 +219,8 @@ impl Optimizer {
         self.lock().load_state_dict(state, false)
     }
 
-    /// Continues from a state as [`Optimizer::load_state_dict`] does, and keeps the state's own tensors where they have the
-    /// type, the device and the order of memory that it needs, so that they are not in memory twice.
+    /// Continues from a state as [`Optimizer::load_state_dict`] does, and keeps the state's own tensors if they have
+    /// the required type, device and memory format, so that they are not in memory twice.
     ///
     /// # Errors
     /// Returns the same errors as [`Optimizer::load_state_dict`].
@@ -233,7 +232,7 @@ impl Optimizer {
     /// Compares a state with this optimizer by the shapes of its tensors, which need not be in memory.
     ///
     /// # Errors
-    /// The first difference.
+    /// Returns the first difference.
     pub fn check_state<T>(
         &self,
         state: &OptimizerState<T>,
@@ -248,7 +247,7 @@ impl Optimizer {
         self.lock().parameters.iter().map(|parameter| parameter.tensor.shallow_clone()).collect()
     }
 
-    /// Calls `f` with the parameters that it steps, without making handles.
+    /// Calls `f` with the parameters that the optimizer steps, without creating handles.
     pub fn with_parameters<R>(&self, f: impl FnOnce(&[&Tensor]) -> R) -> R {
         f(&self.lock().tensors())
     }
@@ -279,12 +278,12 @@ impl Optimizer {
         self.lock().check_trained(model, &trained)
     }
 
-    /// Steps from now on those of a model's parameters for which `trained` is true: after some were frozen
-    /// or thawed. `model` is all of its parameters in order.
+    /// Sets the parameters to step from now on: those of a model for which `trained` returns `true`, after some were
+    /// frozen or thawed. `model` has all of its parameters in order.
     ///
-    /// A parameter that is new joins the group that matches its name, unless
-    /// `only` or `except` leave it out; the state of one that is frozen is dropped. Groups keep their
-    /// learning rates, and one that comes back follows the schedule. Parameters of other models stay.
+    /// A new parameter joins the group that matches its name, unless `only` or `except` exclude it; the state of a
+    /// frozen one is dropped. Groups keep their learning rates, and a group that comes back follows the schedule.
+    /// Parameters of other models are not affected.
     ///
     /// ```
     /// use brigade_optim::{Group, Sgd};
@@ -317,10 +316,11 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Steps shards in the place of whole parameters from now on, under the same names, in the same groups. `shards` are
-    /// pairs of a parameter and this rank's rows of it, `ceil(rows / ranks)` for each rank of the group, the last ones may
-    /// have fewer or none; one without dimensions is whole on each rank. Pairs whose parameter is not stepped are left
-    /// out. An optimizer that was built of shards gets to know what they are shards of. Returns whether any is stepped.
+    /// Steps shards instead of whole parameters from now on, under the same names and in the same groups. `shards` are
+    /// pairs of a parameter and this rank's rows of it: `ceil(rows / ranks)` for each rank of the group; the last ones
+    /// may have fewer or none. A parameter without dimensions is whole on each rank. Pairs whose parameter is not
+    /// stepped are ignored. For an optimizer that was built from shards, this records their whole parameters. Returns
+    /// `true` if any of the shards is stepped.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -370,7 +370,7 @@ impl Optimizer {
         self.lock().spread_slots(size)
     }
 
-    /// Waits for other handles, and gives what all of them share.
+    /// Locks the data that all handles share.
     pub(crate) fn lock(&self) -> MutexGuard<'_, OptimizerInner> {
         self.inner.lock()
     }

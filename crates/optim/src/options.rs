@@ -1,4 +1,4 @@
-//! What all optimizers can be asked for: a learning rate, a weight decay, and parameter groups.
+//! Options of all optimizers: learning rate, weight decay, and parameter groups.
 
 use brigade_torch::{Error, NamedTensor, Result, Trainable};
 
@@ -7,27 +7,27 @@ use crate::group::{Group, ParameterGroup};
 use crate::lookahead::Lookahead;
 use crate::rule::Rule;
 
-/// The settings that every optimizer has.
+/// Settings that every optimizer has.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Options {
     pub(crate) lr: f64,
     pub(crate) weight_decay: f64,
     pub(crate) groups: Vec<Group>,
-    /// Patterns of names, whether they choose or leave out.
+    /// Patterns of names, with `true` for selected and `false` for excluded parameters.
     pub(crate) selection: Vec<(String, bool)>,
     pub(crate) no_decay_on_norms_and_biases: bool,
-    /// Names of the parameters without weight decay, for a caller that knows the layers.
+    /// Names of the parameters without weight decay, if the caller knows the layers.
     pub(crate) without_decay: Option<Vec<String>>,
     pub(crate) decay: WeightDecay,
     pub(crate) lookahead: Option<Lookahead>,
 }
 
-/// What weight decay is.
+/// Kind of weight decay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WeightDecay {
-    /// A part of the gradient: the weight times the decay.
+    /// The weight times the decay is added to the gradient.
     Added,
-    /// The weight shrinks by the rate times the decay before each step.
+    /// Decoupled: the weight shrinks by the learning rate times the decay before each step.
     Decoupled,
 }
 
@@ -37,7 +37,7 @@ impl WeightDecay {
     }
 }
 
-/// What the options of every optimizer are set with.
+/// Adds the setters of the options that every optimizer has.
 macro_rules! common_options {
     ($($header:tt)*) => {
         $($header)* {
@@ -60,21 +60,21 @@ macro_rules! common_options {
                 self
             }
 
-            /// No weight decay on biases and on the weights of norms: on parameters that are called
-            /// `bias`, have a bias of their own shape beside them, or have fewer than two dimensions.
+            /// Disables weight decay for biases and the weights of norms: for parameters that are called `bias`, have a
+            /// bias of their own shape beside them, or have fewer than two dimensions.
             pub fn no_decay_on_norms_and_biases(mut self, on: bool) -> Self {
                 self.options.no_decay_on_norms_and_biases = on;
                 self
             }
 
-            /// Steps only the parameters whose name matches (see [`Group::matching`](crate::Group::matching));
-            /// called again, those as well.
+            /// Steps only the parameters whose name matches (see [`Group::matching`](crate::Group::matching)). May be
+            /// called several times; each call adds parameters.
             pub fn only(mut self, pattern: impl Into<String>) -> Self {
                 self.options.selection.push((pattern.into(), true));
                 self
             }
 
-            /// Leaves the parameters out whose name matches.
+            /// Excludes the parameters whose name matches.
             pub fn except(mut self, pattern: impl Into<String>) -> Self {
                 self.options.selection.push((pattern.into(), false));
                 self
@@ -90,13 +90,13 @@ macro_rules! common_options {
 }
 pub(crate) use common_options;
 
-/// Parameters in their groups.
+/// Division of parameters into groups.
 #[derive(Debug)]
 pub(crate) struct Grouping {
     pub(crate) groups: Vec<ParameterGroup>,
-    /// The indices of each group's parameters.
+    /// Indices of each group's parameters.
     pub(crate) members: Vec<Vec<usize>>,
-    /// Which of the options' groups each is (0 is the rest), and whether it is the half without decay.
+    /// Position of each group in the options (0 for parameters without a group), and `true` for its half without decay.
     pub(crate) keys: Vec<(usize, bool)>,
 }
 
@@ -114,12 +114,12 @@ impl Options {
         }
     }
 
-    /// Options whose weight decay shrinks the weights.
+    /// Returns options with decoupled weight decay.
     pub(crate) fn decoupled(lr: f64) -> Self {
         Self { decay: WeightDecay::Decoupled, ..Self::new(lr) }
     }
 
-    /// Checks the options, and returns the model's parameters that `only` and `except` leave in.
+    /// Checks the options, and returns the model's parameters that `only` and `except` select.
     pub(crate) fn choose(
         &self,
         rule: &impl Rule,
@@ -153,7 +153,7 @@ impl Options {
         Ok(parameters)
     }
 
-    /// Puts parameters into the groups that match them; groups that would be empty are left out.
+    /// Divides parameters into the groups that match them. Empty groups are omitted.
     pub(crate) fn grouping(&self, momentum: f64, parameters: &[NamedTensor]) -> Grouping {
         let mut grouping = Grouping { groups: Vec::new(), members: Vec::new(), keys: Vec::new() };
         for (key, (group, members)) in self.split(parameters).into_iter().enumerate() {
@@ -198,7 +198,7 @@ impl Options {
         (!chooses || any(true)) && !any(false)
     }
 
-    /// A pattern of `only` or `except` that matches nothing is a slip.
+    /// Fails for a pattern of `only` or `except` that matches nothing: it is probably misspelled.
     fn check_patterns(&self, parameters: &[NamedTensor]) -> Result<()> {
         for (pattern, _) in &self.selection {
             if !parameters.iter().any(|parameter| matches(pattern, &parameter.name)) {
@@ -208,7 +208,7 @@ impl Options {
         Ok(())
     }
 
-    /// So is a group that nothing is left for.
+    /// Fails for a group without parameters: its pattern is probably misspelled.
     fn check_groups(&self, parameters: &[NamedTensor]) -> Result<()> {
         let patterns = self.groups.iter().flat_map(|group| &group.patterns);
         for pattern in patterns {
@@ -226,7 +226,7 @@ impl Options {
         }
     }
 
-    /// The indices of each group's parameters; first of those that no group takes.
+    /// Returns the indices of each group's parameters. The first are those of parameters without a group.
     fn split(&self, parameters: &[NamedTensor]) -> Vec<(Option<&Group>, Vec<usize>)> {
         let mut left: Vec<usize> = (0..parameters.len()).collect();
         let mut groups = Vec::new();
@@ -283,8 +283,8 @@ fn no_match(pattern: &str, parameters: &[NamedTensor]) -> Error {
     ))
 }
 
-/// Layers are not known here, so names and shapes must tell. A norm over several dimensions has a bias
-/// of its weight's shape; no other layer has.
+/// Returns `true` for biases and weights of norms, judged by names and shapes, because the layers are unknown here. A
+/// norm over several dimensions has a bias of its weight's shape; no other layer has.
 fn is_norm_or_bias(parameters: &[NamedTensor], index: usize) -> bool {
     let NamedTensor { name, tensor } = &parameters[index];
     let (layer, last) = name.rsplit_once('.').unwrap_or(("", name));

@@ -1,4 +1,4 @@
-//! What a rule keeps of each parameter between steps.
+//! State of each parameter between steps.
 
 use std::collections::HashMap;
 
@@ -7,8 +7,8 @@ use brigade_torch::flat::same_layout;
 use brigade_torch::{Error, NamedTensor, Result, TensorId};
 use tch::{Device, Kind, Tensor};
 
-/// The slots and the count of steps of each parameter, by its index: made when a parameter has its first
-/// gradient, so that memory follows what is trained.
+/// Slots and step count of each parameter, by its index. They are created when a parameter has its first gradient, so
+/// memory is used only for trained parameters.
 #[derive(Debug)]
 pub(crate) struct ParamStates {
     names: Vec<&'static str>,
@@ -18,10 +18,10 @@ pub(crate) struct ParamStates {
 #[derive(Debug, Default)]
 struct ParamState {
     steps: u64,
-    /// The count on the parameter's device, once steps were made with numbers there: then `steps` is out of
-    /// date. Parameters that have taken the same steps share a tensor, which counts up in place.
+    /// Step count on the parameter's device, once a step used device scalars: `steps` is outdated then. Parameters with
+    /// equal counts share a tensor, which is incremented in place.
     count: Option<Tensor>,
-    /// As long as `names`, or empty before the first step.
+    /// Tensors of the slots, as many as `names`. Empty before the first step.
     tensors: Vec<Option<Tensor>>,
 }
 
@@ -30,12 +30,12 @@ impl ParamStates {
         Self { names, params: (0..count).map(|_| ParamState::default()).collect() }
     }
 
-    /// The same, with nothing kept yet.
+    /// Returns an empty state for the same slots and number of parameters.
     pub(crate) fn none(&self) -> Self {
         Self::new(self.names.clone(), self.params.len())
     }
 
-    /// Keeps those at the old indices in `from`, in this order; `None` is one that begins.
+    /// Keeps the states at the old indices in `from`, in this order. `None` means a new parameter.
     pub(crate) fn rearrange(&mut self, from: &[Option<usize>]) {
         let mut old: Vec<ParamState> = std::mem::take(&mut self.params);
         let kept = from.iter().map(|from| {
@@ -48,7 +48,7 @@ impl ParamStates {
         &self.names
     }
 
-    /// Counts a step of these parameters on the host. Waits for counts that are on a device.
+    /// Counts a step of these parameters on the host. Waits for counts on devices.
     pub(crate) fn count_up(&mut self, chosen: &[usize]) -> Result<()> {
         self.fetch_counts()?;
         for &index in chosen {
@@ -57,7 +57,7 @@ impl ParamStates {
         Ok(())
     }
 
-    /// Counts a step of these parameters on their devices, by `made`: 1, or 0 where it is left out.
+    /// Counts a step of these parameters on their devices, by `made`: 1, or 0 for a skipped step.
     pub(crate) fn count_up_on_device(
         &mut self,
         chosen: &[usize],
@@ -72,7 +72,7 @@ impl ParamStates {
         for id in chosen.iter().filter_map(|&index| self.count(index).map(TensorId::of)) {
             *ours.entry(id).or_default() += 1;
         }
-        // What became of a count, by the device, which tensor it was, and what it was on the host.
+        // Key of a count before the step: its device, its tensor, and its value on the host.
         type Before = (Device, Option<TensorId>, u64);
         let mut counted: Vec<(Before, Tensor)> = Vec::new();
         for (&index, parameter) in chosen.iter().zip(parameters) {
@@ -102,7 +102,7 @@ impl ParamStates {
         Ok(())
     }
 
-    /// Brings counts from devices to the host, and goes on there. Waits for them.
+    /// Copies counts from devices to the host, and continues on the host. Waits for the devices.
     pub(crate) fn fetch_counts(&mut self) -> Result<()> {
         let mut fetched: HashMap<TensorId, u64> = HashMap::new();
         for param in &mut self.params {
@@ -116,12 +116,12 @@ impl ParamStates {
         Ok(())
     }
 
-    /// Steps that this parameter has taken, where they are counted on the host.
+    /// Returns the number of steps of this parameter, if it is counted on the host.
     pub(crate) fn steps(&self, index: usize) -> u64 {
         self.params[index].steps
     }
 
-    /// Steps that this parameter has taken, where they are counted on its device.
+    /// Returns the number of steps of this parameter, if it is counted on its device.
     pub(crate) fn count(&self, index: usize) -> Option<&Tensor> {
         self.params[index].count.as_ref()
     }
@@ -134,13 +134,13 @@ impl ParamStates {
         self.params[index].tensors.get(slot)?.as_ref()
     }
 
-    /// One slot of several parameters. Those that lack it are left out.
+    /// Returns one slot of several parameters. Parameters without it are omitted.
     pub(crate) fn list(&self, chosen: &[usize], slot: usize) -> Vec<&Tensor> {
         chosen.iter().filter_map(|&index| self.get(index, slot)).collect()
     }
 
-    /// Makes the slot with `first` where it is not there yet, and brings it to the parameter's layout
-    /// where that has changed: another device, another memory format.
+    /// Creates the slot with the value `first` if it does not exist, and converts it to the parameter's layout if that
+    /// has changed (another device or memory format).
     pub(crate) fn fill_like(
         &mut self,
         index: usize,
@@ -163,8 +163,7 @@ impl ParamStates {
         }
     }
 
-    /// Makes the slot of zeros in a shape of its own, and lets it follow the parameter to another device
-    /// or kind.
+    /// Creates a slot of zeros in a shape of its own, and moves it with the parameter to another device or type.
     pub(crate) fn fill_shaped(
         &mut self,
         index: usize,
@@ -189,7 +188,7 @@ impl ParamStates {
         tensors[slot] = Some(tensor);
     }
 
-    /// Under PyTorch's names: nothing before the parameter's first step.
+    /// Returns a parameter's state under PyTorch's names. Empty before the parameter's first step.
     pub(crate) fn export(&self, index: usize, counts: bool) -> Result<Vec<(String, Tensor)>> {
         let ParamState { steps, count, tensors } = &self.params[index];
         let mut named = Vec::new();
@@ -208,8 +207,7 @@ impl ParamStates {
         Ok(named)
     }
 
-    /// Takes a checked state in: copies of its values, or with `adopt` its own tensors where they have the form that this
-    /// state needs.
+    /// Loads a checked state: copies of its values, or with `adopt` its own tensors if they have the required form.
     pub(crate) fn import(
         &mut self,
         index: usize,
@@ -220,7 +218,7 @@ impl ParamStates {
     ) -> Result<()> {
         let parameter = parameter.tensor.f_detach()?;
         let size = parameter.size();
-        // At least one, where the state does not say: rules may ask whether a step is the first.
+        // At least one, if the state does not contain the count: rules may check if a step is the first.
         self.params[index].steps = u64::from(!found.tensors.is_empty());
         for (name, values) in &found.tensors {
             if name == STEP {
@@ -247,11 +245,11 @@ impl ParamStates {
     }
 }
 
-/// Of the parameter's shape, kind, device and strides.
+/// Returns a tensor of this value with the parameter's shape, type, device and strides.
 pub(crate) fn like(parameter: &Tensor, value: f64) -> Result<Tensor> {
     let parameter = parameter.f_detach()?;
     Ok(if value == 0.0 { parameter.f_zeros_like()? } else { parameter.f_full_like(value)? })
 }
 
-/// The kind that PyTorch gives a count of steps.
+/// Element type of PyTorch's step counts.
 pub(crate) const STEP_KIND: Kind = Kind::Float;

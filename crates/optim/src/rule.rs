@@ -1,4 +1,4 @@
-//! The arithmetic of one optimizer: the trait that one's own implements, and what it is given.
+//! The update rule of an optimizer: the trait for custom optimizers, and the arguments of its methods.
 
 use std::fmt;
 
@@ -10,11 +10,10 @@ use crate::shards::Shards;
 
 /// Update rule of an optimizer: the arithmetic by which a parameter changes along its gradient.
 ///
-/// What it keeps of each parameter between steps lies in named *slots*, which belong to the optimizer: it
-/// saves them, loads them, and moves them to another device or memory format with the parameter. Groups, the
-/// learning rate, weight decay and momentum of each, schedules, checkpoints, and after `prepare`
-/// accumulation, loss scaling and loss checks work with every rule. [`Optimizer::with_rule`] makes an
-/// optimizer of one.
+/// The state of each parameter between steps is in named *slots*, which belong to the optimizer: it saves them, loads
+/// them, and moves them to another device or memory format with the parameter. Groups, the learning rate, weight decay
+/// and momentum of each, schedules, checkpoints, and after `prepare` accumulation, loss scaling and loss checks work
+/// with every rule. [`Optimizer::with_rule`] creates an optimizer from a rule.
 ///
 /// ```
 /// use brigade_optim::{Group, Optimizer, Rule, Step};
@@ -65,15 +64,15 @@ use crate::shards::Shards;
 ///
 /// [`Optimizer::with_rule`]: crate::Optimizer::with_rule
 pub trait Rule: fmt::Debug + Send {
-    /// Returns the name that states and messages have for it: that of PyTorch's class where there is one.
-    /// A state of another name is refused.
+    /// Returns the rule's name in states and messages: that of PyTorch's class, if there is one. A state of another
+    /// name is refused.
     fn name(&self) -> &'static str;
 
-    /// Returns the names of the tensors that it keeps of each parameter, PyTorch's where it has the rule.
-    /// They are addressed by their index in this list.
+    /// Returns the names of the tensors that are kept for each parameter, with PyTorch's names if it has the rule. They
+    /// are addressed by their index in this list.
     fn slots(&self) -> &'static [&'static str];
 
-    /// Returns whether each parameter's steps are counted, and saved as `step`.
+    /// Returns `true` if each parameter's steps are counted, and saved as `step`. Defaults to `false`.
     fn counts_steps(&self) -> bool {
         false
     }
@@ -90,12 +89,12 @@ pub trait Rule: fmt::Debug + Send {
         Vec::new()
     }
 
-    /// Returns the shape of a slot for a parameter of this size; `None` where such a parameter has none.
+    /// Returns the shape of a slot for a parameter of this size, or `None` if such a parameter does not have the slot.
     fn slot_shape(&self, _slot: usize, size: &[i64]) -> Option<Vec<i64>> {
         Some(size.to_vec())
     }
 
-    /// Returns whether a parameter that has taken steps may still lack this slot.
+    /// Returns `true` if a parameter that has taken steps may still lack this slot. Defaults to `false`.
     fn is_optional(&self, _slot: usize) -> bool {
         false
     }
@@ -108,33 +107,33 @@ pub trait Rule: fmt::Debug + Send {
         Ok(())
     }
 
-    /// Returns whether [`Rule::step`] heeds [`Step::device_numbers`]; a rule that does not is stepped without
-    /// them only.
+    /// Returns `true` if [`Rule::step`] uses [`Step::device_numbers`]. Other rules are stepped only without them.
+    /// Defaults to `false`.
     fn takes_device_scalars(&self) -> bool {
         false
     }
 
-    /// Returns whether an element's step depends on nothing but that element, its gradient and its states. Such a rule
-    /// steps the shards of a model whose parameters are spread over ranks as it steps whole parameters. Defaults to
-    /// false.
+    /// Returns `true` if an element's step depends only on that element, its gradient and its states. Such a rule steps
+    /// the shards of a model whose parameters are divided over ranks in the same way as whole parameters. Defaults to
+    /// `false`.
     fn is_elementwise(&self) -> bool {
         false
     }
 
-    /// Returns whether it can step the shards of a model: it is [elementwise](Rule::is_elementwise), or has
-    /// [`Rule::step_shards`]. An optimizer of another rule is refused where parameters are spread over ranks.
+    /// Returns `true` if the rule can step the shards of a model: it is [elementwise](Rule::is_elementwise), or has
+    /// [`Rule::step_shards`]. An optimizer of another rule is refused if parameters are divided over ranks.
     fn steps_shards(&self) -> bool {
         self.is_elementwise()
     }
 
-    /// Steps the parameters of all groups where ranks have some rows of each, if the rule is not elementwise. All ranks
-    /// have gradients of the same parameters, and call this together. Called without autograd, and without
-    /// [numbers of a device](Rule::takes_device_scalars). [`Rule::slot_shape`] is asked for the shapes of this rank's
-    /// slots with this rank's rows of the parameter; a slot that has no rows where the parameter has none is spread as
-    /// the parameter is, any other is the same on all ranks.
+    /// Steps the parameters of all groups, of which each rank has some rows, if the rule is not elementwise. All ranks
+    /// have gradients of the same parameters, and call this together. Called without autograd, and without [numbers of
+    /// a device](Rule::takes_device_scalars). [`Rule::slot_shape`] is called with this rank's rows of the parameter,
+    /// for the shapes of this rank's slots. A slot that has no rows if the parameter has none is divided as the
+    /// parameter is; any other slot is the same on all ranks.
     ///
     /// # Errors
-    /// libtorch's, and those of collectives.
+    /// Returns the errors of libtorch and of collectives.
     fn step_shards(&self, _step: &mut ShardedStep<'_>) -> Result<()> {
         Err(Error::invalid_argument(format!(
             "{} returns `true` from `Rule::steps_shards`, but does not implement `Rule::step_shards`",
@@ -145,14 +144,14 @@ pub trait Rule: fmt::Debug + Send {
     /// Steps the parameters of one group that have gradients. Called without autograd.
     ///
     /// # Errors
-    /// libtorch's.
+    /// Returns the errors of libtorch.
     fn step(&self, step: &mut Step<'_>) -> Result<()>;
 }
 
-/// A step of one group's parameters.
+/// Step of one group's parameters.
 #[derive(Debug)]
 pub struct Step<'a> {
-    /// The indices of the parameters that have a gradient.
+    /// Indices of the parameters with a gradient.
     pub(crate) chosen: &'a [usize],
     pub(crate) parameters: &'a [&'a Tensor],
     pub(crate) gradients: &'a [&'a Tensor],
@@ -164,29 +163,29 @@ pub struct Step<'a> {
     pub(crate) on_device: bool,
     /// `true` if the rule counts steps.
     pub(crate) counts: bool,
-    /// The count of steps among them is each parameter's own: `ParamStates` has it.
+    /// Numbers of the step on a device. The step count is not among them: each parameter has its own in `ParamStates`.
     pub(crate) device: DeviceNumbers<'a>,
 }
 
-/// Parameters of a step that have taken the same number of steps.
+/// Parameters of a step with equal step counts.
 #[derive(Debug)]
 pub(crate) struct Alike<'a> {
     states: &'a ParamStates,
     chosen: Vec<usize>,
     pub(crate) parameters: Vec<&'a Tensor>,
     pub(crate) gradients: Vec<&'a Tensor>,
-    /// Steps taken, this one included, where they are counted on the host.
+    /// Number of steps, including this one, if it is counted on the host.
     pub(crate) steps: f64,
     pub(crate) device: DeviceNumbers<'a>,
 }
 
 impl<'a> Alike<'a> {
-    /// One slot of all parameters. Those that lack it are left out.
+    /// Returns one slot of all parameters. Parameters without it are omitted.
     pub(crate) fn list(&self, slot: usize) -> Vec<&'a Tensor> {
         self.states.list(&self.chosen, slot)
     }
 
-    /// Those for whose parameters `of` is true, and the others.
+    /// Divides the parameters into those for which `of` returns `true`, and the others.
     pub(crate) fn partition(&self, of: impl Fn(&Tensor) -> bool) -> [Self; 2] {
         let (yes, no): (Vec<usize>, Vec<usize>) =
             (0..self.chosen.len()).partition(|&position| of(self.parameters[position]));
@@ -216,10 +215,10 @@ impl Slots<'_> {
         self.states.get(self.index, slot)
     }
 
-    /// Returns a slot that was filled before.
+    /// Returns a slot that must have been filled before.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when it was not.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if it was not.
     pub fn require(&self, slot: usize) -> Result<&Tensor> {
         self.get(slot).ok_or_else(|| {
             Error::invalid_argument(format!(
@@ -228,15 +227,15 @@ impl Slots<'_> {
         })
     }
 
-    /// Returns the steps that the parameter has taken, this one included; 0 where the rule does not count
-    /// them. Where numbers of the step are on a device, [`Slots::count`] has them.
+    /// Returns the number of steps of the parameter, including this one, or 0 if the rule does not count them. If
+    /// numbers of the step are on a device, use [`Slots::count`].
     #[must_use]
     pub fn steps(&self) -> u64 {
         if self.counts { self.states.steps(self.index) } else { 0 }
     }
 
-    /// Returns the steps that the parameter has taken as a scalar on its device, this one included unless it
-    /// is left out; `None` where no number of the step is on a device.
+    /// Returns the number of steps of the parameter as a scalar on its device, including this one unless it is skipped.
+    /// Returns `None` if no number of the step is on a device.
     #[must_use]
     pub fn count(&self) -> Option<&Tensor> {
         self.states.count(self.index)
@@ -249,7 +248,7 @@ impl<'a> Step<'a> {
         self.parameters
     }
 
-    /// Returns their gradients, in the same order.
+    /// Returns the gradients of the parameters, in the same order.
     pub fn gradients(&self) -> &'a [&'a Tensor] {
         self.gradients
     }
@@ -272,16 +271,16 @@ impl<'a> Step<'a> {
         self.weight_decay
     }
 
-    /// Returns the numbers of the step that are on a device, the group's learning rate among them. The field `steps` is
-    /// empty, because each parameter has its own count ([`Slots::count`]). All are empty in
-    /// [`Optimizer::step`](crate::Optimizer::step), and unless the rule [takes them](Rule::takes_device_scalars).
+    /// Returns the numbers of the step that are on a device, including the group's learning rate. The field `steps` is
+    /// empty, because each parameter has its own count ([`Slots::count`]). All fields are empty in
+    /// [`Optimizer::step`](crate::Optimizer::step), and if the rule does not [use them](Rule::takes_device_scalars).
     #[must_use]
     pub fn device_numbers(&self) -> DeviceNumbers<'a> {
         self.device
     }
 
-    /// Makes the slot of each parameter that lacks it: zeros of the parameter's shape, kind and layout.
-    /// Brings those that are there to the parameter's device and layout.
+    /// Creates the slot of each parameter that lacks it, with zeros of the parameter's shape, type and layout. Converts
+    /// existing ones to the parameter's device and layout.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Tensor`] when memory runs out.
@@ -289,7 +288,7 @@ impl<'a> Step<'a> {
         self.fill_missing_with(slot, 0.0)
     }
 
-    /// Does the same with another value.
+    /// Does the same as [`Step::fill_missing`] with another value.
     ///
     /// # Errors
     /// Returns the same errors as [`Step::fill_missing`].
@@ -300,7 +299,7 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Does the same with zeros in the shape that `shape` gives for each parameter's size.
+    /// Does the same as [`Step::fill_missing`] with zeros in the shape that `shape` returns for each parameter's size.
     ///
     /// # Errors
     /// Returns the same errors as [`Step::fill_missing`].
@@ -317,7 +316,7 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Returns one slot of all parameters, for kernels that take lists. Those that lack it are left out.
+    /// Returns one slot of all parameters, for kernels that take lists. Parameters without it are omitted.
     #[must_use]
     pub fn list(&self, slot: usize) -> Vec<&Tensor> {
         self.states.list(self.chosen, slot)
@@ -338,7 +337,7 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// The parameters, those together that have taken the same number of steps: mostly all.
+    /// Returns the parameters in groups of equal step counts, of which there is usually one.
     pub(crate) fn by_count(&self) -> Vec<Alike<'_>> {
         let mut alike: Vec<((Option<TensorId>, u64), Alike<'_>)> = Vec::new();
         for (position, &index) in self.chosen.iter().enumerate() {
@@ -368,8 +367,8 @@ impl<'a> Step<'a> {
         alike.into_iter().map(|(_, own)| own).collect()
     }
 
-    /// For libtorch's kernels: each parameter's count of steps as a scalar on its device. Counts are
-    /// mostly equal, and so are their tensors.
+    /// Returns each parameter's step count as a scalar on its device, for libtorch's kernels. Equal counts share a
+    /// tensor.
     pub(crate) fn step_tensors(&self) -> Result<Vec<Tensor>> {
         let mut made: Vec<(u64, Device, Tensor)> = Vec::new();
         let each = self.chosen.iter().zip(self.parameters).map(|(&index, parameter)| {
@@ -391,19 +390,19 @@ impl<'a> Step<'a> {
 /// One group's part of a step.
 #[derive(Debug)]
 pub(crate) struct GroupStep<'a> {
-    /// The indices of the parameters that have a gradient.
+    /// Indices of the parameters with a gradient.
     pub(crate) chosen: Vec<usize>,
     pub(crate) parameters: Vec<&'a Tensor>,
     pub(crate) gradients: Vec<&'a Tensor>,
     pub(crate) lr: f64,
     pub(crate) momentum: f64,
     pub(crate) weight_decay: f64,
-    /// The learning rate where it is on a device.
+    /// Learning rate, if it is on a device.
     pub(crate) lr_on_device: Option<Tensor>,
 }
 
 impl<'a> GroupStep<'a> {
-    /// The step of this group alone.
+    /// Returns the step of this group.
     pub(crate) fn step<'s>(
         &'s self,
         states: &'s mut ParamStates,
@@ -485,14 +484,14 @@ pub struct ShardedStep<'a> {
 }
 
 impl<'a> ShardedStep<'a> {
-    /// Returns who has what of the parameters.
+    /// Returns the division of the parameters over ranks.
     #[must_use]
     pub fn shards(&self) -> &'a Shards {
         self.shards
     }
 
-    /// Runs `run` for each group with this rank's rows, in the order of the groups. A rule that needs sums over the ranks
-    /// goes over all groups, adds up what it has, reduces it once, and goes over all groups again.
+    /// Runs `run` for each group with this rank's rows, in the order of the groups. A rule that needs sums over the
+    /// ranks iterates over all groups to add its values, reduces them once, and iterates over all groups again.
     ///
     /// # Errors
     /// Returns the errors of `run`.

@@ -1,4 +1,4 @@
-//! The optimizers, a file each: settings with the hyperparameters, and a rule with the arithmetic.
+//! The optimizers, one file each: settings with the hyperparameters, and a rule with the arithmetic.
 
 mod adafactor;
 mod adagrad;
@@ -15,7 +15,7 @@ pub use muon::MuonRate;
 
 use crate::optimizer::OptimizerSettings;
 
-/// The list of all optimizers: a row for each, with the settings that [`all_optimizers`] returns.
+/// Defines the list of all optimizers: a row for each, with the settings that [`all_optimizers`] returns.
 macro_rules! optimizers {
     ($($module:ident::$optimizer:ident => $settings:expr,)+) => {
         $(pub use $module::$optimizer;)+

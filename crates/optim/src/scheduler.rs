@@ -1,4 +1,4 @@
-//! A schedule that sets an optimizer's learning rates.
+//! Scheduler: sets an optimizer's learning rates from a schedule.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::optimizer::Optimizer;
 
-/// Sets an optimizer's learning rate (and momentum, where the schedule has one) from a schedule: a
-/// [`Schedule`](brigade_schedule::Schedule), a closure `Fn(u64) -> f64`, or anything that implements
-/// [`LrSchedule`].
+/// Sets an optimizer's learning rate (and momentum, if the schedule has one) from a schedule: a
+/// [`Schedule`](brigade_schedule::Schedule), a closure `Fn(u64) -> f64`, or anything that implements [`LrSchedule`].
 ///
-/// The schedule is counted in optimizer steps. A group with a learning rate of its own keeps its ratio to
-/// the optimizer's, unless each group has a schedule ([`Scheduler::per_group`]). A checkpoint keeps the step, where a
-/// schedule that watches a metric stands, and what the schedule is, which a conversion to PyTorch reads. A resumed
-/// program makes the same schedule and continues at that step. A clone is a second handle of the same scheduler.
+/// The schedule is counted in optimizer steps. A group with a learning rate of its own keeps its ratio to the
+/// optimizer's, unless each group has a schedule ([`Scheduler::per_group`]). A checkpoint contains the step, the state
+/// of a schedule that watches a metric, and the definition of the schedule, which is used in conversions to PyTorch. A
+/// resumed program creates the same schedule and continues at that step. A clone is a second handle of the same
+/// scheduler.
 ///
 /// ```
 /// use brigade_schedule::Schedule;
@@ -42,9 +42,9 @@ pub struct Scheduler {
 /// State of a [`Scheduler`] in a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerState {
-    /// Steps made: the schedule's step that is set now.
+    /// Number of steps: the step of the schedule that is set now.
     pub position: u64,
-    /// State of a schedule that follows a metric.
+    /// State of a schedule that watches a metric.
     pub plateau: Option<PlateauState>,
 }
 
@@ -56,22 +56,22 @@ struct SchedulerInner {
 
 enum Plan {
     Steps(Box<dyn LrSchedule>),
-    /// For the parameters that no group matches, and for each group.
+    /// Schedule of the parameters without a group, followed by that of each group.
     Groups(Vec<Box<dyn LrSchedule>>),
     Metric(Plateau),
 }
 
 impl Scheduler {
-    /// Takes the optimizer's learning rate over, from the schedule's first value on.
+    /// Controls the optimizer's learning rate from now on, beginning with the schedule's first value.
     ///
-    /// A value that is negative or not finite is an error of [`Scheduler::step`] and, where it is the first,
-    /// of the optimizer's next step.
+    /// A value that is negative or not finite is an error of [`Scheduler::step`], or of the optimizer's next step if it
+    /// is the first value.
     #[must_use]
     pub fn new(optimizer: &Optimizer, schedule: impl LrSchedule + 'static) -> Self {
         Self::start(optimizer, Plan::Steps(Box::new(schedule)), None)
     }
 
-    /// Takes over the learning rates of all groups, each with a schedule of its own: the first for the
+    /// Controls the learning rates of all groups from now on, each with a schedule of its own: the first for the
     /// parameters that no group matches, then one for each `group` of the optimizer's builder, in order.
     ///
     /// ```
@@ -103,8 +103,8 @@ impl Scheduler {
         Ok(Self::start(optimizer, Plan::Groups(schedules), None))
     }
 
-    /// Takes the optimizer's learning rate over, and lowers it when a metric stops getting better. It
-    /// moves by [`Scheduler::step_with`].
+    /// Controls the optimizer's learning rate from now on, and reduces it when a metric stops improving. Call
+    /// [`Scheduler::step_with`] after each evaluation.
     ///
     /// ```
     /// use brigade_schedule::Plateau;
@@ -180,25 +180,25 @@ impl Scheduler {
         self.inner.move_to(&mut state, next)
     }
 
-    /// Returns whether it moves by [`Scheduler::step_with`] and not by [`Scheduler::step`].
+    /// Returns `true` if the scheduler advances by [`Scheduler::step_with`], and not by [`Scheduler::step`].
     #[must_use]
     pub fn watches_metric(&self) -> bool {
         matches!(self.inner.plan, Plan::Metric(_))
     }
 
-    /// Returns the optimizer's learning rate that is set now.
+    /// Returns the optimizer's present learning rate.
     #[must_use]
     pub fn lr(&self) -> f64 {
         self.inner.optimizer.lr()
     }
 
-    /// Returns the steps counted so far.
+    /// Returns the number of steps so far.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.state().position
     }
 
-    /// Returns what a checkpoint keeps.
+    /// Returns the state for a checkpoint.
     #[must_use]
     pub fn state(&self) -> SchedulerState {
         *self.inner.state.lock()
@@ -234,7 +234,7 @@ impl Scheduler {
     /// Checks that a state is of the same kind of scheduler.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when one watches a metric and the other does not.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if only one of the two watches a metric.
     pub fn check_state(&self, state: &SchedulerState) -> Result<()> {
         if self.watches_metric() == state.plateau.is_some() {
             return Ok(());
@@ -261,14 +261,14 @@ impl Scheduler {
     }
 }
 
-/// The rate and the momentum of each group, or of all.
+/// Learning rate and momentum of each group, or of all.
 enum Rates {
     All(f64, Option<f64>),
     Groups(Vec<(f64, Option<f64>)>),
 }
 
 impl SchedulerInner {
-    /// What the schedule says there.
+    /// Returns the learning rates and momenta at a state.
     fn at(&self, state: &SchedulerState) -> Rates {
         let step = state.position;
         match &self.plan {
@@ -333,10 +333,10 @@ impl SchedulerState {
         ])
     }
 
-    /// Reads such a tree.
+    /// Parses the tree of [`Self::to_value`].
     ///
     /// # Errors
-    /// What is missing, in words.
+    /// Returns a description of what is missing.
     pub fn from_value<T>(state: &Value<T>) -> Result<Self, String> {
         let count = |of: &Value<T>, key: &str| {
             let number = of.get(key).and_then(Value::as_int).map(i64::cast_unsigned);

@@ -1,4 +1,4 @@
-//! Parameters whose rows are spread over ranks, and sums over those.
+//! Parameters whose rows are divided over ranks, and sums over the ranks.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -6,13 +6,13 @@ use std::ops::Range;
 use brigade_torch::{Error, ProcessGroup, ReduceOp, Result, TensorId};
 use tch::{Kind, Tensor};
 
-/// The ranks among which the rows of parameters are spread: `ceil(rows / ranks)` for each, the last ones may have fewer
-/// or none.
+/// Ranks over which the rows of parameters are divided: `ceil(rows / ranks)` for each; the last ranks may have fewer or
+/// none.
 #[derive(Debug)]
 pub struct Shards {
     group: ProcessGroup,
-    /// Shapes of the whole parameters, by the identities of this rank's shards, which are theirs as long as there is a
-    /// handle.
+    /// Shapes of the whole parameters, by the identities of this rank's shards. An identity is unique as long as there
+    /// is a handle of the tensor.
     shapes: HashMap<TensorId, (Tensor, Vec<i64>)>,
 }
 
@@ -31,14 +31,14 @@ impl Shards {
         &self.group
     }
 
-    /// Returns the shape of the whole parameter, of which `shard` is this rank's rows; `None` for a parameter that every
-    /// rank has whole.
+    /// Returns the shape of the whole parameter of which `shard` is this rank's rows, or `None` for a parameter that
+    /// every rank has whole.
     #[must_use]
     pub fn whole_shape(&self, shard: &Tensor) -> Option<&[i64]> {
         self.shapes.get(&TensorId::of(shard)).map(|(_, shape)| shape.as_slice())
     }
 
-    /// Returns which of a parameter's rows a rank of the group has.
+    /// Returns the range of a parameter's rows that a rank of the group has.
     #[must_use]
     pub fn rows_of(&self, rank: usize, rows: i64) -> Range<i64> {
         let ranks = self.group.size() as i64;
@@ -54,17 +54,17 @@ impl Shards {
     }
 }
 
-/// Numbers of parameters that are summed over the ranks, all in one message. Made by [`Shards::sums`].
+/// Values of parameters that are summed over the ranks, all in one message. Created with [`Shards::sums`].
 #[derive(Debug)]
 pub struct RankSums<'a> {
     shards: &'a Shards,
-    /// Whether each is this rank's part of a sum.
+    /// Values, with `true` for this rank's part of a sum.
     values: Vec<(bool, Tensor)>,
 }
 
 impl RankSums<'_> {
-    /// Adds what this rank's rows of a parameter have of a sum, of the same shape on each rank. Where every rank has the
-    /// whole parameter, it is the sum already.
+    /// Adds this rank's part of a sum, computed from its rows of a parameter, in the same shape on each rank. If every
+    /// rank has the whole parameter, the value is the sum already.
     pub fn add(&mut self, shard: &Tensor, value: Tensor) {
         self.values.push((self.shards.whole_shape(shard).is_some(), value));
     }
@@ -74,10 +74,10 @@ impl RankSums<'_> {
         shards.iter().zip(values).for_each(|(shard, value)| self.add(shard, value));
     }
 
-    /// Returns the sums, in the order in which they were added: the same bits on all ranks, which all take part.
+    /// Returns the sums, in the order in which they were added. All ranks must call it, and get bitwise equal sums.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
+    /// [`brigade_torch::ErrorKind::Communication`] if a peer is lost; [`brigade_torch::ErrorKind::Tensor`] when memory
     /// runs out.
     pub fn reduce(self) -> Result<ReducedSums> {
         let Self { shards, values } = self;
@@ -88,7 +88,7 @@ impl RankSums<'_> {
         if !flat.is_empty() {
             let sizes: Vec<i64> = flat.iter().map(|value| value.numel() as i64).collect();
             let parts = Tensor::f_cat(&flat, 0)?;
-            // Offloaded shards lie in the host's memory, and the group's messages may not.
+            // Offloaded shards are in the host's memory, which the group's messages may not use.
             let mut sum = parts.f_to_device(shards.group.device())?;
             shards.group.all_reduce(&mut sum, ReduceOp::Sum)?;
             let sum = sum.f_to_device(parts.device())?;
@@ -106,7 +106,7 @@ impl RankSums<'_> {
     }
 }
 
-/// Sums that [`RankSums::reduce`] has reduced over the ranks.
+/// Sums over the ranks, as returned by [`RankSums::reduce`].
 #[derive(Debug)]
 pub struct ReducedSums(std::vec::IntoIter<Tensor>);
 
@@ -114,7 +114,7 @@ impl ReducedSums {
     /// Returns the next sum, in double precision.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when fewer were added.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if fewer sums were added.
     #[expect(clippy::should_implement_trait, reason = "a missing sum is an error")]
     pub fn next(&mut self) -> Result<Tensor> {
         let missing = || Error::invalid_argument("a rule reads more sums than it has added");
@@ -127,7 +127,7 @@ impl ReducedSums {
     }
 }
 
-/// The type in which a step is computed: at least 32 bits.
+/// Converts a tensor to the type in which a step is computed: float32 or wider.
 pub(crate) fn wide(tensor: &Tensor) -> Result<Tensor> {
     Ok(match tensor.f_kind()? {
         Kind::Half | Kind::BFloat16 => tensor.f_to_kind(Kind::Float)?,
@@ -135,13 +135,13 @@ pub(crate) fn wide(tensor: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// The slots of a parameter of this size whose rows are spread as the parameter's own are, with their whole shapes.
+/// Returns the slots of a parameter of this size whose rows are divided as the parameter's, with their whole shapes.
 pub(crate) fn spread_slots(
     names: &[&'static str],
     shape: impl Fn(usize, &[i64]) -> Option<Vec<i64>>,
     size: &[i64],
 ) -> Vec<(&'static str, Vec<i64>)> {
-    // A rank without rows of the parameter has none of such a slot.
+    // A rank without rows of the parameter has no rows of such a slot.
     let mut empty = size.to_vec();
     if let Some(rows) = empty.first_mut() {
         *rows = 0;

@@ -1,4 +1,4 @@
-//! An optimizer's state as a value: for checkpoints, under PyTorch's names.
+//! State of an optimizer as a value, for checkpoints, under PyTorch's names.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +7,16 @@ use brigade_torch::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
-/// The name of a parameter's count of steps, which in PyTorch is a tensor of 32-bit floats.
+/// Name of a parameter's step count, which in PyTorch is a tensor of 32-bit floats.
 pub(crate) const STEP: &str = "step";
 
 /// State of an optimizer, from [`Optimizer::state_dict`](crate::Optimizer::state_dict) and for
 /// [`Optimizer::load_state_dict`](crate::Optimizer::load_state_dict).
 ///
-/// `T` is a tensor, or what is known of one.
+/// `T` is a tensor, or a description of one.
 #[derive(Debug)]
 pub struct OptimizerState<T = Tensor> {
-    /// The optimizer's kind, under the name of PyTorch's class: `Adam`, `SGD`, …
+    /// Kind of the optimizer, as the name of PyTorch's class: `Adam`, `SGD`, …
     pub kind: String,
     /// Number of steps taken.
     pub steps: u64,
@@ -30,11 +30,11 @@ pub struct OptimizerState<T = Tensor> {
     pub parameters: Vec<ParameterState<T>>,
 }
 
-/// A group's numbers and parameters.
+/// Hyperparameters and parameters of a group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GroupState {
-    /// `lr`, `initial_lr`, `weight_decay`, `momentum` and the others, under PyTorch's names; `betas` are
-    /// `beta1` and `beta2`, flags are 0 or 1.
+    /// Hyperparameters `lr`, `initial_lr`, `weight_decay`, `momentum` and the others, under PyTorch's names. `betas`
+    /// are `beta1` and `beta2`, flags are 0 or 1.
     pub numbers: BTreeMap<String, f64>,
     /// Names of the group's parameters.
     pub parameters: Vec<String>,
@@ -49,11 +49,11 @@ pub struct ParameterState<T = Tensor> {
     pub tensors: Vec<(String, T)>,
 }
 
-/// The first difference between a state and the optimizer that it was to be loaded into.
+/// First difference between a state and the optimizer that should load it.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateMismatch {
-    /// The state is of another kind of optimizer.
+    /// The state belongs to another kind of optimizer.
     #[error("the optimizer's state is of {found}, but this optimizer is {expected}")]
     Kind {
         /// Name of this optimizer's kind.

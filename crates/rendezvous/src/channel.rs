@@ -1,8 +1,8 @@
 //! The encrypted stream between an agent and the coordinator over TCP: Noise messages as records.
 //!
-//! A record is a length in two bytes, big-endian, then as many bytes. Those of the handshake come
-//! first; afterwards each holds one Noise transport message, whose plaintext is a piece of the
-//! stream of frames that other connections carry as they are.
+//! A record is a length in two bytes, big-endian, followed by as many bytes. The records of the handshake come first;
+//! afterwards each contains one Noise transport message, whose plaintext is a piece of the stream of frames that other
+//! connections carry unencrypted.
 
 use std::fmt;
 
@@ -11,14 +11,14 @@ use snow::{HandshakeState, TransportState};
 
 use crate::secret::hex;
 
-/// A record was announced that is longer than any may be at this point of the conversation.
+/// Error for a record whose announced length exceeds the maximum at this point of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordTooLong {
     pub(crate) length: usize,
     pub(crate) longest: usize,
 }
 
-/// Cuts a stream of bytes into records.
+/// Splitter of a stream of bytes into records.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
     pending: Vec<u8>,
@@ -27,19 +27,19 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// Takes in what has been read.
+    /// Appends bytes that were read.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.pending.drain(..self.start);
         self.start = 0;
         self.pending.extend_from_slice(bytes);
     }
 
-    /// A record has begun and is not complete.
+    /// Returns `true` if a record has begun and is incomplete.
     pub(crate) fn has_partial(&self) -> bool {
         self.start < self.pending.len()
     }
 
-    /// The next complete record, of at most this many bytes.
+    /// Returns the next complete record, of at most this many bytes.
     pub(crate) fn next(&mut self, longest: usize) -> Result<Option<&[u8]>, RecordTooLong> {
         let Some((prefix, rest)) = self.pending[self.start..].split_first_chunk::<PREFIX>() else {
             return Ok(None);
@@ -54,7 +54,7 @@ impl Records {
     }
 }
 
-/// Encodes one record with this body, which must fit.
+/// Encodes a record with this body, which must not be too long.
 pub(crate) fn record(body: &[u8]) -> Vec<u8> {
     let length = u16::try_from(body.len()).unwrap_or(u16::MAX);
     let mut record = length.to_be_bytes().to_vec();
@@ -62,18 +62,18 @@ pub(crate) fn record(body: &[u8]) -> Vec<u8> {
     record
 }
 
-/// A record that does not belong to this connection, or not here: it was forged, changed, repeated,
-/// left out or moved on its way.
+/// Error for a record that does not belong to this connection or position in it: it was forged, changed, repeated, left
+/// out or moved in transit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Forged;
 
 /// Both directions of an encrypted stream, after the handshake.
 pub(crate) struct Channel {
     noise: TransportState,
-    /// Records sent and received since the last change of keys.
+    /// Numbers of records sent and received since the last change of keys.
     sent: u64,
     received: u64,
-    /// Differs for each connection; neither side chooses it.
+    /// Hash of the handshake. Differs for each connection, and neither side can choose it.
     handshake_hash: Vec<u8>,
 }
 
@@ -85,14 +85,14 @@ impl Channel {
         Ok(Self { noise, sent: 0, received: 0, handshake_hash })
     }
 
-    /// Appends this piece of the stream as records.
+    /// Appends a piece of the stream as records.
     pub(crate) fn seal(&mut self, plain: &[u8], out: &mut Vec<u8>) {
         for piece in plain.chunks(MAX_PLAIN) {
             let start = out.len();
             out.resize(start + PREFIX + piece.len() + TAG, 0);
             let body = &mut out[start + PREFIX..];
-            // Fails for a piece that is too long, which none is, and when all nonces are used: at a
-            // million records a second that takes 500,000 years. The other side would see a forgery.
+            // Fails for a piece that is too long, which cannot happen here, and when all nonces are used: at a million
+            // records a second that takes 500,000 years. The other side would report a forged record.
             let length = self.noise.write_message(piece, body).unwrap_or(0);
             let prefix = u16::try_from(length).unwrap_or(0).to_be_bytes();
             out[start..start + PREFIX].copy_from_slice(&prefix);
@@ -104,7 +104,7 @@ impl Channel {
         }
     }
 
-    /// The piece of the stream that a record holds.
+    /// Decrypts the piece of the stream in a record.
     pub(crate) fn open(&mut self, record: &[u8]) -> Result<Vec<u8>, Forged> {
         let mut plain = vec![0; record.len()];
         let length = self.noise.read_message(record, &mut plain).map_err(|_| Forged)?;
@@ -137,18 +137,18 @@ impl fmt::Debug for Channel {
 const PREFIX: usize = 2;
 /// Number of bytes that encryption adds to a piece.
 const TAG: usize = 16;
-/// The longest Noise message, and the longest record.
+/// Maximum length of a Noise message, and of a record.
 pub(crate) const MAX_RECORD: usize = 65_535;
 const MAX_PLAIN: usize = MAX_RECORD - TAG;
-/// Records after which each direction changes its key: what leaks from one that runs for weeks does
-/// not open what was said before.
+/// Number of records after which each direction changes its key: a key that leaks from a connection of weeks does not
+/// decrypt earlier records.
 const REKEY_AFTER: u64 = 1 << 16;
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
 
-    /// Both ends of a connection.
+    /// Returns both ends of a connection.
     pub(crate) fn pair() -> (Channel, Channel) {
         let params = || "Noise_NN_25519_ChaChaPoly_BLAKE2s".parse().unwrap();
         let mut near = snow::Builder::new(params()).build_initiator().unwrap();
@@ -161,7 +161,7 @@ pub(crate) mod tests {
         (Channel::new(near).unwrap(), Channel::new(far).unwrap())
     }
 
-    /// What the far side makes of these bytes.
+    /// Decrypts these bytes on the far side, in reads of `size` bytes.
     fn read(far: &mut Channel, bytes: &[u8], size: usize) -> Result<Vec<u8>, Forged> {
         let mut records = Records::default();
         let mut plain = Vec::new();
@@ -198,7 +198,7 @@ pub(crate) mod tests {
         for at in 0..22 {
             let (mut near, mut far) = pair();
             let mut sealed = seal(&mut near, b"1234");
-            // A length that does not fit is another matter.
+            // A wrong length is another error.
             if at >= PREFIX {
                 sealed[at] ^= 1;
                 assert_eq!(read(&mut far, &sealed, 99), Err(Forged), "byte {at}");
@@ -211,7 +211,7 @@ pub(crate) mod tests {
         let three = seal(&mut near, b"three");
         assert_eq!(read(&mut far, &three, 99), Err(Forged), "one was left out");
         assert_eq!(read(&mut far, &two, 99).unwrap(), b"two");
-        // Sent back to where it came from, or to another connection.
+        // Sent back to its sender, or to another connection.
         assert_eq!(read(&mut near, &three, 99), Err(Forged));
         assert_eq!(read(&mut pair().1, &one, 99), Err(Forged));
     }

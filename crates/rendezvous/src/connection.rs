@@ -1,4 +1,4 @@
-//! A stream of messages over one or two file descriptors, without ever waiting for them.
+//! A non-blocking stream of messages over one or two file descriptors.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -52,22 +52,22 @@ pub enum LinkError {
     Protocol(#[from] FrameError),
 }
 
-/// Both ends use this; which messages go over it is their business.
+/// Connection that both ends use. It does not depend on the kind of its messages.
 #[derive(Debug)]
 pub(crate) struct Connection {
     /// Shared with the thread that polls it.
     reader: Arc<OwnedFd>,
-    /// `None`: one socket carries both directions.
+    /// Writing descriptor; `None` if one socket carries both directions.
     writer: Option<Arc<OwnedFd>>,
-    /// Over TCP: what was read and not deciphered.
+    /// Over TCP: data that was read and is not decrypted yet.
     records: Option<Records>,
-    /// Over TCP, after the handshake.
+    /// Encrypted channel. Set over TCP after the handshake.
     channel: Option<Box<Channel>>,
     decoder: Decoder,
     outbox: Vec<u8>,
     /// Number of bytes of `outbox` that have been sent.
     sent: usize,
-    /// More than this unsent means that the other side does not read.
+    /// Limit of unsent bytes, above which the other side counts as not reading.
     most: usize,
     /// Error after which nothing can be sent any more. Data that the other side has sent before can still be read.
     write_error: Option<WriteError>,
@@ -106,13 +106,13 @@ impl Connection {
         })
     }
 
-    /// Expects a handshake in records, and then, until [`Connection::lift_limit`], short messages only.
+    /// Expects the records of a handshake, and then, until [`Connection::lift_limit`], only short messages.
     pub(crate) fn limit_frames(&mut self, longest: usize) {
         self.decoder = Decoder::limited(longest);
         self.records = Some(Records::default());
     }
 
-    /// Encrypts everything from here on.
+    /// Encrypts all further data.
     pub(crate) fn secure(&mut self, channel: Box<Channel>) {
         self.channel = Some(channel);
     }
@@ -134,7 +134,7 @@ impl Connection {
         self.writer.as_ref().unwrap_or(&self.reader).as_fd()
     }
 
-    /// Both ends, to be polled while another thread uses the stream.
+    /// The descriptors of both directions, to be polled while another thread uses the stream.
     pub(crate) fn ends(&self) -> [Arc<OwnedFd>; 2] {
         let writer = self.writer.as_ref().unwrap_or(&self.reader);
         [Arc::clone(&self.reader), Arc::clone(writer)]
@@ -148,12 +148,12 @@ impl Connection {
         !self.finished && self.write_error.is_none() && self.sent < self.outbox.len()
     }
 
-    /// When the last byte came.
+    /// Time at which the last byte was received.
     pub(crate) fn last_received(&self) -> Instant {
         self.last_received
     }
 
-    /// When the last message was given to be sent.
+    /// Time at which the last message was queued for sending.
     pub(crate) fn last_sent(&self) -> Instant {
         self.last_sent
     }
@@ -163,7 +163,7 @@ impl Connection {
         self.send_bytes(&frame);
     }
 
-    /// A record of the handshake.
+    /// Sends a record of the handshake.
     pub(crate) fn send_record(&mut self, body: &[u8]) {
         self.send_bytes(&record(body));
     }
@@ -174,7 +174,7 @@ impl Connection {
             return;
         }
         let unsent = self.outbox.len() - self.sent;
-        // Before this message, so that a single one may be long.
+        // Checked before this message is added, so that a single long message is allowed.
         if unsent > self.most {
             self.write_error = Some(WriteError::Stuck(unsent));
             return;
@@ -203,7 +203,7 @@ impl Connection {
         self.outbox.shrink_to(KEPT);
     }
 
-    /// The next message, if a whole one has come.
+    /// Returns the next message, if it was received completely.
     pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LinkError> {
         loop {
             if let Some(message) = self.decoder.next()? {
@@ -215,7 +215,7 @@ impl Connection {
         }
     }
 
-    /// The next record of the handshake, if a whole one has come.
+    /// Returns the next record of the handshake, if it was received completely.
     pub(crate) fn receive_record(&mut self, longest: usize) -> Result<Option<Vec<u8>>, LinkError> {
         loop {
             let records = self.records.get_or_insert_default();
@@ -228,7 +228,7 @@ impl Connection {
         }
     }
 
-    /// Deciphers one record, if a whole one has come.
+    /// Decrypts one record, if it was received completely.
     fn open_record(&mut self) -> Result<bool, LinkError> {
         let (Some(records), Some(channel)) = (&mut self.records, &mut self.channel) else {
             return Ok(false);
@@ -238,12 +238,12 @@ impl Connection {
         Ok(true)
     }
 
-    /// Takes in what has come; false when there is nothing.
+    /// Reads the available data. Returns `false` if there is none.
     fn read(&mut self) -> Result<bool, LinkError> {
         let mut buffer = [0; 16 << 10];
         loop {
             match read(&self.reader, &mut buffer) {
-                // The system reports an error once, to the first call: that may have been a write.
+                // The system reports an error only to the first call after it, which may have been a write.
                 Ok(0) if let Some(error) = self.broken() => return Err(error),
                 Ok(0) if self.has_partial() => return Err(LinkError::CutOff),
                 Ok(0) => return Err(LinkError::Closed),
@@ -267,10 +267,10 @@ impl Connection {
         self.decoder.has_partial() || self.records.as_ref().is_some_and(Records::has_partial)
     }
 
-    /// Why nothing can be sent any more.
+    /// Returns the reason why nothing more can be sent, if there is one.
     pub(crate) fn write_error(&self) -> Option<LinkError> {
         Some(match self.write_error? {
-            // The other side is gone, and has said nothing since.
+            // The other side has ended, and no further data was received from it.
             WriteError::Broken(Errno::EPIPE) => LinkError::Closed,
             WriteError::Broken(Errno::ECONNRESET) => LinkError::Reset,
             WriteError::Broken(error) => LinkError::Broken(error.into()),
@@ -278,7 +278,7 @@ impl Connection {
         })
     }
 
-    /// An error of the connection itself that a write has met.
+    /// Returns an error of the connection that an earlier write has met, if there is one.
     fn broken(&self) -> Option<LinkError> {
         match self.write_error()? {
             error @ (LinkError::Reset | LinkError::Broken(_)) => Some(error),

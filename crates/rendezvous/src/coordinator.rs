@@ -1,5 +1,4 @@
-//! The coordinator: a thread that holds the connections to all agents and does what the decision
-//! says.
+//! The coordinator: a thread that holds the connections to all agents and performs the actions of the state machine.
 
 mod actions;
 mod event_loop;
@@ -129,7 +128,7 @@ impl Coordinator {
         match job_result {
             Some(Ok(Some(job_result))) => job_result,
             Some(Err(panic)) => panic::resume_unwind(panic),
-            // Only dropping abandons it.
+            // No result: only dropping the coordinator makes its thread end early.
             Some(Ok(None)) | None => JobResult { code: 1, cause: None },
         }
     }
@@ -139,7 +138,7 @@ impl Drop for Coordinator {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
             self.shared.tell(Command::Abandon);
-            // It ends at once; a panic there has been reported by the thread.
+            // The thread ends at once, and has reported a panic itself.
             let _ = thread.join();
         }
     }
@@ -155,7 +154,7 @@ impl fmt::Debug for Coordinator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionId(AgentId);
 
-/// Whatever ends the thread, others learn of it.
+/// Sets a flag when the thread ends, for whatever reason, so that other threads are informed.
 struct SetOnDrop(Arc<Flag>);
 
 impl Drop for SetOnDrop {

@@ -1,7 +1,7 @@
-//! Everything that reads bytes of a peer, as pure functions: for fuzz targets and property tests.
+//! All readers of bytes from a peer, as pure functions for fuzz targets and property tests.
 //!
-//! Connections read through the same code; these functions only spare the sockets. None of them
-//! panics or takes memory out of proportion to its input, whatever the bytes are.
+//! Connections use the same code; these functions need no sockets. None of them panics, and their memory is
+//! proportional to the input, for any bytes.
 
 use crate::handshake::{self, Greeting, NotBrigade};
 use crate::{Decoder, FrameError, FromAgent, Secret, ToAgent, discovery};
@@ -136,7 +136,7 @@ mod tests {
         }
     }
 
-    /// A message with some bytes changed, which reaches further than noise.
+    /// A message with some changed bytes, which gets past more checks than random bytes.
     fn damaged() -> impl Strategy<Value = Vec<u8>> {
         let whole = [
             encode(&FromAgent::Join(Join::new("node1"))),

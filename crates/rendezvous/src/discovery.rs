@@ -212,7 +212,7 @@ impl Rendezvous {
         let (sender, notices) = wake::channel()?;
         let given_up = Arc::new(Flag::new()?);
         let told = Notices { sender, given_up: Arc::clone(&given_up) };
-        // Not joined: it may be in the system's resolver, which cannot be interrupted.
+        // Not joined: the thread may be in the system's resolver, which cannot be interrupted.
         masked_thread::spawn("rendezvous", move || {
             let last = meet(&plan, &told).unwrap_or_else(RendezvousNotice::Failed);
             told.tell(last);

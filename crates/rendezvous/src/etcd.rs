@@ -1,4 +1,4 @@
-//! What an election needs of etcd: its interface, and a lease that is kept alive for as long as this process is the
+//! Access to etcd for the election: its interface, and a lease that is kept alive while this process is the
 //! coordinator.
 
 mod access;

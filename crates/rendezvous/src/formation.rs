@@ -1,5 +1,5 @@
-//! Which hosts take part in a job, with which ranks, and when an attempt starts, stops and counts: the
-//! decision alone, without clock and network.
+//! State machine of the coordinator, without clock and network: which hosts take part in a job, with which ranks, and
+//! when an attempt starts, stops and counts.
 
 mod admission;
 mod event;
@@ -50,7 +50,7 @@ pub struct Formation {
     rules: Rules,
     now: Duration,
     members: BTreeMap<AgentId, Member>,
-    /// Connections that are being made.
+    /// Connections that are being made, with the names of their hosts.
     expected: BTreeMap<AgentId, String>,
     /// Number of agents that have been expected or have joined, in all.
     announced: usize,
@@ -59,17 +59,17 @@ pub struct Formation {
     /// Number of members that wait for a node rank that another one has.
     duplicates: usize,
     state: State,
-    /// The last attempt that has been started.
+    /// Number of the last attempt that was started.
     attempt: Option<u32>,
     next_attempt: u32,
     restarts: u32,
     failures: Failures,
     admission: Admission,
-    /// The last order to stop the present attempt, for agents that may not have received it.
+    /// Last order to stop the current attempt, for agents that may not have received it.
     last_stop: Option<(i32, String)>,
-    /// Some host has ranks that SIGKILL does not end.
+    /// Whether a host has ranks that survived SIGKILL.
     stuck: bool,
-    /// No member can have been silent for too long before this.
+    /// Time before which no member can have exceeded its time limit.
     next_look: Duration,
     actions: Vec<Action>,
 }
@@ -78,7 +78,7 @@ pub struct Formation {
 enum State {
     Gathering(Gathering),
     Running,
-    /// Until the agents have stopped, or this moment.
+    /// Waits until the agents have stopped, at most until this time.
     Stopping(Duration),
     Over(JobResult),
 }
@@ -138,7 +138,7 @@ impl Formation {
         }
         self.check_heartbeats();
         let due = self.deadline().is_some_and(|deadline| deadline <= self.now);
-        // A thousand agents beat a thousand times a second: what follows is not done for a beat.
+        // A thousand agents send a thousand heartbeats per second, for which the following is skipped.
         if !idle || due || !self.actions.is_empty() {
             self.check_stop_deadline();
             self.advance();
@@ -209,7 +209,7 @@ impl Formation {
                 self.stopped(agent, port, killed, stuck);
             }
             FromAgent::Interrupted { signal, count } => {
-                // Else it is one of before, sent again after a break.
+                // A lower count is that of an earlier message, which was sent again after a reconnection.
                 if count > member.requests {
                     member.requests = count;
                     self.interrupt(failures::checked(signal), Some(agent));
@@ -230,7 +230,7 @@ impl Formation {
             {
                 self.rank_exited(agent, local_rank, exit_status, at);
             }
-            // Of an earlier attempt; or nothing to decide.
+            // A message of an earlier attempt, or one that needs no decision.
             FromAgent::Failed(_)
             | FromAgent::Started { .. }
             | FromAgent::Exited { .. }
@@ -242,7 +242,7 @@ impl Formation {
         }
     }
 
-    /// Goes on as far as nothing has to be waited for.
+    /// Advances through the states until one has to wait.
     fn advance(&mut self) {
         loop {
             let before = mem::discriminant(&self.state);

@@ -1,6 +1,6 @@
 //! Frames: a length in four bytes, big-endian, then one message as MessagePack.
 //!
-//! Fields travel with their names, so that a newer reader understands an older writer.
+//! Fields are sent with their names, so that a newer version can read the messages of an older one.
 
 use brigade_rank_env::text::printable;
 use serde::Serialize;
@@ -38,7 +38,8 @@ pub enum FrameError {
 #[must_use]
 pub fn encode(message: &impl Serialize) -> Vec<u8> {
     let mut frame = vec![0; PREFIX];
-    // Writing plain data to memory cannot fail; if it did, the reader would name the empty frame.
+    // Serialization of plain data into memory cannot fail. If it did, the receiver would report the empty frame as an
+    // error.
     let _ = message.serialize(&mut rmp_serde::Serializer::new(&mut frame).with_struct_map());
     let length = u32::try_from(frame.len() - PREFIX).unwrap_or(u32::MAX);
     frame[..PREFIX].copy_from_slice(&length.to_be_bytes());

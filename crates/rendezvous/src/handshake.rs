@@ -1,24 +1,22 @@
-//! How an agent and the coordinator prove to each other over TCP that they belong together: Noise,
-//! with the job's secret as pre-shared key.
+//! Authentication between an agent and the coordinator over TCP: Noise, with the job's secret as pre-shared key.
 //!
 //! With a secret the pattern is `NNpsk0`, without one `NN`. Each side sends one message; after them
 //! the stream is encrypted and authenticated ([`Channel`]).
 //!
-//! - `psk0` and not `psk2`: the agent's first message shows that it knows the secret, so the
-//!   coordinator answers a host that does not with one byte, computes nothing for it, and gives it
-//!   nothing to try guesses on. (`psk2` would send every host that connects a proof of the secret. The
-//!   price of `psk0` is that a listener on the network can try guesses on the first message, which is
-//!   why short secrets are refused.)
-//! - Both send ephemeral keys (`ee`): an attacker that learns the secret later cannot read what was recorded.
-//! - There are no static keys, and both handshake messages are empty. Names of hosts and of the job
-//!   go over the finished channel alone, and the latter only as a tag ([`Channel::job_tag`]).
-//! - The first message can be recorded and sent again. That leads nowhere: without the secret no
-//!   further message can be made, and a peer joins by a message on the channel.
-//! - Without a secret the channel keeps listeners out, and nothing else: neither side knows with which peer
-//!   it speaks. A secret on one side only is refused by both.
+//! - `psk0` and not `psk2`: the agent's first message proves that it has the secret, so the coordinator answers a host
+//!   without it with one byte, computes nothing for it, and reveals nothing on which guesses could be tested. (`psk2`
+//!   would send every host that connects a proof of the secret. The price of `psk0` is that an eavesdropper can test
+//!   guesses on the first message, which is why short secrets are refused.)
+//! - Both send ephemeral keys (`ee`): an attacker that obtains the secret later cannot decrypt recorded connections.
+//! - There are no static keys, and both handshake messages are empty. Names of hosts and of the job are sent only over
+//!   the finished channel, and the latter only as a tag ([`Channel::job_tag`]).
+//! - The first message can be recorded and replayed, without effect: without the secret no further message can be made,
+//!   and a peer joins by a message on the channel.
+//! - Without a secret the channel protects only against passive eavesdropping: neither side can authenticate its peer.
+//!   A secret on one side only is refused by both.
 //!
-//! What is in the clear is the version and which pattern is used, so that other versions can be told
-//! why they do not understand each other. The handshake covers it: a change on the way breaks it.
+//! Only the version and the pattern are sent in the clear, so that the error for another version can be specific. The
+//! handshake authenticates them: a change in transit makes it fail.
 
 use std::fmt;
 
@@ -29,7 +27,7 @@ use crate::PROTOCOL;
 use crate::channel::Channel;
 use crate::secret::Secret;
 
-/// The body of a record of the handshake, from either side.
+/// Body of a handshake record, from either side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Greeting {
     /// Kind of the record, with the side that sends it.
@@ -38,7 +36,7 @@ pub(crate) struct Greeting {
     pub(crate) protocol: u32,
     /// Brigade version of the sender, for messages. Escaped for display.
     pub(crate) version: String,
-    /// The Noise message.
+    /// Noise message of the handshake.
     pub(crate) noise: Vec<u8>,
 }
 
@@ -71,7 +69,7 @@ impl Greeting {
         Self { kind, protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").into(), noise }
     }
 
-    /// Reads the body of a record. Takes any bytes; later versions may append to the Noise message.
+    /// Parses the body of a record. Accepts any bytes; later versions may append to the Noise message.
     ///
     /// # Errors
     /// The bytes are not a greeting.
@@ -89,7 +87,7 @@ impl Greeting {
         })
     }
 
-    /// The body of a record.
+    /// Returns the body of a record.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = self.header();
         bytes.extend_from_slice(&self.noise);
@@ -110,19 +108,19 @@ pub(crate) struct ClientHandshake {
     noise: HandshakeState,
 }
 
-/// Why an agent has no channel to the coordinator.
+/// Reason why an agent has no channel to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Denial {
-    /// The coordinator refuses this host, for this reason.
+    /// The coordinator refuses this host. Contains the reason.
     Refused(String),
-    /// The peer does not have the secret, or the handshake was changed on the way.
+    /// The peer does not have the secret, or the handshake was changed in transit.
     Unproved,
     /// The peer is not a Brigade process.
     NotBrigade,
 }
 
 impl ClientHandshake {
-    /// Begins; also gives the body of the first record.
+    /// Starts a handshake. Also returns the body of the first record.
     ///
     /// # Errors
     /// The system has no source of random numbers.
@@ -134,7 +132,7 @@ impl ClientHandshake {
         Ok((Self { noise }, greeting.encode()))
     }
 
-    /// Takes in the coordinator's record.
+    /// Processes the coordinator's record.
     pub(crate) fn finish(mut self, record: &[u8]) -> Result<Channel, Denial> {
         let answer = Greeting::decode(record).map_err(|_| Denial::NotBrigade)?;
         let refused = |text: &str| Err(Denial::Refused(text.to_owned()));
@@ -183,7 +181,7 @@ pub(crate) enum Answer {
     Ignore,
 }
 
-/// The coordinator's side: answers the agent's record. Keeps nothing of those it refuses.
+/// Returns the coordinator's answer to the agent's record. No state is kept for refused agents.
 pub(crate) fn answer(record: &[u8], secret: Option<&Secret>) -> Answer {
     let Ok(hello) = Greeting::decode(record) else { return Answer::Ignore };
     let refuse =
@@ -207,7 +205,7 @@ pub(crate) fn answer(record: &[u8], secret: Option<&Secret>) -> Answer {
         }
         _ => {}
     }
-    // Fails when the system has no random numbers, and then no host can be answered.
+    // Fails if the system has no random numbers; then no host can be answered.
     let Ok(mut noise) = state(secret, &hello, Side::Coordinator) else { return Answer::Ignore };
     if noise.read_message(&hello.noise, &mut []).is_err() {
         return match secret {
@@ -279,7 +277,7 @@ const KINDS: [(u8, Kind); 7] = [
     (19, Kind::NoSecretHere),
     (20, Kind::WrongSecret),
 ];
-/// No record of the handshake is longer.
+/// Maximum length of a handshake record.
 pub(crate) const MAX_GREETING: usize = 256;
 
 #[cfg(test)]
@@ -292,7 +290,7 @@ mod tests {
         Some(Secret::new(text).unwrap())
     }
 
-    /// Both sides of a handshake, of which `relay` may change every record.
+    /// Runs both sides of a handshake. `relay` may change every record.
     fn meet(
         agent: Option<&Secret>,
         coordinator: Option<&Secret>,
@@ -340,7 +338,7 @@ mod tests {
     #[test]
     fn a_coordinator_that_does_not_know_the_secret_is_found_out() {
         let right = secret("the secret of the job");
-        // It says yes to everything, with a message of its own making or with the agent's own.
+        // The coordinator is impersonated: it accepts everything, with a message of its own or the agent's.
         for own in [true, false] {
             let (client, hello) = ClientHandshake::start(right.as_ref()).unwrap();
             let heard = Greeting::decode(&hello).unwrap();
@@ -373,7 +371,7 @@ mod tests {
                     assert!(met.is_ok(), "nothing was changed");
                     break;
                 }
-                // Of the answer's header only the version is nothing but words.
+                // A change of the version in the answer's header need not make the handshake fail.
                 let words = MAGIC.len() + 1..MAGIC.len() + 6 + env!("CARGO_PKG_VERSION").len();
                 if record == 0 || !words.contains(&at) {
                     assert!(met.is_err(), "byte {at} of record {record}");

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever waits for something waits longer than it may take.
+        /// Each limit is longer than the limits of the operations that it includes.
         #[test]
         fn limits_nest(
             heartbeat in prop_oneof![any::<u64>(), 0..100_000_u64],
@@ -185,7 +185,7 @@ mod tests {
                 TimeLimits::new(Duration::from_millis(heartbeat), Duration::from_millis(shutdown));
             let timeout = limits.heartbeat_timeout;
             prop_assert!(limits.heartbeat_interval() * 3 <= limits.quiet());
-            // Two attempts, each with both halves.
+            // Two attempts to reconnect, each with both parts.
             let attempt = 2 * limits.reconnect_attempt() + limits.reconnect_pause();
             prop_assert!(limits.quiet() + 2 * attempt < timeout);
             prop_assert!(limits.reconnect_attempt() < TimeLimits::ANSWER);

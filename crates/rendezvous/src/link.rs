@@ -19,16 +19,15 @@ pub const OUTPUT_CREDIT: u64 = 256 << 10;
 
 /// The agent's end of its connection to the coordinator.
 ///
-/// It never waits. In each turn of its loop the agent polls [`Link::read_fd`], and
-/// [`Link::write_fd`] while [`Link::needs_write`], until [`Link::deadline`] at most; then it calls
-/// [`Link::flush`], [`Link::receive`] until there is nothing more, and [`Link::keep_up`] last, so
-/// that what has come in the meantime counts before silence does. After an error the link is of no
-/// use. What the coordinator said before it closed is received before the error.
+/// It never blocks. In each turn of its loop the agent polls [`Link::read_fd`], and [`Link::write_fd`] while
+/// [`Link::wants_write`], until [`Link::deadline`] at most; then it calls [`Link::flush`], [`Link::receive`] until
+/// there is nothing more, and [`Link::keep_up`] last, so that received data takes precedence over silence. After an
+/// error the link cannot be used. Messages that the coordinator sent before it closed the connection are received
+/// before the error.
 ///
-/// Beats are sent by a thread of their own, so that an agent whose loop is held up, by a file
-/// system that does not answer, say, is not taken for lost. They begin with the first message that
-/// the agent sends, because the coordinator refuses a connection that does not begin with
-/// [`FromAgent::Join`].
+/// Heartbeats are sent by a separate thread, so that an agent whose loop is blocked, for example by a file system that
+/// does not answer, is not taken for lost. They begin after the first message that the agent sends, because the
+/// coordinator refuses a connection that does not begin with [`FromAgent::Join`].
 ///
 /// ```
 /// use std::os::unix::net::UnixStream;
@@ -58,7 +57,7 @@ pub struct Link {
 struct Shared {
     wire: Connection,
     start: Instant,
-    /// The agent has sent something.
+    /// `true` once the agent has sent something.
     begun: bool,
 }
 
@@ -91,7 +90,7 @@ impl Link {
         Ok(Self { shared, ends, limits, peer: None, _heart: heart })
     }
 
-    /// Remembers where the other side is.
+    /// Sets the address of the other side.
     pub(crate) fn to(self, peer: SocketAddr) -> Self {
         Self { peer: Some(peer), ..self }
     }
@@ -102,7 +101,7 @@ impl Link {
         self.peer
     }
 
-    /// Sets the moment from which [`Link::millis`] counts. The clock of an agent must be the same over all of its
+    /// Sets the time from which [`Link::millis`] counts. The clock of an agent must be the same over all of its
     /// connections.
     pub fn set_start(&mut self, start: Instant) {
         self.shared.lock().start = start;
@@ -184,8 +183,8 @@ impl Link {
         Ok(())
     }
 
-    /// Returns a moment on this link's clock, which [`Join::sent`](crate::Join) and
-    /// [`RankFailure::at`](crate::RankFailure) use. Moments before its start are 0.
+    /// Returns a time on this link's clock, which [`Join::sent`](crate::Join) and
+    /// [`RankFailure::at`](crate::RankFailure) use. Times before its start are 0.
     #[must_use]
     pub fn millis(&self, at: Instant) -> Millis {
         self.shared.lock().millis(at)
@@ -196,7 +195,7 @@ impl Shared {
     fn send(&mut self, message: &FromAgent) {
         self.begun = true;
         match message {
-            // Over TCP the name of the job stays here: the coordinator may know it or not.
+            // Over TCP the name of the job is not sent: the coordinator can check the tag if it has the same name.
             FromAgent::Join(join) if let Some(tag) = self.wire.job_tag(&join.run_id) => {
                 self.wire.send(&FromAgent::Join(Join { run_id: tag, ..join.clone() }));
             }
@@ -210,7 +209,7 @@ impl Shared {
     }
 }
 
-/// The thread that sends beats. It ends with the link.
+/// Thread that sends heartbeats. It ends with the link.
 #[derive(Debug)]
 struct Heart {
     stop: Arc<Flag>,
@@ -230,13 +229,13 @@ impl Drop for Heart {
     fn drop(&mut self) {
         self.stop.set();
         if let Some(thread) = self.thread.take() {
-            // It waits for nothing but the descriptor and the lock.
+            // The thread waits only for the descriptor and the lock.
             let _ = thread.join();
         }
     }
 }
 
-/// Sends a beat whenever nothing else was sent for that long.
+/// Sends a heartbeat whenever nothing else was sent for this interval.
 fn beat(shared: &Mutex<Shared>, stop: &Flag, interval: Duration) {
     let mut due = Instant::now() + interval;
     while !stop.wait(due.saturating_duration_since(Instant::now())) {
@@ -254,7 +253,7 @@ fn beat(shared: &Mutex<Shared>, stop: &Flag, interval: Duration) {
     }
 }
 
-/// The output that may wait, and a longest message on top.
+/// Maximum amount of unsent data: the output that may wait, and a message of maximum length.
 const MAX_UNSENT: usize = 8 << 20;
 
 #[cfg(test)]
@@ -399,7 +398,7 @@ mod tests {
         let mut link = Link::of(near, None).unwrap();
         link.send(&FromAgent::Join(Join { run_id: "topsecret".into(), ..Join::new("node1") }));
         let Some(FromAgent::Join(join)) = far.receive().unwrap() else { panic!() };
-        // The server there can compare, and sees nothing that it does not know.
+        // The server can compare the tag, and gets no other information from it.
         assert_eq!(join.host, "node1");
         assert!(!join.run_id.contains("topsecret"));
         assert_eq!(far.job_tag("topsecret").unwrap(), join.run_id);

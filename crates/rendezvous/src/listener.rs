@@ -70,7 +70,7 @@ impl Listener {
         self.secret.is_none() && self.bind_address == BindAddress::Unspecified
     }
 
-    /// The next connection, if there is one, and where it comes from.
+    /// Accepts the next connection, if there is one, and returns it with the address of its peer.
     pub(crate) fn accept(&self, limits: TimeLimits) -> io::Result<(Connection, IpAddr)> {
         let (stream, address) = self.socket.accept()?;
         let wire = Connection::new(prepared(stream, limits)?.into(), None, MAX_UNSENT)?;
@@ -100,12 +100,12 @@ pub(crate) struct Limits {
     pub(crate) strangers: usize,
     /// Time limit for joining.
     pub(crate) greeting: Duration,
-    /// Time for which a connection keeps its place even when all are taken and others wait.
+    /// Time for which a connection keeps its slot even if all slots are used and other connections wait.
     pub(crate) grace: Duration,
 }
 
-/// A quarter of the descriptors that this process may have, at most 1024; 10 s to join; half a second
-/// to be left alone, which is many round trips.
+/// A quarter of the descriptors that this process may have, at most 1024; 10 s to join; half a second without
+/// displacement, which is many round trips.
 impl Default for Limits {
     fn default() -> Self {
         let open = getrlimit(Resource::RLIMIT_NOFILE).map_or(MAX_STRANGERS, |limit| limit.0 / 4);
@@ -119,7 +119,8 @@ impl Default for Limits {
 
 const MAX_STRANGERS: u64 = 1024;
 
-/// Messages go at once, and the kernel gives a connection up after both sides have.
+/// Sets the socket options: messages are sent without delay, and the kernel closes a connection later than both sides
+/// would.
 pub(crate) fn prepared(
     stream: std::net::TcpStream,
     limits: TimeLimits,
@@ -136,7 +137,7 @@ fn both_families(port: u16) -> nix::Result<TcpListener> {
     setsockopt(&fd, Ipv6V6Only, &false)?;
     let any = std::net::SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, 0);
     bind(fd.as_raw_fd(), &SockaddrIn6::from(any))?;
-    // A thousand agents come at once; the kernel cuts it to what it allows.
+    // A thousand agents may connect at once. The kernel reduces the backlog to its maximum.
     listen(&fd, Backlog::MAXALLOWABLE)?;
     Ok(TcpListener::from(fd))
 }

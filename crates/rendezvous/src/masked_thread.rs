@@ -1,4 +1,4 @@
-//! Threads that no signal reaches: signals are the agent's, which waits for them with a descriptor.
+//! Threads with all signals blocked: the agent receives all signals through a descriptor.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
@@ -10,7 +10,7 @@ pub(crate) fn spawn<T: Send + 'static>(
     name: &str,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
-    // A thread begins with the mask of the thread that starts it.
+    // A new thread inherits the signal mask of the thread that starts it.
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     let thread = Builder::new().name(name.into()).spawn(run);
     before.thread_set_mask()?;

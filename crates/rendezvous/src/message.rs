@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// Version of this protocol. Both sides must have the same.
 pub const PROTOCOL: u32 = 3;
 
-/// More faults of devices than that are not taken from one failure.
+/// Maximum number of device faults that are read from one failure.
 pub(crate) const MAX_FAULTS: usize = 16;
 
 /// Milliseconds of the sender's own monotonic clock, from a start that the sender chooses.
@@ -335,8 +335,7 @@ pub enum Cause {
 }
 
 impl FromAgent {
-    /// The same with names, reasons and errors that are fit to be shown. What ranks have printed stays as
-    /// it is.
+    /// Returns the message with names, reasons and errors made printable. Output of ranks is unchanged.
     pub(crate) fn printable(self) -> Self {
         match self {
             Self::Join(join) => Self::Join(Join {
@@ -366,7 +365,7 @@ impl FromAgent {
 }
 
 impl ToAgent {
-    /// The same with names and reasons that are fit to be shown.
+    /// Returns the message with names and reasons made printable.
     pub(crate) fn printable(self) -> Self {
         match self {
             Self::Refused { reason } => Self::Refused { reason: printable(&reason) },
@@ -476,7 +475,7 @@ impl ExitStatus {
     /// ```
     #[must_use]
     pub fn exit_code(self) -> u8 {
-        // Both fit: a code is one byte, and signals stop at 64.
+        // Both conversions fit: an exit code is one byte, and signals are at most 64.
         match self {
             Self::Code(code) => code.to_le_bytes()[0],
             Self::Signal(signal) => 128 | signal.to_le_bytes()[0],

@@ -1,4 +1,4 @@
-//! The secret that the agents of a job share, and what stands for it on the network.
+//! The secret that the agents of a job share, and the key that is derived from it.
 
 use std::fmt;
 use std::fs::File;
@@ -11,9 +11,9 @@ use sha2::{Digest, Sha256};
 
 /// Secret that all agents of a job share: the pre-shared key of their rendezvous over TCP.
 ///
-/// An agent and the coordinator each prove to the other that they know it, without sending it or
-/// anything that depends on it alone. A host that reaches the port and does not know the secret can
-/// neither join the job nor pose as its coordinator nor read or change what the two say.
+/// An agent and the coordinator each prove to the other that they know it, without sending it or anything that depends
+/// on it alone. A host that reaches the port and does not know the secret can neither join the job nor pose as its
+/// coordinator nor read or change their messages.
 ///
 /// It is not stretched: an attacker that records a handshake can try guesses at the speed of a hash function. So
 /// it must be random and long, as [`Secret::generate`] or `openssl rand -hex 32` make it; a text of
@@ -124,7 +124,7 @@ impl Secret {
         &self.bytes
     }
 
-    /// The pre-shared key of the handshake.
+    /// Derives the pre-shared key of the handshake.
     pub(crate) fn key(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
         hash.update(KEY_DOMAIN);
@@ -153,10 +153,10 @@ pub fn private_text(path: &Path) -> Result<String, SecretError> {
     Ok(text.trim().to_owned())
 }
 
-/// The first bytes of a file that only its owner may read, where that is this user.
+/// Reads the beginning of a file. If the file belongs to this user, only its owner may have access to it.
 fn read_private(path: &Path) -> Result<Vec<u8>, SecretError> {
     let unreadable = |source| SecretError::Unreadable { path: path.into(), source };
-    // The mode of the file that is read, not of another one that has its name by then.
+    // The mode is read from the open file, because its name may belong to another file by then.
     let file = File::open(path).map_err(unreadable)?;
     let about = file.metadata().map_err(unreadable)?;
     let mode = about.mode() & 0o7777;
@@ -164,7 +164,7 @@ fn read_private(path: &Path) -> Result<Vec<u8>, SecretError> {
         return Err(SecretError::TooOpen { path: path.into(), mode });
     }
     let mut text = Vec::new();
-    // White space around it is not counted yet.
+    // Reads more than the maximum length, because white space around the secret does not count.
     file.take(2 * Secret::MAX_LEN as u64).read_to_end(&mut text).map_err(unreadable)?;
     Ok(text)
 }
@@ -185,12 +185,12 @@ pub fn random_name(prefix: &str) -> io::Result<String> {
     Ok(format!("{prefix}-{}", hex(&random)))
 }
 
-/// Bytes as hexadecimal digits.
+/// Formats bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// No other program makes the same key of the same secret.
+/// Prefix for the derivation of the key, so that no other program derives the same key from the same secret.
 const KEY_DOMAIN: &[u8] = b"brigade rendezvous 3\0";
 
 #[cfg(test)]
@@ -205,7 +205,7 @@ mod tests {
         let key = |text: &str| Secret::new(text).unwrap().key();
         assert_eq!(key("known to all of us"), key(" known to all of us\n"));
         assert_ne!(key("known to all of us"), key("known to all of them"));
-        // Of Python's hashlib.sha256(b"brigade rendezvous 3\0" + b"0123456789abcdef").
+        // Computed with Python: hashlib.sha256(b"brigade rendezvous 3\0" + b"0123456789abcdef").
         assert_eq!(hex(&key("0123456789abcdef")), GOLDEN);
     }
 
@@ -233,7 +233,7 @@ mod tests {
         let error = Secret::from_file(Path::new("/no/such/file")).unwrap_err();
         let expected = "cannot read the secret in /no/such/file: ";
         assert!(error.to_string().starts_with(expected), "{error}");
-        // A device is not this user's file, whatever its mode.
+        // A device is not a file of this user, whatever its mode.
         let empty = Secret::from_file(Path::new("/dev/null"));
         assert!(matches!(empty, Err(SecretError::TooShort { length: 0 })), "{empty:?}");
         let endless = Secret::from_file(Path::new("/dev/zero"));

@@ -1,4 +1,4 @@
-//! Single texts as a model's input, and that written down.
+//! Conversion of single texts to a model's input, and its serialised settings.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tch::{Kind, Tensor};
 use crate::error::TextError;
 use crate::{Backwards, Documents, LabelledTexts, Padding, SortedSampler, UnlabelledTexts};
 
-/// The kind under which [`TextCodec`] is written down.
+/// Kind of [`TextCodec`] in serialised settings.
 const KIND: &str = "text";
 
 /// Conversion of single texts to a model's input, and of texts to batches: a tokenizer and a vocabulary. The loaders of
@@ -46,7 +46,7 @@ pub struct TextCodec {
     pad_id: Option<i64>,
 }
 
-/// A codec as JSON.
+/// Codec in JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Settings {
@@ -57,18 +57,18 @@ struct Settings {
 }
 
 impl TextCodec {
-    /// Takes what splits texts and what numbers their tokens.
+    /// Creates a codec from a tokenizer and a vocabulary.
     #[must_use]
     pub fn new(tokenizer: Arc<dyn Tokenizer>, vocabulary: Arc<Vocabulary>) -> Self {
         Self { tokenizer, vocabulary, backwards: false, pad_id: None }
     }
 
-    /// Makes the codec of its settings, as [`ItemCodec::describe`] has written them, with the tokenizer that they were
-    /// made with: for those that are files of their own, such as Hugging Face's.
+    /// Creates a codec from its settings, as [`ItemCodec::describe`] has written them, with the tokenizer that they
+    /// were made with: for tokenizers that have files of their own, such as Hugging Face's.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for settings of something else or of a later version, and when
-    /// the tokenizer is another one.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for settings of another kind or a later version, and for a
+    /// different tokenizer.
     pub fn from_settings(
         settings: &serde_json::Value,
         tokenizer: Arc<dyn Tokenizer>,
@@ -132,7 +132,7 @@ impl TextCodec {
     /// Returns the numbers of a text's tokens.
     ///
     /// # Errors
-    /// When the tokenizer refuses the text, or the vocabulary has neither a token nor one for unknown ones.
+    /// Fails if the tokenizer refuses the text, or the vocabulary has neither a token nor one for unknown ones.
     pub fn ids(&self, text: &str) -> Result<Vec<i64>> {
         let mut tokens = TokenList::new();
         self.tokenizer.tokenize(text, &mut tokens).map_err(TextError::from)?;
@@ -144,9 +144,9 @@ impl TextCodec {
         Ok(ids)
     }
 
-    /// Makes batches of texts to predict, without targets, the longest first, padded by chunks of `seq_len` tokens
-    /// (72): fastai's `test_dl`. A Learner gives its predictions in the order of the texts. They are split on all
-    /// processors, and their tokens kept in memory.
+    /// Returns a loader of texts for prediction, without targets, the longest first, padded by chunks of `seq_len`
+    /// tokens (72 in fastai): fastai's `test_dl`. A Learner returns its predictions in the order of the texts. The
+    /// texts are tokenized on all processors, and their tokens kept in memory.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -163,7 +163,7 @@ impl TextCodec {
     /// ```
     ///
     /// # Errors
-    /// When texts cannot be read or split, or one has no token.
+    /// Fails if texts cannot be read or tokenized, or one has no token.
     pub fn loader(
         &self,
         texts: &TextSource,
@@ -181,11 +181,10 @@ impl TextCodec {
         Ok(DataLoader::new(data).batch_size(batch_size).sampler(sampler))
     }
 
-    /// Joins the tokens of these numbers by spaces, without those that fill up; a number that the vocabulary does not
-    /// have is an error.
+    /// Joins the tokens with these ids by spaces, without padding.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for such a number.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for an id that the vocabulary does not have.
     pub fn tokens(&self, ids: &[i64]) -> Result<String> {
         let token = |id: &i64| {
             let token = u32::try_from(*id).ok().and_then(|id| self.vocabulary.token(id));
@@ -265,11 +264,11 @@ impl ItemCodec for TextCodec {
     }
 }
 
-/// Makes the codec of a kind again, from its settings as [`ItemCodec::describe`] has written them: that of texts, and
-/// those of [`brigade_learn::data::codec_from`]. It is what `Predictor::load_with` takes.
+/// Creates the codec of a kind from its settings, as [`ItemCodec::describe`] has written them: the codec of texts, or
+/// one of [`brigade_learn::data::codec_from`]. Pass it to `Predictor::load_with`.
 ///
 /// # Errors
-/// When there is no such kind, or the settings are not its own: those of a later version.
+/// Fails for an unknown kind, or settings of another kind or a later version.
 pub fn codec_from(kind: &str, settings: &serde_json::Value) -> Result<Arc<dyn ItemCodec>> {
     if kind != KIND {
         return data::codec_from(kind, settings);

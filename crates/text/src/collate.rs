@@ -1,4 +1,4 @@
-//! Sequences of tokens as batches for transformers, as Hugging Face's collators make them.
+//! Collation of token sequences into batches for transformers, as Hugging Face's collators do it.
 
 use brigade_data::{Batch, DataError};
 use brigade_rank_env::text::counted;
@@ -30,11 +30,11 @@ pub use words::{align_labels, words_of_offsets};
 pub struct Sequence {
     /// Ids of the tokens.
     pub ids: Vec<i64>,
-    /// Token type ids: for each token the number of its text in a pair.
+    /// Token type ids: the index of each token's text in a pair.
     pub type_ids: Option<Vec<i64>>,
     /// Special-token mask: `true` for each token that the tokenizer has added, such as `[CLS]`.
     pub special: Option<Vec<bool>>,
-    /// The number of the word that each token is a part of; `None` for one that is of no word.
+    /// Index of the word that each token is a part of, or `None` for a token outside of words.
     pub words: Option<Vec<Option<u32>>>,
     /// Label of the sequence.
     pub label: Option<SequenceLabel>,
@@ -45,50 +45,50 @@ pub struct Sequence {
 pub enum SequenceLabel {
     /// Class index of the sequence: `i64 [rows]` in a batch.
     Class(i64),
-    /// A regression target: `f32 [rows]` in a batch.
+    /// Regression target: `f32 [rows]` in a batch.
     Number(f32),
     /// Several regression targets, or 0 and 1 for several classes: `f32 [rows, n]` in a batch.
     Numbers(Vec<f32>),
-    /// A class for each token: `i64 [rows, tokens]` in a batch, -100 where there is padding. See [`align_labels`].
+    /// Class of each token: `i64 [rows, tokens]` in a batch, -100 at padding. See [`align_labels`].
     Tokens(Vec<i64>),
 }
 
 impl Sequence {
-    /// Takes the numbers of tokens.
+    /// Creates a sequence from the ids of its tokens.
     #[must_use]
     pub fn new(ids: Vec<i64>) -> Self {
         Self { ids, ..Self::default() }
     }
 
-    /// Sets which text of a pair each token is of.
+    /// Sets the token type ids: the index of each token's text in a pair.
     #[must_use]
     pub fn type_ids(mut self, type_ids: Vec<i64>) -> Self {
         self.type_ids = Some(type_ids);
         self
     }
 
-    /// Sets whether each token is one that the tokenizer has added.
+    /// Sets the special-token mask: `true` for each token that the tokenizer has added.
     #[must_use]
     pub fn special(mut self, special: Vec<bool>) -> Self {
         self.special = Some(special);
         self
     }
 
-    /// Sets the number of the word that each token is a part of.
+    /// Sets the index of the word that each token is a part of.
     #[must_use]
     pub fn words(mut self, words: Vec<Option<u32>>) -> Self {
         self.words = Some(words);
         self
     }
 
-    /// Sets what the sequence is labelled with.
+    /// Sets the label of the sequence.
     #[must_use]
     pub fn label(mut self, label: SequenceLabel) -> Self {
         self.label = Some(label);
         self
     }
 
-    /// Refuses lists that have not one element for each token.
+    /// Refuses lists whose length differs from the number of tokens.
     fn check(&self, position: usize) -> Result<()> {
         let tokens = self.ids.len();
         let lengths = [
@@ -117,8 +117,8 @@ impl Sequence {
     }
 }
 
-/// Takes what a tokenizer of Hugging Face's has made of a text or a pair: numbers, type ids, special tokens and
-/// words, as the tokenizer splits words; [`words_of_offsets`] finds them otherwise.
+/// Converts a text or pair that a Hugging Face tokenizer has encoded, with ids, type ids, special tokens and words, as
+/// the tokenizer splits words. For other words use [`words_of_offsets`].
 impl From<&Encoding> for Sequence {
     fn from(encoding: &Encoding) -> Self {
         let numbers = |list: &[u32]| list.iter().map(|id| i64::from(*id)).collect();
@@ -129,8 +129,8 @@ impl From<&Encoding> for Sequence {
     }
 }
 
-/// A batch of sequences. It is a struct for loops of one's own; for a Learner, [`masked`](Self::masked) and
-/// [`typed`](Self::typed) make the tuples that its models take.
+/// A batch of sequences. The struct is for user-defined loops; for a Learner, [`masked`](Self::masked) and
+/// [`typed`](Self::typed) return the tuples that its models take.
 #[derive(Batch, Debug)]
 #[batch(crate = "brigade_data")]
 pub struct SequenceBatch {
@@ -138,7 +138,7 @@ pub struct SequenceBatch {
     pub input_ids: Tensor,
     /// Attention mask `i64 [rows, tokens]`: 1 for a token and 0 for padding.
     pub attention_mask: Tensor,
-    /// Token type ids, `i64 [rows, tokens]`: for each token the number of its text in a pair.
+    /// Token type ids, `i64 [rows, tokens]`: the index of each token's text in a pair.
     pub token_type_ids: Option<Tensor>,
     /// Labels of the sequences, see [`SequenceLabel`].
     pub labels: Option<Tensor>,
@@ -150,11 +150,10 @@ impl SequenceBatch {
         ((self.input_ids, self.attention_mask), self.labels)
     }
 
-    /// Returns `((input_ids, attention_mask, token_type_ids), labels)`, with type ids of 0 where the sequences have
-    /// none.
+    /// Returns `((input_ids, attention_mask, token_type_ids), labels)`, with type ids of 0 if the sequences have none.
     ///
     /// # Errors
-    /// When libtorch fails.
+    /// Returns the errors of libtorch.
     #[allow(clippy::type_complexity, reason = "the tuple is what a Learner takes")]
     pub fn typed(self) -> Result<((Tensor, Tensor, Tensor), Option<Tensor>)> {
         let types = match self.token_type_ids {
@@ -165,7 +164,7 @@ impl SequenceBatch {
     }
 }
 
-/// Makes batches of sequences: pads them to one length, and makes targets of their own tokens where asked to.
+/// Collator of sequences: pads them to one length, and optionally makes labels from their own tokens.
 ///
 /// ```
 /// use brigade_text::{Sequence, SequenceCollator};
@@ -189,7 +188,7 @@ pub struct SequenceCollator {
     objective: Objective,
 }
 
-/// Where targets come from.
+/// Source of the labels.
 #[derive(Clone, Debug)]
 enum Objective {
     Given,
@@ -198,7 +197,7 @@ enum Objective {
 }
 
 impl SequenceCollator {
-    /// Pads after the tokens to the longest sequence of a batch, with this token: `DataCollatorWithPadding`, and with
+    /// Pads sequences on the right to the longest one of a batch, with this token: `DataCollatorWithPadding`, and with
     /// [`SequenceLabel::Tokens`] `DataCollatorForTokenClassification`.
     #[must_use]
     pub fn new(pad_id: i64) -> Self {
@@ -213,28 +212,29 @@ impl SequenceCollator {
         }
     }
 
-    /// Sets the side of the padding.
+    /// Sets the side of the padding. Defaults to the right.
     #[must_use]
     pub fn side(mut self, side: Side) -> Self {
         self.side = side;
         self
     }
 
-    /// Sets the type id of padding (0).
+    /// Sets the type id of padding. Defaults to 0.
     #[must_use]
     pub fn pad_type_id(mut self, id: i64) -> Self {
         self.pad_type_id = id;
         self
     }
 
-    /// Pads to this length in place of the longest sequence's: `padding="max_length"`. A longer sequence is an error.
+    /// Pads to this length instead of the longest sequence's: `padding="max_length"`. A longer sequence is an error.
     #[must_use]
     pub fn max_length(mut self, tokens: usize) -> Self {
         self.length = Some(tokens);
         self
     }
 
-    /// Rounds lengths up to a multiple of this: `pad_to_multiple_of`, for tensor cores (8), or to have few shapes.
+    /// Rounds lengths up to a multiple of this number: `pad_to_multiple_of`, for tensor cores (8), or to have few
+    /// different shapes.
     #[must_use]
     pub fn multiple_of(mut self, tokens: usize) -> Self {
         self.multiple_of = tokens.max(1);
@@ -275,11 +275,11 @@ impl SequenceCollator {
         self
     }
 
-    /// Makes a batch of sequences, with a seed for each where tokens are hidden.
+    /// Collates sequences into a batch, with a seed for each sequence if tokens are hidden.
     ///
     /// # Errors
-    /// [`DataError::EmptyBatch`] without a sequence, [`DataError::Collate`] when only some have type ids or they are
-    /// labelled otherwise, [`DataError::Unfit`] for a sequence that is too long or whose lists do not fit.
+    /// [`DataError::EmptyBatch`] without a sequence, [`DataError::Collate`] if only some have type ids or their kinds
+    /// of labels differ, [`DataError::Unfit`] for a sequence that is too long or whose lists differ in length.
     pub fn collate(&self, sequences: &[Sequence], seeds: &[u64]) -> Result<SequenceBatch> {
         for (position, sequence) in sequences.iter().enumerate() {
             sequence.check(position)?;
@@ -360,7 +360,7 @@ impl SequenceCollator {
 }
 
 impl SequenceCollator {
-    /// Refuses tokens that the model does not have.
+    /// Refuses token ids beyond the model's vocabulary.
     fn check_vocabulary(&self, sequences: &[Sequence]) -> Result<()> {
         let Some(tokens) = self.vocab_size else { return Ok(()) };
         let beyond = |id: &i64| !(0..tokens).contains(id);
@@ -430,9 +430,9 @@ fn labels(sequences: &[Sequence]) -> Result<Option<Tensor>> {
     })
 }
 
-/// Which tokens of packed rows see each other: `bool [rows, 1, tokens, tokens]`, true where the token of the third
-/// dimension sees that of the last one. Tokens see those of their own sequence, and with `causal` none after them;
-/// padding, whose number is 0, sees itself, so that no row of a softmax is empty.
+/// Returns the attention mask of packed rows: `bool [rows, 1, tokens, tokens]`, `true` if the token of the third
+/// dimension attends to that of the last one. Tokens attend to those of their own sequence, and with `causal` to none
+/// after them. Padding, whose sequence id is 0, attends to padding, so that no row of a softmax is empty.
 pub(crate) fn block_mask(sequence_ids: &Tensor, causal: bool) -> Result<Tensor> {
     let (of_rows, of_columns) = (sequence_ids.f_unsqueeze(-1)?, sequence_ids.f_unsqueeze(1)?);
     let mut same = of_rows.f_eq_tensor(&of_columns)?.f_logical_and(&of_rows.f_ne(0)?)?;

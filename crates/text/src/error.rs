@@ -1,4 +1,4 @@
-//! What can go wrong with texts as batches and with text Learners.
+//! Errors of batches of texts and of text Learners.
 
 use brigade_tokens::Error as TokenError;
 use brigade_torch::{Error, ErrorKind};
@@ -7,7 +7,7 @@ use brigade_torch::{Error, ErrorKind};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextError {
-    /// Texts could not be read or split into tokens.
+    /// Texts could not be read or tokenized.
     #[error("{0}")]
     Tokens(#[from] TokenError),
 }

@@ -10,12 +10,12 @@ use tch::Tensor;
 use crate::documents::read_whole;
 use crate::{Documents, Padding};
 
-/// Texts with a label each as batches `(ids [rows, longest] of i64, labels)`: what a classifier of texts trains on.
+/// Data set of texts with a label each, as batches `(ids [rows, longest] of i64, labels)` for text classification.
 ///
-/// Labels are what the labels of samples become by [`Collate`]: `i64` for a class gives `i64 [rows]`, `Vec<f32>` for
-/// several classes or numbers `f32 [rows, n]`, and `Option<i64>` that is `None` no labels.
+/// The labels of samples are collated by [`Collate`]: `i64` for a class becomes `i64 [rows]`, `Vec<f32>` for several
+/// classes or numbers `f32 [rows, n]`, and an `Option<i64>` that is `None` no labels.
 ///
-/// Rows are as long as the longest of their batch, so texts of about one length should be batched together: see
+/// Rows are as long as the longest of their batch, so texts of similar length should be batched together: see
 /// [`SortedSampler`](crate::SortedSampler).
 ///
 /// ```

@@ -107,14 +107,14 @@ impl Default for TextLearnerOptions {
     }
 }
 
-/// fastai's momenta of texts.
+/// fastai's momenta for texts.
 const MOMENTA: [f64; 3] = [0.8, 0.7, 0.8];
 
-/// Makes a Learner of an AWD-LSTM language model: fastai's parameter groups, momenta of cycles, and AR and TAR; the
-/// hidden state goes on from batch to batch and is a part of checkpoints.
+/// Creates a Learner of an AWD-LSTM language model, with fastai's parameter groups, momenta of cycles, and AR and TAR.
+/// The hidden state is kept from batch to batch and is a part of checkpoints.
 ///
-/// In training the loss is computed a part of the scores at a time, so [`Learner::state`]'s predictions are what goes
-/// into the decoder, unless [`Learner::train_metrics`] asks for metrics of training batches. Metrics read scores with
+/// In training the loss is computed a part of the scores at a time, so [`Learner::state`]'s predictions are the
+/// decoder's inputs, unless [`Learner::train_metrics`] requests metrics of training batches. Metrics get scores with
 /// the words in the last dimension: [`ClassesLast`](brigade_metrics::ClassesLast).
 ///
 /// ```
@@ -137,7 +137,7 @@ const MOMENTA: [f64; 3] = [0.8, 0.7, 0.8];
 /// ```
 ///
 /// # Errors
-/// When the pretrained files cannot be read, or do not fit the model or each other.
+/// Fails if the pretrained files cannot be read, or do not match the model or each other.
 pub fn language_model_learner(
     accelerator: &Accelerator,
     data: TextData,
@@ -165,7 +165,7 @@ pub fn language_model_learner(
     Ok(learner.loss(loss).with(fuse))
 }
 
-/// Makes a Learner of an AWD-LSTM text classifier: fastai's parameter groups, momenta of cycles, and AR and TAR.
+/// Creates a Learner of an AWD-LSTM text classifier, with fastai's parameter groups, momenta of cycles, and AR and TAR.
 ///
 /// ```
 /// use brigade_metrics::Accuracy;
@@ -189,8 +189,8 @@ pub fn language_model_learner(
 /// ```
 ///
 /// # Errors
-/// Returns the same errors as [`language_model_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] where the
-/// number of outputs is not known.
+/// Returns the same errors as [`language_model_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] if the number
+/// of outputs is unknown.
 pub fn text_classifier_learner(
     accelerator: &Accelerator,
     data: TextData,
@@ -216,7 +216,7 @@ pub fn text_classifier_learner(
     made(accelerator, data, model, &state, [alpha, beta], is_pretrained)
 }
 
-/// Makes the Learner with what both kinds have.
+/// Creates the Learner with the parts that both kinds share.
 fn made<M>(
     accelerator: &Accelerator,
     data: TextData,
@@ -239,12 +239,12 @@ where
     Ok(learner)
 }
 
-/// The number of the token that fills up the data's texts.
+/// Returns the id of the data's padding token.
 fn padding(data: &TextData) -> Option<i64> {
     TextCodec::of(&data.loaders)?.padding()
 }
 
-/// Loads pretrained weights by the tokens of their rows, where there are some.
+/// Loads pretrained weights, if there are any, with rows matched by their tokens.
 fn load_pretrained<M: AwdLstmModel>(
     model: &mut Model<M>,
     pretrained: Option<PretrainedText>,

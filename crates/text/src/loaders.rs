@@ -1,4 +1,4 @@
-//! Loaders of texts, from a folder or a table to batches.
+//! Loaders of texts: from a folder or a table to batches.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -39,16 +39,18 @@ pub enum TextTarget {
     Number,
 }
 
-/// Makes loaders of texts for a language model or a classifier, by fastai's rules: its `TextDataLoaders`.
+/// Builder of text loaders for a language model or a classifier, by the rules of fastai's `TextDataLoaders`.
 ///
-/// Texts are split into tokens on all processors, counted (those to validate with as well, as in fastai), numbered by
-/// a vocabulary of the most common ones, and made batches: for a classifier sorted by length and padded in front by
-/// chunks ([`SortedSampler`](crate::SortedSampler), [`Padding::chunks`](crate::Padding::chunks)), for a language model
-/// as streams ([`LanguageModelData`](crate::LanguageModelData)). The targets' loss and names come along.
+/// Texts are tokenized on all processors. Tokens are counted (including those of validation texts, as in fastai),
+/// converted to ids by a vocabulary of the most common ones, and collated into batches: for a classifier sorted by
+/// length and padded in front by chunks ([`SortedSampler`](crate::SortedSampler),
+/// [`Padding::chunks`](crate::Padding::chunks)), for a language model as streams
+/// ([`LanguageModelData`](crate::LanguageModelData)). The loss and the class names that belong to the targets are
+/// included.
 ///
-/// All ranks call [`loaders`](Self::loaders) and get the same data; when one cannot, all get an error. With a
-/// [`cache`](Self::cache) one process of each host splits the texts and the others read its file; without, every rank
-/// splits them for itself.
+/// All ranks call [`loaders`](Self::loaders) and get the same data; if one fails, all get an error. With a
+/// [`cache`](Self::cache), one process of each host tokenizes the texts and the others read its file; without it, every
+/// rank tokenizes them.
 ///
 /// ```
 /// use brigade_text::TextLoaders;
@@ -80,7 +82,7 @@ pub struct TextLoaders {
     options: Options,
 }
 
-/// Batches of numbers of tokens and targets: `(i64 [rows, tokens], …)`.
+/// Batches of token ids and targets: `(i64 [rows, tokens], …)`.
 pub type TextBatches = Arc<dyn BatchedDataset<Batch = (Tensor, Tensor)>>;
 
 /// Loaders of texts for a user-defined loop, with the vocabulary, tokenizer and classes that they were made with.
@@ -118,7 +120,7 @@ pub struct TextDataLoaders {
     pub codec: TextCodec,
 }
 
-/// Loaders of texts for a Learner, and what they were made with.
+/// Loaders of texts for a Learner, and the data with which they were made.
 #[derive(Debug)]
 pub struct TextData {
     /// Loaders of the texts, for a Learner.
@@ -131,19 +133,19 @@ pub struct TextData {
     pub classes: Option<Categories>,
 }
 
-/// Opens a source when all ranks can be told that it failed.
+/// Function that opens a source, at a point where a failure can be reported to all ranks.
 type Open = Box<dyn FnOnce() -> brigade_tokens::Result<TextSource>>;
 
-/// Where texts come from.
+/// Source of the texts.
 enum Origin {
     Folder { path: PathBuf, train: String, valid: String },
     Source(Open),
 }
 
-/// Which texts are to validate with.
+/// Selection of the validation texts.
 #[derive(Clone, Debug)]
 enum Part {
-    /// Those that the source names; a share where it names none.
+    /// Texts that the source marks, or a random share if it marks none.
     Source,
     Share(f64),
     Indices(Vec<usize>),
@@ -168,7 +170,7 @@ struct Options {
     cache: Option<TokenCache>,
 }
 
-/// The loss that belongs to the targets.
+/// Loss that belongs to the targets.
 enum TargetLoss {
     NextTokens,
     Classes,
@@ -188,31 +190,31 @@ impl Options {
 }
 
 impl TextLoaders {
-    /// Takes the files `train/CLASS/FILE.txt` and `valid/CLASS/FILE.txt` below a folder; all files below it where the
-    /// texts to validate with are chosen otherwise.
+    /// Uses the files `train/CLASS/FILE.txt` and `valid/CLASS/FILE.txt` below a folder, or all files below it if the
+    /// validation texts are selected otherwise.
     pub fn from_folder(path: impl Into<PathBuf>) -> Self {
         let (train, valid) = ("train".to_owned(), "valid".to_owned());
         Self::new(Origin::Folder { path: path.into(), train, valid })
     }
 
-    /// Takes the rows of a CSV file: its column `text`, and its columns `label` and `is_valid` if it has them.
+    /// Uses the rows of a CSV file: its column `text`, and its columns `label` and `is_valid` if it has them.
     pub fn from_csv(path: impl Into<PathBuf>) -> Self {
         Self::from_csv_with(path, CsvOptions::new())
     }
 
-    /// Takes the rows of a table whose columns the options name.
+    /// Uses the rows of a table, with the columns that the options name.
     pub fn from_csv_with(path: impl Into<PathBuf>, options: CsvOptions) -> Self {
         let path = path.into();
         Self::from_source(move || options.open(path))
     }
 
-    /// Takes the lines of a file, each a text, or a JSON object with one.
+    /// Uses the lines of a file, each a text, or a JSON object with one.
     pub fn from_lines(path: impl Into<PathBuf>, options: LinesOptions) -> Self {
         let path = path.into();
         Self::from_source(move || options.open(path))
     }
 
-    /// Takes the rows of Parquet files, one after the other, whose columns the options name.
+    /// Uses the rows of Parquet files, one file after the other, with the columns that the options name.
     #[cfg(feature = "parquet")]
     pub fn from_parquet<P: Into<PathBuf>>(
         paths: impl IntoIterator<Item = P>,
@@ -222,7 +224,7 @@ impl TextLoaders {
         Self::from_source(move || options.open(paths))
     }
 
-    /// Takes texts with a label each; see [`from_source`](Self::from_source) for texts without.
+    /// Uses texts with a label each. For texts without labels see [`from_source`](Self::from_source).
     pub fn from_texts<T: Into<String>, L: Into<String>>(
         texts: impl IntoIterator<Item = (T, L)>,
     ) -> Self {
@@ -231,7 +233,7 @@ impl TextLoaders {
         Self::from_source(|| TextSource::memory(texts)?.with_labels(labels))
     }
 
-    /// Takes texts of any source, which a function opens, so that a failure on one rank becomes an error on all ranks.
+    /// Uses texts of any source, which a function opens, so that a failure on one rank becomes an error on all ranks.
     ///
     /// ```
     /// use brigade_text::TextLoaders;
@@ -266,8 +268,8 @@ impl TextLoaders {
         Self { origin, options }
     }
 
-    /// Sets the names of the folders with the texts to train and to validate with (`train` and `valid`); nothing
-    /// changes where texts do not come from a folder.
+    /// Sets the names of the folders with the training and validation texts. Defaults to `train` and `valid`. Has no
+    /// effect if the texts do not come from a folder.
     #[must_use]
     pub fn folders(mut self, train: impl Into<String>, valid: impl Into<String>) -> Self {
         if let Origin::Folder { train: of_train, valid: of_valid, .. } = &mut self.origin {
@@ -276,7 +278,7 @@ impl TextLoaders {
         self
     }
 
-    /// Makes the batches of a language model, whose targets are the next tokens: fastai's `is_lm=True`.
+    /// Selects batches for a language model, whose targets are the next tokens: fastai's `is_lm=True`.
     #[must_use]
     pub fn language_model(mut self) -> Self {
         self.options.language_model = true;
@@ -298,14 +300,14 @@ impl TextLoaders {
         self
     }
 
-    /// Validates with the texts of these numbers, in the source's order.
+    /// Validates with the texts at these indices, in the source's order.
     #[must_use]
     pub fn valid_indices(mut self, indices: impl IntoIterator<Item = usize>) -> Self {
         self.options.part = Part::Indices(indices.into_iter().collect());
         self
     }
 
-    /// Trains with all texts and validates with none.
+    /// Uses all texts for training, and none for validation.
     #[must_use]
     pub fn without_validation(mut self) -> Self {
         self.options.part = Part::None;
@@ -319,7 +321,7 @@ impl TextLoaders {
         self
     }
 
-    /// Sets the vocabulary, such as that of a language model, in place of one that is counted.
+    /// Sets the vocabulary, such as that of a language model, instead of building one from token counts.
     #[must_use]
     pub fn vocabulary(mut self, vocabulary: impl Into<Arc<Vocabulary>>) -> Self {
         self.options.vocabulary = Some(vocabulary.into());
@@ -333,21 +335,22 @@ impl TextLoaders {
         self
     }
 
-    /// Sets how many tokens the vocabulary has at most (60,000).
+    /// Sets the maximum number of tokens in the vocabulary. Defaults to 60,000.
     #[must_use]
     pub fn max_vocab(mut self, tokens: usize) -> Self {
         self.options.counting = self.options.counting.max_size(tokens);
         self
     }
 
-    /// Sets the token that fills up texts (`xxpad`), which the vocabulary must have for a classifier.
+    /// Sets the padding token, which the vocabulary must have for a classifier. Defaults to `xxpad`.
     #[must_use]
     pub fn pad_token(mut self, token: impl Into<String>) -> Self {
         self.options.pad_token = token.into();
         self
     }
 
-    /// Sets how many tokens a language model reads at a time, and by how many a classifier's texts are padded (72).
+    /// Sets the number of tokens that a language model reads at a time, and the chunk length by which a classifier's
+    /// texts are padded. Defaults to 72.
     #[must_use]
     pub fn seq_len(mut self, tokens: usize) -> Self {
         self.options.seq_len = tokens;
@@ -361,15 +364,15 @@ impl TextLoaders {
         self
     }
 
-    /// Sets whether training visits texts in an order that is new in each epoch (true); without, a language model reads
-    /// them in their own order and a classifier the longest first.
+    /// Sets whether training visits texts in a new random order in each epoch. Otherwise a language model reads them in
+    /// their own order, and a classifier the longest first. Defaults to `true`.
     #[must_use]
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.options.shuffle = shuffle;
         self
     }
 
-    /// Sets whether a smaller last batch of a classifier's training is left out (true, as in fastai).
+    /// Sets whether a smaller last batch of a classifier's training is left out, as in fastai. Defaults to `true`.
     #[must_use]
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         self.options.drop_last = drop_last;
@@ -384,33 +387,33 @@ impl TextLoaders {
         self
     }
 
-    /// Sets the number of threads that make batches for each loader (2).
+    /// Sets the number of threads that make batches for each loader. Defaults to 2.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.options.threads = threads;
         self
     }
 
-    /// Sets the seed of a random split and of the order of training. Without one, rank 0 draws it. Rank 0's counts on
-    /// all ranks.
+    /// Sets the seed of a random split and of the order of training. Without one, rank 0 draws it. Rank 0's seed is
+    /// used on all ranks.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.options.seed = Some(seed);
         self
     }
 
-    /// Keeps the tokens in a folder, from which the next run reads them.
+    /// Stores the tokens in a folder, from which the next run reads them.
     #[must_use]
     pub fn cache(mut self, folder: impl Into<PathBuf>) -> Self {
         self.options.cache = Some(TokenCache::new(folder));
         self
     }
 
-    /// Makes the loaders, with batches of this many texts, or rows of a language model, on each rank. All ranks call
-    /// it, and all fail when one does.
+    /// Creates the loaders, with batches of this many texts, or rows of a language model, on each rank. All ranks have
+    /// to call it, and all fail if one does.
     ///
     /// # Errors
-    /// When texts cannot be read or split, there are too few, labels do not fit, or ranks see other texts.
+    /// Fails if texts cannot be read or tokenized, there are too few, labels are invalid, or ranks see different texts.
     pub fn loaders(self, accelerator: &Accelerator, batch_size: usize) -> Result<TextData> {
         let loss = self.options.loss();
         let data = self.data_loaders(accelerator, batch_size)?;
@@ -431,9 +434,9 @@ impl TextLoaders {
         Ok(TextData { loaders: loaders.codec(codec), vocabulary, tokenizer, classes })
     }
 
-    /// Makes the loaders for a loop of one's own, as [`loaders`](Self::loaders) does for a Learner. `train` and `valid`
-    /// are still to be shared out by `Accelerator::prepare`; under an Accelerator with `split_batches`, a language
-    /// model's validation must be shared out without it, as the Learner does.
+    /// Creates the loaders for a user-defined loop, as [`loaders`](Self::loaders) does for a Learner. `train` and
+    /// `valid` have to be divided over the ranks by `Accelerator::prepare`; under an Accelerator with `split_batches`,
+    /// a language model's validation must be divided without it, as the Learner does.
     ///
     /// # Errors
     /// Returns the same errors as [`loaders`](Self::loaders).

@@ -1,4 +1,4 @@
-//! Texts in rows of one length, without padding or with little of it.
+//! Texts in rows of equal length, with little or no padding.
 
 use std::cmp::Reverse;
 
@@ -11,8 +11,8 @@ use crate::collate::block_mask;
 use crate::stream::Stream;
 use crate::{Documents, IGNORED, Sequence, Sequences};
 
-/// Texts one after the other, cut into sequences of one length: `group_texts` of Hugging Face's examples. What is left
-/// at the end, less than a sequence, is left out. A [`SequenceCollator`](crate::SequenceCollator) makes labels.
+/// Concatenated texts, cut into sequences of equal length: `group_texts` of Hugging Face's examples. The incomplete
+/// sequence at the end is omitted. A [`SequenceCollator`](crate::SequenceCollator) creates the labels.
 ///
 /// ```
 /// use brigade_text::{Blocks, Sequences};
@@ -33,7 +33,7 @@ impl<D: Documents> Blocks<D> {
     /// Cuts texts into sequences of `tokens` tokens.
     ///
     /// # Errors
-    /// [`DataError::Unfit`] when the texts have not as many tokens, or for 0.
+    /// [`DataError::Unfit`] if the texts have fewer tokens, or for 0.
     pub fn new(documents: D, tokens: usize) -> Result<Self> {
         let all: usize = (0..documents.len()).map(|document| documents.tokens(document)).sum();
         if tokens == 0 || all < tokens {
@@ -71,11 +71,12 @@ impl<D: Documents> Sequences for Blocks<D> {
     }
 }
 
-/// Whole texts, several in a row, as batches for a causal language model: little padding, and no text sees another.
+/// Packed whole texts, several per row, as batches for a causal language model: with little padding, and no attention
+/// between texts.
 ///
 /// Rows are filled by first fit decreasing: the longest texts first, each into the first row that has room. Texts that
-/// are longer than a row are cut into pieces, which count as texts. The rows are the same on every rank and in every
-/// epoch; a loader shuffles rows.
+/// are longer than a row are cut into pieces, which are treated as texts. The rows are the same on every rank and in
+/// every epoch; a loader shuffles rows.
 ///
 /// ```
 /// use brigade_data::DataLoader;
@@ -100,7 +101,7 @@ pub struct PackedTexts<D> {
     pad_id: i64,
 }
 
-/// A text, or a part of one that is longer than a row.
+/// Text, or a part of one that is longer than a row.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     document: usize,
@@ -118,28 +119,28 @@ pub struct PackedBatch {
     pub position_ids: Tensor,
     /// Sequence ids `i64 [rows, tokens]`: the number of the text in its row, from 1, and 0 for padding.
     pub sequence_ids: Tensor,
-    /// The tokens as targets, not shifted: `i64 [rows, tokens]`, -100 for padding and for the first token of each text,
-    /// which is not to be told from the text before it: `DataCollatorWithFlattening`.
+    /// Labels, not shifted: the tokens, `i64 [rows, tokens]`, with -100 for padding and for the first token of each
+    /// text, which must not be predicted from the text before it: `DataCollatorWithFlattening`.
     pub labels: Tensor,
 }
 
 impl PackedBatch {
-    /// Makes the mask by which tokens see those of their own text alone, and with `causal` none after them:
-    /// `bool [rows, 1, tokens, tokens]`, on the batch's device. With `position_ids` it is what the transformers of
-    /// `brigade_models` take as `Tokens`, and their outputs are those of each text alone.
+    /// Returns the attention mask with which tokens attend only to those of their own text, and with `causal` to none
+    /// after them: `bool [rows, 1, tokens, tokens]`, on the batch's device. The transformers of `brigade_models` accept
+    /// it with `position_ids` in `Tokens`; their outputs are those of each text alone.
     ///
     /// # Errors
-    /// When libtorch fails.
+    /// Returns the errors of libtorch.
     pub fn attention_mask(&self, causal: bool) -> Result<Tensor> {
         block_mask(&self.sequence_ids, causal)
     }
 }
 
 impl<D: Documents> PackedTexts<D> {
-    /// Packs texts into rows of `tokens` tokens, filled up with `pad_id`. It takes 24 bytes for each text.
+    /// Packs texts into rows of `tokens` tokens, padded with `pad_id`. It takes 24 bytes for each text.
     ///
     /// # Errors
-    /// [`DataError::Unfit`] for rows of no token, and when no text has one.
+    /// [`DataError::Unfit`] for rows without tokens, and if no text has a token.
     pub fn new(documents: D, tokens: usize, pad_id: i64) -> Result<Self> {
         if tokens == 0 {
             let message = "rows of 0 tokens hold no text: give at least 1".to_owned();
@@ -175,8 +176,8 @@ impl<D: Documents> PackedTexts<D> {
 
 /// Puts each piece into the first row that has room for it, in their order.
 fn first_fit(pieces: &[Piece], tokens: usize) -> Vec<Vec<Piece>> {
-    // A tree of the room in rows: a node has the most of its two halves, so that the first row with enough room is
-    // found in as many steps as the tree is deep.
+    // A tree of the free space in rows: a node has the maximum of its two halves, so that finding the first row with
+    // enough room takes as many steps as the tree is deep.
     let leaves = pieces.len().next_power_of_two();
     let mut room = vec![tokens; 2 * leaves];
     let mut rows: Vec<Vec<Piece>> = Vec::new();

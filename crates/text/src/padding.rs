@@ -22,15 +22,15 @@ pub struct Padding {
 }
 
 impl Padding {
-    /// Pads at one side, with the token 1: fastai's `pad_input`.
+    /// Pads on one side, with the token 1: fastai's `pad_input`.
     #[must_use]
     pub fn at(side: Side) -> Self {
         Self { side, chunk: None, id: 1 }
     }
 
-    /// Pads with whole chunks of `seq_len` tokens before a text and with what is left after it, with the token 1:
-    /// fastai's `pad_chunk` and `Pad_Chunk`, as a classifier that reads `seq_len` tokens at a time takes them (72), so
-    /// that texts end in one chunk and none begins with padding.
+    /// Pads with whole chunks of `seq_len` tokens before a text and with the remainder after it, with the token 1:
+    /// fastai's `pad_chunk` and `Pad_Chunk`, for a classifier that reads `seq_len` tokens at a time (72 in fastai).
+    /// Texts then end in the same chunk, and none begins with padding.
     #[must_use]
     pub fn chunks(seq_len: usize) -> Self {
         Self { side: Side::Left, chunk: Some(seq_len.max(1)), id: 1 }
@@ -49,7 +49,7 @@ impl Padding {
         self.id
     }
 
-    /// Makes a text as long as `length`; a longer one stays as it is.
+    /// Pads a text to `length`. A longer one is unchanged.
     #[must_use]
     pub fn pad(&self, ids: &[i64], length: usize) -> Vec<i64> {
         let mut row = Vec::with_capacity(length);
@@ -69,7 +69,7 @@ impl Padding {
         rows.resize(start + ids.len() + missing, self.id);
     }
 
-    /// Makes a tensor `[texts, longest]` of `i64`.
+    /// Returns the padded texts as a tensor `[texts, longest]` of `i64`.
     ///
     /// # Errors
     /// [`DataError::EmptyBatch`] for no text.

@@ -8,7 +8,7 @@ use brigade_torch::Result;
 
 use crate::{Sequence, SequenceBatch, SequenceCollator};
 
-/// Sequences of tokens by number: in memory, or made when they are asked for.
+/// Sequences of tokens by index: in memory, or computed when they are read.
 pub trait Sequences: fmt::Debug + Send + Sync {
     /// Returns the number of sequences.
     fn len(&self) -> usize;
@@ -24,7 +24,7 @@ pub trait Sequences: fmt::Debug + Send + Sync {
     /// Returns the sequence at an index.
     ///
     /// # Errors
-    /// When there is none of this number, or it cannot be read.
+    /// Fails if there is no sequence with this index, or it cannot be read.
     fn get(&self, index: usize) -> Result<Sequence>;
 }
 
@@ -57,7 +57,7 @@ impl<S: Sequences + ?Sized> Sequences for Arc<S> {
     }
 }
 
-/// Sequences and how they are made batches, as a data set of [`SequenceBatch`]es.
+/// Data set of sequences with their collator, as batches of type [`SequenceBatch`].
 ///
 /// ```
 /// use brigade_data::{BatchedDataset, DataLoader};
@@ -83,7 +83,7 @@ pub struct SequenceData<S> {
 }
 
 impl<S: Sequences> SequenceData<S> {
-    /// Takes sequences and what makes batches of them.
+    /// Creates a data set from sequences and their collator.
     #[must_use]
     pub fn new(sequences: S, collator: SequenceCollator) -> Self {
         Self { sequences, collator }

@@ -1,4 +1,4 @@
-//! Orders in which texts of about one length are in one batch.
+//! Samplers that put texts of similar length into the same batch.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use brigade_sampling::stream;
 use brigade_sampling::{Sampler, Shuffle};
 use rand_pcg::rand_core::Rng;
 
-/// Visits texts sorted by length, so that batches have little padding: fastai's `SortedDL`.
+/// Sampler of texts sorted by length, so that batches have little padding: fastai's `SortedDL`.
 ///
-/// It is a sampler and not a sampler of batches, so that a loader shares its batches out by the usual rules. On
-/// several ranks a round of batches is a piece of the order: the ranks have texts of about one length, and none waits
-/// for the longest ones, as with fastai's blocks. Give it the batch size of all ranks together, and they train on
-/// what one process with such batches does.
+/// It is a sampler and not a sampler of batches, so that a loader divides batches over ranks by the usual rules. On
+/// several ranks a round of batches is a piece of the order: the ranks have texts of similar length, so none waits long
+/// for the others, as with fastai's blocks. With the batch size of all ranks together, they train on the same batches
+/// as one process.
 ///
 /// ```
 /// use brigade_sampling::Sampler;
@@ -28,7 +28,7 @@ pub struct SortedSampler {
     shuffled: Option<Shuffled>,
 }
 
-/// How an order is drawn.
+/// Parameters of a random order.
 #[derive(Clone, Copy, Debug)]
 struct Shuffled {
     batch_size: usize,
@@ -36,15 +36,15 @@ struct Shuffled {
 }
 
 impl SortedSampler {
-    /// Visits the longest text first, and those of one length in their own order: for validation and prediction.
+    /// Visits the longest text first, and texts of equal length in their own order: for validation and prediction.
     #[must_use]
     pub fn longest_first(lengths: impl Into<Arc<[usize]>>) -> Self {
         Self { lengths: lengths.into(), shuffled: None }
     }
 
-    /// Visits the texts in an order that is new in each epoch: a shuffle, in which pieces of 50 batches are sorted by
-    /// length and all batches but the first and the last are then shuffled; the longest text comes first, so that
-    /// memory that does not suffice is found out at once. The seed must be the same on all ranks.
+    /// Visits the texts in a new order in each epoch: pieces of 50 batches of a random permutation are sorted by
+    /// length, then all batches except the first and the last are shuffled. The longest text comes first, so that
+    /// insufficient memory is detected at once. The seed must be the same on all ranks.
     #[must_use]
     pub fn shuffled(lengths: impl Into<Arc<[usize]>>, batch_size: usize, seed: u64) -> Self {
         let shuffled = Some(Shuffled { batch_size: batch_size.max(1), seed });
@@ -78,7 +78,7 @@ impl Sampler for SortedSampler {
 /// First number of the random stream of batches; `brigade-sampling` uses 1 and 2, `brigade-data` 3 and 4.
 const BATCHES: u64 = 5;
 
-/// fastai's steps, with the shuffles given.
+/// Computes fastai's order with the given shuffles.
 fn sorted_in_pieces(
     lengths: &[usize],
     batch_size: usize,
@@ -104,17 +104,17 @@ fn sorted_in_pieces(
     }
 }
 
-/// Sorts texts by length, longest first; those of one length stay in their order.
+/// Sorts texts by length, longest first. Texts of equal length keep their order.
 fn sort(texts: &mut [usize], lengths: &[usize]) {
     texts.sort_by_key(|text| Reverse(lengths.get(*text)));
 }
 
-/// Visits texts so that those of about one length are in one batch, in an order that is new in each epoch: the
-/// `group_by_length` of transformers' `Trainer`, its `LengthGroupedSampler`.
+/// Sampler that puts texts of similar length into the same batch, in a new order in each epoch: the `group_by_length`
+/// of transformers' `Trainer`, its `LengthGroupedSampler`.
 ///
-/// Pieces of 50 batches of a shuffle are sorted by length, fewer where the data are few, so that there are four of
-/// them; unlike in [`SortedSampler::shuffled`], batches stay where they are, from the longest of a piece to its
-/// shortest. The batch size is that of all ranks together, and the seed must be the same on all.
+/// Pieces of 50 batches of a random permutation are sorted by length; small data sets have shorter pieces, so that
+/// there are at least four. Unlike in [`SortedSampler::shuffled`], batches are not shuffled, but go from the longest of
+/// a piece to its shortest. The batch size is that of all ranks together, and the seed must be the same on all.
 ///
 /// ```
 /// use brigade_sampling::Sampler;
@@ -131,7 +131,7 @@ pub struct LengthGrouped {
 }
 
 impl LengthGrouped {
-    /// Takes the number of tokens of each text.
+    /// Creates a sampler from the number of tokens of each text.
     #[must_use]
     pub fn new(lengths: impl Into<Arc<[usize]>>, batch_size: usize, seed: u64) -> Self {
         Self { lengths: lengths.into(), batch_size: batch_size.max(1), seed }
@@ -149,7 +149,7 @@ impl Sampler for LengthGrouped {
     }
 }
 
-/// transformers' `get_length_grouped_indices`, with the shuffle given.
+/// Computes the order of transformers' `get_length_grouped_indices` with the given shuffle.
 fn grouped(lengths: &[usize], batch_size: usize, mut order: Vec<usize>) -> Vec<usize> {
     let batches = (lengths.len() / batch_size.saturating_mul(4)).clamp(1, 50);
     let size = batches.saturating_mul(batch_size);
@@ -212,7 +212,7 @@ mod tests {
             assert_ne!(orders[0], orders[2]);
             for mut order in orders {
                 assert_eq!(lengths[order[0]], 211);
-                // Little padding: a shuffle has about 100 times as much.
+                // Little padding: a random permutation has about 100 times as much.
                 let padding = order.chunks(8).map(|batch| {
                     let of = |text: &usize| lengths[*text];
                     let longest = batch.iter().map(of).max().unwrap();

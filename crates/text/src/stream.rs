@@ -1,4 +1,4 @@
-//! Texts one after the other, as one stream of tokens.
+//! Stream of tokens of concatenated texts.
 
 use std::ops::Range;
 
@@ -7,17 +7,17 @@ use brigade_torch::Result;
 
 use crate::Documents;
 
-/// Where each text lies in the stream.
+/// Positions of texts in the stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    /// The text at each place; `None` for their own order.
+    /// Indices of the texts in the order of the stream, or `None` for their own order.
     order: Option<Vec<usize>>,
-    /// The number of tokens before each place.
+    /// Number of tokens before each text of the stream.
     starts: Vec<usize>,
 }
 
 impl Stream {
-    /// Puts the texts one after the other, in an order or in their own.
+    /// Concatenates the texts in the given order or in their own.
     pub(crate) fn new<D: Documents + ?Sized>(documents: &D, order: Option<Vec<usize>>) -> Self {
         let mut end = 0;
         let starts = (0..documents.len()).map(|place| {
@@ -30,7 +30,7 @@ impl Stream {
         Self { order, starts }
     }
 
-    /// Appends the tokens of a range, which must lie in the stream.
+    /// Appends the tokens of a range, which must be inside of the stream.
     pub(crate) fn read<D: Documents + ?Sized>(
         &self,
         documents: &D,
@@ -38,7 +38,7 @@ impl Stream {
         ids: &mut Vec<i64>,
     ) -> Result<()> {
         let (mut start, wanted) = (range.start, ids.len() + range.len());
-        // Of texts that begin at one place, all but the last are empty.
+        // Of several texts that begin at the same position, all but the last are empty.
         let mut place = self.starts.partition_point(|begin| *begin <= start).saturating_sub(1);
         while let Some(&begin) = self.starts.get(place).filter(|begin| **begin < range.end) {
             let document = match &self.order {

@@ -1,4 +1,4 @@
-//! A folder of corpora that are split once.
+//! A folder of corpora, so that each is tokenized once.
 
 mod format;
 mod write;
@@ -12,16 +12,16 @@ use crate::corpus::{Builder, Key, content_of};
 use crate::files::io_error;
 use crate::{Error, ParallelOptions, Result, TextSource, TokenCorpus, Tokenizer};
 
-/// Folder of tokenized corpora, so that the next run and the other ranks of a host need not split the texts again.
+/// Folder of tokenized corpora, so that the next run and the other ranks of a host need not tokenize the texts again.
 ///
-/// A file is found by a hash of all texts, of the tokenizer's [description](Tokenizer::describe) and of this crate's
-/// version; a vocabulary is not part of it, since a [`TokenCorpus`] gives the ids of any. To find it, all texts are read
-/// and hashed, on all threads.
+/// The key of a file is a hash of all texts, of the tokenizer's [description](Tokenizer::describe) and of this crate's
+/// version. The vocabulary is not part of the key: a [`TokenCorpus`] returns the ids of any vocabulary. To find a file,
+/// all texts are read and hashed, on all threads.
 ///
-/// A file is there whole or not at all: it gets its name when all of it is on the disk. Of several processes of a host,
-/// one makes it while the others wait. One that is damaged or cut short is found by its checksums, for which all of it
-/// is read once when it is opened, and made anew. What a killed process left behind is removed by the next one. Files
-/// that are no longer needed are deleted by hand.
+/// Files are created atomically: a file gets its name when all of it is on the disk. If several processes of a host
+/// need it, one creates it while the others wait. A damaged or truncated file is detected by its checksums, for which
+/// the whole file is read when it is opened, and is created again. Files that a killed process has left are removed by
+/// the next one. Files that are no longer needed have to be deleted by hand.
 ///
 /// ```
 /// use brigade_tokens::{ParallelOptions, TextSource, TokenCache};
@@ -52,17 +52,18 @@ pub struct TokenCache {
 }
 
 impl TokenCache {
-    /// Sets the folder, which is made where it is missing.
+    /// Sets the folder, which is created if it does not exist.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into() }
     }
 
-    /// Returns the corpus of these texts, split by this tokenizer: from its file, or made and written to it.
+    /// Returns the corpus of these texts with this tokenizer: from its file, or by tokenizing the texts and writing the
+    /// file.
     ///
     /// # Errors
-    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all); when the folder cannot be written to, or the
-    /// texts change meanwhile.
+    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all). Also fails if the folder cannot be written to,
+    /// or the texts change in the meantime.
     pub fn corpus(
         &self,
         tokenizer: &dyn Tokenizer,
@@ -95,7 +96,7 @@ impl TokenCache {
         write::finish(builder, key, &path)
     }
 
-    /// Opens the file where it is there and whole.
+    /// Opens the file, if it exists and is intact.
     fn find(&self, path: &Path, key: Key) -> Option<TokenCorpus> {
         match format::open(path) {
             Ok(corpus) if corpus.fingerprint() == key.to_string() => return Some(corpus),
@@ -108,26 +109,27 @@ impl TokenCache {
 }
 
 impl TokenCorpus {
-    /// Writes the corpus to a file, which is replaced when all of it is on the disk.
+    /// Writes the corpus to a file. An existing file is replaced when all of the new one is on the disk.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         write::save(self, path.as_ref())
     }
 
-    /// Opens a file of [`save`](Self::save) or of a [`TokenCache`], and compares all of it with its checksums.
+    /// Opens a file of [`save`](Self::save) or of a [`TokenCache`], and verifies the checksums of the whole file.
     ///
     /// # Errors
-    /// When it cannot be read, is damaged, cut short, or of another kind or version.
+    /// Fails if the file cannot be read, is damaged or truncated, or has another format or version.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         format::open(path.as_ref())
     }
 }
 
-/// A lock between processes of a host, released when it is dropped or the process ends.
+/// Lock between processes of a host, released when it is dropped or the process ends.
 struct Lock {
-    /// Whether the file system has locks. Where it has none, several processes make the file, and the last one's stays.
+    /// `true` if the lock is held, `false` on a file system without locks: several processes may then write the file,
+    /// and the last one's remains.
     is_held: bool,
     _file: File,
 }

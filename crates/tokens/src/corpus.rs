@@ -1,4 +1,4 @@
-//! The tokens of many texts, as numbers.
+//! Tokens of many texts, stored as numbers.
 
 mod builder;
 mod store;
@@ -16,11 +16,12 @@ use crate::{
     Error, ParallelOptions, Result, TextSource, TokenCounts, TokenList, Tokenizer, Vocabulary,
 };
 
-/// The tokens of all texts of a source: a list of the different tokens, and for each text the numbers of its tokens in
-/// that list, of 2 bytes each where there are at most 65,536 different tokens, of 4 bytes otherwise.
+/// The tokens of all texts of a source: a list of the distinct tokens, and for each text the indices of its tokens in
+/// that list, with 2 bytes each if there are at most 65,536 distinct tokens, or else 4 bytes.
 ///
-/// The numbers are the corpus' own, in the order in which tokens were first seen. [`ids`](Self::ids) gives those of a
-/// vocabulary, so that texts are split once for all vocabularies. A copy is another handle of the same corpus.
+/// The indices are those of the corpus, in the order in which tokens were first seen. [`ids`](Self::ids) converts them
+/// to the ids of a vocabulary, so that texts are tokenized once for all vocabularies. A clone is another handle of the
+/// same corpus.
 ///
 /// ```
 /// use brigade_tokens::{ParallelOptions, TextSource, TokenCorpus, VocabularyOptions};
@@ -49,20 +50,20 @@ use crate::{
 #[derive(Clone)]
 pub struct TokenCorpus(Arc<Parts>);
 
-/// What a corpus consists of.
+/// Data of a corpus.
 pub(crate) struct Parts {
     pub(crate) key: Key,
-    /// The different tokens.
+    /// Distinct tokens, by number.
     pub(crate) tokens: TokenList,
-    /// How often each is there.
+    /// Number of occurrences of each token.
     pub(crate) times: Vec<u64>,
-    /// Where the tokens of each text end.
+    /// End of each text, as an index of all tokens.
     pub(crate) ends: Vec<u64>,
     pub(crate) store: Store,
 }
 
 impl TokenCorpus {
-    /// Splits all texts, on several threads, and keeps their tokens in memory.
+    /// Tokenizes all texts, on several threads, and keeps their tokens in memory.
     ///
     /// # Errors
     /// Returns the same errors as [`tokenize_all`](crate::tokenize_all).
@@ -115,8 +116,8 @@ impl TokenCorpus {
         (0..self.len()).map(|text| self.length(text).unwrap_or_default())
     }
 
-    /// Returns the hash of the texts and of what splits them, as 64 hexadecimal digits: equal for all ranks that see
-    /// the same corpus.
+    /// Returns the hash of the texts and of the tokenizer, as 64 hexadecimal digits: equal on all ranks that have the
+    /// same corpus.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         self.0.key.to_string()
@@ -125,7 +126,7 @@ impl TokenCorpus {
     /// Returns the tokens of a text.
     ///
     /// # Errors
-    /// When there is no such text, or the file cannot be read.
+    /// Fails if there is no text with this number, or the file cannot be read.
     pub fn tokens(&self, text: usize) -> Result<TokenList> {
         let mut tokens = TokenList::new();
         let length = self.length(text).unwrap_or(0);
@@ -149,11 +150,11 @@ impl TokenCorpus {
         counts
     }
 
-    /// Returns how often each token is in some texts, such as those to train with; the order of the texts decides which
-    /// of equally common tokens was first.
+    /// Returns the number of occurrences of each token in some texts, such as those for training. The order of the
+    /// texts decides which of equally common tokens comes first.
     ///
     /// # Errors
-    /// When there is no such text, or the file cannot be read.
+    /// Fails if there is no text with one of these numbers, or the file cannot be read.
     pub fn counts_of(&self, texts: impl IntoIterator<Item = usize>) -> Result<TokenCounts> {
         let mut seen: Vec<(u64, u64)> = vec![(0, 0); self.0.tokens.len()];
         let mut place = 0;
@@ -179,11 +180,10 @@ impl TokenCorpus {
         Ok(counts)
     }
 
-    /// Returns the texts as the numbers that a vocabulary gives to their tokens. This looks up each different token
-    /// once, and reads no text.
+    /// Returns the texts as token ids of a vocabulary. This looks up each distinct token once, and reads no text.
     ///
     /// # Errors
-    /// When a token of the corpus is unknown and the vocabulary has no unknown token.
+    /// Fails if a token of the corpus is unknown and the vocabulary has no unknown token.
     pub fn ids(&self, vocabulary: &Vocabulary) -> Result<TokenIds> {
         let numbers = self.0.tokens.iter().map(|token| vocabulary.id_or_unknown(token));
         Ok(TokenIds { corpus: self.clone(), numbers: numbers.collect::<Result<_>>()? })
@@ -202,14 +202,14 @@ impl fmt::Debug for TokenCorpus {
 }
 
 impl Parts {
-    /// Where the tokens of a text are among all.
+    /// Returns the range of a text's tokens among those of all texts.
     fn range(&self, text: usize) -> Option<Range<u64>> {
         let end = *self.ends.get(text)?;
         let start = text.checked_sub(1).and_then(|before| self.ends.get(before));
         Some(start.copied().unwrap_or(0)..end)
     }
 
-    /// Gives the numbers of some tokens of a text to `visit`.
+    /// Passes the numbers of some tokens of a text to `visit`.
     fn read(
         &self,
         text: usize,
@@ -236,13 +236,13 @@ impl Parts {
     }
 }
 
-/// The texts of a [`TokenCorpus`] as the numbers that a vocabulary gives to their tokens.
+/// The texts of a [`TokenCorpus`] as token ids of a vocabulary.
 ///
 /// Several threads may read at once, and all ranks of a host read the same file: the system's page cache holds it once.
 #[derive(Clone)]
 pub struct TokenIds {
     corpus: TokenCorpus,
-    /// For each number of the corpus, that of the vocabulary.
+    /// Id in the vocabulary for each number of the corpus.
     numbers: Arc<[u32]>,
 }
 
@@ -277,10 +277,10 @@ impl TokenIds {
         &self.corpus
     }
 
-    /// Appends the numbers of some tokens of a text, as libtorch has them for embeddings.
+    /// Appends the ids of some tokens of a text to `ids`, as int64 for libtorch's embeddings.
     ///
     /// # Errors
-    /// When there is no such text, it has fewer tokens, or the file cannot be read.
+    /// Fails if there is no text with this number, it has fewer tokens, or the file cannot be read.
     pub fn read(&self, text: usize, tokens: Range<usize>, ids: &mut Vec<i64>) -> Result<()> {
         ids.reserve(tokens.len());
         self.corpus.0.read(text, tokens, |id| {
@@ -297,5 +297,5 @@ impl fmt::Debug for TokenIds {
     }
 }
 
-/// The numbers of tokens while a corpus is made.
+/// Numbers of tokens while a corpus is built.
 type Numbers = HashMap<Box<str>, u32, foldhash::fast::RandomState>;

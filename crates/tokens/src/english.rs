@@ -15,10 +15,10 @@ use self::phrases::Phrases;
 use crate::{Error, Result, TokenList, Tokenizer};
 
 /// Splits English texts as `spacy.blank("en")` of spaCy 3.8 does: at spaces, then prefixes and suffixes, exceptions
-/// such as `don't` and `:-)`, addresses of the web, infixes.
+/// such as `don't` and `:-)`, URLs, infixes.
 ///
-/// The tokens are pieces of the text, in order; only single spaces between words are in none of them. The time is
-/// linear in the text. Nothing is kept between texts, so threads share a tokenizer without waiting for each other.
+/// The tokens are pieces of the text, in order; only single spaces between words are not part of a token. The time is
+/// linear in the length of the text. Nothing is kept between texts, so threads share a tokenizer without locks.
 ///
 /// ```
 /// use brigade_tokens::{English, TokenList, Tokenizer};
@@ -31,26 +31,26 @@ use crate::{Error, Result, TokenList, Tokenizer};
 /// ```
 pub struct English {
     words: HashMap<Box<str>, Word, foldhash::fast::FixedState>,
-    /// For each first byte, the bits of the lengths of the words that begin with it: most texts need no look-up.
+    /// Lengths of the words that begin with each byte, as a set of bits: most texts need no look-up.
     lengths: Box<[u64; 256]>,
-    /// The bytes of the longest word.
+    /// Length of the longest word in bytes.
     longest: usize,
     phrases: Phrases,
     special_cases: Vec<Vec<String>>,
 }
 
-/// A text that a table has an entry for.
+/// Text with an entry in one of the tables.
 #[derive(Debug, Default)]
 struct Word {
-    /// The tokens that a special case consists of, by their bytes; none where it is no special case.
+    /// Tokens of a special case, by their lengths in bytes. Empty if it is not a special case.
     pieces: Box<[(u32, Symbol)]>,
     symbol: Symbol,
 }
 
-/// The number of a token that occurs in [`Phrases`]; 0 for all others.
+/// Number of a token that occurs in [`Phrases`], or 0 for all others.
 type Symbol = u32;
 
-/// A piece of the text, by its first byte and that after its last.
+/// Piece of the text, from its first byte to that after its last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Token {
     start: u32,
@@ -59,7 +59,7 @@ pub(crate) struct Token {
 }
 
 impl Token {
-    /// Returns its text.
+    /// Returns the token's piece of the text.
     #[inline]
     pub(crate) fn of(self, text: &str) -> &str {
         &text[self.start as usize..self.end as usize]
@@ -73,14 +73,14 @@ impl Default for English {
 }
 
 impl English {
-    /// Makes the tokenizer with spaCy's exceptions.
+    /// Creates the tokenizer with spaCy's exceptions.
     #[must_use]
     pub fn new() -> Self {
         Self::build(Vec::new())
     }
 
-    /// Adds special cases, each as the tokens of the text that they make together: spaCy's `add_special_case`. Where
-    /// several have the same text, the last counts.
+    /// Adds special cases, each given as the tokens of its text: spaCy's `add_special_case`. If several have the same
+    /// text, the last one counts.
     ///
     /// ```
     /// use brigade_tokens::{English, TokenList, Tokenizer};
@@ -93,7 +93,7 @@ impl English {
     /// ```
     ///
     /// # Errors
-    /// When a token is empty.
+    /// Fails if a token is empty.
     pub fn with_special_cases<T: Into<String>>(
         self,
         cases: impl IntoIterator<Item = impl IntoIterator<Item = T>>,
@@ -119,7 +119,7 @@ impl English {
             phrases: Phrases::new(),
             special_cases,
         };
-        // Comments stand above the table.
+        // The table begins with comments.
         let lines = include_str!("english/exceptions.txt").lines().filter(|it| it.starts_with('['));
         let exceptions = lines.filter_map(|line| serde_json::from_str::<Vec<String>>(line).ok());
         for case in exceptions.chain(english.special_cases.clone()) {
@@ -134,7 +134,7 @@ impl English {
                 || affixes::infix(text, 0).is_some()
                 || text.contains(' ');
             let tokens = english.split_with(text, false);
-            // A single token that stays one need not be found.
+            // A token that is not split anyway need not be found.
             if !apart || (tokens.len() == 1 && english.words[text].pieces.len() == 1) {
                 continue;
             }
@@ -168,7 +168,8 @@ impl English {
     /// Returns the tokens of a text.
     ///
     /// # Errors
-    /// When it has 4 GiB or more.
+    ///
+    /// Fails for a text of 4 GiB or more.
     pub(crate) fn split(&self, text: &str) -> Result<Vec<Token>> {
         if u32::try_from(text.len()).is_err() {
             let message =
@@ -180,7 +181,7 @@ impl English {
         Ok(tokens)
     }
 
-    /// Splits without the pass over the tokens, and with or without special cases.
+    /// Tokenizes without the final pass over the tokens, and with or without special cases.
     fn split_with(&self, text: &str, special_cases: bool) -> Vec<Token> {
         // English has a token for each 4 to 5 bytes.
         let tokens = Vec::with_capacity(text.len() / 4 + 1);
@@ -195,7 +196,7 @@ impl English {
                 if start < at {
                     pass.span(start, at, !in_space && classes & SPLITS != 0);
                 }
-                // One space after a word is in no token.
+                // One space after a word is not part of a token.
                 start = if character == ' ' { at + 1 } else { at };
                 in_space = !in_space;
                 classes = 0;
@@ -218,7 +219,7 @@ impl English {
         self.word(text).filter(|it| !it.pieces.is_empty())
     }
 
-    /// Replaces the tokens of special cases that the affixes took apart: `foo-a.` has the token `a.`.
+    /// Joins the tokens of special cases that were split as affixes: `foo-a.` has the token `a.`.
     fn join_special_cases(&self, text: &str, tokens: &mut Vec<Token>) {
         let spans = self.phrases.find(tokens);
         if spans.is_empty() {
@@ -228,7 +229,7 @@ impl English {
         let mut done = 0;
         for (start, end) in spans {
             let (from, to) = (tokens[start].start, tokens[end - 1].end);
-            // Not one where the text has a space between the tokens.
+            // Not if the text has a space between the tokens.
             let Some(word) = self.special_case(&text[from as usize..to as usize]) else { continue };
             joined.extend_from_slice(&tokens[done..start]);
             push_pieces(&mut joined, from, &word.pieces);
@@ -262,18 +263,18 @@ impl fmt::Debug for English {
     }
 }
 
-/// One text on its way.
+/// State of the tokenization of one text.
 struct Pass<'a> {
     english: &'a English,
     text: &'a str,
     tokens: Vec<Token>,
-    /// The bytes at which suffixes begin, the last suffix first.
+    /// Start offsets of the suffixes, with the last suffix first.
     suffixes: Vec<usize>,
     special_cases: bool,
 }
 
 impl Pass<'_> {
-    /// Splits a run of spaces or of other characters.
+    /// Tokenizes a run of spaces or of other characters.
     #[inline]
     fn span(&mut self, start: usize, end: usize, may_split: bool) {
         if may_split { self.affixes(start, end) } else { self.push(start, end) }
@@ -297,7 +298,7 @@ impl Pass<'_> {
 
     #[inline]
     fn push_token(&mut self, start: usize, end: usize, symbol: Symbol) {
-        // `split` takes no longer texts.
+        // `split` refuses longer texts.
         self.tokens.push(Token { start: start as u32, end: end as u32, symbol });
     }
 
@@ -307,7 +308,7 @@ impl Pass<'_> {
             && self.english.special_case(&self.text[start..end]).is_some()
     }
 
-    /// Takes prefixes and suffixes off until nothing changes or a special case is left, then splits the rest.
+    /// Splits off prefixes and suffixes until nothing changes or a special case is left, then splits the rest.
     fn affixes(&mut self, start: usize, end: usize) {
         let text = self.text;
         let (mut start, mut end, span_end) = (start, end, end);
@@ -345,7 +346,7 @@ impl Pass<'_> {
         self.suffixes = suffixes;
     }
 
-    /// Splits what has neither prefix nor suffix.
+    /// Splits text that has neither prefix nor suffix.
     fn middle(&mut self, start: usize, end: usize) {
         let text = &self.text[start..end];
         if text.is_empty() {
@@ -382,7 +383,7 @@ fn push_pieces(tokens: &mut Vec<Token>, start: u32, pieces: &[(u32, Symbol)]) {
     }
 }
 
-/// All lengths of 63 bytes and more share a bit.
+/// Returns the bit of a text's length. All lengths of 63 bytes and more share one bit.
 fn length_bit(text: &str) -> u64 {
     1 << text.len().min(63)
 }

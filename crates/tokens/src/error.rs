@@ -1,4 +1,4 @@
-//! What can go wrong with texts and tokens.
+//! Errors of texts and tokens.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ pub enum Error {
         /// Error of the operating system.
         source: std::io::Error,
     },
-    /// A file is damaged, or of another kind than expected.
+    /// A file is damaged, or has another format than expected.
     #[error("{} is damaged or in another format: {detail}", escaped(path.display()), detail = escaped(detail))]
     Format {
         /// Path of the file.
@@ -34,9 +34,9 @@ pub enum Error {
         name = escaped(name)
     )]
     NotUtf8 {
-        /// The file, and the row and column where it has several texts.
+        /// Path of the file, and the row and column if the file has several texts.
         name: String,
-        /// Offset of the first invalid byte, from the start of the file, or of the text where `name` has a row.
+        /// Offset of the first invalid byte, from the start of the file, or of the text if `name` has a row.
         offset: u64,
     },
     /// A table has no such column.
@@ -70,7 +70,7 @@ pub enum Error {
     /// A text could not be split into tokens.
     #[error("{name}: {source}", name = escaped(name))]
     Text {
-        /// The text: its file, its row, or its number from 0.
+        /// Name of the text: its file, its row, or its index from 0.
         name: String,
         /// Error of the tokenizer.
         source: Box<Self>,
@@ -95,7 +95,7 @@ pub enum Error {
     InvalidArgument(String),
 }
 
-/// A result with this crate's error.
+/// Result with this crate's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[cfg(test)]

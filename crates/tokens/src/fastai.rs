@@ -1,4 +1,4 @@
-//! Texts as fastai tokenizes them.
+//! fastai's tokenizer.
 
 use serde_json::{Value, json};
 
@@ -34,14 +34,14 @@ impl Default for FastaiTokenizer {
 }
 
 impl FastaiTokenizer {
-    /// Makes the tokenizer with fastai's rules and special tokens.
+    /// Creates the tokenizer with fastai's rules and special tokens.
     #[must_use]
     pub fn new() -> Self {
         Self {
             rules: Rule::defaults(),
             post_rules: Rule::post_defaults(),
             special_tokens: SPECIAL_TOKENS.map(str::to_owned).to_vec(),
-            // None of these has a character at which words are split, so none needs a special case.
+            // None of these contains a character at which words are split, so none needs a special case.
             english: English::new(),
         }
     }
@@ -53,8 +53,8 @@ impl FastaiTokenizer {
         self
     }
 
-    /// Sets the rules for tokens, in their order. Without them the tokens are those of fastai's
-    /// `Tokenizer.encodes`, which applies none: some have a space.
+    /// Sets the rules for tokens, in their order. Without any, the tokens are those of fastai's `Tokenizer.encodes`,
+    /// which applies no such rules: some tokens contain a space.
     #[must_use]
     pub fn post_rules(mut self, rules: impl IntoIterator<Item = Rule>) -> Self {
         self.post_rules = rules.into_iter().collect();
@@ -64,7 +64,7 @@ impl FastaiTokenizer {
     /// Sets the tokens that are never split: fastai's `special_toks`.
     ///
     /// # Errors
-    /// When one is empty.
+    /// Fails if one is empty.
     pub fn special_tokens<T: Into<String>>(
         mut self,
         tokens: impl IntoIterator<Item = T>,
@@ -75,10 +75,10 @@ impl FastaiTokenizer {
         Ok(self)
     }
 
-    /// Joins the fields of a text, such as its title and its body, as fastai's `tokenize_df` does: `xxfld 1` before
-    /// the first and so on, where `mark` is true; a space between them.
+    /// Joins the fields of a text, such as its title and its body, as fastai's `tokenize_df` does: `xxfld 1` before the
+    /// first field and so on if `mark` is `true`, otherwise only a space between them.
     ///
-    /// fastai marks the fields where there are several.
+    /// fastai marks the fields if there are several.
     ///
     /// ```
     /// use brigade_tokens::FastaiTokenizer;
@@ -95,16 +95,16 @@ impl FastaiTokenizer {
         fields.iter().enumerate().map(marked).collect::<Vec<_>>().join(" ")
     }
 
-    /// Makes the tokenizer that has described itself so.
+    /// Creates the tokenizer with this description.
     ///
     /// # Errors
-    /// When the description is that of another kind of tokenizer or of one with rules that this version does not
-    /// have, or of one with rules of one's own ([`from_description_with`](Self::from_description_with) takes them).
+    /// Fails if the description is that of another kind of tokenizer, or contains rules that this version does not have
+    /// or custom rules (use [`from_description_with`](Self::from_description_with) for those).
     pub fn from_description(description: &Value) -> Result<Self> {
         Self::from_description_with(description, &[])
     }
 
-    /// Makes the tokenizer that has described itself so, with these rules of one's own, by their names.
+    /// Creates the tokenizer with this description. Custom rules are taken from `custom` by their names.
     ///
     /// ```
     /// use brigade_tokens::rules::Rule;
@@ -118,8 +118,7 @@ impl FastaiTokenizer {
     /// ```
     ///
     /// # Errors
-    /// Returns the same errors as [`from_description`](Self::from_description), and when a rule of one's own is
-    /// missing.
+    /// Returns the same errors as [`from_description`](Self::from_description), and fails if a custom rule is missing.
     pub fn from_description_with(description: &Value, custom: &[Rule]) -> Result<Self> {
         if description.get("kind").and_then(Value::as_str) != Some(KIND) {
             let message = format!(

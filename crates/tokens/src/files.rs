@@ -1,4 +1,4 @@
-//! Files that are there whole or not at all, and what goes wrong with files.
+//! Atomic creation of files, and errors of files.
 
 use std::fs;
 use std::io::{BufWriter, Write};
@@ -8,13 +8,13 @@ use tempfile::NamedTempFile;
 
 use crate::{Error, Result};
 
-/// Makes the error of a file or folder from the system's reason.
+/// Returns a function that converts the system's error for a file or folder.
 pub(crate) fn io_error(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
     move |source| Error::Io { path: path.to_owned(), source }
 }
 
-/// Makes a file from what `write` writes: it replaces the file of this name when all of it is on the disk, and a
-/// process that is killed meanwhile changes nothing.
+/// Creates a file atomically with the content that `write` writes: it replaces the file of this name when all of it is
+/// on the disk, and a process that is killed before that changes nothing.
 pub(crate) fn write_whole(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
@@ -29,7 +29,7 @@ pub(crate) fn write_whole(
     sync_folder(folder)
 }
 
-/// The folder that a file is in.
+/// Returns the folder of a file.
 pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -37,10 +37,10 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Makes a file for a moment that others may read once it has its name.
+/// Creates a temporary file that others may read once it has its name.
 fn temporary(folder: &Path) -> std::io::Result<NamedTempFile> {
     use std::os::unix::fs::PermissionsExt;
-    // The process's umask takes away what it does not allow.
+    // The umask of the process removes permissions.
     let permissions = fs::Permissions::from_mode(0o666);
     tempfile::Builder::new().permissions(permissions).tempfile_in(folder)
 }

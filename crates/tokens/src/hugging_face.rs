@@ -1,4 +1,4 @@
-//! Tokenizers of Hugging Face's.
+//! Tokenizers of Hugging Face.
 
 mod encoding;
 mod special;
@@ -27,12 +27,12 @@ use crate::{Error, ParallelOptions, Result, TextSource, TokenList, Tokenizer, Vo
 /// Any tokenizer that has a `tokenizer.json`: byte-level BPE (GPT-2, Llama 3), BPE with byte fallback (Llama 2),
 /// WordPiece (BERT), Unigram (T5), word lists.
 ///
-/// The work is done by the crate `tokenizers`, the one behind the Python package of that name, so that ids, offsets and
-/// decoded texts are its own. What `tokenizer.json` says of truncation and padding does not count, as in `transformers`:
-/// [`with_truncation`](Self::with_truncation) cuts, and collators pad.
+/// The work is done by the crate `tokenizers`, on which the Python package of that name is built, so ids, offsets and
+/// decoded texts are the same. Settings of truncation and padding in `tokenizer.json` are ignored, as in
+/// `transformers`: use [`with_truncation`](Self::with_truncation) and a collator that pads.
 ///
-/// As a [`Tokenizer`] it gives the tokens of a text, those for the model around them; [`vocabulary`](Self::vocabulary)
-/// numbers them as [`encode`](Self::encode) does.
+/// As a [`Tokenizer`] it returns the tokens of a text, including the special tokens for the model;
+/// [`vocabulary`](Self::vocabulary) gives them the same ids as [`encode`](Self::encode).
 ///
 /// ```
 /// use brigade_tokens::{BpeTrainer, SpecialToken, TextSource};
@@ -48,23 +48,23 @@ use crate::{Error, ParallelOptions, Result, TextSource, TokenList, Tokenizer, Vo
 pub struct HuggingFaceTokenizer {
     inner: Inner,
     settings: Settings,
-    /// A hash of the file.
+    /// Hash of `tokenizer.json`.
     digest: [u8; 32],
     add_special_tokens: bool,
     truncation: Option<Truncation>,
 }
 
-/// The file of a tokenizer, and those with its settings that may lie beside it.
+/// File of a tokenizer, and files with its settings in the same folder.
 const FILE: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL: &str = "special_tokens_map.json";
 
 impl HuggingFaceTokenizer {
-    /// Reads a `tokenizer.json`, from its folder or by its own name. The special tokens, the maximum length and the
-    /// padding side come from `tokenizer_config.json` and `special_tokens_map.json` beside it.
+    /// Reads a `tokenizer.json`, given by its path or that of its folder. The special tokens, the maximum length and
+    /// the padding side come from `tokenizer_config.json` and `special_tokens_map.json` beside it.
     ///
     /// # Errors
-    /// When a file cannot be read, is empty, not UTF-8, not JSON, or no tokenizer.
+    /// Fails if a file cannot be read, is empty, not UTF-8, not JSON, or not a tokenizer.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let file = if path.is_dir() { path.join(FILE) } else { path.to_owned() };
@@ -86,10 +86,10 @@ impl HuggingFaceTokenizer {
         Self::read(&bytes, beside(CONFIG)?.as_ref(), beside(SPECIAL)?.as_ref()).map_err(refuse)
     }
 
-    /// Takes the bytes of a `tokenizer.json`.
+    /// Parses the bytes of a `tokenizer.json`.
     ///
     /// # Errors
-    /// When they are empty, not UTF-8, not JSON, or no tokenizer.
+    /// Fails if they are empty, not UTF-8, not JSON, or not a tokenizer.
     pub fn from_bytes(bytes: impl AsRef<[u8]>) -> Result<Self> {
         Self::read(bytes.as_ref(), None, None)
     }
@@ -102,7 +102,7 @@ impl HuggingFaceTokenizer {
             name: FILE.into(),
             offset: error.valid_up_to() as u64,
         })?;
-        // The crate panics where a part of the file is not JSON.
+        // The crate panics if a part of the file is not JSON.
         serde_json::from_slice::<IgnoredAny>(bytes)
             .map_err(|error| Error::Refused(format!("tokenizer.json is not JSON: {error}")))?;
         let inner = catch_panic(|| {
@@ -128,7 +128,7 @@ impl HuggingFaceTokenizer {
             inner.with_truncation(None).map_err(refused)?;
             inner.with_padding(None);
             let settings = Settings::read(&inner, json, config, special);
-            // As `transformers` does with special tokens that only the settings name.
+            // `transformers` does the same with special tokens that only the settings name.
             let missing = settings.names().filter(|token| inner.token_to_id(token).is_none());
             let missing: Vec<_> = missing.map(|token| AddedToken::from(token, true)).collect();
             if !missing.is_empty() {
@@ -138,7 +138,8 @@ impl HuggingFaceTokenizer {
         })
     }
 
-    /// Sets whether the tokens that a model expects around a text (`[CLS]`, `[SEP]`, `<s>`) are added. They are.
+    /// Sets whether the special tokens that a model expects around a text (`[CLS]`, `[SEP]`, `<s>`) are added. Defaults
+    /// to `true`.
     #[must_use]
     pub fn with_special_tokens(mut self, add: bool) -> Self {
         self.add_special_tokens = add;
@@ -148,7 +149,7 @@ impl HuggingFaceTokenizer {
     /// Enables truncation of texts that are too long.
     ///
     /// # Errors
-    /// When the special tokens around a text alone are as many as the longest text may have.
+    /// Fails if the maximum length leaves no room beside the special tokens of a text.
     pub fn with_truncation(mut self, truncation: Truncation) -> Result<Self> {
         let around = catch_panic(|| Ok(self.around(true)))?;
         if truncation.max_length <= around {
@@ -164,8 +165,8 @@ impl HuggingFaceTokenizer {
     /// Encodes a text as token ids.
     ///
     /// # Errors
-    /// When the tokenizer refuses it, for example because it has no unknown token for it, or the strategy of truncation
-    /// cannot make it short enough.
+    /// Fails if the tokenizer refuses it, for example because it has no unknown token for it, or the truncation
+    /// strategy cannot make it short enough.
     pub fn encode(&self, text: &str) -> Result<Encoding> {
         self.encode_texts(text, None, OffsetType::Byte).map(|encoding| Encoding::of(&encoding))
     }
@@ -179,8 +180,8 @@ impl HuggingFaceTokenizer {
         encoding.map(|encoding| Encoding::of(&encoding))
     }
 
-    /// What the crate's own `encode` does, except that texts are cut here: its version 0.23.2 numbers words anew in what
-    /// is left of a text that is cut on its left.
+    /// Does the same as the crate's own `encode`, except that texts are truncated here: its version 0.23.2 renumbers
+    /// words in a text that is truncated on its left.
     fn encode_texts(
         &self,
         first: &str,
@@ -213,19 +214,19 @@ impl HuggingFaceTokenizer {
         if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut pieces)?;
         }
-        // What is cut off on the right is not split in the first place.
+        // The part that is truncated on the right is not tokenized in the first place.
         let enough = self.truncation.and_then(|it| it.enough(type_id));
         let enough = enough.map(|length| (length, TruncationDirection::Right));
         self.inner.get_model().tokenize_in_pretokenized(&mut pieces, enough)?;
         pieces.into_encoding(None, type_id, offsets)
     }
 
-    /// How many special tokens are added around a text, or a pair.
+    /// Returns the number of special tokens that are added to a text, or to a pair.
     fn around(&self, is_pair: bool) -> usize {
         self.inner.get_post_processor().map_or(0, |it| it.added_tokens(is_pair))
     }
 
-    /// Returns the ids of a text alone, without what else an [`Encoding`] has: faster.
+    /// Returns only the token ids of a text, which is faster than a full [`Encoding`].
     ///
     /// # Errors
     /// Returns the same errors as [`encode`](Self::encode).
@@ -234,11 +235,11 @@ impl HuggingFaceTokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Encodes all texts of a source on several threads, those of two fields as pairs, and gives each text's number and
-    /// encoding to `consume` in the order of the texts, as [`tokenize_all`](crate::tokenize_all) does.
+    /// Encodes all texts of a source on several threads, those with two fields as pairs, and passes each text's index
+    /// and encoding to `consume` in the order of the texts, as [`tokenize_all`](crate::tokenize_all) does.
     ///
     /// # Errors
-    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all); when texts have more than two fields.
+    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all). Also fails if texts have more than two fields.
     pub fn encode_all(
         &self,
         texts: &TextSource,
@@ -256,10 +257,10 @@ impl HuggingFaceTokenizer {
         each_row(texts, options, encode, consume)
     }
 
-    /// Makes a text of ids; special tokens are left out where `skip_special_tokens` is set.
+    /// Decodes ids to a text, without special tokens if `skip_special_tokens` is `true`.
     ///
     /// # Errors
-    /// When the tokenizer refuses. An id that it does not have stands for nothing.
+    /// Returns the error of the tokenizer. Unknown ids are ignored.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
         catch_panic(|| self.inner.decode(ids, skip_special_tokens).map_err(refused))
     }
@@ -293,7 +294,7 @@ impl HuggingFaceTokenizer {
         ids
     }
 
-    /// Returns the number of tokens, those included that were added to the model's own.
+    /// Returns the number of tokens, including those that were added to the model's own.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
@@ -320,7 +321,7 @@ impl HuggingFaceTokenizer {
     /// Returns all tokens under their ids, with the tokenizer's unknown token as the vocabulary's.
     ///
     /// # Errors
-    /// When ids are so far apart that most numbers up to the largest are none of a token.
+    /// Fails if ids are so sparse that most numbers up to the largest have no token.
     pub fn vocabulary(&self) -> Result<Vocabulary> {
         let tokens = self.inner.get_vocab(true);
         let size = tokens.values().max().map_or(0, |id| *id as usize + 1);
@@ -344,12 +345,11 @@ impl HuggingFaceTokenizer {
         }
     }
 
-    /// Writes `tokenizer.json`, as Python's `tokenizers` and `transformers` read it, and beside it
-    /// `tokenizer_config.json` with the special tokens and the longest text, into a folder, which is made where it is
-    /// missing.
+    /// Writes `tokenizer.json`, which Python's `tokenizers` and `transformers` can read, and `tokenizer_config.json`
+    /// with the special tokens and the maximum length into a folder, which is created if it does not exist.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// Fails if a file cannot be written.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         let folder = folder.as_ref();
         fs::create_dir_all(folder).map_err(io_error(folder))?;
@@ -361,7 +361,8 @@ impl HuggingFaceTokenizer {
 }
 
 impl Tokenizer for HuggingFaceTokenizer {
-    /// Appends the tokens of the ids: what the tokenizer does not have is its unknown token, not the text's piece.
+    /// Appends the tokens of the ids: text that the vocabulary lacks becomes the unknown token, not the piece of the
+    /// text.
     fn tokenize(&self, text: &str, tokens: &mut TokenList) -> Result<()> {
         for id in self.ids(text)? {
             let token = self.token(id);
@@ -392,11 +393,11 @@ impl fmt::Debug for HuggingFaceTokenizer {
     }
 }
 
-/// The error of the crate `tokenizers`.
+/// Converts an error of the crate `tokenizers`.
 #[allow(clippy::needless_pass_by_value, reason = "as `map_err` gives it")]
 fn refused(error: tokenizers::Error) -> Error {
     Error::Refused(error.to_string())
 }
 
-/// What a vocabulary has under a number that is none of a token. No text has it: NUL is no token's.
+/// Entry of a vocabulary for a number without a token. It occurs in no text, because no token contains NUL.
 const NO_TOKEN: &str = "\0no token";

@@ -1,4 +1,4 @@
-//! Many texts at once, on several threads.
+//! Tokenization of many texts on several threads.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -69,25 +69,25 @@ pub struct TokenProgress {
 }
 
 impl<'a> ParallelOptions<'a> {
-    /// Takes as many threads as the process may run at the same time.
+    /// Uses as many threads as the process may run at the same time, and no progress callback.
     #[must_use]
     pub fn new() -> Self {
         Self { threads: None, progress: None }
     }
 
-    /// Sets the number of threads, 1 at least; several ranks on one host divide its processors among them.
+    /// Sets the number of threads, at least 1. Several ranks on one host should divide its processors among them.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads.max(1));
         self
     }
 
-    /// Takes as many threads, and tells nothing.
+    /// Returns options with the same number of threads, and without a progress callback.
     pub(crate) fn same_threads(&self) -> ParallelOptions<'static> {
         ParallelOptions { threads: self.threads, progress: None }
     }
 
-    /// Sets what is told after each piece of the corpus, on the calling thread.
+    /// Sets the callback for progress, which is called after each piece of the corpus on the calling thread.
     #[must_use]
     pub fn progress(mut self, progress: impl FnMut(TokenProgress) + 'a) -> Self {
         self.progress = Some(Box::new(progress));
@@ -95,16 +95,16 @@ impl<'a> ParallelOptions<'a> {
     }
 }
 
-/// Splits all texts of a source into tokens, on several threads, and gives each text's number and tokens to `consume`
-/// in the order of the texts, on the calling thread.
+/// Tokenizes all texts of a source on several threads, and passes each text's index and tokens to `consume` in the
+/// order of the texts, on the calling thread.
 ///
-/// Threads read files themselves, and take pieces of 256 KiB or 1,024 texts; at most 4 pieces for each thread are
-/// under way, so that memory does not grow with the corpus when `consume` is slow. The tokens are those of
-/// [`TextSource::texts`]: several fields of a text are one.
+/// Threads read files themselves, and take pieces of 256 KiB or 1,024 texts. At most 4 pieces per thread are in
+/// progress, so that memory does not grow with the corpus when `consume` is slow. The texts are those of
+/// [`TextSource::texts`], with several fields joined into one text.
 ///
 /// # Errors
-/// When a text cannot be read, or the tokenizer refuses it or panics: of several, the first in the order of the texts,
-/// which the error names. `consume` has had all texts before it. An error of `consume` ends the work, too.
+/// Fails if a text cannot be read, or the tokenizer refuses it or panics. The error names the first such text, and
+/// `consume` has received all texts before it. An error of `consume` ends the work, too.
 pub fn tokenize_all(
     tokenizer: &dyn Tokenizer,
     texts: &TextSource,
@@ -123,7 +123,7 @@ pub fn tokenize_all(
     )
 }
 
-/// Does `work` on all texts on several threads, and gives what it makes of them to `consume` in order.
+/// Applies `work` to all texts on several threads, and passes the results to `consume` in order.
 pub(crate) fn each_text<T: Send>(
     texts: &TextSource,
     options: ParallelOptions<'_>,
@@ -133,7 +133,7 @@ pub(crate) fn each_text<T: Send>(
     each_row(texts, options, |fields| work(&texts.join(fields)), consume)
 }
 
-/// As [`each_text`], with the fields of each text.
+/// Does the same as [`each_text`], with the fields of each text.
 pub(crate) fn each_row<T: Send>(
     texts: &TextSource,
     mut options: ParallelOptions<'_>,
@@ -144,7 +144,7 @@ pub(crate) fn each_row<T: Send>(
     let threads = options.threads.unwrap_or_else(available);
     let (ticket, tickets) = mpsc::channel();
     for _ in 0..threads * PIECES_PER_THREAD {
-        // The receiver is right here.
+        // Cannot fail: the receiver is in the same scope.
         let _ = ticket.send(());
     }
     let feed = Mutex::new(Feed {
@@ -156,7 +156,7 @@ pub(crate) fn each_row<T: Send>(
     });
     let worker = Worker { source: texts, feed: &feed, work: &work };
     thread::scope(|scope| {
-        // Dropped where this closure ends, so that threads that wait for one end, too.
+        // Dropped at the end of this closure, so that threads that wait for a ticket end, too.
         let ticket = ticket;
         let (sender, done) = mpsc::channel();
         for number in 0..threads {
@@ -184,7 +184,7 @@ pub(crate) fn each_row<T: Send>(
             if let Some(progress) = &mut options.progress {
                 progress(done_so_far);
             }
-            // No thread takes it where all have ended.
+            // Fails only if all threads have ended.
             let _ = ticket.send(());
         }
         if done_so_far.texts == done_so_far.of {
@@ -198,24 +198,24 @@ pub(crate) fn each_row<T: Send>(
     })
 }
 
-/// The texts that no thread has yet.
+/// Queue of the texts that no thread has taken yet.
 struct Feed<'a> {
     texts: Box<dyn Iterator<Item = Result<Unread>> + Send + 'a>,
-    /// One for each piece that may be under way.
+    /// Tickets: one for each further piece that may be in progress.
     tickets: Receiver<()>,
     next_piece: u64,
     next_text: usize,
     ended: bool,
 }
 
-/// Texts that one thread takes.
+/// Texts of one piece, for one thread.
 struct Texts {
     number: u64,
     first: usize,
     texts: Vec<Result<Unread>>,
 }
 
-/// What became of them.
+/// Results of one piece.
 struct Piece<T> {
     number: u64,
     made: Vec<T>,
@@ -224,7 +224,7 @@ struct Piece<T> {
 }
 
 impl Feed<'_> {
-    /// Takes a piece; waits until one may be taken.
+    /// Takes a piece. Waits until one may be taken.
     fn next(&mut self) -> Option<Texts> {
         if self.ended || self.tickets.recv().is_err() {
             return None;
@@ -240,7 +240,7 @@ impl Feed<'_> {
                 Ok(Unread::Fields(fields)) => fields.iter().map(String::len).sum(),
                 Ok(Unread::File(_)) => FILE_BYTES,
                 Err(_) => {
-                    // Nothing after it is of use.
+                    // Texts after an error are not needed.
                     self.ended = true;
                     PIECE_BYTES
                 }
@@ -253,7 +253,7 @@ impl Feed<'_> {
     }
 }
 
-/// What one thread does.
+/// State of one thread.
 struct Worker<'a, 'f, W> {
     source: &'a TextSource,
     feed: &'a Mutex<Feed<'f>>,
@@ -317,13 +317,13 @@ impl<W> Worker<'_, '_, W> {
     }
 }
 
-/// Makes an error of a panic.
+/// Converts a panic to an error.
 pub(crate) fn catch_panic<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let outcome = catch_unwind(AssertUnwindSafe(work));
     outcome.unwrap_or_else(|panic| Err(Error::Panicked(message(&*panic))))
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
@@ -331,7 +331,7 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
         .to_owned()
 }
 
-/// Pieces in the order of their numbers.
+/// Iterator over pieces in the order of their numbers.
 struct InOrder<T> {
     done: Receiver<Piece<T>>,
     waiting: BTreeMap<u64, Piece<T>>,
@@ -362,5 +362,5 @@ impl<T> Iterator for InOrder<T> {
 const PIECES_PER_THREAD: usize = 4;
 const PIECE_BYTES: usize = 256 << 10;
 const PIECE_TEXTS: usize = 1024;
-/// What a file of a text is taken to have before it is read.
+/// Assumed size of a text file that has not been read.
 const FILE_BYTES: usize = 2 << 10;

@@ -1,4 +1,4 @@
-//! fastai's rules: what it does to a text before it is split, and to its tokens after.
+//! fastai's rules: those for a text before it is tokenized, and those for its tokens.
 
 mod case;
 mod decode;
@@ -57,7 +57,7 @@ pub enum Rule {
     Custom(CustomRule),
 }
 
-/// A function of one's own as a rule: [`Rule::custom`] makes it.
+/// User-defined function as a rule, created with [`Rule::custom`].
 #[derive(Clone)]
 pub struct CustomRule {
     name: String,
@@ -65,7 +65,7 @@ pub struct CustomRule {
 }
 
 impl CustomRule {
-    /// Returns the name under which descriptions have it.
+    /// Returns the name of the rule in descriptions.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -106,8 +106,8 @@ impl Rule {
         vec![Self::ReplaceSpace]
     }
 
-    /// Makes a rule of a function. Caches of tokens know it by its name: give another name to a function that does
-    /// something else.
+    /// Creates a rule from a function. Its name is a part of the key of token caches: use another name for a function
+    /// with another result.
     ///
     /// ```
     /// use brigade_tokens::rules::Rule;
@@ -122,7 +122,7 @@ impl Rule {
         Self::Custom(CustomRule { name: name.into(), function: Arc::new(function) })
     }
 
-    /// Applies the rule. A text that it leaves as it is costs no memory, but for a function of one's own.
+    /// Applies the rule. If the text does not change, no memory is allocated, except by a custom function.
     #[must_use]
     pub fn apply<'a>(&self, text: &'a str) -> Cow<'a, str> {
         match self {
@@ -151,7 +151,7 @@ impl Rule {
         }
     }
 
-    /// The name of fastai's function.
+    /// Returns the name of fastai's function.
     fn name(&self) -> &'static str {
         match self {
             Self::FixHtml => "fix_html",
@@ -167,10 +167,10 @@ impl Rule {
         }
     }
 
-    /// Makes a rule from what [`describe`](Self::describe) has returned; one's own are those among `custom`.
+    /// Creates a rule from its [description](Self::describe). Custom rules are taken from `custom`.
     ///
     /// # Errors
-    /// When the description is that of no rule, or the name of a rule of one's own is not among `custom`.
+    /// Fails if the description does not match a rule, or is that of a custom rule whose name is not among `custom`.
     pub fn from_description(description: &Value, custom: &[Self]) -> Result<Self> {
         if let Some(name) = description.get("custom").and_then(Value::as_str) {
             let named = |it: &&Self| matches!(it, Self::Custom(rule) if rule.name == name);
@@ -218,7 +218,7 @@ pub fn spec_add_spaces(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Makes one space of several.
+/// Replaces several spaces with one.
 ///
 /// ```
 /// use brigade_tokens::rules::rm_useless_spaces;
@@ -240,7 +240,7 @@ pub fn rm_useless_spaces(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Makes `▁` of each space, so that tokens with a space can be joined and split again.
+/// Replaces each space with `▁`, so that tokens with a space can be joined and split again.
 ///
 /// ```
 /// use brigade_tokens::rules::replace_space;

@@ -1,4 +1,4 @@
-//! Where texts come from.
+//! Sources of texts.
 
 mod folder;
 mod lines;
@@ -21,9 +21,9 @@ use brigade_rank_env::text::counted;
 use crate::files::io_error;
 use crate::{Error, Result};
 
-/// Ordered texts, with their labels and their division into training and validation texts where the source has them.
+/// Ordered texts, with labels and a division into training and validation texts if the source has them.
 ///
-/// Texts are read when they are asked for; memory holds labels, names and places of texts.
+/// Texts are read when they are needed; only labels, names and positions of texts are in memory.
 ///
 /// ```
 /// use brigade_tokens::TextSource;
@@ -47,19 +47,19 @@ pub struct TextSource {
     is_valid: Option<Vec<bool>>,
 }
 
-/// What gives the texts of a source.
+/// Reader of the texts of a source.
 trait Reader: fmt::Debug + Send + Sync {
-    /// Gives all texts, in order.
+    /// Returns all texts, in order.
     fn read_all(&self) -> Result<Box<dyn Iterator<Item = Result<Unread>> + Send + '_>>;
 
-    /// Gives one text, by a number below the source's length.
+    /// Returns one text, by an index below the source's length.
     fn read(&self, index: usize) -> Result<Unread>;
 
-    /// Says which text this is: its file, its row.
+    /// Returns the name of a text for messages: its file, or its row.
     fn name(&self, index: usize) -> String;
 }
 
-/// A text that is there, or a file that has it, which a thread of its own may read.
+/// Text in memory, or a file with the text, which any thread may read.
 pub(crate) enum Unread {
     Fields(Vec<String>),
     File(PathBuf),
@@ -75,7 +75,7 @@ impl Unread {
     }
 }
 
-/// What a reader found of the source as a whole.
+/// Properties of a source as a whole.
 struct Found {
     len: usize,
     fields: usize,
@@ -89,18 +89,18 @@ impl TextSource {
         Self { reader: Box::new(reader), len, fields, mark_fields: fields > 1, labels, is_valid }
     }
 
-    /// Takes texts that are in memory.
+    /// Creates a source of texts in memory.
     ///
     /// # Errors
-    /// When there are none.
+    /// Fails if there are no texts.
     pub fn memory<T: Into<String>>(texts: impl IntoIterator<Item = T>) -> Result<Self> {
         Self::rows(texts.into_iter().map(|text| [text]))
     }
 
-    /// Takes texts of several fields each, as pairs of sentences are.
+    /// Creates a source of texts with several fields each, such as pairs of sentences.
     ///
     /// # Errors
-    /// When there are none.
+    /// Fails if there are no texts.
     pub fn rows<T: Into<String>, const FIELDS: usize>(
         rows: impl IntoIterator<Item = [T; FIELDS]>,
     ) -> Result<Self> {
@@ -116,10 +116,10 @@ impl TextSource {
         FolderOptions::new().open(root)
     }
 
-    /// Takes files, each of which is one text, in this order.
+    /// Creates a source from files, each of which is one text, in this order.
     ///
     /// # Errors
-    /// When there are none.
+    /// Fails if there are no files.
     pub fn files<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Result<Self> {
         folder::of_files(paths.into_iter().map(Into::into).collect())
     }
@@ -133,7 +133,7 @@ impl TextSource {
         CsvOptions::new().open(path)
     }
 
-    /// Reads a file of which each line is a text, by the rules of [`LinesOptions::new`].
+    /// Reads a file with one text per line, by the rules of [`LinesOptions::new`].
     ///
     /// # Errors
     /// Returns the same errors as [`LinesOptions::open`].
@@ -144,7 +144,7 @@ impl TextSource {
     /// Sets labels, one for each text.
     ///
     /// # Errors
-    /// When there are more or fewer than texts.
+    /// Fails if the number of labels differs from that of the texts.
     pub fn with_labels<L: Into<String>>(
         mut self,
         labels: impl IntoIterator<Item = L>,
@@ -155,10 +155,10 @@ impl TextSource {
         Ok(self)
     }
 
-    /// Sets for each text whether it is to validate with.
+    /// Sets for each text whether it is a validation text.
     ///
     /// # Errors
-    /// When there are more or fewer values than texts.
+    /// Fails if the number of values differs from that of the texts.
     pub fn with_is_valid(mut self, is_valid: impl IntoIterator<Item = bool>) -> Result<Self> {
         let is_valid: Vec<bool> = is_valid.into_iter().collect();
         self.fits("values of is_valid", is_valid.len())?;
@@ -176,8 +176,8 @@ impl TextSource {
         )))
     }
 
-    /// Sets whether the fields of a text are marked where they become one: `xxfld 1 first xxfld 2 second`, or
-    /// `first second`. They are where there are several, as in fastai.
+    /// Sets whether fields are marked when they are joined into one text: `xxfld 1 first xxfld 2 second`, or `first
+    /// second`. Defaults to `true` for several fields, as in fastai.
     #[must_use]
     pub fn mark_fields(mut self, mark: bool) -> Self {
         self.mark_fields = mark;
@@ -196,13 +196,13 @@ impl TextSource {
         self.len == 0
     }
 
-    /// Returns how many fields each text has.
+    /// Returns the number of fields of each text.
     #[must_use]
     pub fn field_count(&self) -> usize {
         self.fields
     }
 
-    /// Returns the labels, where the source has them.
+    /// Returns the labels, if the source has them.
     #[must_use]
     pub fn labels(&self) -> Option<&[String]> {
         self.labels.as_deref()
@@ -220,10 +220,10 @@ impl TextSource {
         self.reader.name(index)
     }
 
-    /// Returns all texts in order, each read when it is its turn.
+    /// Returns an iterator over all texts in order, which reads each text when it comes to it.
     ///
     /// # Errors
-    /// When a file cannot be opened; the items' errors are of files that cannot be read, and texts that are not UTF-8.
+    /// Fails if a file cannot be opened. Items are errors for files that cannot be read, and texts that are not UTF-8.
     pub fn texts(&self) -> Result<impl Iterator<Item = Result<String>> + Send + '_> {
         Ok(self.unread()?.map(|text| Ok(self.join(text?.fields()?))))
     }
@@ -239,7 +239,7 @@ impl TextSource {
     /// Returns the text at an index.
     ///
     /// # Errors
-    /// When there is no text with this number, it cannot be read, or is not UTF-8.
+    /// Fails if there is no text with this index, it cannot be read, or is not UTF-8.
     pub fn text(&self, index: usize) -> Result<String> {
         Ok(self.join(self.read(index)?.fields()?))
     }
@@ -262,12 +262,12 @@ impl TextSource {
         self.reader.read(index)
     }
 
-    /// All texts in order, files unread.
+    /// Returns all texts in order, without reading files.
     pub(crate) fn unread(&self) -> Result<Box<dyn Iterator<Item = Result<Unread>> + Send + '_>> {
         self.reader.read_all()
     }
 
-    /// Makes the fields of a text one, as fastai's `_join_texts` does.
+    /// Joins the fields of a text, as fastai's `_join_texts` does.
     pub(crate) fn join(&self, mut fields: Vec<String>) -> String {
         if fields.len() == 1 && !self.mark_fields {
             return fields.swap_remove(0);
@@ -292,7 +292,7 @@ fn read_utf8(path: &Path) -> Result<String> {
     to_utf8(bytes, || path.display().to_string())
 }
 
-/// Takes bytes for a text, whose name is asked for where they are none.
+/// Converts bytes to a text. `name` is called only if they are not UTF-8.
 fn to_utf8(bytes: Vec<u8>, name: impl FnOnce() -> String) -> Result<String> {
     String::from_utf8(bytes).map_err(|error| Error::NotUtf8 {
         name: name(),
@@ -300,7 +300,7 @@ fn to_utf8(bytes: Vec<u8>, name: impl FnOnce() -> String) -> Result<String> {
     })
 }
 
-/// Reads `true` or `1`, or `false` or `0`, in small or large letters.
+/// Parses `true` or `1`, or `false` or `0`, in lowercase or uppercase.
 fn to_bool(text: &str) -> Option<bool> {
     match text.trim().to_ascii_lowercase().as_str() {
         "true" | "1" => Some(true),

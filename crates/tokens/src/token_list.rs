@@ -1,8 +1,8 @@
-//! The tokens of a text in one string.
+//! List of tokens in one string.
 
 use std::fmt;
 
-/// The tokens of a text, in order: one string with the places where they end, so that a token costs four bytes
+/// The tokens of a text, in order: one string with the offsets of the tokens' ends, so that a token costs four bytes
 /// and no allocation.
 ///
 /// ```
@@ -21,14 +21,14 @@ pub struct TokenList {
 }
 
 impl TokenList {
-    /// Makes an empty list.
+    /// Creates an empty list.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes tokens that lie one after the other in `text`, with the places where they end; `None` where these do not
-    /// fit the text.
+    /// Creates a list from tokens that are concatenated in `text`, with the offsets of their ends. Returns `None` if
+    /// the ends do not match the text.
     pub(crate) fn from_parts(text: String, ends: Vec<usize>) -> Option<Self> {
         let fits = ends.is_sorted()
             && ends.last().copied().unwrap_or(0) == text.len()
@@ -36,7 +36,7 @@ impl TokenList {
         fits.then_some(Self { text, ends })
     }
 
-    /// Returns all tokens one after the other, and where they end.
+    /// Returns all tokens concatenated, and the offsets of their ends.
     pub(crate) fn as_parts(&self) -> (&str, &[usize]) {
         (&self.text, &self.ends)
     }

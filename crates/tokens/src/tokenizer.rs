@@ -1,4 +1,4 @@
-//! What splits texts into tokens.
+//! The tokenizer trait.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
     /// Appends the tokens of a text, in order.
     ///
     /// # Errors
-    /// When the tokenizer cannot take the text.
+    /// Fails if the tokenizer cannot process the text.
     fn tokenize(&self, text: &str, tokens: &mut TokenList) -> Result<()>;
 
-    /// Returns the tokenizer's kind and settings: two that describe themselves alike split every text alike. It is
-    /// what caches are keyed by, and what an exported model keeps.
+    /// Returns the tokenizer's kind and settings. Tokenizers with equal descriptions split every text in the same way:
+    /// caches use the description as a key, and exported models contain it.
     fn describe(&self) -> serde_json::Value;
 }

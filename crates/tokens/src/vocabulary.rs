@@ -1,4 +1,4 @@
-//! The numbers of tokens.
+//! Vocabularies: the ids of tokens.
 
 mod counts;
 mod file;
@@ -11,13 +11,12 @@ use brigade_rank_env::text::counted;
 
 use crate::{Error, Result, TokenList};
 
-/// fastai's special tokens, in the order in which they begin a vocabulary: unknown, padding, the beginning and the end
-/// of a text, the beginning of a field, a repeated character, a repeated word, a word in capitals, a word with a
-/// capital.
+/// fastai's special tokens, in the order in which they begin a vocabulary: unknown, padding, beginning and end of a
+/// text, beginning of a field, repeated character, repeated word, word in capitals, word with a capital.
 pub const SPECIAL_TOKENS: [&str; 9] =
     ["xxunk", "xxpad", "xxbos", "xxeos", "xxfld", "xxrep", "xxwrep", "xxup", "xxmaj"];
 
-/// What fills a vocabulary up to a multiple of 8.
+/// Token that pads a vocabulary to a multiple of 8.
 const FILLER: &str = "xxfake";
 const UNKNOWN: &str = "xxunk";
 const ALIGNED: usize = 8;
@@ -49,7 +48,7 @@ impl Default for VocabularyOptions {
 }
 
 impl VocabularyOptions {
-    /// Sets fastai's defaults: 60,000 tokens, each seen 3 times at least, after the [`SPECIAL_TOKENS`].
+    /// Sets fastai's defaults: 60,000 tokens with at least 3 occurrences each, after the [`SPECIAL_TOKENS`].
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -59,29 +58,30 @@ impl VocabularyOptions {
         }
     }
 
-    /// Sets how many tokens there are at most, special ones among them and those that fill up not.
+    /// Sets the maximum number of tokens, including special tokens but not fillers. Defaults to 60,000.
     #[must_use]
     pub fn max_size(mut self, tokens: usize) -> Self {
         self.max_size = tokens;
         self
     }
 
-    /// Sets how often a token is seen at least.
+    /// Sets the minimum number of occurrences of a token. Defaults to 3.
     #[must_use]
     pub fn min_freq(mut self, times: u64) -> Self {
         self.min_freq = times;
         self
     }
 
-    /// Sets the tokens that begin the vocabulary, whether they were seen or not.
+    /// Sets the tokens that begin the vocabulary, with or without occurrences. Defaults to [`SPECIAL_TOKENS`].
     #[must_use]
     pub fn special_tokens<T: Into<String>>(mut self, tokens: impl IntoIterator<Item = T>) -> Self {
         self.special_tokens = tokens.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Makes the vocabulary: the special tokens, then the most common ones, of equally common ones the one that was
-    /// seen first, then 1 to 8 fillers `xxfake` up to the next multiple of 8. A filler is the id of no text's token.
+    /// Builds the vocabulary: the special tokens, then the most common ones (among equally common ones, the one that
+    /// was seen first), then 1 to 8 fillers `xxfake` up to the next multiple of 8. No token of a text has the id of a
+    /// filler.
     #[must_use]
     pub fn build(&self, counts: &TokenCounts) -> Vocabulary {
         let mut seen = HashSet::new();
@@ -108,10 +108,10 @@ impl VocabularyOptions {
     }
 }
 
-/// Tokens and their numbers, from 0.
+/// Tokens and their ids, from 0.
 ///
-/// A token that it does not have gets the number of the unknown token, which is `xxunk` where there is one, and
-/// another with [`with_unknown`](Self::with_unknown). fastai gives such tokens the number 0, whatever it stands for.
+/// A token that is missing in the vocabulary gets the id of the unknown token: `xxunk`, if there is one, or the token
+/// of [`with_unknown`](Self::with_unknown). fastai gives such tokens the id 0, whichever token that is.
 ///
 /// ```
 /// use brigade_tokens::{TokenList, Vocabulary};
@@ -127,16 +127,16 @@ pub struct Vocabulary {
     tokens: Vec<Box<str>>,
     ids: HashMap<Box<str>, u32, foldhash::fast::FixedState>,
     unknown: Option<u32>,
-    /// A token that fills up, and that no text's token is.
+    /// Token of the fillers, which no token of a text matches.
     filler: Option<Box<str>>,
 }
 
 impl Vocabulary {
-    /// Numbers tokens in their order. Of equal tokens the last counts, and `xxfake` is a token as others: so does
-    /// fastai with a vocabulary that is passed in.
+    /// Creates a vocabulary with ids in the order of the tokens. Among equal tokens the last one counts, and `xxfake`
+    /// is an ordinary token, as in fastai with a vocabulary that is passed in.
     ///
     /// # Errors
-    /// When there are more than 2^32 - 1 tokens.
+    /// Fails for more than 2^32 - 1 tokens.
     pub fn new<T: Into<Box<str>>>(tokens: impl IntoIterator<Item = T>) -> Result<Self> {
         let tokens: Vec<Box<str>> = tokens.into_iter().map(Into::into).collect();
         if u32::try_from(tokens.len()).is_err() {
@@ -148,7 +148,7 @@ impl Vocabulary {
         Ok(Self::number(tokens, None))
     }
 
-    /// The number of tokens fits `u32`.
+    /// Creates the vocabulary. The number of tokens fits `u32`.
     fn number(tokens: Vec<Box<str>>, filler: Option<&str>) -> Self {
         let numbered = tokens.iter().zip(0_u32..);
         let known = numbered.filter(|(token, _)| filler != Some(&***token));
@@ -157,10 +157,10 @@ impl Vocabulary {
         Self { tokens, ids, unknown, filler: filler.map(Into::into) }
     }
 
-    /// Sets the token that stands for those that the vocabulary does not have.
+    /// Sets the unknown token, which replaces those that the vocabulary does not have.
     ///
     /// # Errors
-    /// When the vocabulary does not have it.
+    /// Fails if the vocabulary does not have the token.
     pub fn with_unknown(mut self, token: &str) -> Result<Self> {
         self.unknown = Some(self.id(token).ok_or_else(|| {
             Error::InvalidArgument(format!(
@@ -170,7 +170,7 @@ impl Vocabulary {
         Ok(self)
     }
 
-    /// Returns the number of tokens, fillers among them: the rows of an embedding.
+    /// Returns the number of tokens, including fillers: the number of rows of an embedding.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tokens.len()
@@ -182,52 +182,52 @@ impl Vocabulary {
         self.tokens.is_empty()
     }
 
-    /// Returns the number of a token, if the vocabulary has it.
+    /// Returns the id of a token, if the vocabulary has it.
     #[must_use]
     pub fn id(&self, token: &str) -> Option<u32> {
         self.ids.get(token).copied()
     }
 
-    /// Returns the token with a number.
+    /// Returns the token with an id.
     #[must_use]
     pub fn token(&self, id: u32) -> Option<&str> {
         self.tokens.get(id as usize).map(|token| &**token)
     }
 
-    /// Returns the number of the unknown token.
+    /// Returns the id of the unknown token.
     #[must_use]
     pub fn unknown(&self) -> Option<u32> {
         self.unknown
     }
 
-    /// Returns the tokens in the order of their numbers.
+    /// Returns the tokens in the order of their ids.
     #[must_use]
     pub fn tokens(&self) -> impl ExactSizeIterator<Item = &str> + DoubleEndedIterator {
         self.tokens.iter().map(|token| &**token)
     }
 
-    /// Returns the number of a token, or of the unknown token.
+    /// Returns the id of a token, or of the unknown token.
     ///
     /// # Errors
-    /// When the vocabulary has neither.
+    /// Fails if the vocabulary has neither.
     pub fn id_or_unknown(&self, token: &str) -> Result<u32> {
         self.id(token)
             .or(self.unknown)
             .ok_or_else(|| Error::UnknownToken { token: token.chars().take(MAX_SHOWN).collect() })
     }
 
-    /// Returns the numbers of a text's tokens, those that the vocabulary does not have as the unknown token.
+    /// Returns the ids of a text's tokens. Tokens that the vocabulary does not have get the id of the unknown token.
     ///
     /// # Errors
-    /// When a token is unknown and the vocabulary has no unknown token.
+    /// Fails if a token is unknown and the vocabulary has no unknown token.
     pub fn ids(&self, tokens: &TokenList) -> Result<Vec<u32>> {
         tokens.iter().map(|token| self.id_or_unknown(token)).collect()
     }
 
-    /// Returns the tokens with these numbers.
+    /// Returns the tokens with these ids.
     ///
     /// # Errors
-    /// When a number is none of the vocabulary's.
+    /// Fails if the vocabulary does not have one of the ids.
     pub fn tokens_of<'a>(&'a self, ids: &'a [u32]) -> Result<impl Iterator<Item = &'a str>> {
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.len()) {
             return Err(Error::InvalidArgument(format!(
@@ -257,5 +257,5 @@ impl fmt::Debug for Vocabulary {
     }
 }
 
-/// Characters of a token in a message.
+/// Maximum number of characters of a token in a message.
 const MAX_SHOWN: usize = 80;

@@ -24,15 +24,15 @@ pub struct AttentionOptions {
 /// Computes `softmax(queries · keysᵀ · scale + mask) · values`, as
 /// [torch.nn.functional.scaled_dot_product_attention](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html):
 /// queries `[batch, heads, queries, width]`, keys and values `[batch, heads or a divisor, keys, width]`, a mask that
-/// can be expanded to `[batch, heads, queries, keys]`, true where a query sees a key, or floats to add.
+/// can be expanded to `[batch, heads, queries, keys]`, true where a query attends to a key, or floats to add.
 ///
-/// On the CPU, with dropout in float32, bfloat16 or float16, libtorch keeps several tensors of
-/// `[batch, heads, queries, keys]`. Here at most 128 queries' weights exist at a time in each thread; the
-/// backward computes them again, with the same places dropped, which are drawn as [`crate::dropout`]'s. Also
-/// without dropout products in 16 bits are computed in float32 on processors that cannot multiply in 16 bits,
-/// as in [`crate::linear`]. The result is stored in memory as `[batch, queries, heads, width]`, so that
-/// `transpose(1, 2)` and a view join the heads without a copy. A query that sees no key gets 0. There are no
-/// gradients of gradients, and none of the mask. All else is libtorch's.
+/// On the CPU, with dropout in float32, bfloat16 or float16, libtorch keeps several tensors of `[batch, heads, queries,
+/// keys]`. Here at most 128 queries' weights exist at a time in each thread; the backward computes them again, with the
+/// same places dropped, which are chosen in the same way as in [`crate::dropout`]. Also without dropout products in 16
+/// bits are computed in float32 on processors that cannot multiply in 16 bits, as in [`crate::linear`]. The result is
+/// stored in memory as `[batch, queries, heads, width]`, so that `transpose(1, 2)` and a view join the heads without a
+/// copy. A query without any key gets 0. There are no gradients of gradients, and none of the mask. All other cases use
+/// libtorch's implementation.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] for shapes, kinds or devices that do not fit, a probability that is not in `[0,
@@ -71,11 +71,11 @@ pub fn attention(
 /// the `2 n` chunks of the sequence, concatenated: each rank then has the same work, and half of the products are left
 /// out.
 ///
-/// Keys and values of the other ranks are gathered, in forward and again in backward, and their gradients are summed by a
-/// reduce-scatter. With `ring` they travel from rank to rank instead, while attention to those before is computed: each rank
-/// has two ranks' keys at a time. Results for the keys of each rank are weighed by the logarithms of their sums of powers, in
-/// float32 (float64 for float64). Gradients of keys are those of the sum of the ranks' losses, and are sent in that type too.
-/// With one rank it is [`attention`].
+/// Keys and values of the other ranks are gathered, in forward and again in backward, and their gradients are summed by
+/// a reduce-scatter. With `ring` each rank sends them to the next one instead, while attention to the earlier ones is
+/// computed, so that each rank has two ranks' keys at a time. Results for the keys of each rank are weighted by the
+/// logarithms of their sums of exponentials, in float32 (float64 for float64). Gradients of keys are those of the sum
+/// of the ranks' losses, and are sent in that type, too. With one rank it is [`attention`].
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -131,6 +131,6 @@ fn checked(options: &AttentionOptions) -> Result<ffi::AttentionOptions, Error> {
             "attention: expected a scale above 0, found {scale:?}"
         )));
     }
-    // 0 stands for the default.
+    // The C++ function takes 0 for the default.
     Ok(ffi::AttentionOptions { dropout, causal, scale: scale.unwrap_or(0.0) })
 }

@@ -26,7 +26,7 @@ use crate::error::Error;
 pub struct Autocast {
     device: i8,
     before: ffi::AutocastState,
-    /// The state belongs to the thread.
+    /// Makes it `!Send`: the state belongs to the thread.
     _here: PhantomData<*const ()>,
 }
 

@@ -1,4 +1,4 @@
-//! Gradients: what tch leaves out.
+//! Functions for gradients that tch does not have.
 
 use tch::Tensor;
 
@@ -127,7 +127,8 @@ pub struct GradOptions<'a> {
 
 /// Computes and returns the gradients of outputs with respect to chosen tensors, without changing any tensor's own
 /// gradient ([torch.autograd.grad](https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad.html)). With
-/// `create_graph` the gradients can be part of a loss. `None` stands for an input that the outputs do not depend on.
+/// `create_graph` the gradients can be part of a loss. For an input that the outputs do not depend on, `None` is
+/// returned.
 ///
 /// Nothing is reduced over ranks; the backward of a loss made from these gradients is reduced as any
 /// other.

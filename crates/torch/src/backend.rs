@@ -95,14 +95,14 @@ impl Backend {
     }
 }
 
-/// PyTorch's variable for choosing interfaces without a change to the program.
+/// Reads PyTorch's variable for the choice of interfaces without a change to the program.
 fn interfaces_from_env() -> Vec<String> {
     std::env::var("GLOO_SOCKET_IFNAME")
         .map(|names| names.split(',').filter(|n| !n.is_empty()).map(str::to_owned).collect())
         .unwrap_or_default()
 }
 
-/// The variable by which a user turns shared memory off without a change to the program.
+/// Returns `false` if the value of the variable disables shared memory. The variable needs no change to the program.
 fn allows_sharing(variable: Option<&OsStr>) -> bool {
     variable.is_none_or(|value| value != "0")
 }

@@ -1,10 +1,10 @@
-//! The list of everything that crosses the border, for cxx.
+//! Declarations of all functions and types that are shared with C++, for cxx.
 //!
 //! Rules:
-//! 1. A tensor that C++ only looks at or fills crosses as a reference ([`borrow`]), in lists as
-//!    [`ffi::TensorRef`], which borrows it. C++ copies the handle if it keeps the tensor.
-//! 2. A new tensor crosses as a `UniquePtr`, which [`own`] turns into tch's; null where there is none.
-//! 3. Time limits cross as milliseconds; [`NO_LIMIT_OF_ITS_OWN`] means the group's.
+//! 1. A tensor that C++ only reads or fills is passed as a reference ([`borrow`]), in lists as [`ffi::TensorRef`],
+//!    which borrows it. C++ copies the handle if it keeps the tensor.
+//! 2. A new tensor is passed as a `UniquePtr`, which [`own`] converts to tch's type; null if there is none.
+//! 3. Time limits are passed in milliseconds; [`NO_LIMIT_OF_ITS_OWN`] means the group's.
 //! 4. Every function that can throw returns `Result`; `cpp/errors.h` marks the kind.
 
 use std::borrow::Borrow;
@@ -16,7 +16,7 @@ use tch::Tensor;
 use crate::bucket::Bucket;
 use crate::error::Error;
 
-/// c10d's `kUnsetTimeout`: the operation uses its group's time limit.
+/// Time limit of an operation that uses its group's limit: c10d's `kUnsetTimeout`.
 pub(crate) const NO_LIMIT_OF_ITS_OWN: i64 = -1;
 
 /// Memory that a tensor borrows for its whole life: a boxed vector.
@@ -30,7 +30,7 @@ fn blob_address(blob: &Blob) -> usize {
     blob.address
 }
 
-/// A replacement of the reduction of buckets, called from the thread that runs `backward`.
+/// Communication hook: a replacement of the reduction of buckets, called from the thread that runs `backward`.
 pub(crate) struct Hook {
     pub(crate) run: Box<dyn Fn(Bucket) -> Result<(), Error> + Send + Sync>,
 }
@@ -46,16 +46,16 @@ fn run_hook(
     let buffer = own(ffi::copy_handle(buffer));
     let gradients = gradients.iter().map(|gradient| own(ffi::copy_handle(gradient))).collect();
     let bucket = Bucket { index, is_last, buffer, gradients, parameters };
-    // A panic must not cross the border.
+    // A panic must not unwind into C++.
     let run = std::panic::AssertUnwindSafe(|| (hook.run)(bucket));
     std::panic::catch_unwind(run)
         .unwrap_or_else(|_| Err(Error::invalid_argument("a communication hook panicked")))
 }
 
-/// A function that computes a part of a forward from its inputs.
+/// Function that computes a part of a forward from its inputs.
 pub(crate) type Part = Box<dyn Fn(&[Tensor]) -> Result<(), String> + Send>;
 
-/// A part of a forward, to compute it once more; called from a thread that runs `backward`.
+/// Part of a forward that is computed again; called from a thread that runs `backward`.
 pub(crate) struct Recompute {
     pub(crate) run: Mutex<Part>,
 }
@@ -63,7 +63,7 @@ pub(crate) struct Recompute {
 fn run_recompute(recompute: &Recompute, inputs: &CxxVector<ffi::Tensor>) -> Result<(), Error> {
     let inputs: Vec<Tensor> = inputs.iter().map(|input| own(ffi::copy_handle(input))).collect();
     let run = recompute.run.lock();
-    // A panic must not cross the border.
+    // A panic must not unwind into C++.
     let run = std::panic::AssertUnwindSafe(|| run(&inputs));
     let done = std::panic::catch_unwind(run).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -77,7 +77,7 @@ fn run_recompute(recompute: &Recompute, inputs: &CxxVector<ffi::Tensor>) -> Resu
     })
 }
 
-/// Takes over a handle that C++ made for Rust, which must not be null.
+/// Takes ownership of a handle that C++ has created for Rust, which must not be null.
 pub(crate) fn own(tensor: UniquePtr<ffi::Tensor>) -> Tensor {
     // SAFETY: a handle on the heap of the type that tch allocates and frees (`at::Tensor`), which the
     // UniquePtr has owned alone and now gives up. tch takes a null pointer for no tensor at all, and no
@@ -85,19 +85,19 @@ pub(crate) fn own(tensor: UniquePtr<ffi::Tensor>) -> Tensor {
     unsafe { Tensor::from_ptr(tensor.into_raw().cast()) }
 }
 
-/// Lends a tensor to C++.
+/// Borrows a tensor for C++.
 pub(crate) fn borrow(tensor: &Tensor) -> &ffi::Tensor {
     // SAFETY: a live tch tensor points to an `at::Tensor` on the heap, which is `ffi::Tensor`, and keeps it
     // for as long as it is borrowed. The type is opaque: Rust sees no bytes of it.
     unsafe { &*tensor.as_ptr().cast::<ffi::Tensor>() }
 }
 
-/// Lends a list of tensors.
+/// Borrows a list of tensors for C++.
 pub(crate) fn borrow_all<T: Borrow<Tensor>>(tensors: &[T]) -> Vec<ffi::TensorRef<'_>> {
     tensors.iter().map(|tensor| ffi::TensorRef { tensor: borrow(tensor.borrow()) }).collect()
 }
 
-/// Lends a tensor that may be missing: as a list of one, or an empty one.
+/// Borrows an optional tensor for C++: as a list of one, or an empty one.
 pub(crate) fn borrow_optional(tensor: Option<&Tensor>) -> Vec<ffi::TensorRef<'_>> {
     tensor.map(|tensor| ffi::TensorRef { tensor: borrow(tensor) }).into_iter().collect()
 }
@@ -107,13 +107,13 @@ pub(crate) fn borrow_optional(tensor: Option<&Tensor>) -> Vec<ffi::TensorRef<'_>
 #[allow(unreachable_pub, unused_qualifications, missing_debug_implementations)]
 #[allow(clippy::too_many_arguments)]
 pub(crate) mod ffi {
-    /// A borrowed handle of a tensor.
+    /// Borrowed handle of a tensor.
     #[derive(Clone, Copy)]
     struct TensorRef<'a> {
         tensor: &'a Tensor,
     }
 
-    /// c10d's reductions, with c10d's numbers.
+    /// Reductions of c10d, with its numbers.
     #[repr(u8)]
     enum Reduction {
         Sum = 0,
@@ -143,7 +143,7 @@ pub(crate) mod ffi {
     #[derive(Debug)]
     #[repr(u8)]
     enum Products {
-        /// Products are reproducible.
+        /// Products are bitwise reproducible.
         Reproducible = 0,
         /// Products may not be reproducible: `MKL_CBWR` in the environment, or the program, has chosen another mode.
         TurnedOff = 1,
@@ -172,7 +172,7 @@ pub(crate) mod ffi {
     #[derive(Clone)]
     struct ScriptNode {
         kind: ScriptKind,
-        /// Number of elements of a container (of a dictionary: of pairs), or index of a tensor.
+        /// Number of elements of a container (of pairs for a dictionary), or index of a tensor.
         count: usize,
         integer: i64,
         number: f64,
@@ -183,11 +183,11 @@ pub(crate) mod ffi {
         host: &'a str,
         port: u16,
         is_server: bool,
-        /// 0: the number of clients is not known.
+        /// Number of clients, or 0 if it is unknown.
         num_workers: i64,
         wait_workers: bool,
         timeout_ms: i64,
-        /// -1: none; else an already bound socket that the server takes over.
+        /// Bound socket that the server takes over, or -1 for none.
         listen_fd: i32,
     }
 
@@ -290,14 +290,14 @@ pub(crate) mod ffi {
         maximize: bool,
     }
 
-    /// Passes of a rule with norms that are made.
+    /// Passes that are made of a rule with norms.
     #[repr(u8)]
     enum StepPart {
         /// Both passes of the rule.
         Whole,
-        /// The first, which gives sums of squares.
+        /// Only the first pass, which returns sums of squares.
         Sums,
-        /// The second, which gets them.
+        /// Only the second pass, which gets them.
         Update,
     }
 
@@ -333,7 +333,7 @@ pub(crate) mod ffi {
         lr: f64,
         steps: f64,
         beta2_decay: f64,
-        /// Negative: the kind's machine epsilon.
+        /// First epsilon. A negative value means the machine epsilon of the type.
         eps1: f64,
         eps2: f64,
         threshold: f64,
@@ -361,7 +361,7 @@ pub(crate) mod ffi {
         mean: bool,
     }
 
-    /// The classes of which a rank has the logits.
+    /// Classes of which a rank has the logits.
     struct VocabularyPart {
         start: i64,
         size: i64,
@@ -382,7 +382,7 @@ pub(crate) mod ffi {
     struct AttentionOptions {
         dropout: f64,
         causal: bool,
-        /// 0: by the width.
+        /// Scale of the attention scores, or 0 for the default, which depends on the width.
         scale: f64,
     }
 
@@ -395,7 +395,7 @@ pub(crate) mod ffi {
         error_text: String,
         /// Newest CUDA version that the driver supports, such as 13000. 0 without a driver.
         driver: i32,
-        /// The CUDA whose headers this program was built with.
+        /// CUDA version of the headers with which this program was built.
         built_for: i32,
     }
 
@@ -406,19 +406,19 @@ pub(crate) mod ffi {
         flops: bool,
     }
 
-    /// An event of the profiler.
+    /// Event of the profiler.
     struct ProfiledEvent {
         name: String,
         start_ns: u64,
         duration_ns: u64,
-        /// The thread, or the device's stream.
+        /// Thread, or stream of the device.
         lane: u64,
-        /// Ran on a GPU.
+        /// `true` if the event ran on a GPU.
         on_device: bool,
-        /// Bytes that a memory event took (or gave back, when negative).
+        /// Number of bytes that a memory event has allocated (negative if freed).
         bytes: i64,
         flops: u64,
-        /// `[[64, 1, 28, 28], []]`, empty when shapes are not recorded.
+        /// Shapes of the inputs, such as `[[64, 1, 28, 28], []]`. Empty if shapes are not recorded.
         shapes: String,
     }
 
@@ -435,7 +435,7 @@ pub(crate) mod ffi {
         reserved: u64,
     }
 
-    /// A borrowed process group.
+    /// Borrowed process group.
     #[derive(Clone, Copy)]
     struct GroupRef<'a> {
         group: &'a Group,
@@ -459,11 +459,11 @@ pub(crate) mod ffi {
         offset: i64,
         /// Number of rows of each rank, along the first dimension. 0 if each rank has all of it.
         rows: i64,
-        /// The type in which it is whole.
+        /// Type of the whole parameter.
         kind: i8,
-        /// The type in which its gradients are added up.
+        /// Type in which its gradients are added up.
         reduce_kind: i8,
-        /// Some of a mixture's experts, which the ranks of the experts' group alone have as well.
+        /// `true` for a part of a mixture's experts, which only the ranks of the experts' group have in common.
         is_expert: bool,
         /// `true` if it stays outside of the storage, where the optimizer steps it.
         keeps_memory: bool,
@@ -471,14 +471,14 @@ pub(crate) mod ffi {
 
     /// Counters of a sharder.
     struct SharderMeter {
-        /// Bytes of whole parameters.
+        /// Total bytes of gathered parameters.
         gathered: u64,
         most_gathered: u64,
-        /// The most bytes of reductions in flight.
+        /// Maximum number of bytes of reductions in flight.
         most_reduced: u64,
         gathers: u64,
         reductions: u64,
-        /// The most units that were whole at once.
+        /// Maximum number of units that were gathered at the same time.
         most_whole: u64,
     }
 
@@ -539,7 +539,7 @@ pub(crate) mod ffi {
         type Tensor;
         fn copy_handle(tensor: &Tensor) -> UniquePtr<Tensor>;
         /// # Safety
-        /// The blob's address must hold `shape`'s product of elements of `kind`.
+        /// The blob's address must contain as many elements of `kind` as the product of `shape`.
         unsafe fn tensor_from_blob(
             blob: Box<Blob>,
             shape: &[i64],
@@ -558,7 +558,7 @@ pub(crate) mod ffi {
             create_graph: bool,
         ) -> Result<()>;
         fn tensor_identity(tensor: &Tensor) -> usize;
-        /// Null for inputs that took no part.
+        /// Returns gradients, null for inputs that took no part.
         fn gradients_of(
             outputs: &[TensorRef<'_>],
             inputs: &[TensorRef<'_>],
@@ -590,7 +590,7 @@ pub(crate) mod ffi {
         fn script_output_tensors(output: &ScriptOutput) -> &CxxVector<Tensor>;
 
         fn clear_gradient(tensor: &Tensor) -> Result<()>;
-        /// Null when there is none.
+        /// Returns the gradient, or null if there is none.
         fn gradient(tensor: &Tensor) -> Result<UniquePtr<Tensor>>;
         fn set_gradient(tensor: &Tensor, gradient: &Tensor) -> Result<()>;
         fn grad_enabled() -> bool;

@@ -1,4 +1,4 @@
-//! Buckets of gradients: what a reducer sends in one message.
+//! Buckets of gradients: the messages of a reducer.
 
 use tch::{Kind, Tensor};
 
@@ -35,7 +35,7 @@ impl Bucket {
                 let length = gradient.numel() as i64;
                 let view = buffer.f_narrow(0, start, length)?;
                 start += length;
-                // The reducer gives its gradients contiguous views, whatever their parameters' layout.
+                // The reducer's gradients are contiguous views, whatever the layout of their parameters.
                 Ok(view.f_view(&gradient.size()[..])?)
             })
             .collect::<Result<_, Error>>()?;

@@ -1,8 +1,8 @@
-//! Debug mode: before each collective, ranks compare what they are about to do.
+//! Debug mode: before each collective, the ranks compare their calls.
 //!
-//! Each rank writes a record of its call into the store and reads those of the others, so that a rank
-//! that does something else is named before anything waits for it. Costs a few round trips per
-//! operation: for looking for a fault, not for training.
+//! Each rank writes a record of its call into the store and reads those of the others, so that a rank with a different
+//! call is reported before another rank waits for it. This costs a few round trips per operation, so it is meant for
+//! finding faults, not for training.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -76,7 +76,7 @@ impl fmt::Display for Ranks<'_> {
     }
 }
 
-/// A call of one rank. `site` is separate, because a place in a file shows where to look.
+/// Call of one rank. `site` is separate, because the place in a file is the most helpful part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Call {
     operation: String,
@@ -92,7 +92,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// Pauses between two reads of the store: short at first, when the others are about to arrive.
+/// Pauses between two reads of the store. The first ones are short, because the other ranks usually arrive soon.
 const PAUSES: [Duration; 3] =
     [Duration::from_micros(200), Duration::from_millis(2), Duration::from_millis(20)];
 
@@ -199,8 +199,8 @@ impl ProcessGroup {
         }
         let differing = odd_ones_out(&calls);
         if differing.is_empty() && absent.is_empty() {
-            // All have come to this one, so all have read the one before. The newest stays: it is what
-            // a rank that goes missing has done last.
+            // All ranks have arrived at this comparison, so all have read the earlier one. The newest record is kept as
+            // the last call of a rank that may be missing later.
             if number > 0 {
                 store.set(&format!("debug/last/{rank}"), &bytes)?;
                 store.delete(&format!("debug/{}/{rank}", number - 1))?;
@@ -220,7 +220,7 @@ impl ProcessGroup {
 
     fn last_call(&self, rank: usize) -> Result<Option<String>, Error> {
         let store = self.store();
-        // The first one stays in its own place.
+        // The first record is kept under its own key.
         for key in [format!("debug/last/{rank}"), format!("debug/0/{rank}")] {
             if store.contains(&[&key])? {
                 return Ok(Some(read(&store.get(&key)?)?.to_string()));

@@ -1,9 +1,8 @@
 //! The collectives and point-to-point operations of c10d, as methods of [`ProcessGroup`].
 //!
-//! Every rank of the group calls the same collective with tensors of the same shape and type; shapes
-//! are not compared across ranks here (that costs a message). A blocking call returns when this rank's
-//! result is there; `start_…` returns at once. What a rank can see to be wrong by itself is an error of
-//! [`Fault::Invalid`] before anything is sent.
+//! Every rank of the group calls the same collective with tensors of the same shape and type; shapes are not compared
+//! across ranks here (that costs a message). A blocking call returns when this rank's result is there; `start_…`
+//! returns at once. What a rank can detect by itself is an error of [`Fault::Invalid`] before anything is sent.
 
 mod barrier;
 mod exchange;
@@ -32,7 +31,7 @@ use crate::work::{PendingWork, Work};
 type Begun = Result<UniquePtr<ffi::Work>, cxx::Exception>;
 
 impl ProcessGroup {
-    /// Starts a collective that all ranks number alike.
+    /// Starts a collective, which has the same number on all ranks.
     #[track_caller]
     fn collective(
         &self,
@@ -51,7 +50,7 @@ impl ProcessGroup {
         }
     }
 
-    /// A collective that changes one tensor.
+    /// Starts a collective that changes one tensor.
     #[track_caller]
     fn in_place(
         &self,
@@ -141,7 +140,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// The shape of all ranks' tensors of one shape, along the first dimension.
+    /// Returns the shape of the concatenation of all ranks' tensors of one shape along the first dimension.
     fn shape_of_all(&self, part: &Tensor) -> Vec<i64> {
         let mut shape = part.size();
         match shape.first_mut() {
@@ -151,7 +150,7 @@ impl ProcessGroup {
         shape
     }
 
-    /// The shape of a tensor whose rows divide evenly among the ranks.
+    /// Returns the shape of a tensor if its rows divide evenly among the ranks, else an error.
     fn rows_for_all(&self, operation: &'static str, input: &Tensor) -> Result<Vec<i64>, Error> {
         let shape = input.size();
         match shape.first() {
@@ -188,7 +187,7 @@ impl ProcessGroup {
     }
 }
 
-/// The same memory without its history where c10d can work on it, else a contiguous copy.
+/// Returns a tensor over the same memory without its history if c10d can work on it, else a contiguous copy.
 fn dense(tensor: &Tensor) -> Result<Tensor, Error> {
     Ok(tensor.f_detach()?.f_contiguous()?)
 }
@@ -213,7 +212,8 @@ fn copies(tensors: &[Tensor]) -> Result<Vec<Tensor>, Error> {
     tensors.iter().map(copy).collect()
 }
 
-/// The operation on `target` as one on `tensor`: copied back where they are not the same memory.
+/// Turns the operation on `target` into one on `tensor`. The result is copied into `tensor` if they do not share
+/// memory.
 fn fill(pending: PendingWork, tensor: Tensor, target: Tensor) -> Work<Tensor> {
     let copied = !tensor.is_contiguous();
     let work = pending.giving(tensor);
@@ -226,7 +226,7 @@ fn fill(pending: PendingWork, tensor: Tensor, target: Tensor) -> Work<Tensor> {
     })
 }
 
-/// Fills several tensors, as [`fill`] does one.
+/// Fills several tensors in the same way as [`fill`].
 fn fill_all(pending: PendingWork, tensors: Vec<Tensor>, targets: Vec<Tensor>) -> Work<Vec<Tensor>> {
     pending.giving(tensors).then(move |tensors| {
         let _guard = tch::no_grad_guard();

@@ -67,12 +67,12 @@ impl From<ffi::CrossEntropyLoss> for CrossEntropyLoss {
 /// [torch.nn.functional.cross_entropy](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.cross_entropy.html)
 /// with classes last.
 ///
-/// The forward makes the gradient, once and for the rows that count: beside the logits there is one tensor
-/// of their size, where libtorch has three. The backward gives it away: there is one backward of a loss,
-/// also with `retain_graph`, and none of its gradients. Sums are made in float64, and results do not depend
-/// on the number of threads.
+/// The forward also computes the gradient, for the rows that are not ignored, so that one tensor of the logits' size is
+/// needed besides them, where libtorch needs three. The backward consumes it: it can run only once, also with
+/// `retain_graph`, and there are no gradients of gradients. Sums are made in float64, and results do not depend on the
+/// number of threads.
 ///
-/// Without a target that counts, the sum is 0, the mean NaN, and the gradients are 0.
+/// If all targets are ignored, the sum is 0, the mean NaN, and the gradients are 0.
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] for another reduction; [`crate::TorchError::Libtorch`] with
@@ -104,16 +104,16 @@ pub fn cross_entropy(
 /// Computes [`cross_entropy`] of the logits `hidden · weightᵀ + bias` without holding all of them in memory: for the
 /// head of a language model.
 ///
-/// `hidden` is `[…, width]`, `weight` `[classes, width]`, `bias` `[classes]`, `targets` `[…]` of int64. It goes
-/// through chunks of rows with 128 MiB of logits at most (128 rows at least), and makes in the forward the
-/// gradients of those of `hidden`, `weight` and `bias` that require one. Rows whose target is `ignore_index` are
-/// left out of the products on a CPU: with 15 % of the tokens masked, the head costs 15 %. On a GPU they are computed
-/// and masked, since the host would have to wait for their number.
+/// `hidden` is `[…, width]`, `weight` `[classes, width]`, `bias` `[classes]`, `targets` `[…]` of int64. The logits are
+/// computed in chunks of rows with at most 128 MiB (at least 128 rows). The forward also computes the gradients of
+/// those of `hidden`, `weight` and `bias` that require one. Rows whose target is `ignore_index` are left out of the
+/// products on a CPU: with 15 % of the tokens masked, the head costs 15 %. On a GPU they are computed and masked, since
+/// the host would have to wait for their number.
 ///
-/// Under autocast the products are in its type, as a linear layer's, and all else in float32; gradients have
-/// the types of what they belong to, and that of a float32 weight is added up in float32. Outside of autocast
-/// `hidden`, `weight` and `bias` are of one kind. On processors without instructions for 16-bit products these
-/// are computed in float32, several times faster and more exactly.
+/// Under autocast the products are in its type, as a linear layer's, and all other values in float32. Gradients have
+/// the types of their tensors, and that of a float32 weight is accumulated in float32. Outside of autocast `hidden`,
+/// `weight` and `bias` are of one kind. On processors without instructions for 16-bit products these are computed in
+/// float32, several times faster and more exactly.
 ///
 /// # Errors
 /// Returns the same errors as [`cross_entropy`].

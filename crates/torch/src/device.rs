@@ -1,4 +1,4 @@
-//! Devices beside the CPU: what there is, the current one of a thread, their memory.
+//! Devices other than the CPU: the available ones, the current one of a thread, and their memory.
 
 mod cuda;
 mod memory;
@@ -192,7 +192,7 @@ pub fn forbid_waiting(on: bool) {
     let _ = on;
 }
 
-/// The number of a GPU as libtorch takes it; `None` for devices of other kinds.
+/// Returns the number of a GPU in libtorch's type, or `None` for devices of other kinds.
 pub(crate) fn gpu(device: Device) -> Result<Option<i32>, Error> {
     let Some((kind, index)) = device.device_kind() else { return Ok(None) };
     // A device's number is an int8 in libtorch.

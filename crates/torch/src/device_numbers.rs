@@ -1,4 +1,4 @@
-//! Numbers of an optimizer step that are tensors.
+//! Numbers of an optimizer step in tensors.
 
 use tch::Tensor;
 
@@ -8,7 +8,7 @@ use crate::error::Error;
 /// Parameters of an optimizer step as tensors on the parameters' device, so that the host neither waits for their
 /// values nor passes them in kernel launches. Each is a floating-point tensor of one element.
 ///
-/// With any of them a step is made of operations on the device, on the CPU, too: for tests.
+/// With any of them a step consists of operations on the device. This includes the CPU, for tests.
 ///
 /// ```
 /// use brigade_torch::{DeviceNumbers, fused};
@@ -37,7 +37,7 @@ pub struct DeviceNumbers<'a> {
 }
 
 impl DeviceNumbers<'_> {
-    /// Runs `call` with the numbers as the border takes them: none, or four, of which some are undefined.
+    /// Runs `call` with the numbers in the form of the C++ functions: none, or four, of which some are undefined.
     pub(crate) fn lend<R>(&self, call: impl FnOnce(&[ffi::TensorRef<'_>]) -> R) -> R {
         let Self { lr, steps, grad_scale, found_inf } = *self;
         let numbers = [lr, steps, grad_scale, found_inf];

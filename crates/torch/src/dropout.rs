@@ -9,11 +9,11 @@ use crate::error::Error;
 /// [dropout in training](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.dropout.html), for any
 /// shape.
 ///
-/// On the CPU no mask is kept: each call draws one number from libtorch's generator, and from it and the
-/// value's place follows whether it is dropped (Philox4x32-7), in the backward again. So the same state of the
-/// generator gives the same bits, with any number of threads; they are not those of libtorch's dropout.
-/// The probability is rounded to a multiple of 1/65536, and values are divided by one minus the rounded one,
-/// which keeps their mean. On other devices it calls libtorch's.
+/// On the CPU no mask is stored: each call draws one number from libtorch's generator, and that number and the value's
+/// place determine whether the value is dropped (Philox4x32-7), also in the backward. The same state of the generator
+/// therefore gives the same bits with any number of threads, but not those of libtorch's dropout. The probability is
+/// rounded to a multiple of 1/65536, and values are divided by one minus the rounded one, which keeps their mean. On
+/// other devices it calls libtorch's.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] for a probability that is not in `[0, 1]`, and a residual of another shape.

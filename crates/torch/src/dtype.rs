@@ -41,8 +41,8 @@ pub fn loaded_kind(name: &str, dtype: Dtype) -> Result<Kind, String> {
 
 /// Makes a tensor from a copy of a file's bytes, whose number must fit shape and type.
 ///
-/// Bytes of truth values other than 0 and 1 become 1, also in `bytes`: C++ has only these two, and any other
-/// byte would be undefined behaviour there.
+/// Bytes of Boolean values other than 0 and 1 become 1, also in `bytes`: C++ has only these two, and any other byte
+/// would be undefined behaviour there.
 ///
 /// # Errors
 /// Returns libtorch's error for an invalid shape, and for a type of which [`kind_of`] is `None`.
@@ -74,7 +74,7 @@ const KINDS: [(Kind, Dtype); 12] = [
     (Kind::ComplexDouble, Dtype::C128),
 ];
 
-/// PyTorch's name, without `torch.`.
+/// Returns PyTorch's name of the type, without `torch.`.
 pub(crate) fn type_name(kind: Kind) -> String {
     let name = match kind {
         Kind::Uint8 => "uint8",

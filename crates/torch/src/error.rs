@@ -16,10 +16,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The error of models, data, optimizers, metrics, training loops and collectives, so that `?` converts each of them in
 /// one program.
 ///
-/// [`kind`](Self::kind) shows how a program can react. The detail is an enum of the crate in which it happened,
-/// such as [`TorchError`], or an error of the program's own: [`downcast_ref`](Self::downcast_ref) gives it. `Display`
-/// and `source` are the detail's. `Debug` is the text with its causes and not the fields, because that is what a
-/// program shows whose `main` returns the error.
+/// [`kind`](Self::kind) shows how a program can react. The detail is an enum of the crate in which it happened, such as
+/// [`TorchError`], or a custom error of the program; [`downcast_ref`](Self::downcast_ref) returns it. `Display` and
+/// `source` are the detail's. `Debug` prints the message and its causes instead of the fields, because a program whose
+/// `main` returns the error prints that.
 ///
 /// ```
 /// use brigade_torch::{Error, ErrorKind, Result};
@@ -93,8 +93,8 @@ impl Error {
 
     /// Wraps a custom error of the program, or a plain message.
     ///
-    /// Its kind is [`ErrorKind::Custom`], or [`ErrorKind::OutOfMemory`] if it or a cause is that memory ran out.
-    /// What is an [`Error`] already stays as it is.
+    /// Its kind is [`ErrorKind::Custom`], or [`ErrorKind::OutOfMemory`] if it or one of its causes is a lack of memory.
+    /// An [`Error`] is returned unchanged.
     ///
     /// ```
     /// use std::num::ParseIntError;
@@ -179,7 +179,7 @@ impl Error {
     }
 }
 
-/// An error and its causes, with the detail of an [`Error`] in its place.
+/// Formats an error and its causes. An [`Error`] is replaced by its detail.
 fn chain<'a>(
     error: &'a (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
@@ -265,7 +265,7 @@ impl From<brigade_sampling::PlanError> for Error {
     }
 }
 
-/// A wrong variable is an error of the environment, all else of an argument.
+/// A wrong variable is an error of the environment, any other an error of an argument.
 impl From<brigade_sharding::ShardingError> for Error {
     fn from(error: brigade_sharding::ShardingError) -> Self {
         let kind = match error {
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(error.fault(), Some(Fault::PeerLost));
         assert_eq!(error.downcast_ref::<AtBatch>().map(|detail| detail.batch), Some(3));
         assert!(error.downcast_ref::<TchError>().is_none());
-        // A text that has its cause's in it is printed without it.
+        // A message that contains the message of its cause is printed without the latter.
         assert_eq!(format!("{error:?}"), "batch 3: wait failed (a peer is gone): gone");
         let error = error.downcast::<TorchError>().unwrap_err();
         assert_eq!(error.downcast::<AtBatch>().unwrap().batch, 3);

@@ -1,4 +1,4 @@
-//! A number on its way from a device to the host.
+//! A number that is being copied from a device to the host.
 
 use std::fmt;
 

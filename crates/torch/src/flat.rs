@@ -395,7 +395,7 @@ fn lamb_part(
     })
 }
 
-/// Memory for two sums of squares of each parameter.
+/// Allocates memory for two sums of squares of each parameter.
 fn squares_of(parameters: &[&Tensor]) -> Result<Vec<Tensor>, Error> {
     let pair = |parameter: &&Tensor| Tensor::f_empty([2], (Kind::Double, parameter.device()));
     Ok(parameters.iter().map(pair).collect::<Result<_, _>>()?)
@@ -524,7 +524,8 @@ fn larc_part(
 /// Makes a Lookahead step: moves each tensor of `slow` by the share `alpha` towards its counterpart in `fast`, and
 /// copies it into that.
 ///
-/// With a count of steps in `device` only where that is a multiple of `every`; else the caller decides.
+/// With a count of steps in `device`, the step is made only if the count is a multiple of `every`. Without one, it is
+/// always made.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices differ; [`crate::ErrorKind::InvalidArgument`] when

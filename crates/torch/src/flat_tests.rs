@@ -7,7 +7,7 @@ use tch::{Device, Kind};
 
 use crate::bridge::borrow_all;
 
-/// Shapes of parameters: one longer than a parallel task, one empty.
+/// Shapes of parameters. One is longer than a parallel task, and one is empty.
 const SHAPES: [&[i64]; 6] = [&[40_003], &[], &[3, 5], &[0], &[2, 3, 4, 5], &[513]];
 
 fn values(shape: &[i64], number: usize, kind: Kind) -> Tensor {
@@ -15,7 +15,7 @@ fn values(shape: &[i64], number: usize, kind: Kind) -> Tensor {
     (i * 0.37 + number as f64 * 1.7).sin().reshape(shape).to_kind(kind)
 }
 
-/// The tensors of parameters of these shapes, role after role; the role `squares` holds a mean of squares,
+/// Creates the tensors of parameters of these shapes, role after role. The role `squares` contains a mean of squares,
 /// well above the square of any mean.
 fn made(shapes: &[&[i64]], roles: usize, squares: usize, kind: Kind) -> Vec<Tensor> {
     (0..roles)
@@ -29,7 +29,7 @@ fn made(shapes: &[&[i64]], roles: usize, squares: usize, kind: Kind) -> Vec<Tens
 
 type Rule<'a> = dyn Fn(&[ffi::TensorRef<'_>], usize, bool) -> Result<(), cxx::Exception> + 'a;
 
-/// Runs both on equal tensors.
+/// Runs both implementations on equal tensors and compares the results.
 fn same(roles: usize, squares: usize, run: &Rule<'_>) {
     for (kind, tolerance) in [(Kind::Double, 1e-12), (Kind::Float, 2e-5)] {
         let made = || made(&SHAPES, roles, squares, kind);
@@ -50,7 +50,8 @@ fn same(roles: usize, squares: usize, run: &Rule<'_>) {
     rounds_half_precision_once(roles, squares, run, true);
 }
 
-/// A step of 16-bit tensors is that of their values in 32, rounded; lists may have several kinds.
+/// Checks that a step of 16-bit tensors is the step of their values in float32, rounded at the end. Lists may contain
+/// several kinds.
 fn rounds_half_precision_once(roles: usize, squares: usize, run: &Rule<'_>, operations: bool) {
     let shapes: [&[i64]; 2] = [&[6, 4], &[9]];
     for kind in [Kind::BFloat16, Kind::Half] {
@@ -75,7 +76,8 @@ fn rounds_half_precision_once(roles: usize, squares: usize, run: &Rule<'_>, oper
 type InParts<'a> = dyn Fn(&[ffi::TensorRef<'_>], StepPart, &[ffi::TensorRef<'_>], bool) -> Result<(), cxx::Exception>
     + 'a;
 
-/// The two passes of a rule with norms are its step, also with sums of squares that are handed over between them.
+/// Checks that the two passes of a rule with norms equal its step, also with sums of squares that are passed from one
+/// to the other.
 fn parts_are_the_whole(roles: usize, squares: usize, run: &InParts<'_>) {
     for (kind, operations) in
         [(Kind::Double, false), (Kind::Float, true), (Kind::Double, true), (Kind::Float, false)]
@@ -107,7 +109,7 @@ fn operations_do_not_grow(roles: usize, squares: usize, run: &Rule<'_>) {
     assert!(!many.iter().any(|event| waits.contains(&event.name.as_str())), "{many:?}");
 }
 
-/// The operations that were called, without those that they called.
+/// Returns the operations that were called directly, without those that they called.
 fn outermost(events: &[ProfiledEvent]) -> Vec<String> {
     let mut events: Vec<&ProfiledEvent> =
         events.iter().filter(|event| event.name.starts_with("aten::")).collect();
@@ -123,7 +125,7 @@ fn outermost(events: &[ProfiledEvent]) -> Vec<String> {
     names
 }
 
-/// Weight decay, whether it is decoupled, and the sign.
+/// Weight decay, whether it is decoupled, and whether the step maximizes.
 const DECAYS: [(f64, bool, bool); 3] =
     [(0.0, true, false), (0.01, false, true), (0.1, true, false)];
 

@@ -37,8 +37,8 @@ pub struct AdamStep {
 
 /// Makes an Adam or AdamW step, in place, as `torch.optim.Adam(fused=True)` does.
 ///
-/// All slices have one entry per parameter, of the parameter's shape; `steps` holds float32 scalars that
-/// the caller has already counted up, but for steps that are left out; `max_exp_avg_sqs` is empty without `amsgrad`.
+/// All slices have one entry per parameter, of the parameter's shape; `steps` holds float32 scalars that the caller has
+/// already incremented, except for skipped steps; `max_exp_avg_sqs` is empty without `amsgrad`.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.
@@ -176,8 +176,7 @@ pub struct AdagradStep {
 /// numbers on a device, it consists of foreach operations: parameters that have the same tensor in `steps` are stepped
 /// together.
 ///
-/// All slices have one entry per parameter; `steps` holds float32 scalars that the caller has already
-/// counted up.
+/// All slices have one entry per parameter; `steps` holds float32 scalars that the caller has already incremented.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, types or devices do not fit, or the device has no such kernel.

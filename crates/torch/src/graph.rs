@@ -1,4 +1,4 @@
-//! Graphs: what a GPU was given, recorded once and given again in one call.
+//! Graphs: operations on a GPU that are recorded once and replayed with one call.
 //!
 //! After a recording that failed, libtorch leaves its allocators in the recording, and before 2.13 its generator too:
 //! `cpp/graph.cpp` takes them out. It also keeps cuBLAS's workspaces, which libtorch 2.13 drops with a graph while
@@ -68,8 +68,8 @@ impl Graph {
     /// Records the device operations of `body`, without running them. No operation in it may wait for the device, or
     /// allocate unpinned memory of the host.
     ///
-    /// `shared` is a graph whose intermediate memory this one may use too; they must not be replayed at the same
-    /// time, and what one has left there is lost when the other is replayed.
+    /// `shared` is a graph whose intermediate memory this one may use too; they must not be replayed at the same time,
+    /// and the values of one in it are lost when the other is replayed.
     ///
     /// # Errors
     /// Returns the errors of `body`; [`crate::TorchError::Libtorch`] when the device does not record graphs

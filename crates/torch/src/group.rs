@@ -28,10 +28,9 @@ pub const DEFAULT_GROUP_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// A set of ranks that run collectives together. A clone is a handle to the same group.
 ///
-/// All ranks call the same operations in the same order, from one thread at a time: operations of two
-/// threads may come in another order on each rank. Operations are methods; see the module
-/// `collective` for their shapes. A blocking operation has an asynchronous twin named `start_…` whose
-/// [`crate::Work`] owns the tensors until it is waited for.
+/// All ranks call the same operations in the same order, from one thread at a time: operations of two threads may have
+/// a different order on each rank. Operations are methods; see the module `collective` for their shapes. A blocking
+/// operation has an asynchronous twin named `start_…` whose [`crate::Work`] owns the tensors until it is waited for.
 ///
 /// ```
 /// use brigade_torch::{Backend, GroupOptions, ProcessGroup, ReduceOp, Store};
@@ -122,9 +121,9 @@ pub(crate) struct Inner {
     subgroups: AtomicUsize,
     /// Number of collectives started so far; equal on all ranks, so it shows which ranks had not arrived.
     sequence: AtomicU64,
-    /// Sends and receives that nothing waits for.
+    /// Sends and receives that nobody waits for.
     messages: Mutex<Vec<WorkHandle>>,
-    /// Watched work of a device for all ranks, with the thread that watches it.
+    /// Work on a device that a thread watches for all ranks, with that thread.
     watched: Arc<Watched>,
     failed: AtomicBool,
     aborted: AtomicBool,
@@ -148,11 +147,11 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl ProcessGroup {
-    /// Makes a group of `size` ranks over a store. Returns when all have connected.
+    /// Creates a group of `size` ranks over a store. Returns when all have connected.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] when `rank` is not below `size`; [`crate::TorchError::Collective`] of
-    /// operation `new_group` when a rank does not come within the time limit or an interface is unknown.
+    /// [`crate::ErrorKind::InvalidArgument`] if `rank` is not below `size`; [`crate::TorchError::Collective`] of
+    /// operation `new_group` if a rank does not connect within the time limit or an interface is unknown.
     pub fn new(
         store: &Store,
         rank: usize,
@@ -252,12 +251,12 @@ impl ProcessGroup {
         })
     }
 
-    /// Makes a group of some of this group's ranks, numbered in the order given. Every rank of this group calls it,
-    /// with the same list; ranks that are not in the list get `None`.
+    /// Creates a group of some of this group's ranks, numbered in the given order. Every rank of this group has to call
+    /// it, with the same list; ranks that are not in the list get `None`.
     ///
     /// # Errors
     /// [`crate::ErrorKind::InvalidArgument`] for an empty list, a rank that does not exist or one that is named twice;
-    /// otherwise as [`ProcessGroup::new`].
+    /// otherwise the errors of [`ProcessGroup::new`].
     pub fn subgroup(&self, ranks: &[usize]) -> Result<Option<Self>, Error> {
         let inner = &self.inner;
         let number = inner.subgroups.fetch_add(1, Ordering::Relaxed);
@@ -344,7 +343,7 @@ impl ProcessGroup {
     }
 
     /// Returns `true` if all-reduces, reduce-scatters and all-gathers of CPU tensors use shared memory: with Gloo, if
-    /// all ranks are on this host and are Brigade's. The results have the same bits as over TCP.
+    /// all ranks are on this host and are Brigade programs. The results are bitwise equal to those over TCP.
     #[must_use]
     pub fn shares_memory(&self) -> bool {
         ffi::group_shares_memory(self.raw())
@@ -419,9 +418,9 @@ impl ProcessGroup {
         self.inner.abort()
     }
 
-    /// Closes the connections after a failure, so that what is in flight ends.
+    /// Closes the connections after a failure, so that operations in flight end.
     pub(crate) fn close(&self) {
-        // Nothing better can be done when even that fails; the failure itself is being reported.
+        // A failure of the abort cannot be handled; the original failure is being reported.
         let _ = ffi::group_abort(self.raw());
     }
 
@@ -450,26 +449,26 @@ impl ProcessGroup {
         self.limit.map_or(NO_LIMIT_OF_ITS_OWN, milliseconds)
     }
 
-    /// Runs the start of an operation alone, so that all ranks number operations alike.
+    /// Runs the start of an operation exclusively, so that all ranks number operations in the same way.
     pub(crate) fn exclusively<R>(&self, start: impl FnOnce(&ffi::Group) -> R) -> R {
         let _alone = self.inner.starting.lock();
         start(self.raw())
     }
 
-    /// Numbers the next collective. Inside [`ProcessGroup::exclusively`], so that numbers are in the
-    /// order of the starts.
+    /// Assigns a number to the next collective. Called inside of [`ProcessGroup::exclusively`], so that numbers are in
+    /// the order of the starts.
     pub(crate) fn next_collective(&self, operation: &'static str) -> Started {
         let sequence = self.inner.sequence.fetch_add(1, Ordering::Relaxed);
         Started { operation, sequence: Some(sequence), begun: Some(Instant::now()) }
     }
 
-    /// Keeps a send or receive that nothing waits for as long as the group.
+    /// Keeps a send or receive that nobody waits for as long as the group.
     pub(crate) fn keep_message(&self, message: WorkHandle) {
         self.inner.messages.lock().push(message);
     }
 
-    /// The error of an operation that has been waited for since then. For a collective, finds out which
-    /// ranks had not arrived.
+    /// Returns the error of an operation that was waited for since its start. For a collective, determines which ranks
+    /// had not arrived.
     pub(crate) fn failure(
         &self,
         started: Started,
@@ -482,14 +481,15 @@ impl ProcessGroup {
     }
 
     /// Computes gradients as [`crate::backward`] does, for a loss whose gradients a [`crate::Reducer`] of this group
-    /// reduces. If the reduction fails, the group is marked as failed, so that nothing waits for lost peers.
+    /// reduces. If the reduction fails, the group is marked as failed, so that later operations do not wait for lost
+    /// peers.
     ///
-    /// No collective of this group may be started on another thread meanwhile: the reducer's own are, and
-    /// ranks would number them differently.
+    /// No other thread may start a collective of this group in the meantime, because ranks could then number it and the
+    /// reducer's collectives differently.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`] when a peer is gone or did not come in time; that of a
-    /// [`crate::GradientHook`]; else as [`crate::backward`].
+    /// [`crate::TorchError::Collective`] if a peer is lost or did not arrive in time; the error of a
+    /// [`crate::GradientHook`]; otherwise the errors of [`crate::backward`].
     pub fn backward(&self, loss: &Tensor) -> Result<(), Error> {
         self.backward_with(loss, BackwardOptions::default())
     }
@@ -521,7 +521,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Keeps the error of a communication hook for the backward that it ends.
+    /// Stores the error of a communication hook for the backward that it ends.
     pub(crate) fn keep_hook_error(&self, error: Error) {
         self.inner.hook_error.lock().get_or_insert(error);
     }
@@ -570,7 +570,7 @@ impl ProcessGroup {
     }
 }
 
-/// Checks what was asked for, before the network is touched.
+/// Checks the backend before any communication.
 fn check_backend(backend: &Backend, name: &str) -> Result<(), Error> {
     match backend {
         Backend::Gloo(GlooDevice::Interfaces(names)) if names.is_empty() => {
@@ -591,18 +591,18 @@ fn check_backend(backend: &Backend, name: &str) -> Result<(), Error> {
     }
 }
 
-/// A started operation as its error describes it.
+/// Started operation, as its error describes it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Started {
     pub(crate) operation: &'static str,
-    /// Its number among the group's collectives. `None` for sends, receives and similar operations.
+    /// Number of the operation among the group's collectives. `None` for sends, receives and similar operations.
     pub(crate) sequence: Option<u64>,
-    /// When, where that is known.
+    /// Time of the start, if it is known.
     pub(crate) begun: Option<Instant>,
 }
 
 impl Started {
-    /// An operation in which not all ranks take part.
+    /// Describes an operation in which not all ranks take part.
     pub(crate) fn unnumbered(operation: &'static str) -> Self {
         Self { operation, sequence: None, begun: None }
     }
@@ -616,14 +616,14 @@ impl Inner {
 }
 
 impl Drop for Inner {
-    /// After a failure the connections are closed at once. Otherwise what is in flight gets a few seconds
-    /// to end, then is closed as well: see `cpp/gloo.cpp` and `cpp/nccl.cpp`.
+    /// Closes the connections: at once after a failure, otherwise after a few seconds for operations in flight. See
+    /// `cpp/gloo.cpp` and `cpp/nccl.cpp`.
     fn drop(&mut self) {
         self.watched.close();
         if self.aborted.load(Ordering::Relaxed) {
             return;
         }
-        // Nothing better can be done when even that fails, and a drop must not panic.
+        // A failure of the abort cannot be handled, and a drop must not panic.
         if self.failed.load(Ordering::Relaxed) {
             let _ = self.abort();
         } else {

@@ -48,10 +48,10 @@ pub trait GradientHook: Send + Sync {
     /// Averages the bucket's buffer over the ranks, in place. Called during `backward`, for one bucket after another,
     /// in the same order on all ranks, each as soon as its gradients are computed.
     ///
-    /// The buffer has to be filled when the call for the last bucket ([`Bucket::is_last`]) returns: a
-    /// hook may start an operation in one call and wait for it in a later one, while gradients of other
-    /// buckets are computed. What it starts, it starts in its calls, and in the same order on all ranks.
-    /// A call for bucket 0 with operations left means that the last backward did not come to its end.
+    /// The buffer has to be filled when the call for the last bucket ([`Bucket::is_last`]) returns: a hook may start an
+    /// operation in one call and wait for it in a later one, while gradients of other buckets are computed. It must
+    /// start operations only within its calls, and in the same order on all ranks. If operations are left in a call for
+    /// bucket 0, the last backward did not finish.
     ///
     /// # Errors
     /// Any error ends the backward, which returns it unchanged ([`ProcessGroup::backward`]).

@@ -316,7 +316,7 @@ mod tests {
                 (p, m)
             };
             let (one, all) = (run(false), run(true));
-            // Products in bfloat16 are rounded otherwise where there are several.
+            // Products in bfloat16 are rounded differently if several are computed together.
             assert_close(&all.0, &one.0, 2e-3);
             assert_close(&all.1, &one.1, 1e-6);
         }

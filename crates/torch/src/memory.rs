@@ -78,9 +78,9 @@ pub fn from_vec<T: Element>(mut data: Vec<T>, shape: &[i64]) -> Result<Tensor, E
 
 /// A view of the elements of a contiguous CPU tensor, in row-major order, from which they can be copied.
 ///
-/// It never lends a reference into the tensor's memory, and keeps no address of it: other handles of the same
-/// tensor (`shallow_clone`) may write there, resize the tensor or replace its memory (`set_data`) at any time,
-/// and the type system cannot see those. Each call copies what the tensor holds then.
+/// It never lends a reference into the tensor's memory, and keeps no address of it: other handles of the same tensor
+/// (`shallow_clone`) may write there, resize the tensor or replace its memory (`set_data`) at any time, and the type
+/// system does not detect that. Each call copies the current elements of the tensor.
 pub struct Elements<'a, T> {
     tensor: &'a Tensor,
     element: PhantomData<T>,
@@ -198,15 +198,15 @@ impl<T: Element> Elements<'_, T> {
         }
     }
 
-    /// The address of the first byte of `range`.
+    /// Returns the address of the first byte of `range`.
     fn checked(&self, range: &Range<usize>) -> *const u8 {
         let (address, len) = self.memory();
         assert!(range.start <= range.end && range.end <= len, "elements {range:?} of {len}");
         (address as *const u8).wrapping_add(range.start * size_of::<T>())
     }
 
-    /// Address and number of the elements that the tensor holds now: as many as its bytes are, whatever their
-    /// kind has become.
+    /// Returns the address and the number of the elements that the tensor holds now. The number follows from its bytes,
+    /// even if its kind has changed.
     fn memory(&self) -> (usize, usize) {
         let (address, bytes) = memory_of("elements", self.tensor).unwrap_or((0, 0));
         (address, bytes / size_of::<T>())
@@ -221,8 +221,9 @@ impl<T> fmt::Debug for Elements<'_, T> {
 
 /// Lets `fill` write the memory of a contiguous CPU tensor, as a read from a file does, without a copy.
 ///
-/// Autograd does not notice: for leaves and buffers, outside of a forward pass. Not public: `fill` must not
-/// use the storage through another handle. The bytes of truth values are brought to 0 and 1 afterwards.
+/// Autograd does not record the change: use it for leaves and buffers, outside of a forward pass. It is not public
+/// because `fill` must not use the storage through another handle. The bytes of Boolean values are set to 0 or 1
+/// afterwards.
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] when the tensor is on a device, sparse or not contiguous; the errors of
@@ -243,7 +244,7 @@ pub(crate) fn fill_bytes<E: From<Error>>(
     if tensor.f_kind().map_err(Error::from)? != Kind::Bool {
         return fill(memory);
     }
-    // C++ has only two values of bool, and must not get another even if `fill` panics.
+    // A bool has only two valid values in C++, and must not get another one even if `fill` panics.
     let mut truths = vec![0; bytes];
     fill(&mut truths)?;
     for (to, from) in memory.iter_mut().zip(truths) {
@@ -252,7 +253,7 @@ pub(crate) fn fill_bytes<E: From<Error>>(
     Ok(())
 }
 
-/// Address and size of a contiguous CPU tensor's memory.
+/// Returns the address and size of a contiguous CPU tensor's memory.
 fn memory_of(doing: &'static str, tensor: &Tensor) -> Result<(usize, usize), Error> {
     let failed = |error: cxx::Exception| Error::libtorch(doing, &error);
     if !ffi::tensor_is_plain(borrow(tensor)).map_err(failed)? {
@@ -267,18 +268,17 @@ fn memory_of(doing: &'static str, tensor: &Tensor) -> Result<(usize, usize), Err
 
 /// Makes the process keep the CPU memory that tensors free, for the next tensors.
 ///
-/// A training step allocates and frees the same large tensors again and again. By default glibc gives
-/// such memory back to the system each time, and the system clears every page of it again: on the CNN of
-/// the examples that took a quarter of the step. The price is that a process stays as large as it once
-/// was; [`release_memory`] frees unused memory.
+/// A training step allocates and frees the same large tensors again and again. By default glibc returns such memory to
+/// the system each time, and the system clears every page of it again. With the CNN of the examples that took a quarter
+/// of the step. In exchange a process keeps its maximum size; [`release_memory`] frees unused memory.
 ///
-/// It is a setting of the whole process, which the Accelerator makes by default. On Linux,
-/// libtorch's allocator of CPU tensors is replaced: tensors of 1 MB and more lie in one stretch of
-/// addresses of the machine's size, in huge pages where the kernel has them (not under `ulimit -v`, nor
-/// where the kernel counts promised memory). glibc's `malloc` is configured not to return freed memory to the
-/// system (`M_TRIM_THRESHOLD`, `M_MMAP_THRESHOLD`), and 64 MB of its heap are asked to be huge pages.
-/// `BRIGADE_KEEP_MEMORY=0` leaves everything as it is, and so does a setting of the C library in the
-/// environment (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`).
+/// It is a setting of the whole process, which the Accelerator makes by default. On Linux, libtorch's allocator of CPU
+/// tensors is replaced: tensors of 1 MB and more are in one range of addresses with the size of the machine's memory,
+/// in huge pages where the kernel supports them (not under `ulimit -v`, nor where the kernel does not overcommit
+/// memory). glibc's `malloc` is configured not to return freed memory to the system (`M_TRIM_THRESHOLD`,
+/// `M_MMAP_THRESHOLD`), and 64 MB of its heap are requested as huge pages. `BRIGADE_KEEP_MEMORY=0` disables all of
+/// this, and so does a setting of the C library in the environment (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`,
+/// `GLIBC_TUNABLES`).
 ///
 /// A process that is forked without `exec` afterwards must not use tensors: its first allocation ends it
 /// with a message, since another thread may have held the allocator's lock.
@@ -290,7 +290,7 @@ pub fn keep_freed_memory() {
         ["0", "false", "off", "no"].contains(&value.trim().to_ascii_lowercase().as_str())
     });
     if !chosen && !off {
-        // A C library without the setting is as fast as it is.
+        // Does nothing with a C library that does not have the setting.
         ffi::keep_freed_memory();
     }
 }

@@ -1,7 +1,7 @@
-//! Ranks that had not arrived at a failed collective.
+//! Detection of the ranks that had not arrived at a failed collective.
 //!
-//! A rank whose collective fails leaves a note in the store: the collective's number and how long it had
-//! waited. A rank that never came leaves none, or a later one.
+//! A rank whose collective fails writes a note to the store: the collective's number and how long it had waited. A rank
+//! that did not arrive writes none, or a later one.
 
 use std::sync::mpsc;
 use std::thread;
@@ -22,25 +22,24 @@ pub(crate) struct MissingRanks {
     pub(crate) waited: Option<Duration>,
 }
 
-/// Time that the others have to write their notes. They fail within moments of each other, when the first closes its
-/// connections; but one may be busy between two collectives.
+/// Time within which the other ranks write their notes. They fail almost at the same time, when the first one closes
+/// its connections, but a rank may be busy between two collectives.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The pause between two reads of the store. Waiting in the store would hold its connection, and with it every
-/// other thread's questions.
+/// Pause between two reads of the store. A blocking read would occupy the connection, which other threads use, too.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A note may be seen this much later than it was written.
+/// Maximum delay between the write of a note and its detection.
 const SLACK: Duration = Duration::from_millis(250);
 
 impl MissingRanks {
-    /// Leaves the note and does not wait: for a rank that has no questions.
+    /// Writes the note without waiting for the others'. For a rank that does not need the result.
     pub(crate) fn answer(self) {
         let _ = thread::Builder::new().name("missing-ranks".into()).spawn(move || self.note());
     }
 
-    /// Leaves the note and waits for the others'. Gives the ranks that had not arrived; none when the
-    /// store cannot be asked.
+    /// Writes the note and waits for the others'. Returns the ranks that had not arrived, or none if the store cannot
+    /// be read.
     pub(crate) fn ask(self) -> Vec<usize> {
         let (tell, answer) = mpsc::channel();
         // Needs its own thread: a store whose host has vanished does not answer, and its connection has no time limit.
@@ -67,7 +66,7 @@ impl MissingRanks {
                     Ok(None) => still_silent.push(rank),
                     Ok(Some(note)) if self.arrived(note, asked.elapsed()) => {}
                     Ok(Some(_)) => late.push(rank),
-                    // The store's host may exit as soon as it has its own result; if it exits earlier, the others'
+                    // The store's host may exit as soon as it has its own result. If it exits earlier, the others'
                     // notes are lost.
                     Err(_) if asked.elapsed() >= GRACE / 2 => return sorted(late, silent),
                     Err(_) => return sorted(late, Vec::new()),
@@ -87,7 +86,7 @@ impl MissingRanks {
     }
 
     fn note(&self) -> Result<(), Error> {
-        // Without the time it counts as in time.
+        // An unknown time counts as in time.
         let waited = self.waited.unwrap_or(Duration::from_secs(u32::MAX.into()));
         let note = format!("{} {}", self.sequence, waited.as_millis());
         self.store.set(&key(self.rank), note)
@@ -127,7 +126,7 @@ mod tests {
     #[test]
     fn names_the_silent_and_the_late() {
         let store = Store::hash().unwrap();
-        // Waited long in the same collective; gone on to the next one; still in the one before.
+        // The three ranks: waiting long in the same collective, already in the next one, and still in the one before.
         call(&store, 1, 7, GRACE * 3).note().unwrap();
         call(&store, 2, 8, Duration::ZERO).note().unwrap();
         call(&store, 3, 6, GRACE * 3).note().unwrap();

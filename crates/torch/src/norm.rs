@@ -26,8 +26,8 @@ pub struct BatchNormState<'a> {
 /// process with the whole batch, and so is the gradient of the input. The gradients of weight and bias
 /// are this rank's part of the sum, as those of every parameter are.
 ///
-/// Every rank calls it; its backward is a collective, too. One message of `2 * channels + 1` float64
-/// per rank forward, one of `2 * channels` back.
+/// Every rank calls it; its backward is a collective, too. A rank sends one message of `2 * channels + 1` float64 in
+/// the forward, and one of `2 * channels` in the backward.
 ///
 /// # Errors
 /// [`crate::TorchError::Collective`] when a peer is gone; with [`crate::Fault::Invalid`] when there is no more than
@@ -83,8 +83,9 @@ pub fn sync_batch_norm(
 /// statistics of this batch in training, with the running ones otherwise.
 ///
 /// In training, on an NVIDIA GPU of compute capability 8.0 or newer, with an input of bfloat16 or float16 in
-/// channels_last, a multiple of eight channels, and all parameters and running statistics in float32, it runs
-/// kernels of its own, which read the input twice and write the output once. Elsewhere it is libtorch's.
+/// channels_last, a multiple of eight channels, and all parameters and running statistics in float32, it runs kernels
+/// of this crate, which read the input twice and write the output once. In all other cases it uses libtorch's
+/// implementation.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.
@@ -113,7 +114,7 @@ pub fn batch_norm(
 /// channels_last: of float32 or bfloat16 on the CPU, of bfloat16 or float16 on a GPU that [`batch_norm`] has kernels
 /// for. The input is read twice and the output written once (apart: read five times and written three times with a
 /// shortcut), and the backward has no pass for ReLU. Results equal those of the operations to rounding, and do not
-/// depend on the number of threads. Elsewhere it calls the operations.
+/// depend on the number of threads. In all other cases it calls the operations.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.

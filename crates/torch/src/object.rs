@@ -1,7 +1,7 @@
-//! Collectives on anything that serde can carry.
+//! Collectives on all values that serde supports.
 //!
-//! Objects travel as MessagePack with field names, so that a reader may know more fields than the
-//! writer. Lengths go first, then the bytes, padded to the longest.
+//! Objects are sent as MessagePack with field names, so that the receiver may have more fields than the sender. The
+//! lengths are sent first, then the bytes, padded to the longest.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -109,7 +109,7 @@ impl ProcessGroup {
             .map(Some)
     }
 
-    /// Exchanges lengths and pads this rank's bytes to the longest.
+    /// Exchanges the lengths and pads this rank's bytes to the longest.
     #[track_caller]
     fn announce(
         &self,

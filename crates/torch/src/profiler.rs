@@ -1,4 +1,4 @@
-//! libtorch's profiler: what ran, when, for how long.
+//! libtorch's profiler, which records operations with their times.
 
 mod kineto_thread;
 
@@ -62,7 +62,7 @@ pub struct ProfiledEvent {
 #[must_use = "dropping it discards what was recorded"]
 pub struct Recording {
     running: bool,
-    /// libtorch keeps it with the thread.
+    /// Makes it `!Send`: libtorch keeps the state with the thread.
     _thread: PhantomData<*const ()>,
 }
 

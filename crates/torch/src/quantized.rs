@@ -17,12 +17,12 @@ use crate::memory::bytes;
 
 /// The weight `[out, in]` of a linear layer in 8 or 4 bits, for inference.
 ///
-/// Products of few rows in bfloat16 on a CPU are computed by libtorch's kernels for packed weights, which read the weight once
-/// as it is (`_weight_int8pack_mm`, `_weight_int4pack_mm_for_cpu`). All others are computed with the weight in the input's
-/// type, which is made for the product and dropped: of many rows, of float32 and float16, on other devices, and where
-/// [`QuantizedWeight::kernel`] says so. On two cores with AVX-512 and a weight of 2048 x 2048 in int8 and int4 one row took 0.07
-/// and 0.06 ms (0.17 ms with the weight in bfloat16), and the kernels were slower than the dequantised product from 64 rows on;
-/// in float32 they were slower at every size.
+/// Products of few rows in bfloat16 on a CPU are computed by libtorch's kernels for packed weights, which read the
+/// packed weight directly (`_weight_int8pack_mm`, `_weight_int4pack_mm_for_cpu`). All others dequantise the weight to
+/// the input's type for the product: those of many rows, of float32 and float16, on other devices, and where
+/// [`QuantizedWeight::kernel`] returns an error. On two cores with AVX-512 and a weight of 2048 x 2048 in int8 and int4
+/// one row took 0.07 and 0.06 ms (0.17 ms with the weight in bfloat16), and the kernels were slower than the
+/// dequantised product from 64 rows on; in float32 they were slower at every size.
 ///
 /// ```
 /// use brigade_checkpoint::QuantizedFormat;
@@ -42,33 +42,33 @@ pub struct QuantizedWeight {
     format: QuantizedFormat,
     rows: i64,
     columns: i64,
-    /// Rows of a block in the layout of libtorch's kernel for 4 bits; `None` for rows that follow each other.
+    /// Number of rows of a block in the layout of libtorch's kernel for 4 bits, or `None` for contiguous rows.
     block: Option<i64>,
     /// Packed weights as bytes, which are signed for int8.
     packed: Tensor,
-    /// `[out]`; of int4 scales and zeros `[in / group, out, 2]`, as the kernel takes them.
+    /// Scales `[out]`. For int4, scales and zeros `[in / group, out, 2]`, in the kernel's layout.
     scales: Tensor,
-    /// The same in bfloat16, where they are not.
+    /// The scales in bfloat16, unless `scales` are.
     short_scales: Option<Tensor>,
-    /// The input feature of each column, where columns are sorted.
+    /// Input feature of each column, if columns are sorted.
     order: Option<Tensor>,
 }
 
-/// Rows of the input up to which libtorch's kernels for packed weights are faster than a product with the dequantised
-/// weight, on two cores with AVX-512: at 32 rows 0.75 ms against 0.93 (int8) and 1.22 (int4), at 64 rows 1.5 against 1.2
-/// and 1.5.
+/// Maximum number of rows of the input for which libtorch's kernels for packed weights are used: up to here they are
+/// faster than a product with the dequantised weight, on two cores with AVX-512. At 32 rows 0.75 ms against 0.93 (int8)
+/// and 1.22 (int4), at 64 rows 1.5 against 1.2 and 1.5.
 const KERNEL_ROWS: i64 = 32;
 
-/// Rows of a weight that are quantised, or given back, at a time.
+/// Maximum number of values of a weight that are quantised or dequantised at a time, in whole rows.
 const PART_VALUES: i64 = 4 << 20;
 
 impl QuantizedWeight {
-    /// Quantises a weight `[out, in]` of any floating-point kind, on its device, as [`PackedWeight::quantize`]
+    /// Quantises a weight `[out, in]` of any floating-point type, on its device, as [`PackedWeight::quantize`]
     /// describes. Uses 16 MB of memory besides the result.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for a tensor that is not a matrix, that groups do not divide, or that has values
-    /// that are infinite or NaN; libtorch's, when memory runs out.
+    /// [`crate::ErrorKind::InvalidArgument`] for a tensor that is not a matrix, whose width is not a multiple of the
+    /// group size, or that has infinite or NaN values; libtorch's error if memory runs out.
     pub fn new(
         weight: &Tensor,
         format: QuantizedFormat,
@@ -99,8 +99,8 @@ impl QuantizedWeight {
     /// Copies a quantised weight to a device.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] where the size of a part does not fit format and shape, and for a device
-    /// that does not have the format's numbers; libtorch's, when memory runs out.
+    /// [`crate::ErrorKind::InvalidArgument`] if the size of a part does not match format and shape, and for a device
+    /// that does not support the format's type; libtorch's error if memory runs out.
     pub fn from_packed(weight: &PackedWeight, device: Device) -> Result<Self, Error> {
         weight.check()?;
         let PackedWeight { format, rows, columns, .. } = *weight;
@@ -154,7 +154,7 @@ impl QuantizedWeight {
     /// Returns the weight in the layout of files, in memory of the CPU.
     ///
     /// # Errors
-    /// libtorch's, when memory runs out.
+    /// Returns libtorch's error if memory runs out.
     pub fn to_packed(&self) -> Result<PackedWeight, Error> {
         let plain = match self.block {
             Some(block) => {
@@ -168,7 +168,7 @@ impl QuantizedWeight {
         let plain = plain.f_to_device(Device::Cpu)?.f_contiguous()?;
         let scales = self.scales.f_to_kind(Kind::Float)?.f_to_device(Device::Cpu)?;
         let part = |index| match self.format {
-            // `[in / group, out, 2]` to rows of groups.
+            // From `[in / group, out, 2]` to rows of groups.
             QuantizedFormat::Int4 { .. } => {
                 floats(&scales.f_select(2, index)?.f_transpose(0, 1)?.f_contiguous()?)
             }
@@ -285,8 +285,8 @@ impl QuantizedWeight {
     /// `[out]`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for an input that needs a gradient, and as [`crate::linear`] for shapes, kinds
-    /// and devices that do not fit.
+    /// [`crate::ErrorKind::InvalidArgument`] for an input that needs a gradient, and the errors of [`crate::linear`]
+    /// for shapes, types and devices that do not match.
     pub fn linear(&self, input: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, Error> {
         if grad_enabled() && input.requires_grad() {
             return Err(Error::invalid_argument(
@@ -333,18 +333,18 @@ impl QuantizedWeight {
         })
     }
 
-    /// Returns the weight `[out, in]` in a floating-point kind. It is computed in bfloat16 for bfloat16, otherwise in
+    /// Returns the weight `[out, in]` in a floating-point type. It is computed in bfloat16 for bfloat16, otherwise in
     /// float32 and rounded.
     ///
     /// # Errors
-    /// libtorch's, when memory runs out.
+    /// Returns libtorch's error if memory runs out.
     pub fn dequantize(&self, kind: Kind) -> Result<Tensor, Error> {
         let sorted = self.sorted(kind)?;
         let Some(order) = &self.order else { return Ok(sorted) };
         Ok(sorted.f_empty_like()?.f_index_copy_(1, order, &sorted)?)
     }
 
-    /// The weight whose columns are in the order of their groups.
+    /// Returns the dequantised weight with columns in the order of their groups.
     fn sorted(&self, kind: Kind) -> Result<Tensor, Error> {
         let is_short = kind == Kind::BFloat16 && self.short_scales.is_none();
         let computed = if is_short { kind } else { Kind::Float };
@@ -367,7 +367,8 @@ impl QuantizedWeight {
         })
     }
 
-    /// Stored numbers of rows, those of 4 bits from 0 to 15. A range is all rows where the layout is the kernel's.
+    /// Returns the stored numbers of rows, those of 4 bits from 0 to 15. The range has to be all rows for the kernel's
+    /// layout.
     fn numbers(&self, rows: Range<i64>, kind: Kind) -> Result<Tensor, Error> {
         let plain = || self.packed.f_narrow(0, rows.start, rows.end - rows.start);
         let numbers = match (self.format, self.block) {
@@ -382,11 +383,11 @@ impl QuantizedWeight {
     }
 }
 
-/// Groups that libtorch's kernel for 4 bits takes.
+/// Group sizes that libtorch's kernel for 4 bits supports.
 const KERNEL_GROUPS: [usize; 4] = [32, 64, 128, 256];
-/// Columns that libtorch's kernel for 8 bits reads at a time.
+/// Number of columns that libtorch's kernel for 8 bits reads at a time.
 const INT8_COLUMNS: i64 = 32;
-/// The kernel for CPUs has one layout whatever the number.
+/// The kernel for CPUs has one layout for any value.
 const INNER_TILES: i64 = 1;
 
 fn empty(format: QuantizedFormat, columns: i64) -> Result<PackedWeight, Error> {
@@ -402,7 +403,7 @@ fn empty(format: QuantizedFormat, columns: i64) -> Result<PackedWeight, Error> {
     })
 }
 
-/// Scales, of int4 with zeros, as kernels take them.
+/// Returns the scales, for int4 with zeros, in the kernels' layout.
 fn scales_of(weight: &PackedWeight) -> Result<Tensor, Error> {
     let scales = Tensor::f_from_slice(&weight.scales)?;
     if !weight.format.has_zeros() {
@@ -417,15 +418,15 @@ fn floats(tensor: &Tensor) -> Result<Vec<f32>, Error> {
     Ok(Vec::<f32>::try_from(tensor.f_flatten(0, -1)?)?)
 }
 
-/// Numbers of 4 bits, from rows that follow each other.
+/// Unpacks 4-bit numbers from contiguous rows.
 fn nibbles(packed: &Tensor) -> Result<Tensor, Error> {
     let low = packed.f_bitwise_and(15)?;
     let high = packed.f_bitwise_right_shift_tensor_scalar(4)?;
     Ok(Tensor::f_stack(&[low, high], -1)?.f_flatten(-2, -1)?)
 }
 
-/// Numbers of 4 bits, from the layout of libtorch's kernel: blocks of 64 rows (AVX-512) or 32 (AVX2), in each block column
-/// after column, and of a column the first half of the block's rows in low bits and the second half in high ones.
+/// Unpacks 4-bit numbers from the layout of libtorch's kernel: blocks of 64 rows (AVX-512) or 32 (AVX2). A block is
+/// stored column after column, with the first half of its rows in the low bits and the second half in the high bits.
 fn unpacked(packed: &Tensor, block: i64, columns: i64) -> Result<Tensor, Error> {
     let halves = packed.f_view([-1, columns, block / 2])?;
     let low = halves.f_bitwise_and(15)?;
@@ -434,7 +435,7 @@ fn unpacked(packed: &Tensor, block: i64, columns: i64) -> Result<Tensor, Error> 
     Ok(values.f_transpose(1, 2)?.f_reshape([-1, columns])?)
 }
 
-/// Returns the number of rows in a block of libtorch's kernel for 4 bits. `None` if there is no kernel, or if its
+/// Returns the number of rows in a block of libtorch's kernel for 4 bits, or `None` if there is no kernel, or if its
 /// layout differs. Depends on the processor, so a small weight is packed and examined.
 fn int4_block() -> Option<i64> {
     static BLOCK: OnceLock<Option<i64>> = OnceLock::new();
@@ -489,7 +490,7 @@ mod tests {
         QuantizedFormat::Fp8,
     ];
 
-    /// The same numbers whatever is drawn elsewhere.
+    /// Returns the same weight regardless of other random draws.
     fn weight(rows: i64, columns: i64) -> Tensor {
         let places = Tensor::arange(rows * columns, (Kind::Double, Device::Cpu));
         ((&places * 12.9898).sin() + (places * 0.37).cos())
@@ -577,7 +578,7 @@ mod tests {
             .and_then(|sorted| sorted.to_packed())
             .unwrap();
         packed.order = Some(order);
-        // Beyond bfloat16, as files of others have them.
+        // Scales that bfloat16 cannot represent, as in files of other programs.
         packed.scales.iter_mut().for_each(|scale| *scale *= 1.001);
         let quantized = QuantizedWeight::from_packed(&packed, Device::Cpu).unwrap();
         let whole = quantized.dequantize(Kind::Float).unwrap();

@@ -92,8 +92,8 @@ impl<'r> TensorRead<'r> {
     }
 }
 
-/// Fills a tensor with what `read` gives of a region of its shape in values of `kind`: the whole region where the tensor
-/// is plain and of that kind, else parts of at most so many bytes, in row-major order.
+/// Fills a tensor with a region of values of `kind`, which `read` returns. A plain tensor of that kind is read in one
+/// piece, any other in parts of limited size, in row-major order.
 pub(crate) fn fill_converted(
     into: &mut Tensor,
     kind: Kind,
@@ -109,7 +109,7 @@ pub(crate) fn fill_converted(
             let mut target = into.shallow_clone();
             for dim in 0..part.shape.len() {
                 let start = part.offset[dim] - region.offset[dim];
-                // Sizes of `into`, so an i64 has room.
+                // The numbers are sizes of `into`, so they fit into an i64.
                 target = target.f_narrow(dim as i64, start as i64, part.shape[dim] as i64)?;
             }
             let mut values = Tensor::f_empty(target.size(), (kind, Device::Cpu))?;
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn regions_have_the_values_of_narrowing() {
         let folder = tempfile::tempdir().unwrap();
-        // Two parts and more.
+        // Read in two parts or more.
         let shape = [96i64, 64, 32, 16];
         let expected =
             Tensor::arange(shape.iter().product::<i64>(), (Kind::Float, Device::Cpu)).view(shape);

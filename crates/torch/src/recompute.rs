@@ -14,14 +14,14 @@ use crate::error::Error;
 /// checkpointing, less memory for more time
 /// ([torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html), without reentrant autograd).
 ///
-/// `part` gets the inputs, and owns all else that it needs: layers behind an `Arc<Mutex<…>>`
-/// (`brigade_nn::Recompute` does that for a layer), shallow clones of tensors. It runs a second time
-/// with the same inputs, the states of the random number generators and of autocast that it had, so dropout
-/// drops the same, and all gradients are those of a plain forward, bit for bit. Parts nest; reducers,
-/// [`crate::grad`] and `create_graph` work as ever. Without gradients (`no_grad`) it is a plain call.
+/// `part` gets the inputs, and owns everything else that it needs: layers behind an `Arc<Mutex<…>>`
+/// (`brigade_nn::Recompute` does that for a layer), shallow clones of tensors. It runs a second time with the same
+/// inputs, the states of the random number generators and of autocast that it had, so dropout drops the same values,
+/// and all gradients are those of a plain forward, bit for bit. Parts can be nested, and reducers, [`crate::grad`] and
+/// `create_graph` work as usual. Without gradients (`no_grad`) it is a plain call.
 ///
-/// Side effects of the part happen twice. [`is_recomputing`] is `true` the second time;
-/// the batch normalisations of `brigade_nn` leave their running statistics alone then.
+/// Side effects of the part happen twice. [`is_recomputing`] is `true` the second time; the batch normalisations of
+/// `brigade_nn` do not update their running statistics then.
 ///
 /// ```
 /// use brigade_torch::{backward, gradient, recomputed};
@@ -84,7 +84,7 @@ pub fn try_recomputed<R, E: fmt::Display>(
     let output = part(&owned);
     drop(entered);
     if output.is_err() {
-        // Without an output no backward needs the part.
+        // Without an output there is no backward that needs the part.
         return Ok(output);
     }
     let again = move |inputs: &[Tensor]| match part(inputs) {
@@ -103,7 +103,7 @@ pub fn is_recomputing() -> bool {
     ffi::is_recomputing()
 }
 
-/// Operations of this thread leave out what they save, until this is dropped.
+/// Disables saving of tensors by this thread's operations until it is dropped.
 struct Entered;
 
 impl Drop for Entered {

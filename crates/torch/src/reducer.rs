@@ -4,10 +4,10 @@
 //! outputs, then `backward`, in which libtorch averages the gradients bucket by bucket while it still
 //! computes others.
 //!
-//! # What goes over the wire
+//! # Messages
 //!
-//! A rank that is not this crate's (a Python script on PyTorch's own reducer) can take part.
-//! [`Reducer::new`] is, in this order:
+//! A rank that does not use this crate (a Python script with PyTorch's own reducer) can take part. [`Reducer::new`] is,
+//! in this order:
 //! 1. an all-gather of two int64: the number of lines of the listing, and the first 8 bytes, big-endian, of
 //!    the SHA-256 of the listing in UTF-8. The listing has one line per parameter in the order of
 //!    registration, then one per buffer, joined with `\n` (none at the end): the word `parameter` or
@@ -70,7 +70,7 @@ pub struct ReducerOptions {
 }
 
 impl Default for ReducerOptions {
-    /// PyTorch's defaults, but gradients are views.
+    /// PyTorch's defaults, except that gradients are views.
     fn default() -> Self {
         Self {
             bucket_bytes: 25 << 20,
@@ -109,11 +109,11 @@ impl Default for ReducerOptions {
 pub struct Reducer {
     handle: Handle,
     group: ProcessGroup,
-    /// Names of the parameters, by libtorch's numbers for them.
+    /// Names of the parameters, by their numbers in libtorch.
     names: Vec<String>,
     buffers: Vec<Tensor>,
     options: ReducerOptions,
-    /// False after a forward whose gradients are not reduced: the buffers are not broadcast then.
+    /// `false` after a forward whose gradients are not reduced. The buffers are not broadcast then.
     forward_sync: Cell<bool>,
     reduction_delayed: Cell<bool>,
     /// The parameters, without their history.
@@ -131,8 +131,8 @@ impl Reducer {
     /// Makes a reducer: compares the models of all ranks, copies rank 0's parameters and buffers, and installs hooks on
     /// the parameters' gradients. Every rank of the group calls it.
     ///
-    /// `parameters` are all parameters that are trained, each once, in the order of registration, by
-    /// name; `buffers` is what is not trained.
+    /// `parameters` are all parameters that are trained, each once, in the order of registration, by name; `buffers`
+    /// are the tensors that are not trained.
     ///
     /// # Errors
     /// [`crate::TorchError::ModelsDiffer`] on every rank, naming the first parameter or buffer that differs;
@@ -208,7 +208,7 @@ impl Reducer {
         };
         let mut authority = 0;
         if self.is_joining() {
-            // Ranks without data take no part in this rank's evaluations.
+            // Ranks without data do not take part in this rank's evaluations.
             if !grad_enabled() {
                 return Ok(());
             }
@@ -220,14 +220,15 @@ impl Reducer {
             if sync {
                 ffi::reducer_prepare_for_forward(&self.handle.0).map_err(failed)?;
             }
-            // Once, after the first backward that reduced: the order in which gradients came. Rank 0's
-            // is sent to all, so this is a collective, at the same place as PyTorch's.
+            // Done once, after the first backward with a reduction: buckets are rebuilt in the order in which gradients
+            // were computed. Rank 0's order is sent to all ranks, so this is a collective, in the same place as
+            // PyTorch's.
             ffi::reducer_rebuild_buckets(&self.handle.0).map_err(failed)?;
         }
         self.send_buffers(authority)
     }
 
-    /// Replaces the buffers by another rank's, where that is due.
+    /// Replaces the buffers by those of another rank, if that is due.
     #[track_caller]
     pub(crate) fn send_buffers(&self, from: usize) -> Result<(), Error> {
         if self.forward_sync.get() && self.options.broadcast_buffers && !self.buffers.is_empty() {
@@ -238,7 +239,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// Replaces parameters and buffers by another rank's.
+    /// Replaces parameters and buffers by those of another rank.
     pub(crate) fn broadcast_state(&self, from: usize) -> Result<(), Error> {
         let state: Vec<&Tensor> = self.parameters.iter().chain(&self.buffers).collect();
         self.group.unchecked().broadcast_coalesced(&state, BROADCAST_BYTES, from)
@@ -314,8 +315,8 @@ impl Reducer {
             .map_err(|error| Error::libtorch("bucket_bytes", &error))
     }
 
-    /// libtorch's complaint that the last backward did not reach every parameter, with their names: it
-    /// gives only their numbers, and advice for Python.
+    /// Converts libtorch's error that the last backward did not reach every parameter. It contains only numbers of
+    /// parameters, and advice for Python; this one contains their names.
     fn unfinished(&self, detail: String) -> Error {
         let numbers = detail
             .split_once("did not receive grad for rank")
@@ -365,8 +366,8 @@ impl fmt::Debug for Reducer {
     }
 }
 
-/// Compares names, shapes and types across ranks: first their fingerprints, in one small message, then,
-/// only if those differ, the lists themselves, to name the first difference.
+/// Compares names, shapes and types across ranks: first their fingerprints, in one small message, and only if those
+/// differ, the lists themselves, to find the first difference.
 #[track_caller]
 fn same_model(
     group: &ProcessGroup,
@@ -382,8 +383,7 @@ fn same_model(
         let mine = mine.f_to_device(tch::Device::Cpu)?;
         different |= elements::<i64>(&other)?.to_vec() != elements::<i64>(&mine)?.to_vec();
     }
-    // A rank whose own list is everybody's but one's must learn of it too: all see all fingerprints,
-    // so all come to the same verdict.
+    // Each rank compares all fingerprints, so all ranks get the same result, also when only one rank differs.
     if !different {
         return Ok(());
     }
@@ -422,7 +422,7 @@ fn listing(
         .collect()
 }
 
-/// The number of tensors and a hash of the listing.
+/// Returns the number of tensors and a hash of the listing.
 fn fingerprint(listing: &[String]) -> [i64; 2] {
     let digest = Sha256::digest(listing.join("\n"));
     let mut first = [0; 8];
@@ -451,7 +451,7 @@ mod tests {
             "parameter module1.0.weight [32, 1, 5, 5] float32\n\
              buffer module1.1.num_batches_tracked [] int64"
         );
-        // Python: int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
+        // Computed with Python: int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
         assert_eq!(fingerprint(&lines), [2, 1_784_536_537_014_502_568]);
     }
 }

@@ -229,7 +229,7 @@ fn edge(
     })
 }
 
-/// Runs an operation of all ranks; gives the input back where there is one.
+/// Runs an operation of all ranks. With only one rank it returns the input.
 fn together(
     group: &ProcessGroup,
     operation: &'static str,

@@ -6,16 +6,15 @@ pub use crate::bridge::ffi::Products;
 /// Makes matrix products on the CPU give the same bits wherever their operands are in memory, and returns whether they
 /// do.
 ///
-/// libtorch leaves float32 and float64 products to MKL, which chooses among kernels by the alignment of
-/// the operands: a gradient at another place of a bucket, or a batch in another block of memory, then
-/// gives other last digits. MKL's conditional numerical reproducibility (`MKL_CBWR=AUTO,STRICT`) ends
-/// that. It is a setting of the whole process that must come before MKL's first product; a variable
-/// `MKL_CBWR` in the environment wins over it. [`crate::ProcessGroup`]s do not need it; the Accelerator
-/// and models make it.
+/// libtorch leaves float32 and float64 products to MKL, which chooses among kernels by the alignment of the operands: a
+/// gradient at another place of a bucket, or a batch in another block of memory, then gives other last digits. MKL's
+/// conditional numerical reproducibility (`MKL_CBWR=AUTO,STRICT`) prevents that. It is a setting of the whole process
+/// that must be made before MKL's first product. A variable `MKL_CBWR` in the environment takes precedence.
+/// [`crate::ProcessGroup`]s do not need it; the Accelerator and models make it.
 ///
-/// Still other last digits come with another number of threads, another generation of processors, and
-/// another version of libtorch. A row of a product may have other last digits among other rows, since MKL
-/// chooses kernels by the number of rows: one sample alone, and the same sample in a batch.
+/// The last digits still change with the number of threads, the generation of the processor, and the version of
+/// libtorch. A row of a product may have other last digits among other rows, since MKL chooses kernels by the number of
+/// rows: one sample alone, and the same sample in a batch.
 ///
 /// ```
 /// use brigade_torch::make_products_reproducible;

@@ -78,7 +78,7 @@ impl Script {
 
     /// Runs `forward` of the module. The last inputs are passed by name, if there are names.
     ///
-    /// Operations run one by one, as without TorchScript: its optimiser would give other bits from the
+    /// Operations run one by one, as without TorchScript, because its optimizer would change the last digits from the
     /// second or third run on.
     ///
     /// # Errors

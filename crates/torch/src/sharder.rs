@@ -56,7 +56,7 @@ pub struct ShardingGroups {
 ///
 /// A unit is a part of the model whose parameters are whole at the same time, such as a transformer's block. Each
 /// parameter is split along its first dimension, in `ceil(rows / ranks)` rows for each rank; the last ranks may have
-/// fewer rows or none. The model's own tensors stay and lose their memory between uses, where a read is an error that
+/// fewer rows or none. The model's own tensors remain, but have no memory between uses, when a read is an error that
 /// names the unit. The optimizer has the shards, into whose gradients each backward adds the mean over the ranks.
 ///
 /// With [`Offload::Cpu`] the shards and their gradients are in the host's memory. A unit's rows are copied to the
@@ -90,7 +90,7 @@ pub struct Sharder {
     handle: Handle,
     groups: ShardingGroups,
     plan: ShardingPlan,
-    /// The number of each module's unit.
+    /// Number of each module's unit.
     modules: HashMap<String, usize>,
 }
 
@@ -149,7 +149,7 @@ impl Sharder {
             .map_err(|error| Error::libtorch("Sharder::new", &error))?;
         let mut modules = HashMap::new();
         let mut shards = Vec::new();
-        // The engine has a root in any case: it is where a forward begins and ends.
+        // The engine always has a root, because that is where a forward begins and ends.
         let has_root = plan.units().first().is_some_and(Unit::is_root);
         if !has_root {
             shards.extend(add_unit(&handle, None, parameters)?);
@@ -331,7 +331,7 @@ impl Sharder {
     }
 }
 
-/// A forward that has not come to its end.
+/// Forward that has not ended yet.
 struct Unfinished<'a>(&'a Sharder);
 
 impl Drop for Unfinished<'_> {
@@ -340,7 +340,7 @@ impl Drop for Unfinished<'_> {
     }
 }
 
-/// The scope in which all parameters are whole.
+/// Scope in which all parameters are whole.
 struct Held<'a> {
     sharder: &'a Sharder,
     write: bool,
@@ -348,13 +348,13 @@ struct Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        // It copies within memory and gives memory back.
+        // Cannot fail: it only copies within memory and releases memory.
         let _ = ffi::sharder_release_all(&self.sharder.handle.0, self.write);
     }
 }
 
-/// Gives the engine one more unit, without one a root that has no parameters. Returns shards with their places in the
-/// plan's list.
+/// Adds a unit to the engine: `None` adds a root without parameters. Returns shards with their places in the plan's
+/// list.
 fn add_unit(
     sharder: &ffi::Sharder,
     unit: Option<&Unit>,
@@ -400,7 +400,7 @@ fn slot(planned: &UnitParameter) -> Result<ffi::ShardedSlot, Error> {
     })
 }
 
-/// Compares a plan with what it is to be carried out on.
+/// Compares a plan with the groups and parameters that it is applied to.
 fn check(groups: &ShardingGroups, plan: &ShardingPlan, parameters: &[Tensor]) -> Result<(), Error> {
     let ShardingGroups { gather, reduce, replicas, parts, experts } = groups;
     let refuse = |text: String| Err(Error::invalid_argument(text));

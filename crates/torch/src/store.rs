@@ -74,7 +74,7 @@ impl TcpStore {
     /// other process can take the port in between.
     ///
     /// # Errors
-    /// When the port of the socket cannot be read.
+    /// Fails if the port of the socket cannot be read.
     pub fn server_on(listener: TcpListener) -> Result<Self, Error> {
         let address = listener.local_addr().map_err(|e| {
             Error::invalid_argument(format!("the store's socket has no address: {e}"))
@@ -169,14 +169,14 @@ impl TcpStore {
         Ok(store)
     }
 
-    /// Ranks start at once, and the server's host has no head start. libtorch sleeps half a second or
-    /// more between two tries to connect; these here are milliseconds apart. Whatever else may be wrong,
-    /// and a server that is late, is left to libtorch, with the rest of the time.
+    /// Waits until the server listens. Ranks start at the same time as the server, and libtorch pauses half a second or
+    /// more between two attempts to connect; the pauses here are milliseconds. Any other error, and a late server, is
+    /// left to libtorch, with the remaining time.
     fn wait_until_it_listens(&self) -> Duration {
         let begun = Instant::now();
         let limit = MAX_WAIT.min(self.timeout / 2);
         let mut pause = Duration::from_millis(2);
-        // By all addresses that the name has.
+        // Tries all addresses of the name.
         let refused = || {
             let addresses = (self.host.as_str(), self.port).to_socket_addrs();
             addresses.is_ok_and(|mut addresses| {
@@ -193,7 +193,7 @@ impl TcpStore {
             std::thread::sleep(pause);
             pause = (2 * pause).min(Duration::from_millis(100));
         }
-        // A try that was begun within the limit may have ended beyond it.
+        // An attempt that began within the limit may have ended after it.
         begun.elapsed().min(limit)
     }
 }
@@ -212,7 +212,7 @@ pub fn inherited_socket(fd: RawFd) -> Result<OwnedFd, Error> {
              with `brigade launch`, or unset BRIGADE_STORE_FD"
         ))
     };
-    // Held to the end, so that no other thread is given it meanwhile.
+    // Locked until the end, so that no other thread takes over the same socket.
     let mut given = GIVEN.lock();
     if given.contains(&fd) {
         return Err(stale("it was taken over before".into()));
@@ -247,7 +247,7 @@ pub fn inherited_socket(fd: RawFd) -> Result<OwnedFd, Error> {
     // and what it and the crates for sockets make here is closed by `exec`. By the contract of the variable that
     // names it the launcher has left it to this process for the store, and no number is given twice.
     let inherited = unsafe { OwnedFd::from_raw_fd(fd) };
-    // A copy that programs started from here do not inherit in turn: they would keep the port.
+    // Duplicated with the close-on-exec flag, because programs that inherited the socket would keep the port in use.
     inherited.try_clone().map_err(|error| stale(format!("it cannot be used: {error}")))
 }
 
@@ -270,7 +270,7 @@ impl Store {
         let text = path.to_str().ok_or_else(|| {
             Error::invalid_argument(format!("the store's path {} is not UTF-8", path.display()))
         })?;
-        // libtorch would try again and again until its time limit.
+        // libtorch would retry until its time limit.
         if !path.parent().is_none_or(|folder| folder.as_os_str().is_empty() || folder.is_dir()) {
             return Err(Error::invalid_argument(format!(
                 "the store's file {text} has no folder to be in"
@@ -422,8 +422,8 @@ impl fmt::Debug for Store {
     }
 }
 
-/// c10d counts in whole milliseconds and takes 0 for "no limit": shorter limits become 1. It adds them to
-/// clocks that count nanoseconds in 64 bits: longer ones than a lifetime become one.
+/// Converts a limit to c10d's whole milliseconds. 0 means "no limit" there, so shorter limits become 1. Because c10d
+/// adds limits to clocks that count nanoseconds in 64 bits, limits longer than a lifetime become one lifetime.
 pub(crate) fn milliseconds(limit: Duration) -> i64 {
     const LIFETIME: i64 = 100 * 365 * 24 * 60 * 60 * 1000;
     i64::try_from(limit.as_millis()).unwrap_or(LIFETIME).clamp(1, LIFETIME)
@@ -434,7 +434,7 @@ fn store_error(operation: &'static str, key: String, error: &cxx::Exception) -> 
     TorchError::Store { operation, key, fault: thrown.fault(), detail: thrown.detail }.into()
 }
 
-/// The same of an operation that waits.
+/// Creates the error of an operation that waits in the store.
 fn late_error(
     operation: &'static str,
     key: String,

@@ -50,8 +50,8 @@ impl Streams {
     }
 }
 
-/// A stream on a GPU for the work of this thread, which runs beside that of other threads' streams. [`StreamEvent`]
-/// puts their work in order.
+/// A stream on a GPU for the work of this thread, which runs in parallel to that of other threads' streams.
+/// [`StreamEvent`] orders their work.
 ///
 /// When it is dropped, it waits until the device has done the stream's work. Tensors that its kernels read, and that
 /// other streams have allocated, must be dropped later. The next side stream reuses the stream and the memory that
@@ -91,7 +91,7 @@ impl SideStream {
 
 impl Drop for SideStream {
     fn drop(&mut self) {
-        // A kernel that has failed is an error of what comes next on the device.
+        // An error of a kernel is returned by the next operation on the device.
         let _ = ffi::leave_side_stream(self.gpu, self.stream);
     }
 }

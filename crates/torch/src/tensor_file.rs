@@ -1,8 +1,8 @@
-//! Files of tensors, read into tensors that are there.
+//! Files of tensors, which are read into existing tensors.
 //!
-//! Files are read, not mapped. A map saves a copy where a tensor lies on a device or in another order; but a
-//! file that is cut short while it is mapped ends the process by SIGBUS, and the pages of a map count as memory
-//! of the process beside the tensors.
+//! Files are read, not mapped. A map would save a copy if a tensor is on a device or in another order. But if a mapped
+//! file is truncated, SIGBUS ends the process, and the pages of a map count as memory of the process in addition to the
+//! tensors.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,8 +16,8 @@ use crate::read_tensor::fill_converted;
 
 /// A file whose bytes are read into tensors.
 ///
-/// A plain tensor of the CPU is read into. For a tensor on a device, of another order in memory or of another
-/// kind a piece of the file is read at a time, 16 MB unless [`TensorFile::piece`] sets another size.
+/// A plain CPU tensor is read directly. For a tensor on a device, with another order in memory or of another kind, one
+/// piece of the file is read at a time, 16 MB unless [`TensorFile::piece`] sets another size.
 ///
 /// ```
 /// use brigade_torch::TensorFile;
@@ -141,7 +141,7 @@ impl TensorFile {
     }
 }
 
-/// Bytes of the tensor's values in a kind.
+/// Number of bytes of the tensor's values in a kind.
 fn bytes_of(tensor: &Tensor, kind: Kind) -> usize {
     tensor.numel() * kind.elt_size_in_bytes()
 }
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
     use crate::memory_format::channels_last;
 
-    /// Values of no short period, so that a piece at a wrong place is seen.
+    /// Values without a short period, so that a piece in a wrong place is detected.
     fn bytes(count: usize) -> Vec<u8> {
         (0..count).map(|i| (i * 7 + i / 251 + i / 65_521) as u8).collect()
     }
@@ -204,7 +204,7 @@ mod tests {
         let path = file.path().to_owned();
         for piece in [4096, 50_000, 16 << 20] {
             let file = TensorFile::open(&path).unwrap().piece(piece);
-            // One row is more than the smallest piece, and several are; also at an odd place.
+            // A row is larger than the smallest piece, or several rows are; also with an odd offset.
             for size in [[2, 64, 32, 32], [64, 3, 5, 7], [1, 1, 1, 1], [3, 0, 2, 2]] {
                 for offset in [0, 8, 13] {
                     let expected = plain(&file, offset, Kind::Int, &size);
@@ -217,7 +217,7 @@ mod tests {
                     assert_eq!(wide, expected.to_kind(Kind::Int64), "{size:?} at {offset}");
                 }
             }
-            // Any byte but 0 is true.
+            // Any byte other than 0 means true.
             let mut truths = Tensor::f_zeros([1000, 100], (Kind::Bool, Device::Cpu)).unwrap();
             let mut turned = truths.f_zeros_like().unwrap().transpose(0, 1).contiguous();
             file.read_into(5, &mut truths).unwrap();

@@ -7,8 +7,9 @@ use crate::bridge::{borrow, ffi};
 /// The identity of a tensor, which all its handles share. Equal tensors, views and detached handles have other
 /// identities, even over the same memory.
 ///
-/// It is there for a tensor without memory, such as a parameter that other ranks hold, and stays when the tensor gets
-/// other data (`set_data`, [`resize`](Tensor::resize)). It may be given to another tensor once the last handle is gone.
+/// It exists for a tensor without memory, too, such as a parameter that other ranks hold, and stays when the tensor
+/// gets other data (`set_data`, [`resize`](Tensor::resize)). Another tensor may get it after the last handle was
+/// dropped.
 ///
 /// ```
 /// use brigade_torch::TensorId;

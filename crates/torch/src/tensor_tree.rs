@@ -33,7 +33,7 @@ use crate::device::DeviceExt;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A type of one's own, where the derive does not fit, implements the four required methods:
+/// A custom type for which the derive is unsuitable implements the four required methods:
 ///
 /// ```
 /// use brigade_torch::{Error, TensorTree, TreeSpec};
@@ -116,7 +116,7 @@ pub trait TensorTree {
     /// [`crate::TorchError::Tensor`], as when the device's memory is full.
     fn to_device(&self, device: Device) -> Result<Self::Owned, Error> {
         self.try_map(&mut |tensor| {
-            // A later read of the CPU's memory would not wait for the copy, so only one direction is free.
+            // Only one direction is asynchronous, because a later read of the CPU's memory would not wait for the copy.
             let non_blocking = device.device_kind().is_some();
             Ok(tensor.f_to_device_(device, tensor.f_kind()?, non_blocking, false)?)
         })
@@ -544,7 +544,7 @@ fn map_from_spec<T: TensorTree, M: FromIterator<(String, T::Owned)>>(
     }
 }
 
-/// A hash map's own order differs from process to process.
+/// Sorted by key, because the order of a hash map differs between processes.
 fn by_key<T, S>(map: &HashMap<String, T, S>) -> Vec<(&String, &T)> {
     let mut entries: Vec<_> = map.iter().collect();
     entries.sort_by_key(|(key, _)| *key);
@@ -603,7 +603,7 @@ mod tests {
         Vec::try_from(tensor.reshape(-1)).unwrap()
     }
 
-    /// Takes a tree apart, sends its structure through bytes, and builds it again.
+    /// Takes a tree apart, serializes and deserializes its structure, and builds the tree again.
     fn rebuilt<T: TensorTree<Owned = T>>(tree: &T) -> T {
         let mut tensors = Vec::new();
         tree.visit(&mut |tensor| tensors.push(tensor.shallow_clone()));

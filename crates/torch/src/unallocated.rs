@@ -8,7 +8,7 @@ use crate::error::Error;
 /// Returns a tensor that has a shape, a type and a device, but no memory: operations on it return an error with the
 /// text `why`. `set_data` gives it memory, as for a parameter of a model that is built before its values exist.
 ///
-/// `strides` are those of the memory to come, in elements; by default rows follow each other.
+/// `strides` are those of the future memory, in elements. By default the tensor is contiguous.
 ///
 /// ```
 /// use brigade_torch::{has_memory, unallocated};
@@ -93,7 +93,7 @@ mod tests {
         for (place, failure) in failures.into_iter().enumerate() {
             assert!(failure.is_err(), "{place}");
         }
-        // A view is made, and its use is an error as that of the tensor itself.
+        // A view can be created, and its use is the same error as a use of the tensor itself.
         let rows = [tensor.narrow(0, 1, 2), tensor.tr(), tensor.view([12])];
         for rows in rows {
             let failure = rows.f_sum(Kind::Float).unwrap_err().to_string();

@@ -177,15 +177,15 @@ pub fn vocabulary_parallel_cross_entropy(
 /// rows.
 ///
 /// `weight` is `[size of the part, width]`, `bias` `[size of the part]`; `hidden` `[…, width]` and `targets` `[…]` are
-/// equal on all ranks. The gradient of `hidden` is this rank's part of a sum over the ranks. The edge of the region,
-/// through which `hidden` comes, adds them up: [`copy_to_region`](crate::regions::copy_to_region), in one message of
-/// the size of `hidden` and in the gradient's own memory, or
-/// [`gather_from_sequence_region`](crate::regions::gather_from_sequence_region), where ranks have parts of the
-/// sequence outside of the head. Without an edge the gradient is too small.
+/// equal on all ranks. The gradient of `hidden` is this rank's part of a sum over the ranks. The edge of the region
+/// through which `hidden` passes computes the sum: [`copy_to_region`](crate::regions::copy_to_region), in one message
+/// of the size of `hidden` and in the gradient's own memory, or
+/// [`gather_from_sequence_region`](crate::regions::gather_from_sequence_region), where ranks have parts of the sequence
+/// outside of the head. Without an edge the gradient is too small.
 ///
-/// Forward there is the one message of [`vocabulary_parallel_cross_entropy`] for each chunk of rows with 128 MiB of
-/// logits at most (128 rows at least). One for all chunks would need the logits of all of them, or a third more
-/// products.
+/// The forward sends the one message of [`vocabulary_parallel_cross_entropy`] for each chunk of rows with at most 128
+/// MiB of logits (at least 128 rows). A single message for all chunks would need the logits of all of them, or a third
+/// more products.
 ///
 /// # Errors
 /// Returns the same errors as [`crate::linear_cross_entropy`] and [`vocabulary_parallel_cross_entropy`].
@@ -283,7 +283,7 @@ pub fn vocabulary_parallel_embedding(
     let padding = padding.filter(|id| tokens.contains(id)).map_or(NO_PADDING, |id| id - part.start);
     let mut rows = Tensor::f_embedding(weight, &places, padding, false, false)?;
     if group.size() > 1 {
-        // Unlike 0, -0 leaves the sign of a zero that it is added to.
+        // Adding -0, unlike adding 0, keeps the sign of a zero.
         let is_elsewhere = is_own.f_logical_not()?.f_unsqueeze(-1)?;
         rows = rows.f_masked_fill_(&is_elsewhere, -0.0)?;
     }
@@ -322,7 +322,7 @@ pub fn region_argmax(
         _ => Some(own.f_argmax(-1, true)?),
     };
     let Candidates { values, ids } = Candidates::of_all(group, &own, part, places.as_ref(), 1)?;
-    // The first of equal ones: that of the lowest rank, whose ids are lower.
+    // The first of several equal values: that of the lowest rank, which has the lowest ids.
     let best = values.f_argmax(-1, true)?;
     Ok(ids.f_gather(-1, &best, false)?.f_squeeze_dim(-1)?)
 }
@@ -385,7 +385,7 @@ struct Candidates {
 }
 
 impl Candidates {
-    /// Gathers `k` of each rank, which are those at `places` and, where these are fewer, none.
+    /// Gathers `k` candidates of each rank: the logits at `places`, and padding if there are fewer.
     fn of_all(
         group: &ProcessGroup,
         logits: &Tensor,
@@ -398,7 +398,7 @@ impl Candidates {
         sizes[rows] = k;
         let doubles = (Kind::Double, logits.device());
         let values = Tensor::f_full(&sizes, f64::NEG_INFINITY, doubles)?;
-        // An id is below 2^53, as memory is.
+        // An id is below 2^53, because memory is limited.
         let ids = Tensor::f_full(&sizes, -1.0, doubles)?;
         if let Some(places) = places {
             let count = places.size()[rows];
@@ -421,7 +421,7 @@ fn own_logits(operation: &str, logits: &Tensor, part: VocabularyPart) -> Result<
     Ok(logits.f_detach()?.f_narrow(-1, 0, tokens.end - tokens.start)?)
 }
 
-/// Runs a computation of all ranks. Refused arguments do not count as a failure of the group.
+/// Runs a computation of all ranks. Invalid arguments do not count as a failure of the group.
 fn together(
     group: &ProcessGroup,
     operation: &'static str,
@@ -440,5 +440,5 @@ fn together(
     })
 }
 
-/// Index that libtorch takes as "no row".
+/// Index that libtorch interprets as "no row".
 const NO_PADDING: i64 = -1;

@@ -1,4 +1,4 @@
-//! libtorch's warnings.
+//! Scopes that hide warnings of libtorch.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -25,7 +25,7 @@ use crate::error::Error;
 pub struct WarningFilter {
     #[expect(dead_code, reason = "its destructor ends the scope")]
     handle: UniquePtr<ffi::WarningFilter>,
-    /// libtorch keeps it with the thread.
+    /// Makes it `!Send`: libtorch keeps the state with the thread.
     _here: PhantomData<*const ()>,
 }
 

@@ -1,14 +1,14 @@
-//! Weights that are in a device's memory while their layers compute, and elsewhere in between.
+//! Weights that are in a device's memory only while their layers compute.
 //!
-//! `WeightRing` has tensors, their sources and places, and no models. A place is a tensor of bytes; the tensors of a
-//! part become views of it by `set_data`. Outside of their uses they have a guard without memory, whose text names
-//! the part. One thread fills places in the order in which they will be used (`order.rs`, a pure function of the uses
-//! so far: a tied weight has two successors). On a GPU it copies on a stream of its own, behind an event of the last
-//! computation with the place; computations come behind an event of the copies.
+//! `WeightRing` contains tensors, their sources and slots, and is independent of models. A slot is a tensor of bytes;
+//! the tensors of a part become views of it by `set_data`. Outside of their uses they have a guard without memory,
+//! whose error message names the part. One thread fills slots in the order in which they will be used (`order.rs`, a
+//! pure function of the uses so far: a tied weight has two successors). On a GPU it copies on a stream of its own,
+//! after an event of the last computation with the slot; computations wait for an event of the copies.
 //!
-//! A part that fails is an error of its next use, and is read anew by the use after that. If more parts are in use at
-//! once than there are places, such as the model's own parameters around those of a unit, the ring gets one more
-//! place.
+//! A part that fails is an error of its next use, and is read again by the use after that. If more parts are in use at
+//! once than there are slots, such as the model's own parameters around those of a unit, the ring allocates one more
+//! slot.
 
 mod order;
 
@@ -38,12 +38,12 @@ pub struct RingPart {
     pub tensors: Vec<(Tensor, WeightSource)>,
 }
 
-/// A function that sets all values of a tensor of the CPU.
+/// Function that sets all values of a CPU tensor.
 type ReadWeight = dyn Fn(&Tensor) -> Result<(), Error> + Send + Sync;
 
-/// The source of a tensor's values while it has no memory on its device.
+/// Source of a tensor's values while it has no memory on its device.
 pub enum WeightSource {
-    /// A tensor of the same shape and kind in the host's memory. Copies from pinned memory run beside computations on a
+    /// A tensor of the same shape and type in the host's memory. Copies from pinned memory run beside computations on a
     /// GPU.
     Host(Tensor),
     /// A function that sets all values of a CPU tensor, such as by reading a file. It runs in the ring's threads, for
@@ -55,10 +55,10 @@ pub enum WeightSource {
 /// turn: after a part was used, its slot is free for a later one, whose values a thread loads while other parts
 /// compute.
 ///
-/// The order in which parts are used is learned from their uses; initially it is the order in which they were given.
-/// Tensors have no memory outside of their uses: a read is an error that names the part. The only memory is that of the
-/// slots, each of which has the size of the largest part, and on a GPU the same size of pinned memory of the host if
-/// values are read.
+/// The order in which parts are used is recorded from their uses; initially it is the order in which they were given.
+/// Tensors have no memory outside of their uses: a read fails with an error that names the part. Memory is needed only
+/// for the slots, each of which has the size of the largest part, and on a GPU the same size of pinned memory of the
+/// host if values are read.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -102,16 +102,16 @@ pub struct WeightRingMeter {
 struct Shared {
     device: Device,
     state: Mutex<State>,
-    /// A part came or failed, a place became free, or the ring ends.
+    /// Signalled when a part is loaded or has failed, when a slot becomes free, or when the ring ends.
     changed: Condvar,
 }
 
 struct State {
     parts: Vec<Part>,
     slots: Vec<Slot>,
-    /// Bytes of a place.
+    /// Size of a slot in bytes.
     slot_bytes: i64,
-    /// Places that are to be filled, in this order.
+    /// Slots that are to be filled, in this order.
     queue: VecDeque<usize>,
     order: Order,
     meter: WeightRingMeter,
@@ -122,58 +122,58 @@ struct Part {
     name: String,
     tensors: Vec<RingTensor>,
     bytes: i64,
-    /// Uses that have begun and not ended.
+    /// Number of uses that have begun and not ended.
     users: usize,
     at: At,
 }
 
 struct RingTensor {
     tensor: Tensor,
-    /// A tensor without memory, which takes the tensor's place outside of its uses.
+    /// Tensor without memory, which replaces the tensor outside of its uses.
     guard: Tensor,
     source: WeightSource,
-    /// Offset of its first byte in a slot.
+    /// Offset of the tensor's first byte in a slot.
     offset: i64,
     bytes: i64,
 }
 
 enum At {
     Away,
-    /// It is being loaded into a slot.
+    /// The part is being loaded into a slot.
     Coming,
-    /// It is in this slot.
+    /// The part is in this slot.
     Here(usize),
     Failed(Error),
 }
 
-/// A place of the ring.
+/// Slot of the ring.
 struct Slot {
     /// Bytes on the device.
     buffer: Tensor,
     /// Pinned memory of the same size, for values that are read on their way to a GPU.
     staging: Option<Tensor>,
     part: Option<usize>,
-    /// Event behind the copies into it, on a GPU.
+    /// Event after the copies into the slot, on a GPU.
     filled: Option<StreamEvent>,
-    /// Event behind the last computation with it, on a GPU.
+    /// Event after the last computation with the slot, on a GPU.
     used: Option<StreamEvent>,
 }
 
-/// Threads that read the tensors of a part, at most.
+/// Maximum number of threads that read the tensors of a part.
 const READERS: usize = 4;
 
-/// A thread is started for so many bytes at least: it costs about as much as reading a tenth of them.
+/// Minimum number of bytes per thread: starting a thread costs about as much as reading a tenth of them.
 const SMALLEST_SHARE: usize = 1 << 20;
 
-/// Tensors begin at multiples of this many bytes, the width of the widest vectors.
+/// Alignment of tensors in bytes: the width of the widest vectors.
 const ALIGNMENT: i64 = 64;
 
 impl WeightRing {
-    /// Makes a ring of `places` slots, at least one, for parts whose tensors are used on a device. The tensors lose
+    /// Creates a ring of `places` slots, at least one, for parts whose tensors are used on a device. The tensors lose
     /// their memory. Each tensor belongs to one part.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfMemory`] when the places do not fit; [`ErrorKind::InvalidArgument`] without a part;
+    /// [`ErrorKind::OutOfMemory`] if the slots do not fit into memory; [`ErrorKind::InvalidArgument`] without a part;
     /// [`crate::TorchError::Tensor`] for tensors that overlap themselves.
     pub fn new(device: Device, places: usize, parts: Vec<RingPart>) -> Result<Self, Error> {
         if parts.is_empty() {
@@ -214,7 +214,7 @@ impl WeightRing {
     }
 
     /// Keeps the tensors of some parts in memory until the returned value is dropped. On a GPU, this thread's following
-    /// work comes behind the copies. Parts that are in use already are not loaded again.
+    /// work waits for the copies. Parts that are in use already are not loaded again.
     ///
     /// # Errors
     /// Returns the errors of a part's sources, with its name; the next use tries again.
@@ -239,7 +239,7 @@ impl Drop for WeightRing {
         self.shared.state.lock().ends = true;
         self.shared.changed.notify_all();
         if let Some(reader) = self.reader.take() {
-            // Panics of sources are caught, so it has ended by itself.
+            // Panics of sources are caught, so the thread has ended normally.
             let _ = reader.join();
         }
     }
@@ -287,11 +287,11 @@ impl Shared {
                 }
                 At::Away => match state.slot_for(&[]) {
                     Some(slot) => self.fetch(&mut state, part, slot),
-                    // A part that nothing uses is on its way into the place.
+                    // An unused part is being loaded into the slot.
                     None if state.parts.iter().any(|part| matches!(part.at, At::Coming)) => {
                         self.changed.wait(&mut state);
                     }
-                    // More parts are used at once than there are places.
+                    // More parts are used at once than there are slots.
                     None => {
                         let has_staging = state.slots.iter().any(|slot| slot.staging.is_some());
                         state.add_slot(self.device, has_staging)?;
@@ -320,14 +320,14 @@ impl Shared {
         }
         it.detach();
         if let At::Here(slot) = it.at {
-            // A device that has failed is an error of what comes next on it.
+            // A failure of the device is an error of the next operation on it.
             state.slots[slot].used = StreamEvent::record(self.device).ok().flatten();
         }
         self.fetch_ahead(&mut state);
         self.changed.notify_all();
     }
 
-    /// Has parts that are used next brought into places that nothing uses.
+    /// Requests that the parts used next are loaded into unused slots.
     fn fetch_ahead(&self, state: &mut MutexGuard<'_, State>) {
         let in_use =
             |state: &State, slot: &Slot| slot.part.is_some_and(|part| state.parts[part].users > 0);
@@ -341,7 +341,7 @@ impl Shared {
         }
     }
 
-    /// Has a part brought into a place.
+    /// Requests that a part is loaded into a slot.
     fn fetch(&self, state: &mut MutexGuard<'_, State>, part: usize, slot: usize) {
         if let Some(old) = state.slots[slot].part.replace(part) {
             state.parts[old].at = At::Away;
@@ -351,7 +351,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Brings parts into places until the ring ends: the thread of its own.
+    /// Loads parts into slots until the ring ends; runs in a thread of its own.
     fn bring(&self) {
         let stream = SideStream::enter(self.device, None);
         let threads = thread::available_parallelism().map_or(1, usize::from).min(READERS);
@@ -400,12 +400,12 @@ impl Shared {
     }
 }
 
-/// The way of a part into a place.
+/// Loading of a part into a slot.
 struct Job {
-    /// Event on a GPU behind the last computation with the slot, and behind the last copies out of its pinned memory.
+    /// Event on a GPU after the last computation with the slot, and after the last copies out of its pinned memory.
     used: Option<StreamEvent>,
     filled: Option<StreamEvent>,
-    /// For each tensor the source of its values, its memory in the slot, and that in pinned memory.
+    /// For each tensor: the source of its values, its memory in the slot, and that in pinned memory.
     tensors: Vec<(WeightSource, Tensor, Option<Tensor>)>,
 }
 
@@ -437,8 +437,8 @@ impl Job {
     }
 }
 
-/// Reads tensors in at most `threads` threads, this one among them: one thread copies out of the system's
-/// cache at a fraction of the memory's bandwidth, and a fast disk answers several reads at once sooner.
+/// Reads tensors in at most `threads` threads, including this one: a single thread copies out of the page cache at a
+/// fraction of the memory's bandwidth, and a fast disk completes several reads sooner at the same time.
 fn read_all(reads: Vec<(Arc<ReadWeight>, Tensor)>, threads: usize) -> Result<(), Error> {
     let mut shares = shares(reads, threads, |(_, tensor)| bytes_of(tensor)).into_iter();
     let Some(own) = shares.next() else { return Ok(()) };
@@ -455,12 +455,12 @@ fn read_all(reads: Vec<(Arc<ReadWeight>, Tensor)>, threads: usize) -> Result<(),
     })
 }
 
-/// Divides items into at most `count` shares of about equal bytes; what is small stays in one.
+/// Divides items into at most `count` shares of about equal bytes. Small items stay in one share.
 fn shares<T>(mut items: Vec<T>, count: usize, bytes: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
     let total: usize = items.iter().map(&bytes).sum();
     let count = count.min(total / SMALLEST_SHARE).max(1);
     let mut shares: Vec<(usize, Vec<T>)> = (0..count).map(|_| (0, Vec::new())).collect();
-    // Longest first, each to the share that has the least.
+    // Longest first, each to the share with the fewest bytes so far.
     items.sort_by_key(|item| Reverse(bytes(item)));
     for item in items {
         if let Some(least) = shares.iter_mut().min_by_key(|share| share.0) {
@@ -484,7 +484,7 @@ impl State {
         Ok(())
     }
 
-    /// A place that is empty, or else one whose part is in memory, is not used and is none of `kept`.
+    /// Returns a slot that is empty, or else one whose part is in memory, unused, and not one of `kept`.
     fn slot_for(&self, kept: &[usize]) -> Option<usize> {
         let is_idle = |slot: &Slot| {
             slot.part.is_some_and(|part| {
@@ -511,7 +511,7 @@ impl State {
         Ok(Job { used, filled, tensors })
     }
 
-    /// Gives the tensors of a part their memory in a place.
+    /// Sets the memory of a part's tensors to a slot.
     fn attach(&mut self, part: usize, slot: usize) -> Result<(), Error> {
         let (parts, buffer) = (&mut self.parts, &self.slots[slot].buffer);
         tch::no_grad(|| {
@@ -546,11 +546,11 @@ impl Part {
         Ok(part)
     }
 
-    /// Takes the memory from the tensors.
+    /// Removes the memory of the tensors.
     fn detach(&mut self) {
         tch::no_grad(|| {
             for it in &mut self.tensors {
-                // Tensors of one shape, kind and device, so that nothing is refused.
+                // Cannot fail: the tensors have the same shape, type and device.
                 let _ = it.tensor.f_set_data(&it.guard);
             }
         });
@@ -558,7 +558,7 @@ impl Part {
 }
 
 impl RingTensor {
-    /// The tensor's memory in a place.
+    /// Returns the tensor's memory in a slot.
     fn within(&self, place: &Tensor) -> Result<Tensor, Error> {
         let bytes = place.f_narrow(0, self.offset, self.bytes)?;
         let values = bytes.f_view_dtype(self.guard.f_kind()?)?;

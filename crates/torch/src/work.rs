@@ -36,12 +36,12 @@ use crate::work_handle::WorkHandle;
 pub struct Work<T> {
     pending: PendingWork,
     value: T,
-    /// Read by the operation: they live as long as it.
+    /// Tensors that the operation reads. They must live as long as the operation.
     inputs: Vec<Tensor>,
     finish: Option<Finish<T>>,
 }
 
-/// A function that converts the raw result to the caller's: a division for a mean, a copy back.
+/// Function that converts the raw result to the caller's, such as a division for a mean or a copy back.
 type Finish<T> = Box<dyn FnOnce(&mut T) -> Result<(), Error> + Send>;
 
 impl<T> Work<T> {
@@ -91,7 +91,7 @@ impl<T> Work<T> {
         self
     }
 
-    /// Does something to the result, after what is to be done to it already.
+    /// Adds a step that changes the result after the earlier steps.
     pub(crate) fn then(
         mut self,
         next: impl FnOnce(&mut T) -> Result<(), Error> + Send + 'static,
@@ -109,7 +109,7 @@ impl<T> Work<T> {
         self
     }
 
-    /// The same operation with another result, which is filled from this one.
+    /// Returns the same operation with another result, which is filled from this one.
     pub(crate) fn into_filling<U>(
         self,
         value: U,
@@ -147,7 +147,7 @@ impl PendingWork {
         Self { handle: Some(WorkHandle(handle)), group, started }
     }
 
-    /// A work whose result is `value`.
+    /// Makes a work whose result is `value`.
     pub(crate) fn giving<T>(self, value: T) -> Work<T> {
         Work { pending: self, value, inputs: Vec::new(), finish: None }
     }
@@ -155,7 +155,7 @@ impl PendingWork {
     /// Waits for the end, and returns the sender if there is one.
     fn finish(mut self) -> Result<Option<usize>, Error> {
         let Some(handle) = self.handle.take() else { return Ok(None) };
-        // Gloo counts the limit of a collective from its start, that of a message from here.
+        // Gloo measures the limit of a collective from its start, and that of a message from this call.
         let since = self.started.begun.unwrap_or_else(Instant::now);
         match ffi::work_wait(&handle.0, self.wait_limit(&handle)) {
             Ok(true) => {}
@@ -166,7 +166,7 @@ impl PendingWork {
             Err(error) => {
                 let completed = ffi::work_is_completed(&handle.0).unwrap_or(false);
                 if self.started.sequence.is_some() && !completed {
-                    // Only the waiting has ended. The operation has to end as well.
+                    // Only the wait has ended. The operation must be ended, too.
                     self.group.close();
                 }
                 return Err(self.group.failure(self.started, since, &error).into());
@@ -180,15 +180,15 @@ impl PendingWork {
         let limit = self.group.timeout();
         let on_stream = ffi::work_is_on_stream(&handle.0);
         match (self.started.begun, self.group.backend()) {
-            // Sends and receives take their limit here.
+            // Sends and receives get their limit here.
             (None, _) => milliseconds(limit),
-            // Collectives have a limit of their own, but Gloo counts it from when it has a thread for one, and for each
-            // message in it again. Its error has more details, so it gets a little longer.
+            // Collectives have a limit of their own, but Gloo measures it from the start of its thread, and again for
+            // each message of the collective. Gloo's error has more details, so this limit is a little longer.
             (Some(begun), Backend::Gloo(_) | Backend::Nccl) if !on_stream => {
                 milliseconds(limit.saturating_add(SLACK).saturating_sub(begun.elapsed()))
             }
-            // A limit here makes NCCL block this thread instead of its stream: only where the handle has one of
-            // its own. The group's limit is kept by c10d's watchdog.
+            // With a limit here, NCCL blocks this thread instead of its stream, so it is set only if the handle has its
+            // own limit. c10d's watchdog enforces the group's limit.
             (Some(_), Backend::Nccl) if self.group.limit_ms() != NO_LIMIT_OF_ITS_OWN => {
                 milliseconds(limit)
             }
@@ -201,8 +201,8 @@ const SLACK: Duration = Duration::from_millis(500);
 
 impl Drop for PendingWork {
     fn drop(&mut self) {
-        // c10d keeps a collective until it has ended, but takes a send or a receive back with its last
-        // handle: the peer would wait until its time limit.
+        // c10d keeps a collective until it has ended, but cancels a send or a receive when its last handle is dropped,
+        // and the peer would wait until its time limit.
         if let (None, Some(handle)) = (self.started.sequence, self.handle.take()) {
             self.group.keep_message(handle);
         }

@@ -1,15 +1,15 @@
-//! Whether processes see the same images.
+//! Check that all ranks see the same images.
 
 use brigade_images::source::Fingerprint;
 use brigade_torch::{ProcessGroup, Result};
 
 use crate::VisionError;
 
-/// Compares the fingerprints of the images that the ranks of a group see; with `None` there is one
-/// process and nothing to compare. All ranks take part, and all get the same answer.
+/// Compares the fingerprints of the images that the ranks of a group see. With `None` there is one process and nothing
+/// to compare. All ranks have to call it, and all get the same result.
 ///
-/// Each rank lists its images for itself, so ranks that see different ones (a host whose copy is not
-/// complete, a file that was added between two starts) would train on samples twice or never.
+/// Each rank lists the images by itself, so ranks that see different ones (a host with an incomplete copy, a file that
+/// was added between two starts) would train on some samples twice or never.
 ///
 /// ```
 /// use brigade_torch::{Backend, ProcessGroup, Store};
@@ -27,7 +27,7 @@ use crate::VisionError;
 /// ```
 ///
 /// # Errors
-/// [`VisionError::RanksDiffer`] when not all are equal; when the ranks do not reach each other.
+/// [`VisionError::RanksDiffer`] if not all are equal. Also fails if the ranks cannot reach each other.
 pub fn check_ranks_agree(fingerprint: &Fingerprint, group: Option<&ProcessGroup>) -> Result<()> {
     let Some(group) = group else { return Ok(()) };
     let all = group.all_gather_object(&fingerprint.to_string())?;
@@ -48,7 +48,7 @@ mod tests {
 
     use super::*;
 
-    /// Images that have names and nothing else.
+    /// Source of images that have only names.
     struct Names(&'static [&'static str]);
 
     impl ImageSource for Names {
@@ -65,7 +65,7 @@ mod tests {
         }
     }
 
-    /// What each rank gets.
+    /// Returns the result on each rank.
     fn answers(fingerprints: &[Fingerprint]) -> Vec<Result<(), String>> {
         let store = Store::hash().unwrap();
         thread::scope(|scope| {

@@ -1,10 +1,10 @@
-//! What is done to a batch of images on its device: one resampling for all maps of the plane, lighting, hue,
+//! Augmentation of a batch of images on its device: one resampling for all geometric transforms, lighting, hue,
 //! normalisation, erasing, mixing.
 //!
-//! A loader's thread draws the numbers, a row for each sample, from the sample's seed; they travel with the
-//! batch as a small tensor, and the arithmetic runs where the images are. So a batch is the same at any
-//! number of threads and ranks and after a restart, whatever the device, and nothing waits for it. The
-//! arithmetic is the step's, by [`Augment::apply`], or a loader's thread does it on the GPU beside the step
+//! A loader's thread draws the random parameters, a row for each sample, from the sample's seed. They are passed with
+//! the batch as a small tensor, and the arithmetic runs on the images' device. Therefore a batch is the same for any
+//! number of threads and ranks, after a restart, and on any device, and nothing waits for the GPU. The arithmetic runs
+//! in the training step, by [`Augment::apply`], or in a loader's thread on the GPU beside the step
 //! ([`AugmentedDataset::applied`]).
 
 mod color;
@@ -32,8 +32,8 @@ use self::resample::Sampling;
 use crate::Size;
 use crate::transforms::Normalize;
 
-/// The transforms of a batch, in the order of fastai: maps of the plane, lighting, hue, normalisation, erasing,
-/// mixing. Each image is resampled once, whatever the number of maps.
+/// The transforms of a batch, in the order of fastai: geometric transforms, lighting, hue, normalisation, erasing,
+/// mixing. Each image is resampled once for all geometric transforms.
 ///
 /// ```
 /// use brigade_vision::augment::{Augment, Geometric};
@@ -79,15 +79,15 @@ impl Augment {
             .lighting(Lighting::Contrast { max: 0.2, p: 0.75 })
     }
 
-    /// Adds a map of the plane. fastai's maps are multiplied in their order, warps after all others, as
-    /// fastai does it; those of torchvision follow one after the other.
+    /// Adds a geometric transform. fastai's transforms are multiplied in their order, with warps after all others, as
+    /// in fastai; those of torchvision are applied one after the other.
     #[must_use]
     pub fn then(mut self, map: Geometric) -> Self {
         self.geometric.push(map);
         self
     }
 
-    /// Adds a change of lighting.
+    /// Adds a lighting transform.
     #[must_use]
     pub fn lighting(mut self, lighting: Lighting) -> Self {
         self.lighting.push(lighting);
@@ -108,7 +108,7 @@ impl Augment {
         self
     }
 
-    /// Sets what lies outside of the images.
+    /// Sets the padding mode: the values outside of the images.
     #[must_use]
     pub fn padding(mut self, padding: Padding) -> Self {
         self.padding = padding;
@@ -153,7 +153,7 @@ impl Augment {
         self.size
     }
 
-    /// Returns what lies outside of the images.
+    /// Returns the padding mode.
     #[must_use]
     pub fn outside(&self) -> Padding {
         self.padding
@@ -177,11 +177,11 @@ impl Augment {
         Self { normalize: None, erasing: None, mix: None, ..self.clone() }
     }
 
-    /// Transforms images `[n, c, h, w]`, floating-point in 0 to 1 or `u8`, by what was drawn for them. Numbers that
-    /// lie on another device than the images are sent to theirs; nothing waits for a GPU.
+    /// Transforms images `[n, c, h, w]`, floating-point in 0 to 1 or `u8`, with the parameters that were drawn for
+    /// them. Parameters on another device are copied to that of the images, without waiting for a GPU.
     ///
     /// # Errors
-    /// When the two do not belong together, or libtorch refuses.
+    /// Fails if images and parameters do not match, or with libtorch's error.
     pub fn apply(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor> {
         let drawn = self.checked(images, drawn)?;
         let size = images.size();
@@ -194,8 +194,9 @@ impl Augment {
         self.transformed(images, &drawn).map_err(refused)
     }
 
-    /// Maps masks of classes `[n, h, w]` as the images of the same batch, by the nearest pixel; lighting
-    /// and the rest do not concern them. What lies outside is class 0 with [`Padding::Zeros`].
+    /// Applies the geometric transforms of a batch to its masks of classes `[n, h, w]`, with nearest-neighbour
+    /// interpolation and without the other transforms. With [`Padding::Zeros`], pixels outside of the images become
+    /// class 0.
     ///
     /// # Errors
     /// Returns the errors of [`Augment::apply`].
@@ -239,7 +240,7 @@ impl Augment {
         let mut images = if self.geometric.is_empty() || !whole {
             images.shallow_clone()
         } else {
-            // Before they become larger.
+            // Converted before the images become larger.
             self.moved(images, drawn)?
         };
         if images.kind() == Kind::Uint8 {
@@ -294,13 +295,13 @@ impl Augment {
         Ok(images)
     }
 
-    /// Whether a change of lighting needs the grey of the images.
+    /// Returns `true` if a lighting transform needs the grey of the images.
     fn saturates(&self) -> bool {
         self.lighting.iter().any(|change| matches!(change, Lighting::Saturation { .. }))
     }
 }
 
-/// Whether each pixel lies in its sample's rectangle at these columns: `[n, 1, h, w]`.
+/// Returns `true` for each pixel inside its sample's rectangle at these columns: `[n, 1, h, w]`.
 fn inside(images: &Tensor, drawn: &Tensor, at: i64) -> Result<Tensor, TchError> {
     let size = images.size();
     let options = (Kind::Float, images.device());
@@ -312,7 +313,7 @@ fn inside(images: &Tensor, drawn: &Tensor, at: i64) -> Result<Tensor, TchError> 
     across.f_logical_and(&down)
 }
 
-/// The partner of each row; a part of a batch, as a dispatching rank gives it out, has fewer rows.
+/// Returns the partner of each row. A part of a batch, as sent by a dispatching rank, has fewer rows.
 fn partners(drawn: &Tensor) -> Result<Tensor, TchError> {
     let rows = drawn.size().first().copied().unwrap_or(1).max(1);
     drawn.f_select(1, PARTNER)?.f_to_kind(Kind::Int64)?.f_remainder(rows)

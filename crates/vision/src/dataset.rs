@@ -1,4 +1,4 @@
-//! Images and labels as batches.
+//! Data set of images and labels.
 
 use std::fmt;
 
@@ -14,10 +14,10 @@ use crate::source::ImageSource;
 use crate::transforms::{Compose, Phase, ToTensor};
 use crate::{CacheOptions, ImageSamples, OnBroken, VisionError};
 
-/// The methods of data sets whose field `samples` is an [`ImageSamples`], written once.
+/// Defines the methods that data sets with a field `samples` of type [`ImageSamples`] share.
 macro_rules! sample_methods {
     () => {
-        /// Sets what is done to each image; to a mask, as far as it moves pixels.
+        /// Sets the transforms of each image. Those that move pixels are also applied to a mask.
         #[must_use]
         pub fn transforms(mut self, transforms: Compose) -> Self {
             self.samples = self.samples.transforms(transforms);
@@ -38,7 +38,7 @@ macro_rules! sample_methods {
             self
         }
 
-        /// Sets what is done about images that cannot be read, or not with what belongs to them.
+        /// Sets the handling of samples whose image, or what belongs to it, cannot be read.
         #[must_use]
         pub fn on_broken(mut self, policy: OnBroken) -> Self {
             self.samples = self.samples.on_broken(policy);
@@ -72,10 +72,10 @@ pub(crate) use sample_methods;
 /// Data set of the images of a source with their labels, as batches `([n, 3, h, w], [n])`: images in the format of
 /// [`ToTensor`], labels as `i64`.
 ///
-/// A loader's threads read, decode and transform; a thread writes each image straight into the
-/// memory of the batch, in one pass from the bytes of the resized image to the numbers of the
-/// tensor. What is random in a sample follows from the loader's seed, the epoch and the sample's
-/// index alone, so batches are the same with any number of threads and ranks, and after a restart.
+/// A loader's threads read, decode and transform; a thread writes each image straight into the memory of the batch, in
+/// one pass from the bytes of the resized image to the numbers of the tensor. The random choices of a sample follow
+/// only from the loader's seed, the epoch and the sample's index, so batches are the same with any number of threads
+/// and ranks, and after a restart.
 ///
 /// ```
 /// use std::borrow::Cow;
@@ -122,8 +122,8 @@ pub struct ImageDataset<S> {
     pub(crate) readers: Readers,
 }
 
-/// Memory and decoders of threads that make no batch at the moment. A loader starts new threads in
-/// each epoch, which find what the last ones left.
+/// Memory and decoders of threads that are not making a batch. A loader starts new threads in each epoch, which reuse
+/// them.
 #[derive(Default)]
 pub(crate) struct Readers(Mutex<Vec<SampleReader>>);
 
@@ -139,11 +139,11 @@ impl Readers {
 }
 
 impl<S: ImageSource> ImageDataset<S> {
-    /// Makes a data set of a source with a label for each image: without transforms, for training,
-    /// as `f32`. Of a [`Labelled`] source `From` makes one.
+    /// Creates a data set of a source with a label for each image: without transforms, for training, as `f32`. For a
+    /// [`Labelled`] source use `From`.
     ///
     /// # Errors
-    /// When there are not as many labels as images.
+    /// Fails if the number of labels differs from that of the images.
     pub fn new(source: S, labels: Vec<i64>) -> Result<Self> {
         Ok(ImageSamples::new(source, labels).map_err(VisionError::from)?.into())
     }
@@ -171,15 +171,14 @@ impl<S> ImageDataset<S> {
         self
     }
 
-    /// Lets the decoder scale images down where a resize follows that makes them smaller, as
-    /// Pillow's `reducing_gap` and `draft` do: to no less than `gap` times what the resize makes, at
-    /// least 1. `None`, the default, never does, and pixels equal Pillow's.
+    /// Lets the decoder reduce images before a resize that makes them smaller, as Pillow's `reducing_gap` and `draft`
+    /// do: to no less than `gap` times the size after the resize, at least 1. With `None`, the default, the decoder
+    /// never does, and pixels equal Pillow's.
     ///
-    /// Only JPEG can be scaled while it is decoded, to 1/2, 1/4 or 1/8, which leaves out a part of
-    /// the work that comes after its entropy decoding: worth it for photographs of many times the
-    /// size of the batch's images, and nothing for those of 500 x 375 and crops of 160. The result
-    /// is a little smoother or sharper than without; Pillow calls a gap of 2 indistinguishable in
-    /// most cases and 3 in all.
+    /// Only JPEG can be scaled while it is decoded, to 1/2, 1/4 or 1/8, which saves a part of the work after entropy
+    /// decoding. It is useful for photographs that are many times larger than the batch's images, but not for images of
+    /// 500 x 375 and crops of 160. The result is a little smoother or sharper than without; Pillow calls a gap of 2
+    /// indistinguishable in most cases and 3 in all.
     #[must_use]
     pub fn reducing_gap(mut self, gap: Option<f64>) -> Self {
         self.samples = self.samples.reducing_gap(gap);
@@ -225,7 +224,7 @@ impl<S: ImageSource> BatchedDataset for ImageDataset<S> {
             images.push(image, flips, &self.source().name(read))?;
             labels.extend(self.labels().get(read).copied());
         }
-        // After an error its memory is given back to the system instead.
+        // After an error its memory is freed instead.
         self.readers.give_back(reader);
         let rows = labels.len() as i64;
         Ok((images.into_tensor()?, from_vec(labels, &[rows])?))

@@ -1,4 +1,4 @@
-//! What can go wrong with batches of images.
+//! Errors of batches of images.
 
 use brigade_images::ImageError;
 use brigade_torch::{Error, ErrorKind};
@@ -43,7 +43,7 @@ impl From<VisionError> for Error {
     }
 }
 
-/// "rank 1 sees", or "ranks 1, 2 and 3 see".
+/// Formats the ranks of the message: "rank 1 sees", or "ranks 1, 2 and 3 see".
 fn ranks_see(ranks: &[usize]) -> String {
     let list: Vec<String> = ranks.iter().map(usize::to_string).collect();
     match list.as_slice() {

@@ -1,4 +1,4 @@
-//! Images with points on them, as batches.
+//! Data set of images with points.
 
 use std::fmt;
 
@@ -17,8 +17,9 @@ use crate::{CacheOptions, ImageSamples, OnBroken, VisionError};
 /// [n, points, 2])`: images in the format of [`ToTensor`], points as `f32` `(x, y)` from -1 at the left and upper side
 /// of the transformed image to 1 at the right and lower one, as in fastai's `PointScaler`.
 ///
-/// Points follow their image through every transform that moves pixels; those outside of it are beyond -1 to 1. A
-/// [`cache`](Self::cache) is an error at the first batch: it forgets the size of the image that points are given for.
+/// Points are transformed with their image by every transform that moves pixels; those outside of it are beyond -1 to
+/// 1. With a [`cache`](Self::cache) the first batch is an error: the cache does not contain the size of the image to
+/// which points refer.
 ///
 /// ```
 /// use brigade_data::BatchedDataset;
@@ -48,7 +49,7 @@ impl<S: ImageSource> PointDataset<S> {
     /// Joins images and the points of each, as `[x, y]` in pixels from the upper left corner of the file's image.
     ///
     /// # Errors
-    /// When there are not as many lists of points as images, or they differ in their number of points.
+    /// Fails if the number of lists differs from that of the images, or the lists differ in length.
     pub fn new(images: S, points: Vec<Vec<[f64; 2]>>) -> Result<Self> {
         let count = points.first().map_or(0, Vec::len);
         if let Some(index) = points.iter().position(|list| list.len() != count) {

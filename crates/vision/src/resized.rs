@@ -11,23 +11,23 @@ use crate::source::ImageSource;
 use crate::transforms::{Flips, Operation, ToTensor};
 use crate::{ImageDataset, VisionError};
 
-/// An [`ImageDataset`] whose images are resized on a device: [`ImageDataset::resized_on`].
+/// Data set of [`ImageDataset`]'s images that are resized on a device; created by [`ImageDataset::resized_on`].
 pub struct ResizedDataset<S> {
     images: ImageDataset<S>,
     device: Device,
 }
 
 impl<S: ImageSource> ImageDataset<S> {
-    /// Leaves the resize of each image to a device, with what its transforms do behind it: for data that do not fit
-    /// on a GPU, where resizing costs the host's threads more than it costs the GPU. A thread reads and decodes an
-    /// image up to the resize (of a random resized crop only the rows that it keeps), sends its bytes through pinned
-    /// memory, and has the GPU resize it with antialiasing, mirror it, and put it into the batch. In a loader with
+    /// Resizes each image on a device, and applies the transforms after the resize there: for data that do not fit on a
+    /// GPU, if resizing is the bottleneck of the host's threads. A thread reads and decodes an image up to the resize
+    /// (of a random resized crop only the rows that it keeps), sends its bytes through pinned memory, and the GPU
+    /// resizes it with antialiasing, mirrors it, and puts it into the batch. In a loader with
     /// [`device`](brigade_data::DataLoader::device), as a prepared one is, that runs beside the training step.
     ///
     /// Batches are bytes on the device, `[n, 3, h, w]`, with their labels. They are within one grey level of those of
-    /// the CPU, as Pillow's are. [`Augment`](crate::augment::Augment) does the rest there. What transforms may do from
-    /// the first resize on are crops, flips and further resizes with bilinear or bicubic filters; anything else, and a
-    /// [`ToTensor`] other than bytes, is an error at the first batch.
+    /// the CPU, as Pillow's are. [`Augment`](crate::augment::Augment) does the remaining transforms on the device. From
+    /// the first resize on, the transforms may be crops, flips and further resizes with bilinear or bicubic filters;
+    /// anything else, and a [`ToTensor`] other than bytes, is an error at the first batch.
     ///
     /// ```
     /// use brigade_data::DataLoader;
@@ -128,7 +128,7 @@ impl<S: ImageSource> BatchedDataset for ResizedDataset<S> {
     }
 }
 
-/// Does what is left of an image's plan, on `[3, h, w]`.
+/// Applies the remaining part of an image's plan to `[3, h, w]`.
 fn finished(
     image: &Tensor,
     flips: Flips,
@@ -166,11 +166,11 @@ fn finished(
     Ok(image)
 }
 
-/// Images that are reduced by more are resized in one direction after the other: CUDA's kernel holds the weights of
-/// both in 48 KB, which are full at 47 times with bicubic filters.
+/// Maximum reduction in one step; larger ones are resized in one direction after the other: CUDA's kernel holds the
+/// weights of both in 48 KB, which are full at a reduction of 47 with bicubic filters.
 const MOST_AT_ONCE: i64 = 32;
 
-/// Resizes bytes as Pillow does: sums in floating point, and rounded to bytes at the end.
+/// Resizes bytes as Pillow does: sums in floating point, rounded to bytes at the end.
 fn resized(image: &Tensor, size: Size, cubic: bool) -> Result<Tensor, TchError> {
     let to = [i64::from(size.height), i64::from(size.width)];
     if image.size()[1..] == to {

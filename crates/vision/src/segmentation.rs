@@ -1,4 +1,4 @@
-//! Images with a mask of classes each, as batches.
+//! Data set of images with masks of classes.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -19,10 +19,10 @@ use crate::{CacheOptions, Image, ImageSamples, OnBroken, VisionError};
 /// Data set of images with a mask each, as batches `([n, 3, h, w], [n, h, w])`: images in the format of [`ToTensor`],
 /// masks as the `i64` class of each pixel.
 ///
-/// A mask is an image file whose pixels are the numbers of classes: grey, or with a palette, whose colours
-/// do not matter (`Decoder::decode_mask`). It follows its image through every transform that moves
-/// pixels, by the nearest pixel, and is left alone by the others. What comes from outside of the image
-/// gets the class [`ignore_index`](Self::ignore_index), which a loss leaves out.
+/// A mask is an image file whose pixels are class numbers: grey, or with a palette, whose colours do not matter
+/// (`Decoder::decode_mask`). It is transformed with its image by every transform that moves pixels, with
+/// nearest-neighbour interpolation, and unchanged by the others. Pixels from outside of the image get the class
+/// [`ignore_index`](Self::ignore_index), which a loss ignores.
 ///
 /// ```
 /// use brigade_data::BatchedDataset;
@@ -61,10 +61,10 @@ pub struct SegmentationDataset<S, M> {
 }
 
 impl<S: ImageSource, M: ImageSource> SegmentationDataset<S, M> {
-    /// Joins images and their masks, which are at the same places of two sources.
+    /// Joins images and their masks, which have the same indices in two sources.
     ///
     /// # Errors
-    /// When there are not as many masks as images.
+    /// Fails if the number of masks differs from that of the images.
     pub fn new(images: S, masks: M) -> Result<Self> {
         if images.len() != masks.len() {
             return Err(Error::invalid_argument(format!(
@@ -91,7 +91,7 @@ impl SegmentationDataset<ImageFiles, ImageFiles> {
     /// its folder to the path of its mask below `masks`.
     ///
     /// # Errors
-    /// When a mask is not there.
+    /// Fails if a mask does not exist.
     pub fn open(
         images: ImageFiles,
         masks: impl AsRef<Path>,
@@ -203,7 +203,7 @@ impl<S: ImageSource, M: ImageSource> BatchedDataset for SegmentationDataset<S, M
 }
 
 impl<S: ImageSource, M: ImageSource> SegmentationDataset<S, M> {
-    /// Decodes the mask of an image, which has a size if it is known, and moves its pixels as the image's.
+    /// Decodes the mask of an image, whose size is given if it is known, and moves its pixels in the same way.
     fn mask(&self, index: usize, image: Option<Size>, seed: u64) -> Result<Image, ImageError> {
         let mut bytes = Vec::new();
         self.masks.read(index, &mut bytes)?;

@@ -1,4 +1,4 @@
-//! Images as the rows of a batch.
+//! Conversion of images to batches.
 
 use brigade_rank_env::text::counted;
 use brigade_torch::{Element, Error, Result, from_vec};
@@ -30,11 +30,11 @@ impl Normalize {
 
 /// Format of a batch of images as a tensor: the last step of every data set of images.
 ///
-/// A batch is `[n, 3, h, w]`. As [`f32`](ToTensor::f32) or [`bf16`](ToTensor::bf16) its values are
-/// 0 to 1, as torchvision's `ToTensor`, or [normalised](ToTensor::normalize); as
-/// [`u8`](ToTensor::u8) they are 0 to 255, a quarter of the memory, for transforms on the device.
+/// A batch is `[n, 3, h, w]`. As [`f32`](ToTensor::f32) or [`bf16`](ToTensor::bf16) its values are 0 to 1, as with
+/// torchvision's `ToTensor`, or [normalised](ToTensor::normalize). As [`u8`](ToTensor::u8) they are 0 to 255, in a
+/// quarter of the memory of float32, for transforms on the device.
 ///
-/// The values of `f32` are those of torchvision to the last bit.
+/// The values of `f32` are bitwise equal to torchvision's.
 ///
 /// ```
 /// use brigade_vision::transforms::{Normalize, ToTensor};
@@ -50,11 +50,11 @@ pub struct ToTensor {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// Channel by channel.
+    /// Channels first: channel by channel.
     Planes,
-    /// Pixel by pixel.
+    /// Channels last: pixel by pixel.
     Pixels,
-    /// One channel, the luminance.
+    /// A single channel, the luminance.
     Grey,
 }
 
@@ -65,7 +65,7 @@ enum Numbers {
     U8,
 }
 
-/// As `f32`, with values of 0 to 1.
+/// The default is `f32`, with values of 0 to 1.
 impl Default for ToTensor {
     fn default() -> Self {
         Self::f32()
@@ -77,42 +77,42 @@ impl ToTensor {
         Self { kind, normalize: None, layout: Layout::Planes }
     }
 
-    /// Makes tensors of single precision.
+    /// Creates float32 tensors.
     #[must_use]
     pub const fn f32() -> Self {
         Self::new(Numbers::F32)
     }
 
-    /// Makes tensors of bfloat16, rounded to the nearest from single precision.
+    /// Creates bfloat16 tensors, with float32 values rounded to nearest.
     #[must_use]
     pub const fn bf16() -> Self {
         Self::new(Numbers::Bf16)
     }
 
-    /// Makes tensors of bytes.
+    /// Creates uint8 tensors.
     #[must_use]
     pub const fn u8() -> Self {
         Self::new(Numbers::U8)
     }
 
-    /// Subtracts a mean and divides by a deviation. Bytes cannot be normalised: a data set with
-    /// both is an error at its first batch.
+    /// Subtracts a mean and divides by a standard deviation. Bytes cannot be normalised: a data set with both fails at
+    /// its first batch.
     #[must_use]
     pub const fn normalize(mut self, normalize: Normalize) -> Self {
         self.normalize = Some(normalize);
         self
     }
 
-    /// Orders the memory by rows, columns and channels (`torch.channels_last`), which convolutions
-    /// on CPUs and on tensor cores prefer; the shape stays `[n, 3, h, w]`.
+    /// Sets whether the memory is ordered by rows, columns and channels (`torch.channels_last`), which is faster for
+    /// convolutions on CPUs and on tensor cores. The shape stays `[n, 3, h, w]`. Defaults to `false`.
     #[must_use]
     pub const fn channels_last(mut self, last: bool) -> Self {
         self.layout = if last { Layout::Pixels } else { Layout::Planes };
         self
     }
 
-    /// Makes batches `[n, 1, h, w]` of the pixels' luminance, as Pillow's mode `L` weighs red, green and blue;
-    /// they are normalised with the first channel's numbers. Replaces [`channels_last`](Self::channels_last):
+    /// Creates batches `[n, 1, h, w]` of the pixels' luminance, with the weights of Pillow's mode `L` for red, green
+    /// and blue. They are normalised with the first channel's numbers. Replaces [`channels_last`](Self::channels_last):
     /// with one channel both orders are the same.
     #[must_use]
     pub const fn grey(mut self) -> Self {
@@ -120,7 +120,7 @@ impl ToTensor {
         self
     }
 
-    /// Begins a batch of `rows` images.
+    /// Creates an empty batch for `rows` images.
     pub(crate) fn batch(&self, rows: usize) -> Result<BatchMemory> {
         let [mean, std] = match (self.kind, self.normalize) {
             (Numbers::U8, Some(_)) => {
@@ -145,41 +145,41 @@ impl ToTensor {
     }
 }
 
-/// Rounds to the nearest bfloat16, halves to the even one, and returns its bits.
+/// Rounds to the nearest bfloat16, ties to even, and returns its bits.
 fn to_bf16(value: f32) -> i16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1));
     (rounded >> 16) as i16
 }
 
-/// The memory of a batch, which images are written into one after another.
+/// Memory of a batch, into which images are written one after another.
 pub(crate) struct BatchMemory {
     values: Values,
     rows: usize,
-    /// That of the first image, which the others must have.
+    /// Size of the first image, which the others must have.
     size: Option<Size>,
     layout: Layout,
 }
 
 enum Values {
     F32(Filled<f32>),
-    /// By their bits: Rust has no such type, and a tensor of these bits can be seen as one.
+    /// Bits of bfloat16 values: Rust has no such type, and a tensor of these bits can be viewed as bfloat16.
     Bf16(Filled<i16>),
     U8(Filled<u8>),
 }
 
-/// A batch that is filled from the front, with the value of each byte of each channel. Each number is
-/// written once: memory that is zeroed first costs as much as the numbers themselves.
+/// Batch that is filled from the front, with a table of the value of each byte in each channel. Each element is written
+/// once: zeroing the memory first would cost as much as writing the elements.
 struct Filled<T> {
     table: Box<[[T; 256]; 3]>,
-    /// Channel by channel, where the channels do not come last.
+    /// Elements channel by channel, unless the channels come last.
     planes: Vec<T>,
-    /// Pixel by pixel, where they do.
+    /// Elements pixel by pixel, if the channels come last.
     pixels: Vec<[T; 3]>,
 }
 
 impl BatchMemory {
-    /// Appends an image.
+    /// Appends an image to the batch.
     pub(crate) fn push(&mut self, image: ImageView<'_>, flips: Flips, name: &str) -> Result<()> {
         let size = *self.size.get_or_insert_with(|| image.size());
         if size != image.size() {
@@ -196,7 +196,7 @@ impl BatchMemory {
         }
     }
 
-    /// Makes the tensor, `[n, channels, h, w]`; `[0, channels, 0, 0]` of no images.
+    /// Returns the tensor, `[n, channels, h, w]`, or `[0, channels, 0, 0]` without images.
     pub(crate) fn into_tensor(self) -> Result<Tensor> {
         let size = self.size.unwrap_or(Size::new(0, 0));
         let layout = self.layout;
@@ -274,13 +274,13 @@ impl<T: Element> Filled<T> {
     }
 }
 
-/// Pillow's `L`: ITU-R 601-2 in 16 bits after the point, rounded.
+/// Returns the luminance of Pillow's `L`: ITU-R 601-2 with 16 fractional bits, rounded.
 fn luminance([red, green, blue]: &[u8; 3]) -> usize {
     let [red, green, blue] = [red, green, blue].map(|value| u32::from(*value));
     ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16) as usize
 }
 
-/// Makes room for a whole batch with its first image; `None` when there is not as much memory.
+/// Reserves memory for a whole batch at its first image. Returns `None` if there is not enough memory.
 fn reserve<T>(batch: &mut Vec<T>, image: usize, rows: usize) -> Option<()> {
     if batch.is_empty() {
         batch.try_reserve_exact(image.checked_mul(rows)?).ok()?;
@@ -288,7 +288,7 @@ fn reserve<T>(batch: &mut Vec<T>, image: usize, rows: usize) -> Option<()> {
     Some(())
 }
 
-/// Appends a value for each pixel, row by row as the mirrored image has them.
+/// Appends a value for each pixel, row by row in the order of the mirrored image.
 fn extend<T>(
     batch: &mut Vec<T>,
     pixels: &[[u8; 3]],
@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn grey_batches_have_one_channel_of_luminance() {
-        // Pillow's `convert("L")` of these colours.
+        // Results of Pillow's `convert("L")` for these colours.
         let colours = [[255, 0, 0], [0, 255, 0], [0, 0, 255], [10, 20, 30], [77, 77, 77], [255; 3]];
         let image = Image::new(3, 2, colours.concat()).unwrap();
         let grey = batch(ToTensor::u8().grey(), &[image.clone(), image], Flips::default());

@@ -19,11 +19,11 @@ use serde_json::{Value, json};
 
 use super::bytes;
 
-/// Amount of detail.
+/// Amount of detail that is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     Full,
-    /// One line per object.
+    /// One line for each object.
     Short,
     Json,
 }

@@ -14,7 +14,7 @@ use crate::secrets::shown;
 pub(crate) enum Which {
     /// Settings that have a value.
     Set,
-    /// All settings.
+    /// All settings, with or without a value.
     All,
 }
 

@@ -48,12 +48,12 @@ pub(super) struct Options {
 /// Division of a model among the ranks of a job.
 pub(super) struct Division {
     mesh: Mesh,
-    /// Samples per micro-batch.
+    /// Number of samples per micro-batch.
     pub(super) samples: u64,
     step: Option<TransformerStep>,
-    /// Micro-batches per step.
+    /// Number of micro-batches per step.
     micro_batches: u64,
-    /// For each stage, the maximum number of micro-batches whose activations a rank keeps.
+    /// Maximum number of micro-batches whose activations a rank keeps, by stage.
     held: Vec<u64>,
     /// Range of layers of each stage.
     stages: Vec<std::ops::Range<usize>>,

@@ -204,7 +204,7 @@ fn text(
     Ok(())
 }
 
-/// Describes whether a format fits, and what it costs.
+/// Describes whether a format fits, and its cost.
 fn fit(args: &EstimateArgs, placement: &Result<Placement, DeviceMapError>) -> String {
     let placement = match placement {
         Ok(placement) => placement,
@@ -279,7 +279,7 @@ fn row_json(args: &EstimateArgs, row: &Row) -> Value {
     answer
 }
 
-/// Parses `cuda:0=20G`, `disk=`.
+/// Parses a memory limit of a device: `cuda:0=20G`, or `disk=` without a limit.
 pub(crate) fn limit(text: &str) -> Result<(String, String), String> {
     let wrong = || "not a device and its bytes such as cuda:0=20G".to_owned();
     let (device, bytes) = text.split_once('=').ok_or_else(wrong)?;

@@ -9,11 +9,11 @@ use brigade_sharding::Parameter;
 /// Sizes of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ModelSize {
-    /// Number of parameters.
+    /// Total number of parameters.
     pub(super) parameters: u64,
-    /// Number of parameters of its largest tensor.
+    /// Number of parameters of the model's largest tensor.
     pub(super) largest: u64,
-    /// Shape that decides the activations; `None` if it is unknown.
+    /// Shape that decides the activations, or `None` if it is unknown.
     pub(super) shape: Option<Shape>,
 }
 
@@ -59,15 +59,15 @@ fn of_unit(unit: &str, elements: u64, width: u64) -> impl Iterator<Item = Parame
 pub(super) enum Shape {
     /// A stack of equal blocks of attention and a feed-forward layer.
     Transformer {
-        /// Number of blocks.
+        /// Number of transformer blocks.
         layers: u64,
-        /// Hidden size.
+        /// Hidden size: the width of each token's embedding.
         hidden: u64,
         /// Number of attention heads.
         heads: u64,
         /// Width of the keys of all heads: less than the hidden size with grouped queries.
         keys: u64,
-        /// Vocabulary size of the logits; 0 if there are none.
+        /// Vocabulary size of the logits, or 0 if there are none.
         vocabulary: u64,
     },
     /// Convolutions with a known number of output values per sample.
@@ -98,16 +98,16 @@ pub(super) enum Precision {
 pub(super) enum OptimizerState {
     /// No state: plain SGD.
     None,
-    /// One value: SGD with momentum, RMSprop, Adagrad, Muon.
+    /// One value for each parameter: SGD with momentum, RMSprop, Adagrad, Muon.
     One,
-    /// Two values: Adam, AdamW, LAMB.
+    /// Two values for each parameter: Adam, AdamW, LAMB.
     Two,
 }
 
 /// Samples that one rank processes at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MicroBatch {
-    /// Number of samples.
+    /// Number of samples per micro-batch.
     pub(super) samples: u64,
     /// Tokens per sample, for transformers.
     pub(super) tokens: u64,

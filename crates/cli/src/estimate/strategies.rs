@@ -72,7 +72,7 @@ pub(super) struct Table {
     columns: Vec<Column>,
     /// Division of the model among ranks, if there is one.
     division: Option<Division>,
-    /// Advice for the memory that was given.
+    /// Advice for the given device memory.
     change: Option<String>,
 }
 
@@ -91,7 +91,7 @@ pub(super) fn tables(args: &EstimateArgs, subject: &Subject) -> anyhow::Result<V
     args.nproc.iter().map(|ranks| Question { args, subject }.table(*ranks)).collect()
 }
 
-/// Inputs of the computation besides the strategy.
+/// Inputs of the computation other than the strategy.
 #[derive(Clone, Copy)]
 struct Question<'a> {
     args: &'a EstimateArgs,

@@ -278,7 +278,7 @@ pub(super) const COMPATIBILITY: &str = "Compatibility";
 const MULTI_GPU: &str = "multi-gpu";
 const TOTAL: &str = "num-processes";
 const STANDALONE: &str = "standalone";
-/// Help of `--standalone`.
+/// Help text of `--standalone`.
 pub(super) const ALONE: &str =
     "each attempt has a free port, whatever the values of --master-port and MASTER_PORT";
 const AFFINITY: &str = "enable-cpu-affinity";

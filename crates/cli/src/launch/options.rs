@@ -39,7 +39,7 @@ pub(super) struct PluginChoice {
     for_python: ForPython,
 }
 
-/// Resolves the settings.
+/// Resolves the settings to options of the launcher.
 ///
 /// # Errors
 /// Fails if settings contradict each other, or ask for missing resources.
@@ -69,7 +69,7 @@ pub(super) fn options(
     };
     let nproc = match layers.settings.nproc {
         Some(nproc) => nproc,
-        // The list of hosts has the number for each host, or the devices decide.
+        // The list of hosts contains the number of ranks of each host, or the devices decide.
         None if is_on_hosts => NprocSpec::Gpu,
         None => count(layers, &placement),
     };
@@ -173,7 +173,7 @@ pub(super) fn plugins(
         }
         return Ok((None, Some(names)));
     }
-    // If some are for Python alone, those are named.
+    // Plugins that exist for Python only are named first.
     let what = Some(plugins.only_for_python()).filter(|it| !it.is_empty());
     let what = what.unwrap_or_else(|| plugins.what());
     let others = ForOthers::Refused { what, remedy: plugins.remedy().to_owned() };
@@ -256,7 +256,7 @@ fn count(layers: &mut Layer, placement: &PlacementOptions) -> NprocSpec {
 }
 
 /// Returns the variables that ranks read (Brigade programs, and Python programs with Accelerate), in the spelling of
-/// `accelerate launch`. Only explicit settings: the defaults are the same there.
+/// `accelerate launch`. Only explicit settings are included: the defaults are the same in both.
 pub(super) fn training(layers: &Layer) -> Vec<(String, String)> {
     let settings = &layers.settings;
     let python = |is_on: Option<bool>| is_on.map(|it| if it { "True" } else { "False" }.to_owned());
@@ -273,7 +273,7 @@ pub(super) fn training(layers: &Layer) -> Vec<(String, String)> {
         ("context-method", BRIGADE_CONTEXT_METHOD, settings.text("context-method")),
         ("expert", BRIGADE_EXPERT, settings.text("expert")),
         ("pipeline", BRIGADE_PIPELINE, settings.text("pipeline")),
-        // fp8 is set by its plugin, for Python programs alone.
+        // fp8 is set by its plugin, only for Python programs.
         (
             "mixed-precision",
             ACCELERATE_MIXED_PRECISION,

@@ -52,7 +52,7 @@ pub(super) struct ProgramArgs {
     /// A path, a name that is looked up in PATH, or a Python script (*.py). Arguments are passed on as
     /// they are, except that ${local_rank} is replaced. By default the binary of the Cargo project in this
     /// folder, as with `cargo run`
-    // One list: as two arguments, a first `--` after the program would be taken for ours.
+    // A single list: with two arguments, clap would consume a first `--` after the program.
     #[arg(trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"], num_args = 0.., display_order = 0)]
     command: Vec<OsString>,
 }

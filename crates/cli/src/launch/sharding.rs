@@ -212,7 +212,7 @@ pub(super) struct FromPlugins {
     /// Source of the settings: `FSDP (flag --use-fsdp)`.
     pub(super) what: String,
     settings: Settings,
-    /// One note for each key that is not used as it stands.
+    /// Notes on the keys that are not used unchanged, one for each.
     pub(super) notes: Vec<Note>,
 }
 
@@ -253,7 +253,8 @@ impl FromPlugins {
         Ok(Self { what, settings, notes })
     }
 
-    /// Returns the environment variables of the ranks for it, except for settings that the user has set.
+    /// Returns the environment variables that pass the settings to the ranks, except for settings that the user has
+    /// set.
     pub(super) fn variables(&self, layers: &Layer) -> Vec<(String, String)> {
         let Settings { sharding, precision, gradient_accumulation_steps: steps, .. } =
             &self.settings;
@@ -288,7 +289,7 @@ impl FromPlugins {
         variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
-    /// Describes it, with one line for each part, and the notes.
+    /// Describes the settings, with one line for each part, and the notes.
     pub(super) fn text(&self) -> String {
         describe(&self.settings, &self.notes)
     }

@@ -46,7 +46,7 @@ pub(super) fn of_program(name: &str, brigade: &str, program: &str) -> String {
             "kernelspec": {
                 "display_name": "Rust (Brigade)", "language": "rust", "name": "brigade",
             },
-            // As the kernel reports it: without it, nbconvert knows neither the file extension nor the highlighting.
+            // As the kernel reports it. Without it, nbconvert has neither the file extension nor the highlighting.
             "language_info": {
                 "codemirror_mode": "rust", "file_extension": ".rs", "mimetype": "text/rust", "name": "Rust",
                 "pygments_lexer": "rust", "version": "",

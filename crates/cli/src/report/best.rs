@@ -9,7 +9,7 @@ pub(super) struct Best {
     pub(super) monitor: String,
     pub(super) mode: Mode,
     pub(super) value: f64,
-    /// `None` if steps were counted.
+    /// Number of the epoch, or `None` if steps were counted.
     pub(super) epoch: Option<f64>,
     pub(super) step: Option<f64>,
 }

@@ -21,9 +21,9 @@ pub(super) struct Record {
     pub(super) last_step: Option<u64>,
     /// Number of lines with values.
     pub(super) lines: u64,
-    /// Numbers by name.
+    /// Logged numbers by name.
     pub(super) series: IndexMap<String, Series>,
-    /// Numbers of lines with an epoch, until it is known whether there is one such line per epoch.
+    /// Numbers of lines with an epoch. The end of the file decides if there is one such line per epoch.
     by_epoch: IndexMap<String, Series>,
     /// Number of lines with an epoch.
     epoch_lines: usize,

@@ -12,7 +12,7 @@ pub(super) struct Curve {
     non_finite: u64,
 }
 
-/// Consecutive values.
+/// Summary of consecutive values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Point {
     /// Step of the first value.

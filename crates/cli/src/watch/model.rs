@@ -82,7 +82,7 @@ impl Model {
                 self.broken += 1;
                 self.broken_reason = printable(reason);
             }
-            // A kind of line of a newer version.
+            // Kind of line of a later version.
             _ => {}
         }
     }
@@ -176,7 +176,7 @@ impl Model {
         }
     }
 
-    /// Discards values from this step on, which an earlier start has logged: the run was resumed there.
+    /// Discards values from this step on, which an earlier start has logged: the run was resumed from that step.
     fn rewind(&mut self, step: f64) {
         self.is_going_on = false;
         self.curves.values_mut().for_each(|curve| curve.rewind(step));

@@ -29,7 +29,11 @@ fn compare(name: &str, said: &str) {
         fs::write(&path, said).unwrap();
     }
     let expected = fs::read_to_string(&path).unwrap_or_default();
-    assert!(said == expected, "{name} has changed:\n{said}");
+    assert!(
+        said == expected,
+        "{name} changed; if that is intended, `UPDATE_GOLDEN=1 cargo nextest run -p brigade-cli hosts_explained::` writes \
+         the file anew; it is now:\n{said}"
+    );
 }
 
 #[test]

@@ -83,7 +83,11 @@ fn plans_are_those_on_file() {
         }
         let expected = fs::read_to_string(&file)
             .unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
-        assert!(expected == found, "{name} changed; it is now:\n{found}");
+        assert!(
+            expected == found,
+            "{name} changed; if that is intended, `UPDATE_GOLDEN=1 cargo nextest run -p brigade-cli plans::` writes the \
+             file anew; it is now:\n{found}"
+        );
     }
 }
 

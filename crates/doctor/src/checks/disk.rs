@@ -119,7 +119,8 @@ fn full(folder: &Folder, space: &Space, found: String, fails: bool) -> Finding {
         .command(format!("du -xh --max-depth 2 {} | sort -h | tail", space.looked_at.display()))
 }
 
-/// Not a failure: a program may write nothing to its working folder.
+/// Returns the finding for an unwritable folder. It is not a failure for the working folder, to which a program may
+/// write nothing.
 fn unwritable(folder: &Folder, found: String) -> Finding {
     match folder.used_for {
         FolderUse::Working => {

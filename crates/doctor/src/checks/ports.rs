@@ -63,7 +63,7 @@ fn taken(cluster: &Cluster) -> Vec<Finding> {
 /// Failure of connections from one host to another.
 #[derive(Debug, PartialEq, Eq)]
 struct Blocked {
-    /// Kind of failure.
+    /// Kind of the failure.
     outcome: Outcome,
     /// Ports that failed, if others are open.
     ports: Vec<u16>,

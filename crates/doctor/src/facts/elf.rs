@@ -130,7 +130,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// `VER_FLG_WEAK`.
+/// Flag `VER_FLG_WEAK` of a version.
 const WEAK: u16 = 2;
 const THIS_MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
     Some(elf::EM_X86_64.0)

@@ -45,7 +45,7 @@ fn into(measured: &mut Measured, nonce: &str, address: SocketAddr) -> io::Result
     Ok(())
 }
 
-/// Returns the round-trip times, sorted; at least one.
+/// Returns the sorted round-trip times, at least one.
 fn round_trips(nonce: &str, address: SocketAddr) -> io::Result<Vec<Duration>> {
     let mut stream = open(nonce, address, ProbeRequest::Echo, None)?;
     let end = Instant::now() + ECHO_TIME;

@@ -12,20 +12,21 @@ pub(super) struct Cleanup {
     pub(super) reaper: Reaper,
     descendants: Descendants,
     sweep: Option<Sweep>,
-    /// Ranks that cannot be killed are left to the reaper: it must not be dismissed.
+    /// `true` if some ranks cannot be killed and are left to the reaper, which must not be dismissed then.
     pub(super) leaves_ranks: bool,
 }
 
-/// Processes are being killed, again and again: no descriptor says when a process that is not a child has ended.
+/// Repeated killing of processes: no descriptor reports when a process that is not a child has ended.
 struct Sweep {
-    /// When to look again.
+    /// Time of the next attempt.
     at: Instant,
-    /// The pause after that.
+    /// Pause after the next attempt.
     pause: Duration,
 }
 
 impl Cleanup {
-    /// Adopts the orphans of ranks from now on, and starts the reaper, which removes the folder `passing`, too.
+    /// Becomes the parent of the ranks' orphans from now on, and starts the reaper, which also removes the folder
+    /// `passing`.
     pub(super) fn start(plan: &LaunchPlan, passing: Option<&Path>) -> Result<Self, LaunchError> {
         let mut descendants = Descendants::adopt(&plan.agent_id)
             .map_err(LaunchError::system("adopt orphans of the ranks"))?;
@@ -35,10 +36,11 @@ impl Cleanup {
         Ok(Self { reaper, descendants, sweep: None, leaves_ranks: false })
     }
 
-    /// A child of this process has ended. `ranks` are the process numbers of the present ranks.
+    /// Reaps an orphan of a rank after a child of this process has ended. `ranks` are the process numbers of the
+    /// present ranks.
     pub(super) fn forget(&mut self, ended: i32, ranks: &[i32]) {
         if self.descendants.forget(ended, ranks) {
-            // An orphan of a rank. Of several that end at a time only one is named.
+            // An orphan of a rank. When several end at the same time, only one is named.
             self.descendants.forget_ended(ranks);
         }
     }
@@ -53,12 +55,12 @@ impl Cleanup {
         self.sweep = None;
     }
 
-    /// When to call [`Cleanup::sweep`] again.
+    /// Returns when to call [`Cleanup::sweep`] again.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.sweep.as_ref().map(|sweep| sweep.at)
     }
 
-    /// Kills what is left, where that is due. Returns `true` once nothing is.
+    /// Kills the remaining processes, if that is due. Returns `true` once none is left.
     pub(super) fn sweep(&mut self, ranks: &[i32]) -> bool {
         let now = Instant::now();
         let Some(sweep) = self.sweep.as_mut().filter(|sweep| sweep.at <= now) else { return false };

@@ -1,4 +1,4 @@
-//! The way to the coordinator, found, used, lost and found again, in whichever process it is.
+//! The connection to the coordinator, whichever process it runs in: search, use, loss and reconnection.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -16,29 +16,29 @@ use super::state::{Event, Facts, JoinRequest, Kind};
 use crate::events::{EventLog, EventSender};
 use crate::{Endpoint, LaunchError, LaunchPlan, RendezvousMode};
 
-/// The agent's side of all that has to do with the coordinator.
+/// Everything on the agent's side that concerns the coordinator.
 pub(super) struct CoordinatorClient<'p> {
     plan: &'p LaunchPlan,
     /// Start of the agent's clock.
     start: Instant,
     /// Looks for a coordinator.
     search: Option<Search>,
-    /// The coordinator, if it runs in this process.
+    /// Coordinator, if it runs in this process.
     coordinator: Option<Coordinator>,
     others_notified: bool,
     link: Option<Link>,
-    /// The link has been told to be quiet.
+    /// `true` while nothing has been received over the link for a while.
     quiet: bool,
-    /// Address at which the coordinator was met.
+    /// Address at which the coordinator was found.
     address: Option<SocketAddr>,
     resuming: Option<Resuming>,
-    /// Number of requests for the seat.
+    /// Number of requests to keep the seat.
     asked: u32,
-    /// It was asked, and has not answered: what comes over the old link does not count any more,
-    /// because what follows it would come over the new one.
+    /// `true` after a request to resume that has no answer yet: messages over the old link are ignored, because those
+    /// that follow them would come over the new one.
     void: bool,
-    /// Connections over which it was asked in vain. They stay open until there is an answer: the
-    /// coordinator may hear of one late, and would take its end for this agent's.
+    /// Connections over which a request to resume had no answer. They stay open until there is an answer: the
+    /// coordinator may receive one of the requests late, and would take its end for this agent's.
     stale: Vec<Link>,
     /// Lines for the user from a coordinator in this process.
     lines: wake::Receiver<String>,
@@ -47,19 +47,19 @@ pub(super) struct CoordinatorClient<'p> {
     events: VecDeque<Event>,
 }
 
-/// An attempt to make the connection to the same coordinator again.
+/// Attempt to connect to the same coordinator again.
 struct Resuming {
     /// `true` if the coordinator may run although nothing listens.
     patient: bool,
     search: Option<Search>,
-    /// A connection that stands.
+    /// Established connection.
     link: Option<Link>,
-    /// The coordinator was asked over it.
+    /// `true` if the request was sent over `link`.
     asked: bool,
 }
 
 impl<'p> CoordinatorClient<'p> {
-    /// A client that does not look for a coordinator yet.
+    /// Creates a client that does not search for a coordinator yet.
     pub(super) fn new(plan: &'p LaunchPlan, start: Instant) -> Result<Self, LaunchError> {
         let lines = wake::Receiver::new().map_err(LaunchError::system("make an eventfd"))?;
         Ok(Self {
@@ -83,7 +83,7 @@ impl<'p> CoordinatorClient<'p> {
         })
     }
 
-    /// Returns the facts about the plan's rendezvous.
+    /// Returns the facts of the plan that the state machine depends on.
     pub(super) fn facts(plan: &LaunchPlan, forwards_output: bool) -> Facts {
         let (kind, near, coordinator) = match &plan.options.rendezvous {
             RendezvousMode::OneHost if !forwards_output => {
@@ -118,7 +118,7 @@ impl<'p> CoordinatorClient<'p> {
         }
     }
 
-    /// Begins to look for the coordinator, again where the last one was lost.
+    /// Starts the search for the coordinator, also after the last one was lost.
     pub(super) fn connect(&mut self) {
         self.drop_links();
         (self.coordinator, self.others_notified) = (None, false);
@@ -149,7 +149,7 @@ impl<'p> CoordinatorClient<'p> {
     /// Starts the coordinator in this process.
     fn serve(&mut self, listener: Option<Listener>, address: String) -> Result<(), LaunchError> {
         let start = || LaunchError::system("start the coordinator");
-        // On one host the agent itself says what there is to say.
+        // On one host the agent itself prints all messages.
         let lines = listener.is_some().then(|| self.lines.sender());
         let events = self.recording.as_ref().map(|(_, sender)| sender.clone());
         let sink: Option<Box<dyn OutputSink>> = match (lines, events) {
@@ -171,9 +171,9 @@ impl<'p> CoordinatorClient<'p> {
         self.events.push_back(Event::Connected { here: self.coordinator.is_some() });
     }
 
-    /// Tries to connect to the coordinator that was met before, until that is given up.
+    /// Tries to connect to the earlier coordinator until [`Self::stop_reconnecting`] is called.
     pub(super) fn reconnect(&mut self, patient: bool) {
-        // Where it has been asked already, its answer is near.
+        // A request has been sent over this connection: the answer is expected soon.
         if let Some(resuming) = self.resuming.as_mut().filter(|resuming| resuming.asked) {
             resuming.patient = patient;
             return;
@@ -200,7 +200,7 @@ impl<'p> CoordinatorClient<'p> {
         self.events.push_back(Event::CoordinatorGone { how });
     }
 
-    /// The coordinator is heard again over the connection that there was.
+    /// Stops reconnecting: messages are received again over the existing connection.
     pub(super) fn stop_reconnecting(&mut self) {
         self.resuming.take_if(|resuming| !resuming.asked);
     }
@@ -227,12 +227,12 @@ impl<'p> CoordinatorClient<'p> {
         fds
     }
 
-    /// When to ask for news even if nothing is readable.
+    /// Returns when to look for events even if nothing is readable.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.link.as_ref().and_then(Link::deadline)
     }
 
-    /// The next piece of news, if there is one.
+    /// Returns the next event, if there is one.
     pub(super) fn next(&mut self) -> Option<Event> {
         if self.events.is_empty() {
             self.look_for_others();
@@ -245,7 +245,7 @@ impl<'p> CoordinatorClient<'p> {
             self.others_notified = true;
             self.events.push_back(Event::OthersNotified);
         }
-        // Last: most of these lines give the reason of a message that has just been heard.
+        // Last: most of these lines give the reason of a message that has just been received.
         let trouble = || self.recording.as_ref().and_then(|(log, _)| log.trouble());
         self.events.pop_front().or_else(|| self.lines.try_recv().or_else(trouble).map(Event::Line))
     }
@@ -271,7 +271,7 @@ impl<'p> CoordinatorClient<'p> {
         }
     }
 
-    /// The way back to a seat: a new connection, and the answer over it.
+    /// Resumes a seat: makes a new connection and waits for the answer over it.
     fn look_for_seat(&mut self) {
         let Some(resuming) = &mut self.resuming else { return };
         if resuming.asked
@@ -290,7 +290,7 @@ impl<'p> CoordinatorClient<'p> {
                     self.resuming = None;
                     self.events.push_back(Event::Received(ToAgent::Refused { reason }));
                 }
-                // It has broken, too, or is as silent: the next one.
+                // It broke or is silent as well: try the next connection.
                 Ok(_) | Err(_) => {
                     let (patient, pause) = (resuming.patient, self.plan.limits.reconnect_pause());
                     self.stale.extend(resuming.link.take());
@@ -322,7 +322,7 @@ impl<'p> CoordinatorClient<'p> {
                 Err(error) => return self.lost(&error),
             }
         }
-        // What has come counts before silence does.
+        // Received messages take precedence over silence.
         if let Err(error) = link.keep_up(now) {
             return self.lost(&error);
         }
@@ -333,7 +333,7 @@ impl<'p> CoordinatorClient<'p> {
         }
     }
 
-    /// Asks to take part, or for the seat.
+    /// Requests to take part, or to resume.
     pub(super) fn join(&mut self, request: &JoinRequest, nproc: usize, port: u16) {
         let one_host =
             self.plan.options.rendezvous == RendezvousMode::OneHost && self.coordinator.is_some();
@@ -371,8 +371,8 @@ impl<'p> CoordinatorClient<'p> {
         }
     }
 
-    /// Tells the coordinator. Without a connection, and while the coordinator is asked for the seat,
-    /// this does nothing: what it must know is said again when the seat is there.
+    /// Sends a message to the coordinator. Does nothing without a connection or while a request to resume has no
+    /// answer: the state is sent again once the seat is confirmed.
     pub(super) fn send(&mut self, message: &FromAgent) {
         if let Some(link) = self.link.as_mut().filter(|_| !self.void) {
             link.send(message);
@@ -391,7 +391,7 @@ impl<'p> CoordinatorClient<'p> {
         self.events.push_back(Event::ConnectionLost { how, may_resume, closed });
     }
 
-    /// Ends the connection; a coordinator in this process goes on.
+    /// Ends the connection. A coordinator in this process continues.
     pub(super) fn disconnect(&mut self) {
         self.drop_links();
         self.search = None;
@@ -404,26 +404,27 @@ impl<'p> CoordinatorClient<'p> {
         self.stale.clear();
     }
 
-    /// Waits for the last events to be written, where they are; a line for the user about what was not.
+    /// Waits until the last events are written, if there is an event log. Returns a line for the user about those that
+    /// were lost.
     pub(super) fn finish(self) -> Option<String> {
         let Self { recording, .. } = self;
         recording.and_then(|(log, _)| log.finish())
     }
 
-    /// The coordinator is in this process.
+    /// Returns `true` if the coordinator runs in this process.
     pub(super) fn serves(&self) -> bool {
         self.coordinator.is_some()
     }
 }
 
-/// What a coordinator in this process wants the user to read, and to be written down.
+/// Sink of a coordinator in this process: lines for the user, and records for the event log.
 struct Sink {
     lines: Option<wake::Sender<String>>,
     events: Option<EventSender>,
 }
 
 impl OutputSink for Sink {
-    /// Every agent shows its own ranks' output.
+    /// Does nothing: every agent shows its own ranks' output.
     fn output(&mut self, _piece: Piece) {}
 
     fn say(&mut self, line: &str) {
@@ -472,7 +473,7 @@ fn discovery_method(plan: &LaunchPlan) -> Option<DiscoveryMethod> {
     }
 }
 
-/// The warning for the user of the host that serves a rendezvous without a secret.
+/// Returns the warning for the user of a host that serves a rendezvous without a secret.
 fn unguarded(port: u16) -> String {
     format!(
         "warning: this job has no secret: any host that reaches port {port} can join it; run `export \

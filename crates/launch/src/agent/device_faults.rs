@@ -14,12 +14,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::placement::environment;
 use crate::{Device, Devices, LaunchPlan};
 
-/// Reads the kernel's log for what concerns the devices of the ranks.
+/// Reader of the kernel's log for messages about the devices of the ranks.
 #[derive(Debug)]
 pub(super) struct DeviceFaults {
     host: String,
     log: Log,
-    /// Inventory of this host, from a thread of its own: a driver that hangs must not block a job.
+    /// Inventory of this host, from a separate thread: a driver that hangs must not block a job.
     looking: Option<Receiver<Inventory>>,
     inventory: Inventory,
     found: Vec<ReportedFault>,
@@ -28,12 +28,13 @@ pub(super) struct DeviceFaults {
 /// Source of the kernel's messages.
 #[derive(Debug)]
 enum Log {
-    /// The kernel's own log, at the next message.
+    /// The kernel's own log, from the next message on.
     Kernel(KernelLog),
-    /// This user may not read that one: the journal's copy is asked for messages since then.
+    /// The journal's copy of the log, which is queried for messages since then: this user may not read the kernel's
+    /// own.
     Journal {
         since: SystemTime,
-        /// When it was asked last.
+        /// Time of the last query.
         asked: Option<Instant>,
     },
 }
@@ -46,7 +47,7 @@ struct Inventory {
     of_ranks: Vec<Device>,
 }
 
-/// A fault, however often it was reported.
+/// A fault, reported once or more often.
 #[derive(Debug)]
 struct ReportedFault {
     fault: Fault,
@@ -57,7 +58,7 @@ struct ReportedFault {
 }
 
 impl DeviceFaults {
-    /// Begins at the log's next message. Takes no time: devices are looked for by a thread.
+    /// Starts with the log's next message. Takes no time: a thread searches for devices.
     pub(super) fn watch(plan: &LaunchPlan) -> Self {
         let root = brigade_hardware::host_root();
         let log = match KernelLog::open_at_end(&root.join(KMSG.trim_start_matches('/'))) {
@@ -71,7 +72,7 @@ impl DeviceFaults {
             let of_ranks = devices.choose(wanted.as_ref()).unwrap_or_default();
             let _ = sender.send(Inventory { present: devices.present, of_ranks });
         };
-        // Without a thread there are no names of devices, and the job starts as well.
+        // Without a thread the names of devices are unknown, but the job starts.
         let started = std::thread::Builder::new().name("devices".to_owned()).spawn(look);
         Self {
             host: plan.host.clone(),
@@ -82,7 +83,7 @@ impl DeviceFaults {
         }
     }
 
-    /// An attempt begins: of what was found before, only that stays which leaves a device useless.
+    /// Handles the start of an attempt: of the earlier faults, only those that make a device unusable are kept.
     pub(super) fn begin_attempt(&mut self) {
         if let Log::Kernel(_) = self.log {
             self.read();
@@ -105,12 +106,12 @@ impl DeviceFaults {
         match &mut self.log {
             Log::Kernel(log) => {
                 let found = &mut self.found;
-                // What was read before an error counts.
+                // Messages that were read before an error count.
                 let _ = log.read(|message| add(found, message.text));
             }
-            // Not where there is no device that could have a fault: the journal may be large.
+            // Skipped if no device could have a fault: the journal may be large.
             Log::Journal { .. } if self.inventory.present.is_empty() => {}
-            // Ranks that fail together ask once.
+            // Ranks that fail together cause only one query.
             Log::Journal { asked: Some(asked), .. } if asked.elapsed() < JOURNAL_PAUSE => {}
             Log::Journal { since, asked } => {
                 let now = SystemTime::now();
@@ -154,7 +155,7 @@ fn choose(
     };
     let ranks = &inventory.of_ranks[..inventory.of_ranks.len().min(nproc)];
     let is_ours = |reported: &&ReportedFault| {
-        // Another job's GPU is not reported, a switch or a device that is gone is.
+        // Another job's GPU is not reported; a switch, or a device that has disappeared, is.
         device_of(reported, ranks).is_some() || device_of(reported, &inventory.present).is_none()
     };
     let ours: Vec<&ReportedFault> = found.iter().filter(is_ours).collect();
@@ -186,8 +187,8 @@ fn choose(
     chosen.into_iter().map(described).collect()
 }
 
-/// The kernel's messages in the journal since then. Empty where there is none that this user may read,
-/// or it does not answer in time.
+/// Returns the kernel's messages in the journal since then. Empty if this user may not read any, or the journal does
+/// not answer in time.
 fn journal(since: SystemTime) -> String {
     let seconds = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut command = Command::new("journalctl");
@@ -214,24 +215,24 @@ fn journal(since: SystemTime) -> String {
             Err(_) => break,
         }
     }
-    // The agent reaps it, as it does with all that ranks have left; one that still writes ends with
-    // its pipe.
+    // The agent reaps the process, like all that ranks have left; a process that still writes ends when its pipe is
+    // closed.
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// `1700000000.123456 node1 kernel: NVRM: ...`
+/// Extracts the message from a line such as `1700000000.123456 node1 kernel: NVRM: ...`.
 fn kernel_part(line: &str) -> Option<&str> {
     line.split_once(" kernel: ").map(|it| it.1)
 }
 
 /// Time limit for the thread that examines the devices, which has had the job's whole duration.
 const LOOK_TIMEOUT: Duration = Duration::from_millis(200);
-/// Less than the time that the details of a failure are waited for.
+/// Less than the time limit for the details of a failure.
 const JOURNAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Minimum pause between two queries of the journal.
 const JOURNAL_PAUSE: Duration = Duration::from_secs(2);
 const MAX_JOURNAL: usize = 8 << 20;
-/// A device that has fallen off the bus repeats itself; these are kinds of faults.
+/// Maximum number of kinds of faults: a device that has fallen off the bus reports the same fault repeatedly.
 const MOST_KEPT: usize = 100;
 const MAX_REPORTED: usize = 4;
 

@@ -1,4 +1,4 @@
-//! The files in which failing ranks leave their errors, and what is made of them.
+//! The files to which failing ranks write their errors, and what the launcher reports of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use std::time::{Duration, SystemTime};
 use brigade_rank_env::{ErrorRecord, env};
 use brigade_rendezvous::RankFailure;
 
-/// The error that a rank has written.
+/// Error that a rank has written.
 #[derive(Debug)]
 pub(super) struct ErrorFile {
-    /// The error, and below it the last lines of what led to it.
+    /// The error, followed by the last lines of its traceback or causes.
     pub(super) text: String,
-    /// Age of the file: it was written before the process ended.
+    /// Age of the file: how long before the end of the process it was written.
     pub(super) age: Duration,
 }
 
@@ -21,7 +21,7 @@ impl ErrorFile {
     pub(super) fn read(path: &Path) -> Option<Self> {
         let error = ErrorRecord::read(path)?;
         let written = fs::metadata(path).and_then(|file| file.modified()).ok()?;
-        // A clock that has been set back says nothing.
+        // Meaningless after the clock was set back.
         let age = SystemTime::now().duration_since(written).unwrap_or_default();
         Some(Self { text: text(&error), age })
     }
@@ -42,8 +42,8 @@ fn text(error: &ErrorRecord) -> String {
     text
 }
 
-/// What led to the error, without the error itself: Python's traceback ends with it, and the `Debug` of a
-/// Rust error is it, perhaps with a stack below.
+/// Returns the lines that led to the error, without the error itself: Python's traceback ends with it, and the `Debug`
+/// text of a Rust error begins with it, perhaps followed by a backtrace.
 fn stack(error: &ErrorRecord) -> Vec<&str> {
     let message = error.message.trim();
     let callstack = error.callstack.as_deref().unwrap_or_default().trim_end();
@@ -63,9 +63,9 @@ fn stack(error: &ErrorRecord) -> Vec<&str> {
     lines
 }
 
-/// Passes the job's failure on to the launcher that has started this one, if one has.
+/// Passes the job's failure on to the launcher that has started this one, if there is one.
 ///
-/// `file` is the failing rank's own file, where it is on this host.
+/// `file` is the failing rank's own file, if it is on this host.
 pub(super) fn pass_on(failure: &RankFailure, file: Option<&Path>) {
     let Some(ours) = std::env::var_os(env::TORCHELASTIC_ERROR_FILE).filter(|ours| !ours.is_empty())
     else {
@@ -83,11 +83,11 @@ pub(super) fn pass_on(failure: &RankFailure, file: Option<&Path>) {
     for fault in &failure.device_faults {
         record.message.push_str(&format!("\n{fault}"));
     }
-    // What cannot be written is lost: the same is on stderr.
+    // A failed write is ignored: the error is on stderr as well.
     let _ = record.write(&ours);
 }
 
-/// Number of shown lines, the same as of a rank's output.
+/// Maximum number of shown lines, the same as for a rank's output.
 const SHOWN_LINES: usize = 20;
 const MAX_LINE_LEN: usize = 2000;
 
@@ -114,7 +114,7 @@ mod tests {
         let traceback = "Traceback (most recent call last):\n  f()\nValueError: a\nb\n";
         let expected = "ValueError: a\nb\nTraceback (most recent call last):\n  f()";
         assert_eq!(of("ValueError: a\nb", traceback), expected);
-        // The Debug of anyhow's errors, without and with RUST_BACKTRACE, and of a struct.
+        // The Debug text of an anyhow error, without and with RUST_BACKTRACE, and of a struct.
         let causes = "cannot open data\n\nCaused by:\n    no disk";
         assert_eq!(of("cannot open data: no disk", causes), "cannot open data: no disk");
         let stack = format!("{causes}\n\nStack backtrace:\n   0: f");

@@ -1,5 +1,5 @@
-//! A thread for what is done with the job's files: where they lie on a file system that does not
-//! answer, this thread waits, and the agent does not.
+//! A thread for work on the job's files: on a file system that does not answer, this thread blocks, and the agent does
+//! not.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -51,15 +51,15 @@ enum Request {
 /// Answer of the thread.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// The folder of the job is there, if it has one.
+    /// The job's folder was created, if it has one, or could not be.
     Made(Result<(), LaunchError>),
     /// Folder and files of an attempt.
     Prepared { attempt: u32, files: Result<AttemptFiles, LaunchError> },
-    /// The local ranks that have left an error.
+    /// Local ranks that have written an error.
     Errors(Vec<usize>),
     /// Faults of the ranks' devices.
     DeviceFaults(Vec<DeviceFault>),
-    /// The error that a rank has written, and what is known of the reason.
+    /// The error that a rank has written, and hints about its reason.
     FailureDetails {
         local_rank: usize,
         error: Option<(String, Duration)>,
@@ -90,24 +90,24 @@ impl Files {
         Ok(Self { requests, answers, ended })
     }
 
-    /// Makes the folder of the job.
+    /// Creates the folder of the job.
     pub(super) fn make(&self) {
         self.ask(Request::Make);
     }
 
-    /// Makes folder and files of an attempt.
+    /// Creates the folder and files of an attempt.
     pub(super) fn prepare(&self, attempt: u32) {
         self.ask(Request::Prepare { attempt });
     }
 
-    /// Looks which of these files have something in them, which are given by local rank, and what the
-    /// ranks' devices report.
+    /// Finds the local ranks whose error file is not empty, and the faults that the ranks' devices report. `files` is
+    /// in the order of local ranks.
     pub(super) fn find_errors(&self, first_rank: usize, files: Vec<Option<PathBuf>>) {
         self.ask(Request::FindErrors { first_rank, files });
     }
 
-    /// Reads what a rank has left, what the ranks' devices report, and what the killer that ran out of
-    /// memory has to say.
+    /// Reads the error that a rank has written, the faults of the ranks' devices, and the kernel's records of processes
+    /// killed for lack of memory.
     pub(super) fn read_error(
         &self,
         first_rank: usize,
@@ -118,13 +118,13 @@ impl Files {
         self.ask(Request::ReadError { first_rank, local_rank, file, killer });
     }
 
-    /// Passes the job's failure on to the launcher that has started this one, if one has.
+    /// Passes the job's failure on to the launcher that has started this one, if there is one.
     pub(super) fn pass_on(&self, failure: RankFailure, file: Option<PathBuf>) {
         self.ask(Request::PassOn { failure: Box::new(failure), file });
     }
 
     fn ask(&self, request: Request) {
-        // It takes requests until this value is dropped.
+        // The thread accepts requests until this value is dropped.
         let _ = self.requests.send(request);
     }
 
@@ -133,13 +133,12 @@ impl Files {
         self.answers.as_fd()
     }
 
-    /// The next answer, if there is one.
+    /// Returns the next answer, if there is one.
     pub(super) fn answer(&self) -> Option<Answer> {
         self.answers.try_recv()
     }
 
-    /// Removes a folder that goes with the job. False when that takes too long: the thread is left
-    /// to itself.
+    /// Removes a temporary folder of the job. Returns `false` if that takes too long: the thread is then abandoned.
     pub(super) fn end(self) -> bool {
         drop(self.requests);
         !matches!(self.ended.recv_timeout(END_TIMEOUT), Err(RecvTimeoutError::Timeout))
@@ -203,5 +202,5 @@ fn with_errors(files: &[Option<PathBuf>]) -> Vec<usize> {
     files.filter(|(_, file)| has_error(file)).map(|(local_rank, _)| local_rank).collect()
 }
 
-/// Time that the end of the agent waits for the thread's end.
+/// Maximum time for which the agent waits for this thread at its end.
 const END_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,9 +1,8 @@
-//! The foreground of the terminal: this process's group, or that of a rank to which it is handed.
+//! Job control: the process group in the foreground of the terminal is this process's, or that of a rank.
 //!
-//! A rank that the terminal is passed through to is what a job is to a shell: a process group of its
-//! own in the terminal's session, in the foreground. So Ctrl-C reaches the program and not the
-//! launcher, which lets a debugger have it; and Ctrl-Z stops the program, which the launcher sees, and
-//! stops itself so that the shell takes the terminal back.
+//! A rank with the terminal is like a job of a shell: a process group of its own in the terminal's session, in the
+//! foreground. Ctrl-C therefore reaches the program, which may be a debugger, and not the launcher. Ctrl-Z stops the
+//! program; the launcher detects that and stops itself, so that the shell takes the terminal back.
 
 use std::fs::File;
 
@@ -17,7 +16,7 @@ pub(super) struct JobControl {
     terminal: File,
     /// Terminal settings at the start of the job.
     modes: Option<Termios>,
-    /// A rank has it.
+    /// `true` while a rank has the terminal.
     given: bool,
 }
 
@@ -29,30 +28,29 @@ impl JobControl {
         Some(Self { terminal, modes, given: false })
     }
 
-    /// This process's group is in the foreground.
+    /// Returns `true` if this process's group is in the foreground.
     pub(super) fn is_in_foreground(&self) -> bool {
         tcgetpgrp(&self.terminal) == Ok(getpgrp())
     }
 
-    /// A rank is about to take the terminal, which it does by itself before its program starts.
+    /// Notes that a rank is about to take the terminal, which it does itself before its program starts.
     pub(super) fn expect_taking(&mut self) {
         self.given = self.is_in_foreground();
     }
 
-    /// Gives the terminal to a rank, if it is ours to give.
+    /// Gives the terminal to a rank, if this process has it.
     pub(super) fn give(&mut self, rank: Pid) {
         if self.is_in_foreground() && set_foreground(&self.terminal, rank).is_ok() {
             self.given = true;
         }
     }
 
-    /// Takes the terminal back from the rank that has it. A program that was killed has not set it
-    /// back to how it was.
+    /// Takes the terminal back from the rank that has it. After a killed program, the terminal's settings are restored.
     pub(super) fn take_back(&mut self, was_killed: bool) {
         if !std::mem::take(&mut self.given) {
             return;
         }
-        // It fails where the terminal is gone.
+        // Fails if the terminal was closed.
         let _ = set_foreground(&self.terminal, getpgrp());
         if let Some(modes) = self.modes.as_ref().filter(|_| was_killed) {
             let _ = tcsetattr(&self.terminal, SetArg::TCSADRAIN, modes);
@@ -60,27 +58,27 @@ impl JobControl {
     }
 }
 
-/// Makes this process, which is about to become a rank's program, a process group of its own, and the
-/// one in the foreground where that is its agent's.
+/// Makes this process, which is about to become a rank's program, the leader of a process group, and puts the group
+/// into the foreground if its agent's group is.
 pub(crate) fn lead_foreground(agent: Pid) -> nix::Result<()> {
     let before = getpgid(Some(agent));
     setpgid(getpid(), getpid())?;
     if let Some(terminal) = open_terminal()
         && tcgetpgrp(&terminal) == before
     {
-        // Else the terminal stops a background process that asks.
+        // Otherwise the terminal stops a background process that requests the foreground.
         SigSet::from(Signal::SIGTTOU).thread_block()?;
         set_foreground(&terminal, getpid())?;
     }
     Ok(())
 }
 
-/// The controlling terminal, whatever the standard streams are.
+/// Opens the controlling terminal, independent of the standard streams.
 fn open_terminal() -> Option<File> {
     File::options().read(true).write(true).open("/dev/tty").ok()
 }
 
-/// SIGTTOU has to be blocked.
+/// Puts a process group into the foreground. SIGTTOU has to be blocked.
 fn set_foreground(terminal: &File, group: Pid) -> nix::Result<()> {
     tcsetpgrp(terminal, group)
 }

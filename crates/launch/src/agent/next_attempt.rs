@@ -4,13 +4,13 @@ use crate::output::AttemptFiles;
 use crate::store_port::Interfaces;
 use crate::{LaunchError, LaunchPlan, RendezvousMode, StorePort};
 
-/// The port and the files of the next attempt.
+/// Port and files of the next attempt.
 pub(super) struct NextAttempt<'p> {
     plan: &'p LaunchPlan,
     interfaces: Interfaces,
     /// Reserved port, in case this is the first host.
     port: Option<StorePort>,
-    /// Once the attempt is prepared.
+    /// Files of the attempt, once it is prepared.
     pub(super) files: Option<AttemptFiles>,
 }
 
@@ -21,17 +21,17 @@ impl<'p> NextAttempt<'p> {
         Ok(Self { plan, interfaces, port, files: None })
     }
 
-    /// Returns whether a port is reserved now.
+    /// Returns `true` if a port is reserved.
     pub(super) fn has_port(&self) -> bool {
         self.port.is_some()
     }
 
-    /// Takes the port for the ranks to meet at.
+    /// Takes the port of the ranks' store.
     pub(super) fn take_port(&mut self) -> Result<StorePort, LaunchError> {
         self.port.take().map_or_else(|| reserve_port(self.plan, self.interfaces), Ok)
     }
 
-    /// Returns the number of the port, which is reserved where it is not yet.
+    /// Returns the number of the port. Reserves one if none is reserved.
     pub(super) fn port_number(&mut self) -> Result<u16, LaunchError> {
         let port = self.take_port()?;
         let number = port.number();
@@ -40,11 +40,11 @@ impl<'p> NextAttempt<'p> {
     }
 }
 
-/// Reserves a port for the ranks' store, in case that this is the first host.
+/// Reserves a port for the ranks' store, for the case that this is the first host.
 ///
-/// Errors when there is none, or none of those that the user has named.
+/// Fails if no port is free, or none of those that the user has chosen.
 fn reserve_port(plan: &LaunchPlan, interfaces: Interfaces) -> Result<StorePort, LaunchError> {
-    // On the other hosts nothing uses it, and a port of the user's may be taken there.
+    // The other hosts do not use it, and a port that the user has chosen may be taken on them.
     let is_first = match plan.options.rendezvous {
         RendezvousMode::Static { node_rank, .. } | RendezvousMode::Launcher { node_rank } => {
             node_rank == 0

@@ -10,7 +10,7 @@ pub(super) struct OomKiller {
 }
 
 impl OomKiller {
-    /// Reads the counter, where this system has one that we may read.
+    /// Reads the counter, if the system has one that this process may read.
     pub(super) fn look() -> Self {
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let counter = counters(&groups).into_iter().find_map(|path| Some((read(&path)?, path)));
@@ -31,7 +31,8 @@ impl OomKiller {
     }
 }
 
-/// Files that may hold the counter: of version 2, where there is one hierarchy, then of version 1.
+/// Returns the files that may contain the counter: that of cgroup version 2, which has a single hierarchy, then that of
+/// version 1.
 fn counters(groups: &str) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     for line in groups.lines() {
@@ -41,7 +42,7 @@ fn counters(groups: &str) -> Vec<PathBuf> {
         else {
             continue;
         };
-        // In a container the group's path may be that of the host, while the files lie at the top.
+        // In a container, the group's path may be that of the host, although the files are at the top.
         let (root, file) = match controllers {
             "" => ("/sys/fs/cgroup", "memory.events"),
             list if list.split(',').any(|name| name == "memory") => {

@@ -1,5 +1,4 @@
-//! Output that is shown where the coordinator is: no more of it on the way than that side has
-//! allowed.
+//! Output that is shown by the coordinator: no more of it is in transit than the coordinator has allowed.
 
 use std::collections::VecDeque;
 use std::io;
@@ -38,13 +37,13 @@ enum Piece {
 /// Number of attempts whose output has ended.
 #[derive(Debug, Default)]
 struct Drained {
-    /// Here: all of it has been given to be sent.
+    /// Number of attempts whose output has been handed over for sending.
     sent: usize,
     /// Number as counted in the output thread.
     written: usize,
-    /// Number that the agent has received.
+    /// Number of attempts that [`OutputForwarder::is_drained`] has reported.
     reported: usize,
-    /// What is written is not sent any more.
+    /// `true` once written output is no longer sent.
     dropped: bool,
 }
 
@@ -76,14 +75,14 @@ impl OutputForwarder {
         self.wake.as_fd()
     }
 
-    /// The other side has shown this much.
+    /// Adds to the credit: the coordinator has shown this many bytes.
     pub(super) fn taken(&mut self, bytes: u64) {
         self.credit = self.credit.saturating_add(bytes);
     }
 
-    /// The next message to send, if there is something to show and it may be sent.
+    /// Returns the next message to send, if there is something to show and it may be sent.
     pub(super) fn next(&mut self) -> Option<FromAgent> {
-        // Before the pieces: one that comes after this sets it again.
+        // Before reading the pieces: one that comes after this sets it again.
         self.wake.clear();
         while self.pending.is_empty() {
             match self.pieces.try_recv().ok()? {
@@ -97,7 +96,7 @@ impl OutputForwarder {
         if self.credit < length as u64 {
             return None;
         }
-        // Whole lines where that is possible: others are shown between this message and the next.
+        // Whole lines if possible: other output is shown between this message and the next.
         let end = bytes[..length].iter().rposition(|byte| matches!(byte, b'\n' | b'\r'));
         let length = end.map_or(length, |end| end + 1);
         let rest = bytes.split_off(length);
@@ -109,12 +108,12 @@ impl OutputForwarder {
         Some(message)
     }
 
-    /// The output thread has written all of an attempt.
+    /// Counts an attempt whose output the output thread has written completely.
     pub(super) fn written(&mut self) {
         self.drained.written += 1;
     }
 
-    /// True once for each attempt whose output has all been sent, or is not sent any more.
+    /// Returns `true` once for each attempt whose output has all been sent, or is no longer sent.
     pub(super) fn is_drained(&mut self) -> bool {
         let Drained { sent, written, reported, dropped } = &mut self.drained;
         let ended = if *dropped { *written } else { *sent.min(written) };
@@ -123,7 +122,7 @@ impl OutputForwarder {
         is_new
     }
 
-    /// Output is not taken any more: the output thread must not wait for that.
+    /// Stops taking output: the output thread must not wait for this side.
     pub(super) fn abandon(&mut self) {
         self.pending.clear();
         self.pieces = mpsc::sync_channel(0).1;
@@ -149,12 +148,12 @@ impl Show for Pieces {
         let ranks = reports.iter().map(|(rank, report)| (*rank, text(report))).collect();
         let piece = Piece::Progress(ranks);
         let is_taken = if reports.is_empty() {
-            // Else the launcher would show for ever where the ranks were; and the agent, if it is
-            // there, waits for the end of their output anyway.
+            // Must not be lost, or the launcher would show stale progress for ever. The agent, if it still runs, waits
+            // for the end of the ranks' output anyway.
             let _ = self.pieces.send(piece);
             true
         } else {
-            // Where output waits to be sent, a report would be old before its turn comes.
+            // While output waits to be sent, a progress report would be out of date before its turn.
             self.pieces.try_send(piece).is_ok()
         };
         self.wake.set();
@@ -162,13 +161,13 @@ impl Show for Pieces {
     }
 
     fn drained(&mut self) {
-        // An agent that takes no more does not want to know.
+        // Fails if the agent takes no more, which is harmless.
         let _ = self.pieces.send(Piece::Drained);
         self.wake.set();
     }
 }
 
-/// A piece is what one read from a rank has given: some 64 KiB at most.
+/// Capacity of the channel, in pieces. A piece is the result of one read from a rank: up to about 64 KiB.
 const PIECES: usize = 4;
 /// Minimum interval between progress reports of a host.
 const BETWEEN_REPORTS: Duration = Duration::from_millis(500);
@@ -180,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// What can be sent now.
+    /// Returns the numbers of output bytes in the messages that can be sent now.
     fn sent(forwarder: &mut OutputForwarder) -> Vec<usize> {
         let messages = std::iter::from_fn(|| forwarder.next());
         messages

@@ -1,4 +1,4 @@
-//! One rank's process.
+//! Process of one rank.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use crate::output::Streams;
 use crate::start_gate::{self, Gate};
 use crate::{LaunchPlan, PrefixFacts};
 
-/// A rank that has been started and not been reaped.
+/// Rank that has been started and not been reaped.
 #[derive(Debug)]
 pub(super) struct RankProcess {
     child: Child,
@@ -25,8 +25,7 @@ pub(super) struct RankProcess {
 }
 
 impl RankProcess {
-    /// Starts the rank's process, which waits at its gate; also gives the pipe that it is to inherit,
-    /// and its output.
+    /// Starts the rank's process, which waits at its gate. Also returns the pipe that it is to inherit, and its output.
     pub(super) fn start(
         plan: &LaunchPlan,
         world: &World,
@@ -36,7 +35,7 @@ impl RankProcess {
         let local_rank = world.local_rank.as_usize();
         let setup = &plan.ranks[local_rank];
         let (program, args) = (plan.program.as_os_str(), plan.args_for(local_rank));
-        // A rank that has the terminal has it as its stdin, too; else that is the gate.
+        // A rank with the terminal has it as its stdin; otherwise stdin is the gate.
         let raw = plan.output.raw;
         let gate_at = raw.then(|| start_gate::inheritable(&far)).transpose()?;
         let cpus = setup.cpus.as_ref();
@@ -47,7 +46,7 @@ impl RankProcess {
         command.envs(plan.user_env.iter().map(|(name, value)| (name, value)));
         plan.world_of_program(world.clone()).describe_to(&mut command);
         command.env(env::BRIGADE_AGENT, &plan.agent_id);
-        // A launcher around this one has another.
+        // A launcher around this one may have set it.
         command.env_remove(env::BRIGADE_PROGRESS_FD);
         if let Some(path) = error_file {
             command.env(env::TORCHELASTIC_ERROR_FILE, path);
@@ -61,7 +60,7 @@ impl RankProcess {
             }
         };
         command.stdout(shared(Stream::Stdout)).stderr(shared(Stream::Stderr));
-        // It lives until the rank has inherited it.
+        // Kept open until the rank has inherited it.
         let _far = if raw {
             command.stdin(Stdio::inherit());
             Some(far)
@@ -81,7 +80,7 @@ impl RankProcess {
         });
         let stdout = child.stdout.take().map(OwnedFd::from);
         let stderr = child.stderr.take().map(OwnedFd::from);
-        // A rank that has the terminal shows by itself how far it is.
+        // A rank with the terminal shows its own progress.
         let (progress, tells) = if raw {
             (None, None)
         } else {
@@ -96,7 +95,7 @@ impl RankProcess {
         Pid::from_raw(self.child.id().cast_signed())
     }
 
-    /// Returns the rank's exit status, the first time that it is known. Does not reap the process.
+    /// Returns the rank's exit status the first time that it is available. Does not reap the process.
     pub(super) fn look(&mut self) -> Option<ExitStatus> {
         if self.exit_status.is_some() {
             return None;
@@ -106,37 +105,37 @@ impl RankProcess {
             Ok(WaitStatus::Exited(_, code)) => Some(ExitStatus::Code(code)),
             Ok(WaitStatus::Signaled(_, signal, _)) => Some(ExitStatus::Signal(signal as i32)),
             Ok(_) => None,
-            // A real-time signal, which nix has no name for. This one is reaped early.
+            // A real-time signal, for which nix has no name. Such a process is reaped early.
             Err(_) => self.child.wait().ok().map(ExitStatus::from),
         };
         self.exit_status
     }
 
-    /// The rank was stopped since the last look, by Ctrl-Z or a signal, and still is.
+    /// Returns `true` if the rank was stopped since the last call, by Ctrl-Z or a signal, and still is.
     pub(super) fn is_stopped(&self) -> bool {
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG;
         self.exit_status.is_none()
             && matches!(waitid(Id::Pid(self.pid()), flags), Ok(WaitStatus::Stopped(..)))
     }
 
-    /// Signals the rank and its children, so that they stop. A shell starts what it runs in the background
-    /// with SIGINT ignored, and ranks inherit that: they get SIGTERM instead.
+    /// Sends the rank and its children a signal to stop. If they ignore SIGINT, as ranks of a launcher that a shell has
+    /// started in the background do, they get SIGTERM instead.
     pub(super) fn ask(&self, signal: Signal) {
         let pid = self.pid().as_raw();
         let deaf = signal == Signal::SIGINT && signal_disposition::ignored_by(pid, signal);
         self.send(if deaf { Signal::SIGTERM } else { signal });
     }
 
-    /// Signals the rank and its children.
+    /// Sends a signal to the rank and its children.
     pub(super) fn send(&self, signal: Signal) {
-        // A rank that has not come to lead its own group yet is signalled alone. Both fail for a
-        // rank that has ended and left no children, which is as well.
+        // A rank that does not lead its own group yet is signalled alone. Both calls fail for a rank that has ended and
+        // left no children, which is harmless.
         if killpg(self.pid(), signal).is_err() && self.exit_status.is_none() {
             let _ = kill(self.pid(), signal);
         }
     }
 
-    /// Lets the system forget the rank, which has ended.
+    /// Reaps the rank, which has ended.
     pub(super) fn reap(&mut self) {
         let _ = self.child.wait();
     }

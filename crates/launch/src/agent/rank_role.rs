@@ -1,4 +1,4 @@
-//! A rank before its program: the agent's executable in a session of its own, at its gate.
+//! The first stage of a rank's process: the agent's executable in a session of its own, waiting at its start gate.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -17,14 +17,13 @@ use super::job_control::lead_foreground;
 use crate::CpuSet;
 use crate::start_gate::{self, Opening};
 
-/// The first argument of this role.
+/// First command-line argument of this role.
 pub(crate) const RANK: &str = "__rank";
 
-/// The agent's command for a rank: this executable, in the role of a rank, about to run a program.
+/// Returns the command that starts a rank: this executable, in the role of a rank, which then runs a program.
 ///
-/// It binds itself to `cpus` before, so that not even the program's loader runs elsewhere. `gate` is
-/// the number of its end of the gate, where that is not its stdin because the rank is to have this
-/// process's terminal.
+/// The process binds itself to `cpus` first, so that not even the program's loader runs elsewhere. `gate` is the number
+/// of its end of the gate, where that is not its stdin because the rank is to have this process's terminal.
 pub(super) fn rank_command(
     program: &OsStr,
     name: &OsStr,
@@ -40,7 +39,8 @@ pub(super) fn rank_command(
     command
 }
 
-/// Plays the role: becomes the program, or returns the exit code of a failure; `None` for malformed arguments.
+/// Runs the role: replaces this process with the program, or returns the exit code of a failure. Returns `None` for
+/// malformed arguments.
 ///
 /// Arguments: agent's process number, gate, processors, program's file, its name, its arguments.
 pub(crate) fn become_rank(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
@@ -103,7 +103,7 @@ fn prepare_rank(
     Ok(true)
 }
 
-/// In place of processors: those that the agent may use.
+/// Argument in place of processors: all those that the agent may use.
 const ANY: &str = "any";
-/// In place of a number: the gate is the rank's stdin.
+/// Argument in place of a descriptor number: the gate is the rank's stdin.
 const STDIN: &str = "stdin";

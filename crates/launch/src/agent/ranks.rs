@@ -12,12 +12,12 @@ use crate::output::{AttemptFiles, AttemptFolder, Output};
 use crate::reaper::Reaper;
 use crate::{LaunchError, LaunchPlan, StorePort};
 
-/// Ranks that have been started together.
+/// Ranks that were started together.
 #[derive(Debug)]
 pub(super) struct Ranks {
     pub(super) part: Assignment,
     processes: Vec<RankProcess>,
-    /// The port of the ranks' store, held until the attempt is over.
+    /// Port of the ranks' store, held until the attempt is over.
     pub(super) port: StorePort,
     pub(super) folder: AttemptFolder,
     pub(super) oom_killer: OomKiller,
@@ -32,8 +32,8 @@ pub(super) struct Starting<'a> {
 }
 
 impl Ranks {
-    /// Starts the ranks. Any error on the way drops the gates, and with them the ranks that wait
-    /// there: none has run the program.
+    /// Starts the ranks. An error drops the gates, which ends the ranks that wait there before any of them has run the
+    /// program.
     pub(super) fn start(
         with: Starting<'_>,
         part: Assignment,
@@ -56,7 +56,7 @@ impl Ranks {
         let mut gates = Vec::with_capacity(size);
         let mut streams = Vec::with_capacity(size);
         for local_rank in 0..size {
-            // Rank 0 learns its descriptor's number at the gate.
+            // Rank 0 receives its descriptor's number at the gate.
             let world = plan.world(&part, local_rank, StoreHost::Rank0)?;
             let error_file = folder.error_file(local_rank);
             let (process, gate, progress, stream) =
@@ -79,13 +79,13 @@ impl Ranks {
         Ok(Self { part, processes, port, folder, oom_killer })
     }
 
-    /// Process numbers, by local rank.
+    /// Returns the process numbers, by local rank.
     pub(super) fn pids(&self) -> Vec<i32> {
         self.processes.iter().map(|process| process.pid().as_raw()).collect()
     }
 
-    /// The ranks that have ended since the last look. `first` is the process that the system says
-    /// was the first of them.
+    /// Returns the ranks that have ended since the last call. `first` is the process that the system named as the first
+    /// to end.
     pub(super) fn look(&mut self, first: Option<i32>) -> Vec<(usize, ExitStatus)> {
         let is_first = |process: &RankProcess| Some(process.pid().as_raw()) == first;
         let mut order: Vec<usize> = (0..self.processes.len()).collect();
@@ -94,19 +94,19 @@ impl Ranks {
         order.into_iter().filter_map(look).collect()
     }
 
-    /// The only rank was stopped, which is reported once.
+    /// Returns `true` if the only rank was stopped. Reports that once.
     pub(super) fn is_stopped(&self) -> bool {
         self.processes.first().is_some_and(RankProcess::is_stopped)
     }
 
-    /// Asks ranks and their children to stop.
+    /// Sends a stop signal to these ranks and their children.
     pub(super) fn ask(&self, local_ranks: &[usize], signal: Signal) {
         for process in local_ranks.iter().filter_map(|local_rank| self.processes.get(*local_rank)) {
             process.ask(signal);
         }
     }
 
-    /// Sends all ranks and their children a signal.
+    /// Sends a signal to all ranks and their children.
     pub(super) fn send(&self, signal: Signal) {
         self.processes.iter().for_each(|process| process.send(signal));
     }
@@ -121,9 +121,9 @@ impl Ranks {
         local_ranks.iter().map(|local_rank| state(*local_rank)).collect()
     }
 
-    /// Lets the system forget the ranks, of which nothing is left.
+    /// Reaps the ranks, of which no process is left.
     pub(super) fn release(&mut self, reaper: &mut Reaper) {
-        // First: a number that has been given up may be a stranger's next.
+        // First: a process number that has been released may be another process's next.
         reaper.guard(&[]);
         for process in &mut self.processes {
             process.reap();

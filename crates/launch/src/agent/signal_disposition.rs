@@ -19,7 +19,7 @@ fn by(process: &str, signal: Signal) -> bool {
     is_in(&status, signal)
 }
 
-/// `SigIgn` is a mask in hexadecimal, the lowest bit for signal 1.
+/// Parses `SigIgn`, a mask in hexadecimal whose lowest bit is signal 1.
 fn is_in(status: &str, signal: Signal) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
@@ -39,7 +39,7 @@ mod tests {
         assert!(!is_in(status, Signal::SIGHUP));
         assert!(!is_in(status, Signal::SIGTERM));
         assert!(!is_in("", Signal::SIGINT));
-        // Rust's programs ignore it from the start.
+        // Rust programs ignore it from the start.
         assert!(ignored_by_us(Signal::SIGPIPE));
     }
 }

@@ -1,4 +1,4 @@
-//! The signals that an agent, or a launcher of hosts, waits for.
+//! Signals that an agent, or a launcher of hosts, waits for.
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -6,7 +6,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use super::signal_disposition;
 use crate::LaunchError;
 
-/// Gives `run` the signals, which are blocked meanwhile.
+/// Runs a function with a descriptor of the signals, which are blocked meanwhile.
 pub(crate) fn with_signals<T>(
     run: impl FnOnce(SignalFd) -> Result<T, LaunchError>,
 ) -> Result<T, LaunchError> {
@@ -21,21 +21,20 @@ pub(crate) fn with_signals<T>(
     let signals = SignalFd::with_flags(&watched, flags);
     let result = signals.map_err(LaunchError::system("wait for signals")).and_then(run);
     if result.is_err() {
-        // Nothing has run. The mask that was there before can be set again, or could not have been
-        // there.
+        // Nothing has run. Restoring the earlier mask cannot fail.
         let _ = SigSet::thread_set_mask(&before);
     }
     result
 }
 
-/// The next signal that has come.
+/// Returns the next received signal.
 pub(crate) fn next_signal(signals: &SignalFd) -> Option<Signal> {
     let info = signals.read_signal().ok().flatten()?;
     Signal::try_from(info.ssi_signo.cast_signed()).ok()
 }
 
-/// Under `nohup` the end of a terminal is none of them: waiting for a signal takes it although it is
-/// ignored.
+/// Returns the signals to wait for. Under `nohup` SIGHUP is not among them: a signal descriptor would receive it
+/// although it is ignored.
 fn watched() -> SigSet {
     let mut watched: SigSet = [
         Signal::SIGCHLD,

@@ -1,9 +1,9 @@
-//! What an agent decides: when ranks start and stop, what the coordinator is told, and when this
-//! process may end. Pure: no clock, no system, no network.
+//! The agent's decisions: when ranks start and stop, which messages the coordinator gets, and when this process may
+//! end. Pure: no clock, no system, no network.
 //!
-//! Every transition is a method named by the event that causes it. What must always hold is a
-//! property test (`tests/any_order.rs`): an agent ends, it never has two groups of ranks, and it
-//! says that an attempt is finished only after the last byte of its output.
+//! Every transition is a method named by the event that causes it. A property test (`tests/any_order.rs`) checks the
+//! invariants: an agent ends, it never has two groups of ranks, and it reports that an attempt is finished only after
+//! the last byte of its output.
 
 mod attempt;
 mod connection;
@@ -30,20 +30,21 @@ use ending::{Ending, Interruption, StopRequest};
 pub(super) struct Facts {
     /// Name of this host.
     pub(super) host: String,
-    /// Ranks of this host.
+    /// Number of ranks of this host.
     pub(super) nproc: usize,
-    /// Restarts that the job may have.
+    /// Maximum number of restarts of the job.
     pub(super) max_restarts: u32,
     pub(super) limits: TimeLimits,
     /// Kind of the rendezvous.
     pub(super) kind: Kind,
-    /// The job may go on without this host.
+    /// `true` if the job may go on without this host.
     pub(super) may_leave: bool,
-    /// The other hosts met this one on this host itself.
+    /// `true` if a loopback address of rank 0 is not an error, because the coordinator's address is one, too, or
+    /// because there is one host.
     pub(super) near: bool,
     /// Address of the coordinator, for messages.
     pub(super) coordinator: String,
-    /// The output is shown where the coordinator is.
+    /// `true` if the output is shown by the coordinator.
     pub(super) forwards_output: bool,
 }
 
@@ -52,11 +53,11 @@ pub(super) struct Facts {
 pub(super) enum Kind {
     /// One host, with the coordinator in this process.
     OneHost,
-    /// A launcher holds a session to each host and speaks to the user.
+    /// A launcher with a session to each host. It shows all messages to the user.
     Launcher,
-    /// Each host has a launcher of its own, and one of them coordinates.
+    /// A launcher on each host, one of which is the coordinator.
     Peers,
-    /// The same, and another one may coordinate when that is lost.
+    /// A launcher on each host; when the coordinator is lost, another one may become the coordinator.
     Elected,
 }
 
@@ -67,42 +68,42 @@ pub(super) struct AgentState {
     facts: Facts,
     now: Duration,
     connection: Connection,
-    /// The attempt that is to begin when nothing of the one before is left.
+    /// Attempt that begins when no process of the earlier one is left.
     next: Option<Assignment>,
     /// The attempt that has processes here, or is about to.
     group: Option<Group>,
-    /// The last attempt of which no process is left here.
+    /// Last attempt of which no process is left on this host.
     ended: Option<Ended>,
-    /// Orders to write all output that have not been answered.
+    /// Number of orders to write all output that have not been answered.
     draining: usize,
-    /// The attempt that the coordinator wants stopped, until it is told that this is done.
+    /// Attempt that the coordinator has asked to stop, until its end is reported.
     attempt_to_stop: Option<u32>,
-    /// The earliest failure of the present attempt, as the coordinator knows it.
+    /// Earliest failure of the present attempt that the coordinator has received.
     failure: Option<RankFailure>,
-    /// Messages about the last attempt that were sent to the coordinator for its record.
+    /// Messages about the last attempt that were sent to the coordinator for its event log.
     recorded: Vec<FromAgent>,
     /// Ranks that SIGKILL did not end.
     stuck: Option<String>,
-    /// Hosts in the last attempt.
+    /// Number of hosts in the last attempt.
     hosts: usize,
     restarts: Restarts,
-    /// The user's wish that this host stops.
+    /// Request of the user that this host stops.
     interruption: Option<Interruption>,
     /// The last request to the coordinator to stop the job.
     stop_request: Option<StopRequest>,
     output_closed: bool,
-    /// The last line for the user that told a reason.
+    /// Last line for the user that gave a reason.
     reason: Option<String>,
     ending: Ending,
-    /// A coordinator in this process has told all other agents that the job is over.
+    /// `true` once a coordinator in this process has informed all other agents that the job is over.
     others_notified: bool,
     actions: Vec<Action>,
 }
 
-/// Restarts of the job.
+/// Number of restarts of the job.
 #[derive(Clone, Copy, Debug)]
 struct Restarts {
-    /// Before the last attempt.
+    /// Restarts before the last attempt.
     used: u32,
     /// Maximum number of restarts.
     allowed: u32,
@@ -115,7 +116,7 @@ impl Restarts {
 }
 
 impl AgentState {
-    /// An agent that has done nothing yet, and the first thing that it does.
+    /// Creates an agent without a connection. Returns it with its first actions.
     pub(super) fn new(facts: Facts) -> (Self, Vec<Action>) {
         let restarts = Restarts { used: 0, allowed: facts.max_restarts };
         let this = Self {
@@ -143,8 +144,7 @@ impl AgentState {
         (this, vec![Action::MakeFolder])
     }
 
-    /// Handles an event at `now`, a moment of any clock that does not go back, and returns the actions that follow, in
-    /// order.
+    /// Handles an event at `now`, a time of any monotonic clock, and returns the resulting actions, in order.
     #[must_use]
     pub(super) fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         self.now = self.now.max(now);
@@ -156,7 +156,7 @@ impl AgentState {
             Event::FolderMade => self.act(Action::Connect),
             Event::Connected { here } => self.connected(here),
             Event::Failed(error) => {
-                // A coordinator that was found was not asked, and would never answer.
+                // A coordinator that was found but never asked would never answer.
                 self.disconnect();
                 self.fail(error);
             }
@@ -191,7 +191,7 @@ impl AgentState {
         mem::take(&mut self.actions)
     }
 
-    /// When to call again with [`Event::Tick`], if nothing else happens before.
+    /// Returns when to pass the next [`Event::Tick`] if nothing else happens before.
     #[must_use]
     pub(super) fn deadline(&self) -> Option<Duration> {
         if self.ending.has_reported() {
@@ -204,7 +204,7 @@ impl AgentState {
         [ended, group, self.connection.deadline(), self.leave_at()].into_iter().flatten().min()
     }
 
-    /// Does what is due, and what follows from it.
+    /// Performs what is due, and its consequences.
     fn advance(&mut self) {
         self.advance_connection();
         self.advance_group();
@@ -218,13 +218,13 @@ impl AgentState {
         }
     }
 
-    /// How it went, when nothing of the job runs here any more and nothing will.
+    /// Returns the result of the job once nothing of it runs here and nothing more will start.
     fn result(&mut self) -> Option<Result<Outcome, LaunchError>> {
         if self.group.is_some() || self.leaves_without_notice() {
             return None;
         }
         let (outcome, error) = match &mut self.ending {
-            // The coordinator knows of the error, and decides how the job ends while it is there.
+            // The coordinator has received the error, and decides how the job ends while it is reachable.
             Ending::Decided { outcome: None, .. } if self.connection.is_up() => return None,
             Ending::Decided { outcome, error } => (outcome.take(), error.take()),
             Ending::No | Ending::Leaving(_) | Ending::Over => return None,
@@ -238,13 +238,13 @@ impl AgentState {
         })
     }
 
-    /// This host cannot take part.
+    /// Records that this host cannot take part.
     fn fail(&mut self, error: LaunchError) {
         self.ending.fail(error);
         self.stop_quietly();
     }
 
-    /// The job is over as soon as nothing of it runs here.
+    /// Records the outcome: the job is over as soon as nothing of it runs here.
     fn end_with(&mut self, outcome: Outcome) {
         self.ending.decide(outcome);
         self.stop_quietly();
@@ -262,7 +262,7 @@ impl AgentState {
         self.act(Action::Say(text.into()));
     }
 
-    /// Shows a line from elsewhere, once.
+    /// Shows a line from another process, once.
     fn pass_line(&mut self, line: String) {
         if self.reason.as_ref() != Some(&line) {
             self.say(line.clone());
@@ -295,14 +295,14 @@ impl AgentState {
                 };
                 self.end_with(outcome);
             }
-            // Credit is for the sender of the output; a heartbeat carries nothing.
+            // Credit is for the forwarder of output; a heartbeat has no content.
             ToAgent::Taken { .. } | ToAgent::Beat => {}
         }
     }
 
-    /// Shows why the ranks are stopped, where the report at the end does not do so at once.
+    /// Shows why the ranks are stopped, unless the report at the end shows it immediately.
     fn explain(&mut self, reason: String, running: usize) {
-        // A launcher of several hosts says it once for all.
+        // A launcher of several hosts shows it once for all of them.
         if self.facts.kind == Kind::Launcher || self.interruption.is_some() || self.output_closed {
             return;
         }

@@ -1,4 +1,4 @@
-//! The side of the rank: a program that was started again to run one body.
+//! The child's side: a test program that was started again to run the body of one rank.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -9,12 +9,12 @@ use brigade_ssh::die_with_parent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Is this process one of the ranks called `name`?
+/// Returns `true` if this process is one of the ranks called `name`.
 pub(super) fn is_rank_of(name: &str) -> bool {
     std::env::var_os(RANK_OF).is_some_and(|ranks| ranks == name)
 }
 
-/// Runs the body, in a process that has been started for it.
+/// Runs the body, in a process that was started for it.
 pub(super) fn run(body: impl FnOnce(World)) {
     let parent = std::env::var(PARENT).ok().and_then(|parent| parent.parse().ok());
     let tied = die_with_parent(parent.expect("a rank knows the pid of its parent"));
@@ -29,20 +29,20 @@ pub(super) fn run(body: impl FnOnce(World)) {
 pub fn note_step(text: &str) {
     let Some(path) = std::env::var_os(STEPS).map(PathBuf::from) else { return };
     let line = format!("{}\n", text.replace('\n', " "));
-    // One write: several threads may note at once. A note that is lost must not fail a test.
+    // A single write, because several threads may write notes at the same time. A lost note must not fail a test.
     if let Ok(mut file) = OpenOptions::new().append(true).create(true).open(path) {
         let _ = file.write_all(line.as_bytes());
     }
 }
 
-/// Leaves what the body has returned, for the parent.
+/// Writes the value that the body has returned, for the parent.
 pub(super) fn leave<R: Serialize>(result: &R) {
     let Some(steps) = std::env::var_os(STEPS).map(PathBuf::from) else { return };
     let bytes = rmp_serde::to_vec_named(result).expect("the result can be sent to another process");
     fs::write(result_file(&steps), bytes).expect("the parent's folder is there");
 }
 
-/// What the rank with these steps has left.
+/// Reads the value that the body of the rank with this step file has returned.
 pub(super) fn result_of<R: DeserializeOwned>(steps: &Path) -> Result<R, String> {
     let bytes = fs::read(result_file(steps)).map_err(|error| error.to_string())?;
     rmp_serde::from_slice(&bytes).map_err(|error| error.to_string())
@@ -52,18 +52,18 @@ fn result_file(steps: &Path) -> PathBuf {
     steps.with_extension("result")
 }
 
-/// Ends this process: what comes after the call is the parent's.
+/// Ends this process: the code after the call is for the parent only.
 pub(super) fn end() -> ! {
     #[expect(clippy::exit, reason = "a rank is a process that was started for the body alone")]
     std::process::exit(0)
 }
 
-/// Variables by which the parent tells a process that it is a rank: of which call, whose child,
-/// and where to note its steps.
+/// Environment variables that make a process a rank: name of the ranks, process number of the parent, and path of the
+/// step file.
 pub(super) const RANK_OF: &str = "BRIGADE_TEST_RANK_OF";
 pub(super) const PARENT: &str = "BRIGADE_TEST_PARENT";
 pub(super) const STEPS: &str = "BRIGADE_TEST_STEPS";
 
-/// The last note of a rank whose body came to its end. Without it an exit code of 0 means nothing:
-/// a harness that finds no test of that name succeeds as well.
+/// Last note of a rank whose body has returned. Without it an exit code of 0 proves nothing: a test harness that finds
+/// no test of that name succeeds as well.
 pub(super) const FINISHED: &str = "(the body has finished)";

@@ -3,9 +3,9 @@
 use std::fmt::Write;
 use std::fs;
 
-/// One line per thread: its name, its state, the system call it is in and what it waits for.
+/// Returns one line per thread: its name, its state, the system call it is in, and the kernel function it waits in.
 ///
-/// Not a backtrace: that would take ptrace, which is neither safe code nor allowed everywhere.
+/// There is no backtrace: that would take ptrace, which needs unsafe code and is not allowed everywhere.
 pub(super) fn describe(pid: i32) -> String {
     let mut text = String::new();
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
@@ -33,7 +33,7 @@ pub(super) fn describe(pid: i32) -> String {
     text
 }
 
-/// `/proc/PID/task/TID/syscall` is `running`, or a number and its arguments.
+/// Parses `/proc/PID/task/TID/syscall`: `running`, or a number and its arguments.
 fn system_call(content: &str) -> Option<String> {
     let mut words = content.split_whitespace();
     let number: i64 = words.next()?.parse().ok()?;
@@ -45,7 +45,7 @@ fn system_call(content: &str) -> Option<String> {
     })
 }
 
-/// Those in which programs hang.
+/// System calls in which programs hang.
 #[cfg(target_arch = "x86_64")]
 const SYSTEM_CALLS: [(i64, &str); 19] = [
     (0, "read"),
@@ -81,7 +81,7 @@ mod tests {
     fn names_the_system_call() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = child.id().cast_signed();
-        // The child is a copy of this process until it has become `sleep` and gone to sleep.
+        // The child is a copy of this process until it has loaded `sleep` and sleeps.
         while !describe(pid).contains("sleep\": S (sleeping)") {
             std::thread::yield_now();
         }

@@ -1,8 +1,7 @@
-//! The far side: what `brigade __agent` does on a host, at the other end of an ssh session or of a
-//! pipe.
+//! The remote side of a launch: `brigade __agent` at the other end of an ssh session or of a pipe.
 //!
-//! It first answers the launcher's questions, then becomes, by `exec`, an agent in the folder and
-//! with the variables of the job: everything that looks at them later sees the right ones.
+//! It first answers the launcher's queries, then becomes, by `exec`, an agent in the folder and with the variables of
+//! the job, so that all later code sees the right ones.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -23,17 +22,17 @@ use super::message::{FromHost, Hello, HostJob, PROTOCOL, ToHost};
 use super::store::{self, Store};
 use crate::{HostFacts, LaunchError, LaunchPlan, agent};
 
-/// The launcher's command for an agent on this machine, at the other end of a pipe.
+/// Returns the launcher's command for an agent on this machine, at the other end of a pipe.
 pub(super) fn agent_command() -> Command {
     let mut command = role_command(AGENT);
-    // The launcher's own session is none of this agent's.
+    // The launcher's own ssh session is unrelated to this agent.
     command.env_remove("SSH_CONNECTION");
     command
 }
 
-/// Plays the role; `entered` in its second part. Gives the exit code.
+/// Runs the role and returns the exit code. `entered` selects its second part.
 pub(crate) fn serve(entered: bool) -> u8 {
-    // The ranks and what they start must neither read from the session nor write into it.
+    // The ranks and their children must neither read from the session nor write into it.
     let streams = Streams::take();
     let result = streams
         .map_err(WireError::from)
@@ -43,19 +42,19 @@ pub(crate) fn serve(entered: bool) -> u8 {
         // The launcher has ended: there is no reader for a message.
         Err(WireError::Closed) => 0,
         Err(error) => {
-            // The session's stderr, which the launcher shows with this host's name.
+            // To the session's stderr, which the launcher shows with this host's name.
             let _ = io::stderr().write_all(format!("brigade agent: {error}\n").as_bytes());
             1
         }
     }
 }
 
-/// The session's two streams, while 0 and 1 are `/dev/null`.
+/// The session's two streams. Descriptors 0 and 1 are `/dev/null` while they exist.
 struct Streams {
     from: File,
     to: File,
-    /// A launcher that waits for other hosts says so now and then. After a cut that the system does not report,
-    /// this process must not wait for ever.
+    /// Maximum time without a message. A launcher that waits for other hosts sends signs of life; after a lost
+    /// connection that the system does not report, this process must not wait for ever.
     silence: Duration,
 }
 
@@ -67,7 +66,7 @@ impl Streams {
         let this = Self {
             from: copy(io::stdin().as_fd())?,
             to: copy(io::stdout().as_fd())?,
-            // Until the job's own is known.
+            // The default, until the job's own limit is received.
             silence: TimeLimits::default().heartbeat_timeout(),
         };
         dup2_stdin(File::open("/dev/null")?)?;
@@ -75,7 +74,7 @@ impl Streams {
         Ok(this)
     }
 
-    /// Puts them back, for a program that comes by `exec`.
+    /// Puts the streams back on descriptors 0 and 1, for a program that is started by `exec`.
     fn give_back(&self) -> io::Result<()> {
         dup2_stdin(&self.from)?;
         dup2_stdout(&self.to)?;
@@ -90,14 +89,14 @@ impl Streams {
         wire::receive(&mut self.from, self.silence)
     }
 
-    /// The launcher shows the reason and closes the session.
+    /// Sends a refusal: the launcher shows the reason and closes the session.
     fn refuse(&mut self, reason: String, code: u8) -> Result<u8, WireError> {
         self.send(&FromHost::Refused { reason, code })?;
         Ok(code)
     }
 }
 
-/// The first part, as the login shell started it.
+/// Runs the first part, as the login shell has started it.
 fn questions(streams: &mut Streams) -> Result<u8, WireError> {
     streams.to.write_all(GREETING.as_bytes())?;
     let executable = std::env::current_exe();
@@ -158,7 +157,7 @@ fn become_agent(variables: &[(OsString, OsString)], library_folders: &[OsString]
     let mut command = Command::new("/proc/self/exe");
     command.arg0("brigade").args([AGENT, super::ENTERED]);
     command.envs(variables.iter().map(|(name, value)| (name, value)));
-    // What a shell would have set.
+    // As a shell would set it.
     if let Ok(folder) = std::env::current_dir() {
         command.env("PWD", folder);
     }
@@ -176,7 +175,7 @@ fn become_agent(variables: &[(OsString, OsString)], library_folders: &[OsString]
     command.exec()
 }
 
-/// The second part, in the job's folder and with its variables.
+/// Runs the second part, in the job's folder and with its variables.
 fn job(streams: &mut Streams) -> Result<u8, WireError> {
     streams.send(&FromHost::Entered)?;
     let HostJob { host, mut options, secret, log_dir } = loop {
@@ -222,12 +221,12 @@ fn job(streams: &mut Streams) -> Result<u8, WireError> {
     }
 }
 
-/// Files and folders that the job runs from, among others.
+/// Returns files and folders that the job runs from, possibly among others.
 fn what_runs(plan: &LaunchPlan) -> Vec<PathBuf> {
     let executable = std::env::current_exe().ok().into_iter();
     let lists = [LIBRARY_PATH, "PYTHONPATH"].into_iter().filter_map(std::env::var_os);
     let listed = lists.flat_map(|list| std::env::split_paths(&list).collect::<Vec<_>>());
-    // A script or a folder of modules that Python is given.
+    // A script or a folder of modules among the arguments of a Python program.
     let words = plan.args.iter().map(PathBuf::from);
     executable.chain([plan.program.clone()]).chain(listed).chain(words).collect()
 }

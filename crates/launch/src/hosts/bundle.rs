@@ -1,6 +1,6 @@
 //! Files of a built program that `--sync` copies: its executable and the libraries that it is linked to.
 //!
-//! The system's own libraries are left out: every host has its own, to go with its own loader.
+//! The system's own libraries are left out: each host's own ones match its loader.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -11,30 +11,30 @@ use super::digest;
 use super::error::HostsError;
 use super::message::FileMark;
 
-/// Files with their digests; a program or script first.
+/// Files with their digests. The program or script comes first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Bundle {
     pub(crate) files: Vec<FileMark>,
     pub(crate) contents: Contents,
 }
 
-/// What the files are, and so how they are started.
+/// Kind of the files, which determines how they are started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Contents {
-    /// A program, then its libraries.
+    /// A program, followed by its libraries.
     Program,
-    /// A script of Python's, then what it may import.
+    /// A Python script, followed by the modules that it may import.
     Script,
-    /// A package or module of Python's, with the name of what is to run.
+    /// A Python package or module, with the name of the module to run.
     Module(OsString),
 }
 
 impl Bundle {
-    /// The program and its libraries, which may also be in these folders. Reads all of them, half a
-    /// second for a libtorch.
+    /// Collects a program and its libraries, which are searched in these folders, too. Reads all of them, which takes
+    /// half a second for libtorch.
     ///
     /// # Errors
-    /// One of them is not there or cannot be read.
+    /// One of them does not exist or cannot be read.
     pub(crate) fn of_program(program: &Path, folders: &[PathBuf]) -> Result<Self, HostsError> {
         let program = std::path::absolute(program).map_err(wrong(program))?;
         let mut paths = vec![(program.clone(), name_of(&program))];
@@ -54,7 +54,7 @@ impl Bundle {
     }
 }
 
-/// A file with its digest, under a name that it need not have here.
+/// Describes a file: its digest, size and path, and the name that its copy must have.
 ///
 /// # Errors
 /// It cannot be read.
@@ -75,7 +75,7 @@ pub(super) fn wrong(path: &Path) -> impl FnOnce(std::io::Error) -> HostsError {
     move |error| HostsError::Sync { what, reason: error.to_string() }
 }
 
-/// The loader says what it would load; nothing of the program runs.
+/// Returns the libraries of a program by running the loader on it, without running the program.
 fn libraries_of(
     program: &Path,
     folders: &[PathBuf],
@@ -92,7 +92,7 @@ fn libraries_of(
         what: "ldd, which finds the program's libraries".to_owned(),
         reason: error.to_string(),
     })?;
-    // It fails for a script and for a program without libraries.
+    // Fails for a script and for a program without libraries.
     if !output.status.success() {
         return Ok(Vec::new());
     }
@@ -102,8 +102,8 @@ fn libraries_of(
     })
 }
 
-/// Files that are not the system's, with the names under which they are looked for; or the name of
-/// one that is missing.
+/// Parses the output of ldd: paths of libraries that are not the system's, with the names under which they are looked
+/// up. The error is the name of a library that is missing.
 fn read_ldd(text: &str) -> Result<Vec<(PathBuf, OsString)>, String> {
     let mut libraries = Vec::new();
     for line in text.lines() {
@@ -158,7 +158,7 @@ mod tests {
         let bundle = Bundle::of_program(&script, &[]).unwrap();
         let [file] = bundle.files.as_slice() else { panic!("{bundle:?}") };
         assert_eq!((file.name.to_str(), file.size), (Some("train.sh"), 10));
-        // As sha256sum says.
+        // As computed by sha256sum.
         let expected = "a8076d3d28d21e02012b20eaf7dbf75409a6277134439025f282e368e3305abf";
         assert_eq!(file.digest, expected);
         let error = Bundle::of_program(&folder.path().join("none"), &[]).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! All hosts answer, or none starts.
+//! Connects to all hosts: all of them answer, or none starts.
 
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -19,37 +19,37 @@ use super::error::{HostFailure, HostsError};
 use super::session::{LaunchRequest, Session};
 use crate::agent::next_signal;
 
-/// A host that has been told to go, and the streams of its session.
+/// A host that has received `ToHost::Go`, and the streams of its session.
 pub(crate) type Joined = (Session, OwnedFd, OwnedFd);
 
 /// Result of connecting all hosts.
 pub(crate) enum Answer {
-    /// All hosts are ready and wait. In the order of the list.
+    /// All hosts are ready and wait; in the order of the list.
     All(Vec<Waiting>),
-    /// A signal stopped it first.
+    /// A signal stopped the connecting.
     Stopped(Signal),
 }
 
-/// A host that is ready. Dropped, it is let go without having started anything.
+/// A host that is ready. When dropped, it exits without having started anything.
 pub(crate) struct Waiting {
-    /// The address of this machine as the host sees it.
+    /// Address of this machine as the host sees it.
     pub(crate) launchers_address: Option<IpAddr>,
     go: Sender<()>,
     thread: JoinHandle<Option<Joined>>,
 }
 
 impl Waiting {
-    /// Tells the host that the coordinator speaks from now on. `None`: its streams are gone.
+    /// Tells the host that the coordinator's messages follow. Returns `None` if its streams are closed.
     pub(crate) fn go(self) -> Option<Joined> {
         self.go.send(()).ok()?;
         self.thread.join().ok().flatten()
     }
 }
 
-/// Connects to all hosts at the same time and waits for them.
+/// Connects to all hosts at the same time and waits for their answers.
 ///
 /// # Errors
-/// Those hosts that cannot take part, all of them, each with its reason.
+/// Returns all hosts that cannot take part, each with its reason.
 pub(crate) fn call(request: &Arc<LaunchRequest>, signals: &SignalFd) -> Result<Answer, HostsError> {
     let hosts = request.plan.hosts.len();
     let mut joining = Joining {
@@ -76,21 +76,21 @@ pub(crate) fn call(request: &Arc<LaunchRequest>, signals: &SignalFd) -> Result<A
 struct Joining<'e> {
     request: &'e Arc<LaunchRequest>,
     answers: wake::Receiver<CallResult>,
-    /// By host, as all that follow.
+    /// Running connections, by host.
     calls: Vec<Option<Call>>,
-    /// Those that are, with the address of this machine as they see it.
+    /// By host: set once it is ready, to the address of this machine as the host sees it.
     ready: Vec<Option<Option<IpAddr>>>,
     tries: Vec<u32>,
-    /// Hosts to be tried again, and when.
+    /// Hosts to be tried again, with the time of the next try.
     later: Vec<(Instant, usize)>,
     failures: Vec<(usize, HostFailure)>,
-    /// Once one host cannot, the others are waited for only to name them all at once.
+    /// Time until which the others are waited for after the first failure, so that one error names all failed hosts.
     deadline: Option<Instant>,
 }
 
 impl Joining<'_> {
-    /// Starts a session here, in the thread that outlives all others: a client of ssh ends with the
-    /// thread that has started it.
+    /// Starts a session from this thread, which outlives all others: an ssh client ends with the thread that has
+    /// started it.
     fn begin(&mut self, number: usize) -> Result<(), HostsError> {
         self.tries[number] += 1;
         let session = match Session::start(self.request, number, &self.request.plan.hosts[number]) {
@@ -115,7 +115,7 @@ impl Joining<'_> {
     fn fail(&mut self, number: usize, failure: HostFailure) {
         self.failures.push((number, failure));
         let limit = self.request.plan.connect_timeout.saturating_add(OTHERS);
-        // A limit that no clock can express is none.
+        // A limit beyond the range of the clock means no limit.
         self.deadline = self.deadline.or_else(|| Instant::now().checked_add(limit));
     }
 
@@ -124,8 +124,7 @@ impl Joining<'_> {
         answered == self.ready.len() || self.deadline.is_some_and(|at| at <= Instant::now())
     }
 
-    /// Waits for an answer, for a host that is to be tried again, or for a signal that asks to stop,
-    /// and gives that.
+    /// Waits for an answer, for the time of the next try, or for a signal that asks to stop. Returns the signal.
     fn wait(&self, signals: &SignalFd) -> Option<Signal> {
         let next = self.later.iter().map(|it| it.0).chain(self.deadline).min();
         let timeout = wake::until(next);
@@ -133,7 +132,7 @@ impl Joining<'_> {
             PollFd::new(signals.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.answers.as_fd(), PollFlags::POLLIN),
         ];
-        // EINTR: look round and wait again.
+        // EINTR: check all sources and wait again.
         let _ = poll(&mut fds, timeout);
         std::iter::from_fn(|| next_signal(signals)).find(|signal| {
             matches!(signal, Signal::SIGINT | Signal::SIGTERM | Signal::SIGHUP | Signal::SIGQUIT)
@@ -145,7 +144,7 @@ impl Joining<'_> {
             match answer {
                 Ok(seen) => self.ready[number] = Some(seen),
                 Err((_, true)) if self.tries[number] < TRIES => {
-                    // Not all at the same moment again.
+                    // The retries are spread over time.
                     let spread = u32::try_from(number % 16).unwrap_or_default() * SPREAD;
                     let pause = PAUSE * self.tries[number] + spread;
                     self.later.push((Instant::now() + pause, number));
@@ -182,7 +181,7 @@ impl Joining<'_> {
     }
 }
 
-/// A thread that talks to one host.
+/// Thread that communicates with one host.
 struct Call {
     go: Sender<()>,
     thread: JoinHandle<Option<Joined>>,
@@ -203,12 +202,12 @@ struct Caller {
     request: Arc<LaunchRequest>,
 }
 
-/// The failure of a host, and whether it may be gone the next time.
+/// Number of a host, and its answer: on failure, the flag is `true` if another try may succeed.
 type CallResult = (usize, Result<Option<IpAddr>, (HostFailure, bool)>);
 
 impl Caller {
     fn run(mut self, answers: &wake::Sender<CallResult>, go: &Receiver<()>) -> Option<Joined> {
-        // One write each, so that the lines of several hosts do not mix.
+        // A single write per line, so that the lines of several hosts do not mix.
         let say = |text: &str| {
             let _ = io::stderr().write_all(format!("brigade: {text}\n").as_bytes());
         };
@@ -223,9 +222,9 @@ impl Caller {
     }
 }
 
-/// After the time that ssh has to connect.
+/// Time limit for the remaining hosts, in addition to ssh's time limit for connecting.
 const OTHERS: Duration = Duration::from_secs(2);
-/// A gateway to many hosts turns some of them away when all come at once.
+/// Maximum number of tries: a gateway to many hosts rejects some connections when all come at once.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(400);
 const SPREAD: Duration = Duration::from_millis(40);

@@ -7,10 +7,10 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// The digest of a file's contents.
+/// Returns the digest of a file's contents.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub(crate) fn of_file(path: &Path) -> io::Result<String> {
     let mut file = File::open(path)?;
     let mut hasher = Sha256::new();
@@ -25,7 +25,7 @@ pub(crate) fn of_file(path: &Path) -> io::Result<String> {
     }
 }
 
-/// Bytes as two digits each.
+/// Formats bytes as two hexadecimal digits each.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");

@@ -1,7 +1,7 @@
 //! Messages between the launcher and an agent on another host before the job starts.
 //!
-//! From the start of the job on, the same streams carry the messages of `brigade-rendezvous`. All
-//! hosts come to [`FromHost::Ready`] before any of them is told [`ToHost::Go`].
+//! From the start of the job on, the same streams carry the messages of `brigade-rendezvous`. All hosts reach
+//! [`FromHost::Ready`] before any of them receives [`ToHost::Go`].
 
 use std::ffi::OsString;
 
@@ -16,44 +16,44 @@ pub(crate) const PROTOCOL: u32 = 2;
 /// Message from the launcher to an agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ToHost {
-    /// Which of these files are there?
+    /// Asks which of these files exist on the host.
     Look {
         files: Vec<FileMark>,
-        /// They are of use only at one place: all at their own paths, or all that were copied.
+        /// `true` if the files are useful only in one place: all at their own paths, or all copied.
         together: bool,
     },
-    /// A file that is not there; its contents follow in pieces.
+    /// Announces a file that is missing on the host. Its contents follow in pieces.
     Store { file: FileMark },
-    /// The next part of it.
+    /// Next part of the announced file.
     Piece {
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
-    /// Where and with which variables to work.
+    /// Sets the working folder and the environment variables.
     Enter {
         folder: OsString,
         variables: Vec<(OsString, OsString)>,
-        /// Where libraries are looked for before all other places.
+        /// Folders that are searched for libraries before all others.
         library_folders: Vec<OsString>,
     },
     /// Starts the job on this host.
     Job(Box<HostJob>),
-    /// Sign of life: the launcher waits for other hosts.
+    /// Sign of life while the launcher waits for other hosts.
     Wait,
-    /// All hosts are ready: the next bytes are the coordinator's.
+    /// All hosts are ready: the next bytes are the coordinator's messages.
     Go,
 }
 
 /// Message from an agent to the launcher.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum FromHost {
-    /// First: its version and address.
+    /// First message: version and address of the agent.
     Hello(Hello),
-    /// For each file that was asked for, where it is there.
+    /// Path on the host of each requested file, or `None` where it is missing.
     Found { places: Vec<Option<OsString>> },
-    /// The file is there, whole, at this place.
+    /// A file was received completely and stored at this path.
     Stored { place: OsString },
-    /// The agent has changed to that working folder.
+    /// The agent has changed to the requested working folder.
     Entered,
     /// The agent is ready to start its ranks.
     Ready,
@@ -78,26 +78,26 @@ pub(crate) struct Hello {
 pub(crate) struct FileMark {
     /// Absolute path of the file on the launcher's host.
     pub(crate) path: OsString,
-    /// What it must be called: without a folder, or below the one of its bundle_digest.
+    /// Name of the copy: a file name, or a path relative to the folder of its bundle.
     pub(crate) name: OsString,
-    /// SHA-256 of its contents.
+    /// SHA-256 of the file's contents.
     pub(crate) digest: String,
     pub(crate) size: u64,
-    /// The digest of all files of its bundle, which are copied into one folder; else its own.
+    /// Digest over all files of the bundle, which are copied into one folder. For a single file, its own digest.
     pub(crate) bundle_digest: String,
 }
 
-/// One host's part in a job.
+/// Part of one host in a job.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct HostJob {
     /// Name of the host in the list of hosts.
     pub(crate) host: String,
     pub(crate) options: LaunchOptions,
-    /// The job's secret, which is not a part of `options` on its way: this session is encrypted, and a
-    /// command line or an environment would show it.
+    /// Secret of the job. It is not sent as a part of `options`, whose command line or environment would expose it:
+    /// this session is encrypted.
     #[serde(with = "serde_bytes")]
     pub(crate) secret: Option<Vec<u8>>,
-    /// Of `options.output`, in a form that need not be text.
+    /// Log folder of `options.output`, in a form that need not be valid UTF-8.
     pub(crate) log_dir: Option<OsString>,
 }
 

@@ -1,8 +1,8 @@
 //! The output of all hosts on this process's stdout and stderr.
 //!
-//! Whole lines come from the agents, prefixed with host and rank. A thread of its own writes them,
-//! because a paused terminal blocks its writers; what it has not written yet is
-//! counted against the agents' credit, so the ranks wait as they would for a terminal of their own.
+//! Whole lines come from the agents, prefixed with host and rank. A thread of its own writes them, because a paused
+//! terminal blocks its writers; unwritten output counts against the agents' credit, so the ranks wait as they would for
+//! a terminal of their own.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,10 +24,10 @@ use crate::agent::next_signal;
 use crate::events::EventSender;
 use crate::output::{BETWEEN_DRAWS, LiveLine, Recent, Report, Reports, write_all};
 
-/// The launcher's end of the thread.
+/// The launcher's end of the output thread.
 pub(crate) struct Output {
     sender: Sender<Order>,
-    /// Set when the reader of our output has gone.
+    /// Set when the reader of this process's output has closed it.
     closed: Arc<Flag>,
     /// Set when the thread has ended.
     ended: Arc<Flag>,
@@ -43,15 +43,15 @@ enum Order {
     Report(Report),
 }
 
-/// The begin of a line of a host, whose end comes in another piece.
+/// Incomplete last lines of each host, by stream.
 type Begun = HashMap<Arc<str>, [Vec<u8>; 2]>;
 
 impl Output {
-    /// Starts the thread.
+    /// Starts the output thread.
     pub(crate) fn start(quiet: bool) -> io::Result<Self> {
         let (closed, ended) = (Arc::new(Flag::new()?), Arc::new(Flag::new()?));
         let sink = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
-        // The descriptors themselves: std's own stdout buffers and locks.
+        // Uses the descriptors directly: std's stdout has a buffer and a lock.
         let sinks = [sink(io::stdout().as_fd())?, sink(io::stderr().as_fd())?];
         let (sender, inbox) = mpsc::channel();
         let writer = Writer::new(sinks, Arc::clone(&closed), quiet);
@@ -68,7 +68,7 @@ impl Output {
         Box::new(Sink { orders: self.sender.clone(), events })
     }
 
-    /// A line of the launcher's own, among those of the ranks.
+    /// Shows a line of the launcher among those of the ranks.
     pub(crate) fn say(&self, line: &str) {
         let _ = self.sender.send(Order::Line(line.to_owned()));
     }
@@ -78,20 +78,20 @@ impl Output {
         let _ = self.sender.send(Order::Report(report));
     }
 
-    /// Readable when the reader of our output has gone.
+    /// Readable when the reader of this process's output has closed it.
     pub(crate) fn notices(&self) -> BorrowedFd<'_> {
         self.closed.as_fd()
     }
 
-    /// Returns whether the reader of our output has gone since the last call.
+    /// Returns `true` if the reader of this process's output has closed it since the last call.
     pub(crate) fn is_closed(&self) -> bool {
         let is_closed = self.closed.wait(Duration::ZERO);
         self.closed.clear();
         is_closed
     }
 
-    /// Writes what is left, and gives up when the user has lost patience, before or now: then the
-    /// thread is left to itself. The other senders must be gone.
+    /// Writes the remaining output. Gives up when the user interrupts again, before or during the call, and abandons
+    /// the thread then. All other senders must have been dropped.
     pub(crate) fn finish(self, signals: &SignalFd, impatient: bool) {
         drop(self.sender);
         let mut deadline = impatient.then(|| Instant::now() + LAST_LINES);
@@ -114,7 +114,7 @@ impl Output {
     }
 }
 
-/// Held by the thread, so that its end is seen even if it panics.
+/// Sets a flag when dropped. Held by the thread, so that its end is detected even if it panics.
 struct SetAtEnd(Arc<Flag>);
 
 impl Drop for SetAtEnd {
@@ -157,9 +157,9 @@ struct Writer {
     begun: Begun,
     /// Last progress reports of the ranks, by host.
     reports: HashMap<Arc<str>, Reports>,
-    /// When that was shown last.
+    /// Time when the progress line was drawn last.
     drawn: Option<Instant>,
-    /// When it is shown next, where something has come since then.
+    /// Time when the progress line is drawn next, if reports have come since the last time.
     next_draw: Option<Instant>,
     live: LiveLine,
     quiet: bool,
@@ -213,7 +213,7 @@ impl Writer {
             }
         }
         self.live.clear();
-        // What a host that is lost had begun.
+        // Incomplete lines of a host that is lost.
         for mut begun in std::mem::take(&mut self.begun).into_values() {
             let begun = Stream::BOTH.into_iter().zip(&mut begun);
             for (stream, bytes) in begun.filter(|it| !it.1.is_empty()) {
@@ -223,8 +223,8 @@ impl Writer {
         }
     }
 
-    /// Pieces of several hosts alternate, so only whole lines are written; but one that has no end
-    /// must not take all memory.
+    /// Shows a piece of output. Pieces of several hosts alternate, so only whole lines are written; but a line without
+    /// an end must not use all memory.
     fn show(&mut self, piece: &Piece) {
         let index = piece.stream.index();
         let begun = self.begun.entry(Arc::clone(&piece.host)).or_default();
@@ -240,8 +240,8 @@ impl Writer {
         self.write(piece.stream, &bytes);
     }
 
-    /// Takes in how far the ranks of a host are: none of one that is gone. A job of a thousand hosts
-    /// reports two thousand times a second, and the line costs as much as there are ranks.
+    /// Replaces the progress reports of a host's ranks. Draws at intervals: a job of a thousand hosts reports two
+    /// thousand times a second, and drawing takes time in proportion to the number of ranks.
     fn progress(&mut self, host: Arc<str>, ranks: Vec<(usize, String)>, now: Instant) {
         let report =
             |(rank, text): (usize, String)| Some((rank, ProgressReport::decode(text.as_bytes())?));
@@ -257,7 +257,7 @@ impl Writer {
         }
     }
 
-    /// Shows how far the ranks of all hosts are.
+    /// Shows the progress of the ranks of all hosts.
     fn draw(&mut self, now: Instant) {
         (self.drawn, self.next_draw) = (Some(now), None);
         let all = self.reports.values().flatten();
@@ -267,8 +267,8 @@ impl Writer {
         }
     }
 
-    /// What cannot be written is lost: a full disk under the log must not end a training run, but
-    /// a reader that has gone does, as with any program in a pipe.
+    /// Writes output. Output that cannot be written is lost: a full disk under the log must not end a training run, but
+    /// a closed reader does, as with any program in a pipe.
     fn write(&mut self, stream: Stream, bytes: &[u8]) {
         let index = stream.index();
         if self.closed[index] || bytes.is_empty() {
@@ -289,7 +289,7 @@ impl Writer {
     }
 }
 
-/// More than the agents let through without an end.
+/// Maximum length of a line in bytes: more than the agents pass on without an end.
 const MAX_LINE_LEN: usize = 2 << 20;
 /// Time limit for writing the last lines of a stopped job after the user has interrupted the wait.
 const LAST_LINES: Duration = Duration::from_millis(500);

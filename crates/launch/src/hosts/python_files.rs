@@ -1,9 +1,8 @@
 //! Files of a Python program that `--sync` copies: those that it could import from the folder it starts in.
 //!
-//! For `script.py` these are the script, the modules beside it and the packages beside it; for
-//! `-m pkg.part` the package or module of that name below the working folder. Python finds
-//! everything else in its own installation, and that is each host's own. Which of them the program
-//! does import only running it would tell.
+//! For `script.py` these are the script, the modules beside it and the packages beside it; for `-m pkg.part` the
+//! package or module of that name below the working folder. Python finds everything else in the installation of the
+//! host. The program may import only some of these files; only running it would show which.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -17,7 +16,7 @@ use super::error::HostsError;
 use super::message::FileMark;
 
 impl Bundle {
-    /// A script, and the modules and packages beside it.
+    /// Collects a script, and the modules and packages beside it.
     ///
     /// # Errors
     /// The script cannot be read.
@@ -30,7 +29,7 @@ impl Bundle {
         walk.bundle(Contents::Script)
     }
 
-    /// A module and the package that it is part of, if they are below `folder`.
+    /// Collects a module and the package that it is part of, if they are below `folder`.
     ///
     /// # Errors
     /// They cannot be read.
@@ -40,7 +39,7 @@ impl Bundle {
         };
         let mut walk = Walk { root: folder, places: Vec::new(), bytes: 0 };
         let alone = format!("{first}.py");
-        // In Python's order: a package hides a module of its name.
+        // In Python's order: a package hides a module of the same name.
         if first.is_empty() {
             return Ok(None);
         } else if folder.join(first).is_dir() {
@@ -55,17 +54,17 @@ impl Bundle {
     }
 }
 
-/// The files below a folder that belong to a program.
+/// Walk over the files below a folder that belong to a program.
 struct Walk<'a> {
     root: &'a Path,
-    /// Relative to the root.
+    /// Paths relative to the root.
     places: Vec<PathBuf>,
     bytes: u64,
 }
 
 impl Walk<'_> {
-    /// Modules and packages of the root, but for the script itself. In one order everywhere: they
-    /// get a digest together.
+    /// Adds the modules and packages of the root, except for the script itself. The order is the same everywhere,
+    /// because they have one digest together.
     fn beside(&mut self, script: &OsStr) -> io::Result<()> {
         for name in self.entries(Path::new(""))? {
             let (path, place) = (self.root.join(&name), PathBuf::from(&name));
@@ -78,9 +77,9 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Everything in a package: data may lie between its modules.
+    /// Adds all files in a package: there may be data files between its modules.
     fn package(&mut self, place: &Path, depth: usize) -> io::Result<()> {
-        // A link may lead back to where it lies.
+        // A symbolic link may lead to one of its own parents.
         if depth > DEPTH {
             return Err(io::Error::other(format!("it is more than {DEPTH} folders deep")));
         }
@@ -137,7 +136,7 @@ impl Walk<'_> {
     }
 }
 
-/// One digest of many files: those of a program lie together, and no other version among them.
+/// Returns one digest of many files: those of a program share a folder, which must hold no other version of them.
 fn together(files: &[FileMark]) -> String {
     let mut hasher = Sha256::new();
     for file in files {
@@ -204,7 +203,7 @@ mod tests {
                 |file| file.bundle_digest == bundle_digest && file.path.len() > file.name.len()
             )
         );
-        // The same files have the same place, others another.
+        // The same files have the same path, other files another one.
         assert_eq!(
             Bundle::of_script(&folder.path().join("train.py")).unwrap().files[0].bundle_digest,
             bundle_digest

@@ -1,4 +1,4 @@
-//! A job on several hosts, from the list of them to the last line.
+//! Job on several hosts: from the list of hosts to the final report.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -30,15 +30,13 @@ use crate::{
 
 /// Runs the job to its end on all hosts, with the output on this process's stdout and stderr.
 ///
-/// `options` are those that the plan was made from. They hold for every host, but for the number of
-/// ranks where the list of hosts has one.
-/// SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to all ranks, and a second one kills them at
-/// once, as on one host. SIGUSR1 and SIGUSR2 are forwarded and mean nothing here. SIGTSTP (Ctrl-Z) does nothing: a launcher that is suspended would be taken
-/// for lost.
+/// `options` are those that the plan was made from. They apply to every host, except that the list of hosts may set the
+/// number of ranks. SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to all ranks, and a second one kills them at
+/// once, as on one host. SIGUSR1 and SIGUSR2 are forwarded without effect on the launcher. SIGTSTP (Ctrl-Z) is ignored:
+/// a suspended launcher would be taken for lost.
 ///
 /// # Errors
-/// A host cannot take part, or a file that is to be copied does not exist. Nothing of the program has run on any host
-/// then.
+/// A host cannot take part, or a file that is to be copied does not exist. The program has not run on any host then.
 pub fn run(options: &LaunchOptions, plan: &HostsPlan) -> Result<Outcome, LaunchError> {
     let mut options = for_all_hosts(options, plan);
     let library_folders = build(&mut options.program)?;
@@ -60,12 +58,12 @@ fn for_all_hosts(options: &LaunchOptions, plan: &HostsPlan) -> LaunchOptions {
     let mut options = options.clone();
     options.nodes = NodeRange::default();
     options.run_id.get_or_insert_with(new_name);
-    // The terminal is here, and the ranks are not.
+    // The terminal belongs to this process, and the ranks are elsewhere.
     options.output.raw = Some(false);
-    // Of the job alone: a secret from the environment is for other jobs, too.
+    // A new secret for this job: one in the environment is for other jobs, too.
     options.secret = Secret::generate().ok();
     let facts = OutputFacts::gather();
-    // It is this process's terminal on which the lines are shown.
+    // The lines are shown on this process's terminal.
     let colored = options.output.color.resolve(facts.color) == [true; 2];
     options.output.color = if colored { Color::Always } else { Color::Never };
     let from_environment = facts.prefix.and_then(|template| template.parse().ok());
@@ -73,7 +71,7 @@ fn for_all_hosts(options: &LaunchOptions, plan: &HostsPlan) -> LaunchOptions {
         let longest = plan.hosts.iter().map(|it| it.spec.destination().chars().count()).max();
         let slots = plan.hosts.iter().map(|host| match host.nproc {
             NprocSpec::Count(count) => count,
-            // Where a host's own devices decide, two digits are a guess.
+            // Two digits are assumed where each host's own devices decide.
             _ => 16,
         });
         let last = slots.sum::<usize>().saturating_sub(1).to_string();
@@ -82,7 +80,7 @@ fn for_all_hosts(options: &LaunchOptions, plan: &HostsPlan) -> LaunchOptions {
     options
 }
 
-/// Builds what must be built, once and here, and gives the folders of its libraries.
+/// Builds the program on this host if necessary. Returns the folders of its libraries.
 fn build(program: &mut Program) -> Result<Vec<PathBuf>, LaunchError> {
     let Program::Cargo(target) = program else { return Ok(Vec::new()) };
     let built = target.build()?;
@@ -108,8 +106,8 @@ fn request(
     Ok(Arc::new(request))
 }
 
-/// What is to be copied: what is given by its path was built or written here. What is looked up in
-/// `PATH` or where Python is installed, every host has for itself.
+/// Returns the files to copy: a program that is given by its path was built or written on this host. A program that is
+/// looked up in `PATH`, or in Python's installation, is each host's own.
 fn to_copy(
     options: &LaunchOptions,
     plan: &HostsPlan,
@@ -130,7 +128,7 @@ fn to_copy(
         }
         Program::Auto(name) | Program::Executable(name) => {
             let is_file = |word: &&OsString| Path::new(word).is_file();
-            // Of an interpreter, the first word that is not an option is what it runs.
+            // The first argument of an interpreter that is not an option is its script.
             let script = options.args.iter().find(|it| !it.as_encoded_bytes().starts_with(b"-"));
             if let Some(script) = script.filter(is_file) {
                 let (name, script) = (name.display(), script.display());
@@ -153,7 +151,7 @@ fn to_copy(
             }
             Ok(bundle)
         }
-        // One is built by now, the other is made here.
+        // A Cargo target has been replaced by its executable before; a `ModuleIn` is created by copying only.
         Program::Cargo(_) | Program::ModuleIn { .. } => Ok(None),
     }
 }
@@ -162,17 +160,17 @@ fn note(text: &str) {
     let _ = std::io::stderr().write_all(format!("brigade: note: {text}\n").as_bytes());
 }
 
-/// A job whose hosts are all connected.
+/// Job whose hosts are all connected.
 struct Job {
     coordinator: Coordinator,
     sessions: Vec<(SessionId, Session)>,
     signals: SignalFd,
     output: Output,
-    /// The log of events (`--events`).
+    /// Event log (`--events`).
     events: Option<EventLog>,
-    /// Lines of the sessions' stderr, and `None` at its end.
+    /// Lines of the sessions' stderr, with `None` at the end of each.
     stderr: wake::Receiver<(SessionId, Option<String>)>,
-    /// Lines of sessions that may be ssh's last words, which come again with the host's loss.
+    /// Lines of sessions that may be an ssh client's last messages, which are shown again with the loss of the host.
     held: Vec<(Instant, SessionId, String)>,
     shutdown_timeout: Duration,
     stopping: bool,
@@ -201,7 +199,7 @@ impl Job {
             max_restarts: options.max_restarts,
             limits: plan.limits,
             late_hosts: false,
-            // What the others call this machine, should it be the first host.
+            // Address of this machine for the other hosts, for the case that it is the first host.
             address: Some(match &options.local_addr {
                 Some(address) => address.clone(),
                 None if hosts > 1 => plan.access.local.name_for_others(&seen),
@@ -261,7 +259,7 @@ impl Job {
         }
         let job_result = self.coordinator.wait();
         let outcome = if closed { Outcome::OutputClosed } else { Outcome::Over(job_result) };
-        // The agents have been told and go home. A host that is cut off cannot.
+        // The agents were informed and exit. One without a connection cannot.
         let deadline = Instant::now() + GO_HOME;
         for (_, session) in self.sessions {
             session.child.finish(deadline);
@@ -276,7 +274,7 @@ impl Job {
         Ok(outcome)
     }
 
-    /// Waits for anything to do. True when the job is over.
+    /// Waits for an event. Returns `true` once the job is over.
     fn wait(&self) -> bool {
         let mut fds = vec![
             PollFd::new(self.coordinator.over_fd(), PollFlags::POLLIN),
@@ -285,7 +283,7 @@ impl Job {
             PollFd::new(self.stderr.as_fd(), PollFlags::POLLIN),
         ];
         fds.extend(self.events.iter().map(|log| PollFd::new(log.as_fd(), PollFlags::POLLIN)));
-        // EINTR: look round and wait again.
+        // EINTR: check all sources and wait again.
         let timeout = if self.held.is_empty() { PollTimeout::NONE } else { HELD.into() };
         poll(&mut fds, timeout).is_ok() && fds[0].any().unwrap_or(false)
     }
@@ -313,7 +311,7 @@ impl Job {
         }
     }
 
-    /// Says why a session has ended, while the coordinator may still want to know.
+    /// Reports why a session has ended, while the coordinator may still need the reason.
     fn explain(&mut self, id: SessionId) {
         self.held.retain(|it| it.1 != id);
         if let Some((_, session)) = self.sessions.iter_mut().find(|it| it.0 == id) {
@@ -321,7 +319,7 @@ impl Job {
         }
     }
 
-    /// Shows what no end of its session has followed.
+    /// Shows held lines after which their session did not end.
     fn show_held(&mut self, now: Instant) {
         let due =
             |at: Instant| now.saturating_duration_since(at) >= Duration::from_millis(HELD.into());
@@ -334,7 +332,7 @@ impl Job {
 }
 
 const LOOPBACK: &str = "127.0.0.1";
-/// Milliseconds from a line of a session to its end.
+/// Maximum time in milliseconds from a line of a session to the end of that session.
 const HELD: u16 = 300;
 /// Time limit from the end of the job to that of the sessions.
 const GO_HOME: Duration = Duration::from_secs(2);

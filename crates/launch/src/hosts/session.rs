@@ -1,4 +1,4 @@
-//! One host's connection, on the launcher's side, up to the moment when the job may start.
+//! The launcher's connection to one host, up to the start of the job.
 
 mod upload;
 
@@ -27,16 +27,16 @@ use upload::Copied;
 pub(crate) struct LaunchRequest {
     pub(crate) options: LaunchOptions,
     pub(crate) plan: HostsPlan,
-    /// This executable, where it is to be copied.
+    /// Description of this executable, if it is to be copied.
     pub(crate) brigade_mark: Option<FileMark>,
     pub(crate) bundle: Option<Bundle>,
-    /// Further folders in which the program's libraries may be.
+    /// Additional folders in which the program's libraries may be.
     pub(crate) library_folders: Vec<PathBuf>,
-    /// Each session takes a few descriptors of this process.
+    /// Raised limit of open files: each session takes a few descriptors of this process.
     pub(crate) open_files: OpenFiles,
 }
 
-/// A host that is ready, or on the way.
+/// Session of a host that is ready or being prepared.
 pub(crate) struct Session {
     pub(crate) host: HostSpec,
     /// Position of the host in the list of hosts.
@@ -83,7 +83,7 @@ impl Session {
         })
     }
 
-    /// Brings the host to the point where it could start its ranks at once.
+    /// Prepares the host until it could start its ranks at once.
     pub(crate) fn prepare(
         &mut self,
         request: &LaunchRequest,
@@ -125,8 +125,8 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps the host waiting until all are ready, then gives the streams to the coordinator.
-    /// `None` when the job does not start.
+    /// Keeps the host waiting until all are ready, then returns the streams for the coordinator. Returns `None` if the
+    /// job does not start.
     pub(crate) fn wait_for_go(
         mut self,
         request: &LaunchRequest,
@@ -138,7 +138,7 @@ impl Session {
                 Err(RecvTimeoutError::Timeout) => ToHost::Wait,
                 Err(RecvTimeoutError::Disconnected) => return None,
             };
-            // One that has gone meanwhile is found out by the coordinator.
+            // The coordinator detects a host that was lost in the meantime.
             let _ = wire::send(&mut self.to, &message);
             if matches!(message, ToHost::Go) {
                 let (from, to) = (self.from.try_clone().ok()?, self.to.try_clone().ok()?);
@@ -147,13 +147,13 @@ impl Session {
         }
     }
 
-    /// The address of this machine as the host sees it; `None` where that is none for others.
+    /// Returns the address of this machine as the host sees it, or `None` if other hosts could not use it.
     pub(crate) fn launchers_address(&self) -> Option<IpAddr> {
         connection_address(self.hello.as_ref()?.ssh_connection.as_deref()?, 0)
     }
 
-    /// Under which name the other hosts reach this one: the address at which its sshd was reached,
-    /// else the name that the user wrote. `None` for this machine.
+    /// Returns the name under which other hosts reach this host: the address at which its sshd was reached, else the
+    /// name that the user wrote. Returns `None` for this machine.
     fn address(&self) -> Option<String> {
         if self.is_here {
             return None;
@@ -163,7 +163,7 @@ impl Session {
         Some(address.map_or_else(|| self.host.name.clone(), |it| it.to_string()))
     }
 
-    /// The connection was closed before the first message.
+    /// Returns `true` if the connection was closed before the first message.
     pub(crate) fn was_closed_early(&self) -> bool {
         self.hello.is_none() && ssh::is_early_close(&self.child.stderr())
     }
@@ -211,7 +211,7 @@ impl Session {
 
     fn send(&mut self, message: &ToHost) -> Result<(), HostFailure> {
         wire::send(&mut self.to, message).map_err(|error| {
-            // A host that refuses closes the connection; its reason may be on the way.
+            // A host that refuses closes the connection; its reason may still be in transit.
             match wire::receive(&mut self.from, LAST_WORDS) {
                 Ok(FromHost::Refused { reason, code }) => self.refused(&reason, code),
                 _ => self.explain(&WireError::System(error)),
@@ -248,10 +248,10 @@ impl Session {
         )
     }
 
-    /// In ssh's own words, where it has said something.
+    /// Creates a failure with the messages of ssh, if there are any.
     fn explain(&mut self, error: &WireError) -> HostFailure {
         let silent = matches!(error, WireError::Silent(_));
-        // One that is silent has not ended, and is not waited for.
+        // A silent host has not ended, and is not waited for.
         let words = if silent { self.child.stderr() } else { self.child.last_stderr() };
         let said = ssh::reason(&words, &self.host);
         let exit_status = if silent { None } else { self.child.exit_status() };
@@ -260,7 +260,7 @@ impl Session {
                 Some(said) => format!("{error}; {said}"),
                 None => error.to_string(),
             },
-            // What went wrong there, before an agent spoke, and not with the connection.
+            // The failure was on the host before an agent answered, and not in the connection.
             (Some(said), Some(exit_status))
                 if self.hello.is_none() && exit_status.code() != Some(SSH_FAILED) =>
             {
@@ -282,7 +282,7 @@ impl Session {
     }
 }
 
-/// One of the four words of `SSH_CONNECTION`, if it is an address that means the same elsewhere.
+/// Parses one of the four fields of `SSH_CONNECTION`, if it is an address that is valid on other hosts, too.
 fn connection_address(connection: &str, word: usize) -> Option<IpAddr> {
     let address: IpAddr = connection.split(' ').nth(word)?.parse().ok()?;
     let local = match address {
@@ -292,16 +292,16 @@ fn connection_address(connection: &str, word: usize) -> Option<IpAddr> {
     (!local).then_some(address)
 }
 
-/// Characters: a reason may name a path.
+/// In characters: a reason may contain a path.
 const MAX_REASON_LEN: usize = 1000;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// What an agent may say first, or the shell in its place.
+/// First lines that an agent, or the shell in its place, may send.
 const GREETINGS: [&str; 4] = [GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED];
-/// Exit code of ssh for its own errors. Otherwise it is that of the remote program.
+/// Exit code of ssh for its own errors. Any other exit code is that of the remote program.
 const SSH_FAILED: i32 = 255;
 /// Time limit from the start of ssh to the agent's first message: name resolution, connection, login, login shell.
 const GREETING_LIMIT: Duration = Duration::from_secs(60);
-/// For an answer that takes a few system calls there, on a busy host with a slow shared folder.
+/// Time limit for an answer that takes the agent a few system calls, on a busy host with a slow shared folder.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const LAST_WORDS: Duration = Duration::from_millis(500);
 

@@ -1,9 +1,9 @@
-//! Files that were copied to this host, each in a folder named by its digest, or by that of all
-//! files that belong together: `~/.cache/brigade/sync/DIGEST/NAME`.
+//! Store of files that were copied to this host, each in a folder named by its digest, or by the digest of all files
+//! that belong together: `~/.cache/brigade/sync/DIGEST/NAME`.
 //!
-//! A file of its final name is whole, after a power cut, too. It is this user's alone. It is used again
-//! by every later job that needs the same contents, and removed when none has for a month; a job that
-//! runs keeps what it uses ([`keep`]).
+//! A file with its final name is complete, even after a power failure. Only its owner may use it. Later jobs that need
+//! the same contents use it again, and it is removed after a month without use; a running job keeps the files that it
+//! uses ([`keep`]).
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use super::digest;
 use super::message::FileMark;
 
-/// A file that is being received. Unfinished, it is removed when dropped.
+/// File that is being received. An incomplete one is removed when this value is dropped.
 pub(crate) struct Store {
     mark: FileMark,
     file: File,
@@ -30,8 +30,8 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Where the files are here: at the same path with the same contents, or in the store. Those of
-    /// a program of Python's must lie `together`.
+    /// Returns the paths of these files on this host: at the same path with the same contents, or in the store. With
+    /// `together`, as Python programs need it, all are in the same place.
     pub(crate) fn find(files: &[FileMark], together: bool) -> Vec<Option<OsString>> {
         let same: Vec<_> = files.iter().map(same_place).collect();
         if together && same.contains(&None) {
@@ -40,14 +40,14 @@ impl Store {
         same.into_iter().zip(files).map(|(same, file)| same.or_else(|| stored(file))).collect()
     }
 
-    /// Begins to receive a file. The error is one line.
+    /// Begins to receive a file. The error is a message of one line.
     pub(crate) fn begin(mark: FileMark) -> Result<Self, String> {
         let root = folder()?;
         sweep(&root);
         let own_folder = bundle_folder(&root, &mark)
             .ok_or_else(|| format!("{} is not the name of a copied file", mark.name.display()))?;
         let place = own_folder.join(&mark.name);
-        // The home folder may be shared: another host's agent may be receiving the same.
+        // The home folder may be shared: another host's agent may be receiving the same file.
         let host = nix::unistd::gethostname().unwrap_or_default();
         let part = format!("{}.{}.{}", mark.name.display(), host.display(), std::process::id());
         let unfinished = own_folder.join(part);
@@ -60,7 +60,8 @@ impl Store {
         Ok(Self { mark, file, hasher, received: 0, unfinished, place })
     }
 
-    /// Takes in the next part, of an empty file an empty one; gives the file's place when it is whole. The error is one line.
+    /// Appends the next part, which is empty for an empty file. Returns the file's path once it is complete. The error
+    /// is a message of one line.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<Option<OsString>, String> {
         self.file
             .write_all(bytes)
@@ -92,12 +93,12 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // Fails for one that has its final name.
+        // Fails for a file that has its final name.
         let _ = fs::remove_file(&self.unfinished);
     }
 }
 
-/// The file itself, where this host has the same at the same place.
+/// Returns the file's own path, if this host has the same file there.
 fn same_place(mark: &FileMark) -> Option<OsString> {
     let same = Path::new(&mark.path);
     let size = same.metadata().ok().filter(fs::Metadata::is_file).map(|it| it.len());
@@ -107,19 +108,19 @@ fn same_place(mark: &FileMark) -> Option<OsString> {
     is_same.then(|| mark.path.clone())
 }
 
-/// A copy of an earlier job.
+/// Returns the path of the copy of an earlier job.
 fn stored(mark: &FileMark) -> Option<OsString> {
     let stored = bundle_folder(&folder().ok()?, mark)?.join(&mark.name);
     let file = File::open(&stored).ok()?;
     if file.metadata().ok()?.len() != mark.size {
         return None;
     }
-    // It is still in use.
+    // The time of modification records the last use.
     let _ = file.set_modified(SystemTime::now());
     Some(stored.into())
 }
 
-/// The folder for a file; `None` where its name would lead out of it.
+/// Returns the folder of a file's bundle, or `None` if one of its names would lead out of the root.
 fn bundle_folder(root: &Path, mark: &FileMark) -> Option<PathBuf> {
     let is_inside = |path: &Path| {
         path.components().next().is_some()
@@ -129,16 +130,16 @@ fn bundle_folder(root: &Path, mark: &FileMark) -> Option<PathBuf> {
     (is_inside(bundle_digest) && is_inside(Path::new(&mark.name))).then(|| root.join(bundle_digest))
 }
 
-/// The user's cache, where the line that starts agents looks, too.
+/// Returns the folder in the user's cache; the shell command that starts agents uses the same one.
 fn folder() -> Result<PathBuf, String> {
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|it| !it.is_empty()).map(PathBuf::from);
     let cache = cache.or_else(|| Some(std::env::home_dir()?.join(".cache")));
     cache.map(|it| it.join("brigade/sync")).ok_or_else(|| "this user has no home folder".to_owned())
 }
 
-/// Marks the copies that these files belong to as used, now and once a day for as long as this process
-/// runs, which may be longer than unused ones are kept. The home folder may be shared, so that another
-/// host's agent removes them. Files elsewhere are left alone.
+/// Marks the copies that these files belong to as used: now, and once a day while this process runs, which may be
+/// longer than unused copies are kept. The home folder may be shared, so another host's agent could remove them. Files
+/// elsewhere are not touched.
 pub(crate) fn keep(files: &[PathBuf]) {
     let Ok(root) = folder() else { return };
     let folders: Vec<PathBuf> =
@@ -146,9 +147,9 @@ pub(crate) fn keep(files: &[PathBuf]) {
     if folders.is_empty() {
         return;
     }
-    // Signals are the agent's to wait for.
+    // Only the agent's own thread waits for signals.
     let Ok(before) = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK) else { return };
-    // Where there is no thread to be had, the files are kept for a month.
+    // Without a thread, the files are kept for a month.
     let _ = thread::Builder::new().name("copies".to_owned()).spawn(move || {
         loop {
             folders.iter().for_each(|folder| mark_used(folder));
@@ -158,7 +159,7 @@ pub(crate) fn keep(files: &[PathBuf]) {
     let _ = before.thread_set_mask();
 }
 
-/// The folder of a file's bundle, where it is a copied one.
+/// Returns the folder of a file's bundle, if the file is a copy.
 fn bundle_folder_of(root: &Path, file: &Path) -> Option<PathBuf> {
     let first = file.strip_prefix(root).ok()?.components().next()?;
     Some(root.join(first))
@@ -175,7 +176,7 @@ fn mark_used(path: &Path) {
     }
 }
 
-/// Removes what has not been used for a month.
+/// Removes the copies that have not been used for a month.
 fn sweep(root: &Path) {
     let Ok(folders) = fs::read_dir(root) else { return };
     for folder in folders.filter_map(Result::ok) {
@@ -183,7 +184,7 @@ fn sweep(root: &Path) {
     }
 }
 
-/// True when something of it has been removed.
+/// Returns `true` if something in the folder was removed.
 fn sweep_folder(folder: &Path) -> bool {
     let Ok(entries) = fs::read_dir(folder) else { return false };
     let mut removed = false;
@@ -197,7 +198,7 @@ fn sweep_folder(folder: &Path) -> bool {
             removed |= fs::remove_file(entry.path()).is_ok();
         }
     }
-    // Another agent may just have made an empty one. Fails for one that has files.
+    // Another agent may just have created an empty folder. Fails for a folder that has files.
     if removed {
         let _ = fs::remove_dir(folder);
     }

@@ -49,8 +49,8 @@ impl ColorFacts {
     }
 }
 
-/// Returns `true` if a stream of this process is a terminal that a user looks at. Open MPI gives its processes a
-/// pseudo-terminal as stdout and copies their output to a file as well as to a terminal.
+/// Returns `true` if a stream of this process is a user's terminal. Open MPI gives its processes a pseudo-terminal as
+/// stdout and copies their output to a file as well as to a terminal.
 pub(crate) fn is_users_terminal(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !is_open_mpis(&|name| env::var(name).ok())
 }
@@ -104,7 +104,7 @@ impl fmt::Display for Color {
     }
 }
 
-/// The prefix in the colour of its rank. The blanks after it stay as they are.
+/// Returns the prefix in the colour of its rank. The blanks after it are not coloured.
 pub(crate) fn paint(prefix: &str, rank: usize) -> String {
     let text = prefix.trim_end();
     let blanks = &prefix[text.len()..];

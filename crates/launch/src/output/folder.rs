@@ -1,4 +1,4 @@
-//! The folder of a job: log files and error files, as torchrun lays them out.
+//! The folder of a job: log files and error files, in torchrun's layout.
 //!
 //! `<log dir>/<run id>_<random>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}`, and
 //! beside the ranks' folders `filtered_stdout.log` and `filtered_stderr.log`.
@@ -14,32 +14,32 @@ use nix::unistd::mkdtemp;
 use super::plan::{LogFolder, OutputPlan};
 use crate::LaunchError;
 
-/// The folder of a job. A passing one goes when this value is dropped.
+/// Folder of a job. A temporary one is removed when this value is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct RunFolder {
     path: Option<PathBuf>,
     stays: bool,
 }
 
-/// The folder of one attempt, with one in it for each local rank.
+/// Folder of one attempt, with a subfolder for each local rank.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AttemptFolder {
     path: Option<PathBuf>,
-    /// Worth a line to the user.
+    /// Path of the job's folder, if it is to be shown to the user.
     run: Option<PathBuf>,
 }
 
 impl RunFolder {
-    /// Where a folder is going to be that goes with the job, if there is one: known before it is
-    /// made, so that the reaper can remove it even if this process is killed.
+    /// Returns the path of the temporary folder of a job, if it has one. The path is fixed before the folder is
+    /// created, so that the reaper can remove it even if this process is killed.
     pub(crate) fn passing(plan: &OutputPlan, agent_id: &str) -> Option<PathBuf> {
         let here = std::path::absolute(std::env::temp_dir().join(agent_id)).ok();
         here.filter(|_| matches!(plan.folder, LogFolder::Ephemeral))
     }
 
-    /// Makes it. `agent_id` names this process and no other.
+    /// Creates the job's folder. `agent_id` is unique to this process.
     ///
-    /// Errors where the folder that the user asked for cannot be written to.
+    /// Fails if the folder that the user asked for cannot be written to.
     pub(crate) fn create(
         plan: &OutputPlan,
         run_id: &str,
@@ -50,13 +50,13 @@ impl RunFolder {
             LogFolder::Under(path) => path,
             LogFolder::Temporary => &temporary,
             LogFolder::Ephemeral => {
-                // Error files were not asked for: a job can do without.
+                // The user did not ask for error files: the job can run without them.
                 let made = |path: &PathBuf| DirBuilder::new().mode(0o700).create(path).is_ok();
                 return Ok(Self { path: Self::passing(plan, agent_id).filter(made), stays: false });
             }
             LogFolder::Discard => return Ok(Self { path: None, stays: false }),
         };
-        // The system's folder for temporary files is there or it is not: we do not make it.
+        // The system's folder for temporary files is not created here.
         let made = if under == &temporary { Ok(()) } else { fs::create_dir_all(under) };
         match made.and_then(|()| unique(under, run_id)) {
             Ok(path) => Ok(Self { path: Some(path), stays: true }),
@@ -64,7 +64,7 @@ impl RunFolder {
         }
     }
 
-    /// Makes the folder of an attempt, and one in it for each rank of this host.
+    /// Creates the folder of an attempt, with a subfolder for each rank of this host.
     pub(crate) fn attempt(&self, number: u32, nproc: usize) -> Result<AttemptFolder, LaunchError> {
         let Some(run) = &self.path else { return Ok(AttemptFolder::default()) };
         let path = run.join(format!("attempt_{number}"));
@@ -83,7 +83,7 @@ impl RunFolder {
 impl Drop for RunFolder {
     fn drop(&mut self) {
         if let Some(path) = self.path.take().filter(|_| !self.stays) {
-            // What cannot be removed lies among the temporary files: no reason to fail a job.
+            // Temporary files that cannot be removed are not a reason to fail a job.
             let _ = fs::remove_dir_all(path);
         }
     }
@@ -95,12 +95,12 @@ impl AttemptFolder {
         Some(self.path.as_ref()?.join(local_rank.to_string()).join("error.json"))
     }
 
-    /// The job's folder, if it stays.
+    /// Returns the job's folder, if it is permanent.
     pub(crate) fn run(&self) -> Option<&Path> {
         self.run.as_deref()
     }
 
-    /// The log file of one stream of one rank; `None` where nothing is kept.
+    /// Creates the log file of one stream of one rank. Returns `None` if logs are not kept.
     pub(crate) fn log(
         &self,
         local_rank: usize,
@@ -109,7 +109,7 @@ impl AttemptFolder {
         self.open(|path| path.join(local_rank.to_string()).join(format!("{}.log", stream.name())))
     }
 
-    /// The file of collected lines of one stream of all ranks.
+    /// Creates the file for the collected lines of one stream of all ranks.
     pub(crate) fn filtered(&self, stream: Stream) -> Result<Option<LogFile>, LaunchError> {
         self.open(|path| path.join(format!("filtered_{}.log", stream.name())))
     }
@@ -127,9 +127,9 @@ impl AttemptFolder {
     }
 }
 
-/// The folder of an attempt, and the files in it that are written from its start on.
+/// Folder of an attempt, and the files in it that are written from its start on.
 ///
-/// Making them may take long where they lie on a file system that does not answer.
+/// Creating them may take long on a file system that does not answer.
 #[derive(Debug, Default)]
 pub(crate) struct AttemptFiles {
     pub(crate) folder: AttemptFolder,
@@ -142,7 +142,7 @@ pub(crate) struct AttemptFiles {
 impl AttemptFiles {
     /// Creates the log folder and its files.
     ///
-    /// Errors where the user has asked for files, and they cannot be made.
+    /// Fails if the user has asked for files, and they cannot be created.
     pub(crate) fn make(
         plan: &OutputPlan,
         run: &RunFolder,
@@ -169,7 +169,7 @@ impl AttemptFiles {
     }
 }
 
-/// A log file that is being written.
+/// Log file that is being written.
 #[derive(Debug)]
 pub(crate) struct LogFile {
     pub(crate) file: File,
@@ -177,11 +177,11 @@ pub(crate) struct LogFile {
 }
 
 fn unique(under: &Path, run_id: &str) -> io::Result<PathBuf> {
-    // The user may have chosen the name.
+    // The name may be chosen by the user.
     let name: String =
         run_id.chars().map(|c| if c == '/' || c == '\0' { '_' } else { c }).collect();
     let path = mkdtemp(&under.join(format!("{name}_XXXXXX")))?;
-    // Error files are named in the ranks' environment, and ranks may change their folder.
+    // The ranks' environment contains the paths of error files, and a rank may change its working folder.
     std::path::absolute(path)
 }
 
@@ -225,7 +225,7 @@ mod tests {
         let attempt = run.attempt(0, 1).unwrap();
         let error = attempt.error_file(0).unwrap();
         assert!(error.starts_with(RunFolder::passing(&plan, &agent_id).unwrap()));
-        // A name that is taken is left alone, and the job does without.
+        // An existing folder of that name is not touched, and the job runs without one.
         let other = RunFolder::create(&plan, "job", &agent_id).unwrap();
         assert_eq!(other.attempt(0, 1).unwrap().error_file(0), None);
         drop(other);

@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 
-/// One stream of one rank, on its way to the console.
+/// Line splitter for one stream of one rank.
 ///
-/// Bytes pass unchanged, whatever their encoding; only a newline is added where a stream ends
-/// inside a line. A carriage return ends a line, too, so that progress bars move.
+/// Bytes pass unchanged in any encoding; a newline is added only if the stream ends inside a line. A carriage return
+/// ends a line, too, so that progress bars are redrawn.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     pending: Vec<u8>,
     tail: Tail,
 }
 
-/// The last lines of a stream, with their ends.
+/// Last lines of a stream, including their ends.
 #[derive(Debug, Default)]
 struct Tail(VecDeque<Vec<u8>>);
 
@@ -20,7 +20,7 @@ impl Lines {
     /// Calls `each` with every line, its end included, that `bytes` completes.
     pub(crate) fn push(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) {
         let mut rest = bytes;
-        // A return at the end of the last piece: part of a "\r\n", or an end of its own?
+        // The last piece ended in a carriage return: it is part of a "\r\n", or a line end by itself.
         if self.pending.last() == Some(&b'\r') {
             match rest.first() {
                 Some(b'\n') | None => {}
@@ -33,7 +33,7 @@ impl Lines {
             rest = after;
         }
         self.pending.extend_from_slice(rest);
-        // A line that never ends must not take all memory: it is cut.
+        // A line without an end must not use all memory: it is cut.
         while self.pending.len() > MAX_LINE_LEN {
             let after = self.pending.split_off(MAX_LINE_LEN);
             self.emit(b"\n", &mut each);
@@ -41,19 +41,19 @@ impl Lines {
         }
     }
 
-    /// Calls `each` with what is left when the stream has ended.
+    /// Calls `each` with the incomplete last line when the stream has ended.
     pub(crate) fn finish(&mut self, mut each: impl FnMut(&[u8])) {
         if !self.pending.is_empty() {
             self.emit(b"\n", &mut each);
         }
     }
 
-    /// The begin of a line whose end has not come.
+    /// Returns the incomplete last line.
     pub(crate) fn begun(&self) -> &[u8] {
         &self.pending
     }
 
-    /// The last lines, oldest first, without their ends; the last may not be complete yet.
+    /// Returns the last lines, oldest first, without their ends. The last one may be incomplete.
     pub(crate) fn tail(&self) -> impl Iterator<Item = &[u8]> {
         let pending = (!self.pending.is_empty()).then_some(&self.pending[..]);
         let pending = pending.map(|line| &line[..line.len().min(MAX_TAIL_LINE_LEN)]);
@@ -77,7 +77,7 @@ impl Lines {
 
 impl Tail {
     fn keep(&mut self, line: &[u8]) {
-        // A progress bar that is drawn over is one line.
+        // A redrawn progress bar counts as one line.
         let mut room = if self.0.back().is_some_and(|last| last.ends_with(b"\r")) {
             self.0.pop_back()
         } else if self.0.len() == TAIL_LINES {
@@ -92,7 +92,7 @@ impl Tail {
     }
 }
 
-/// The length of the first line with its end, if it is complete.
+/// Returns the length of the first line including its end, if it is complete.
 fn line_end(bytes: &[u8]) -> Option<usize> {
     let end = bytes.iter().position(|byte| matches!(byte, b'\n' | b'\r'))?;
     match (bytes[end], bytes.get(end + 1)) {
@@ -103,7 +103,7 @@ fn line_end(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// Past this, a line is cut in two.
+/// Maximum length of a line in bytes. A longer one is cut in two.
 const MAX_LINE_LEN: usize = 1 << 20;
 /// Number of output lines of a rank that a report shows.
 const TAIL_LINES: usize = 20;
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn ends() {
-        // pieces, lines
+        // Pieces of input, and the resulting lines.
         type Case = (&'static [&'static [u8]], &'static [&'static [u8]]);
         let (e, acute) = "é".as_bytes().split_at(1);
         let split = [e, acute, b"\n"];

@@ -1,5 +1,4 @@
-//! One line for all ranks that says how far they are: below their lines on a terminal, else a plain
-//! line now and then.
+//! One progress line for all ranks: below their output on a terminal, else a plain line at intervals.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -14,14 +13,14 @@ use super::color::is_users_terminal;
 /// Last progress report of each rank.
 pub(crate) type Reports = BTreeMap<usize, ProgressReport>;
 
-/// The line, on this process's stderr.
+/// Progress line on this process's stderr.
 #[derive(Debug)]
 pub(crate) struct LiveLine {
     /// `true` if the stream is a terminal, so that the line can be redrawn.
     is_terminal: bool,
-    /// While there is something to show.
+    /// Progress bar, while there is progress to show.
     bar: Option<ProgressBar>,
-    /// When a plain line is due.
+    /// Schedule of plain lines.
     pace: Pace,
     quiet: bool,
 }
@@ -33,7 +32,7 @@ impl LiveLine {
         Self { is_terminal, bar: None, pace: Pace::new(Instant::now()), quiet }
     }
 
-    /// Writes lines of the ranks, with the line out of their way.
+    /// Writes lines of the ranks while the progress line is hidden.
     pub(crate) fn around<T>(&self, write: impl FnOnce() -> T) -> T {
         match &self.bar {
             Some(bar) => bar.suspend(write),
@@ -41,7 +40,7 @@ impl LiveLine {
         }
     }
 
-    /// Shows the reports; gives a plain line, where one is due and this is not a terminal.
+    /// Shows the reports. Returns a plain line if one is due and stderr is not a terminal.
     pub(crate) fn show(&mut self, reports: &Reports) -> Option<String> {
         let Some(text) = summary(reports).filter(|_| !self.quiet) else {
             self.clear();
@@ -59,7 +58,7 @@ impl LiveLine {
         None
     }
 
-    /// Takes the line away.
+    /// Removes the progress line.
     pub(crate) fn clear(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
@@ -67,7 +66,7 @@ impl LiveLine {
     }
 }
 
-/// How far the first of the ranks is; of several, what they get done together, and which is the slowest.
+/// Returns the progress of the first rank. With several ranks, also their total throughput and the slowest rank.
 fn summary(reports: &Reports) -> Option<String> {
     let (_, first) = reports.first_key_value()?;
     let mut text = first.text();
@@ -76,7 +75,7 @@ fn summary(reports: &Reports) -> Option<String> {
         let same = reports.values().filter(|report| report.throughput().1 == unit);
         let sum: f64 = same.map(|report| report.throughput().0).sum();
         text.push_str(&format!(" | {} ranks", reports.len()));
-        // Not known before the first item is done.
+        // Unknown before the first item is done.
         if sum > 0.0 {
             text.push_str(&format!(" {sum:.1} {unit}/s"));
         }
@@ -91,7 +90,8 @@ fn summary(reports: &Reports) -> Option<String> {
     Some(text)
 }
 
-/// Of the ranks in the same loop, the one that is least far; of several, the one with the lowest rate.
+/// Returns the rank with the least progress among those in the same loop. Among equals, the one with the lowest
+/// throughput.
 fn slowest<'a>(reports: &'a Reports, label: &str) -> Option<(usize, &'a ProgressReport)> {
     let key = |report: &ProgressReport| {
         (report.fraction().unwrap_or(0.0), report.position, report.throughput().0)
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(shown, format!("{alone} | 3 ranks 30.0 it/s, slowest rank 2: 49/100"));
         reports.insert(2, report(50, 11.0));
         assert!(summary(&reports).unwrap().ends_with("slowest rank 1: 50/100"));
-        // A rank that counts something else is not added, and one in another loop not compared.
+        // A rank with another unit is not added up, and a rank in another loop not compared.
         let other = ProgressReport { throughput: Some((7.0, "tokens".into())), ..report(50, 1.0) };
         reports.insert(3, ProgressReport { label: "read".into(), ..other });
         assert!(summary(&reports).unwrap().contains("| 4 ranks 30.0 it/s, slowest rank 1"));

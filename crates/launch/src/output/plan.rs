@@ -17,7 +17,7 @@ use crate::LaunchError;
 pub struct OutputOptions {
     /// Folder in which every job creates a log folder of its own. With `/dev/null`, nothing is kept. Defaults to a
     /// folder for temporary files, where an option needs log files.
-    // Need not be text, which is all that serde takes: other hosts get it in another way.
+    // A path need not be valid UTF-8, which serde requires: it is sent to other hosts in another way.
     #[serde(skip)]
     pub log_dir: Option<PathBuf>,
     /// Streams that go into a file and not to the console. Defaults to none.
@@ -95,7 +95,7 @@ pub enum LogFolder {
     Under(PathBuf),
     /// The log folder is created among the temporary files and is kept.
     Temporary,
-    /// No log files are kept: error files lie among the temporary files until the job ends.
+    /// No log files are kept: error files are temporary files, removed when the job ends.
     Ephemeral,
     /// No log folder, because `/dev/null` was given: redirected output is lost, and no error files are written.
     Discard,
@@ -111,7 +111,7 @@ pub(crate) struct Route {
 }
 
 impl OutputPlan {
-    /// Makes the plan from options and facts. A pure function.
+    /// Computes the plan from options and facts. A pure function.
     ///
     /// # Errors
     /// An option selects local ranks none of which this host, with `nproc` ranks, has.
@@ -135,7 +135,7 @@ impl OutputPlan {
             ("tee", first(&options.tee)),
             ("local-ranks-filter", options.local_ranks_filter.as_ref().and_then(lowest)),
         ] {
-            // A list for a larger host may be pasted; one without effect is a mistake.
+            // A list may be meant for a larger host; one without any effect is a mistake.
             if let Some(rank) = named.filter(|rank| *rank >= nproc) {
                 return Err(LaunchError::NoSuchLocalRank { option, rank, nproc });
             }
@@ -192,7 +192,7 @@ impl OutputPlan {
         })
     }
 
-    /// The option, if there is one, that needs the output to come through here, and what it does.
+    /// Returns an option that requires the output to be read by this process, and its effect, if there is one.
     fn changes(options: &OutputOptions, tee: &StreamModes) -> Option<(&'static str, &'static str)> {
         let copies = "writes to a file what is shown, which the launcher then has to see: use \
                       --redirects";
@@ -210,7 +210,7 @@ impl OutputPlan {
         }
     }
 
-    /// A rank has this process's own stream for this one.
+    /// Returns `true` if a rank has this process's own stream for this one.
     pub(crate) fn passes_through(&self, local_rank: usize, stream: Stream) -> bool {
         self.raw && !self.route(local_rank, stream).file
     }

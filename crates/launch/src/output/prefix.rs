@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prefix {
     template: String,
-    /// Shorter ones are filled up with blanks.
+    /// Minimum width of the prefix: shorter ones are padded with blanks.
     width: usize,
 }
 
@@ -81,7 +81,7 @@ impl Prefix {
     }
 }
 
-/// `[rank] `
+/// The default prefix is `[rank] `.
 impl Default for Prefix {
     fn default() -> Self {
         Self { template: "[${rank}] ".to_owned(), width: 0 }
@@ -102,7 +102,7 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// The variable at the start of what follows a dollar sign, and what follows it.
+/// Splits the text after a dollar sign into the name of the variable at its start and the rest.
 fn variable(after: &str) -> Option<(&str, &str)> {
     if let Some(braced) = after.strip_prefix('{') {
         return braced.split_once('}');

@@ -1,4 +1,4 @@
-//! The thread itself: from the ranks' pipes to the console and the log files.
+//! The output thread: it reads the ranks' pipes and writes to the console and the log files.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -26,7 +26,7 @@ use crate::LaunchError;
 #[derive(Debug)]
 pub(super) enum Order {
     Attach(Attempt),
-    /// A whole line for stderr.
+    /// Shows a whole line on stderr.
     Say(String),
     /// Shows the result of the job on stderr.
     Report(Report),
@@ -36,23 +36,23 @@ pub(super) enum Order {
     End,
 }
 
-/// The streams of an attempt's ranks, and the files they go to.
+/// Streams of an attempt's ranks, and the files they are written to.
 #[derive(Debug, Default)]
 pub(super) struct Attempt {
-    /// Two for each rank: stdout, stderr.
+    /// Two streams for each rank: stdout, stderr.
     streams: Vec<Carried>,
     progress_pipes: Vec<RankProgress>,
     /// Files of the lines that are collected from all ranks, by stream.
     filtered: [Option<LogFile>; 2],
 }
 
-/// A rank's reports of how far it is.
+/// Source of a rank's progress reports.
 #[derive(Debug)]
 struct RankProgress {
     rank: usize,
-    /// `None` when it has ended.
+    /// Pipe of the reports. `None` when it has ended.
     pipe: Option<File>,
-    /// The begin of a report whose end has not come.
+    /// Incomplete last report.
     begun: Vec<u8>,
 }
 
@@ -62,15 +62,15 @@ struct Carried {
     stream: Stream,
     rank: usize,
     local_rank: usize,
-    /// It comes through here; else it goes to the terminal as it is.
+    /// `true` if the stream is read here; else it goes directly to the terminal.
     is_seen: bool,
-    /// `None` when it has ended.
+    /// Pipe of the stream. `None` when it has ended.
     pipe: Option<File>,
     lines: Lines,
-    /// What stands before its lines on the console; `None`: they are not shown.
+    /// Prefix of the stream's lines on the console, or `None` if they are not shown.
     shown: Option<String>,
     file: Option<LogFile>,
-    /// What stands before its lines among the collected ones; `None`: they are not collected.
+    /// Prefix of the stream's lines in the file of collected lines, or `None` if they are not collected.
     collected: Option<String>,
 }
 
@@ -125,12 +125,12 @@ pub(super) struct Pump {
     recent: Recent,
     /// Last progress reports of the ranks.
     reports: Reports,
-    /// Bars of Python's tqdm become reports.
+    /// `true` if progress bars of Python's tqdm become reports.
     reads_bars: bool,
-    /// They have changed since they were shown, and are shown again then.
+    /// Time when the reports are shown next, if they have changed since the last time.
     show_at: Option<Instant>,
     shown_at: Option<Instant>,
-    /// A log file could not be written, and that has been said.
+    /// `true` once a log file could not be written and the user has been warned.
     logs_are_lossy: bool,
     inbox: wake::Receiver<Order>,
     outbox: wake::Sender<Notice>,
@@ -153,9 +153,9 @@ struct Console {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Open,
-    /// Some of the output could not be written, and that has been said.
+    /// Some of the output could not be written, and the user has been warned.
     Lossy,
-    /// The reader has gone.
+    /// The reader has closed the stream.
     Closed,
 }
 
@@ -195,7 +195,7 @@ impl Pump {
         self.drain();
     }
 
-    /// Waits for anything to do and does it. False when the agent wants no more.
+    /// Waits for an event and handles it. Returns `false` if the agent has ended this thread.
     fn wait_and_carry(&mut self) -> bool {
         let streams = &self.attempt.streams;
         let open: Vec<usize> = (0..streams.len()).filter(|&i| streams[i].pipe.is_some()).collect();
@@ -223,7 +223,7 @@ impl Pump {
         !ready[0] || self.on_orders()
     }
 
-    /// Carries out the orders that have come. False when the agent wants no more.
+    /// Carries out the received orders. Returns `false` if the agent has ended this thread.
     fn on_orders(&mut self) -> bool {
         while let Some(order) = self.inbox.try_recv() {
             match order {
@@ -261,7 +261,7 @@ impl Pump {
                     progress.begun.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
                 let rest = progress.begun.split_off(end);
                 let lines = std::mem::replace(&mut progress.begun, rest);
-                // A line that never ends is not a report.
+                // A line without an end is not a report.
                 progress.begun.truncate(MAX_REPORT_LEN);
                 let rank = progress.rank;
                 let reports = lines.split(|byte| *byte == b'\n').rev();
@@ -276,7 +276,7 @@ impl Pump {
 
     fn note(&mut self, rank: usize, report: ProgressReport) {
         if report.done {
-            // Of an inner loop: that around it may go on.
+            // Removes only the end of the loop that is shown: an inner loop may end while the outer one continues.
             if self.reports.get(&rank).is_none_or(|known| known.label != report.label) {
                 return;
             }
@@ -298,7 +298,7 @@ impl Pump {
         }
     }
 
-    /// The attempt is over.
+    /// Removes the progress reports at the end of an attempt.
     fn forget_reports(&mut self) {
         (self.show_at, self.shown_at) = (None, None);
         if !std::mem::take(&mut self.reports).is_empty() {
@@ -322,7 +322,7 @@ impl Pump {
         self.notify(Notice::Tail { local_rank, tail });
     }
 
-    /// Writes all that is left of the attempt.
+    /// Writes the remaining output of the attempt. Returns the last lines of the streams.
     fn drain(&mut self) -> Vec<Tail> {
         for stream in 0..self.attempt.streams.len() {
             self.carry_the_rest(stream);
@@ -334,14 +334,14 @@ impl Pump {
         std::mem::take(&mut self.attempt).streams.chunks(2).map(tail_of).collect()
     }
 
-    /// Carries what a rank wrote before its end: no more than its pipe holds. A child of it may
-    /// go on to write for ever.
+    /// Reads what a rank wrote before its end: no more than its pipe holds, because a child of the rank may write for
+    /// ever.
     fn carry_the_rest(&mut self, stream: usize) {
         let pieces = LARGEST_PIPE / READ_SIZE;
         (0..pieces).take_while(|_| self.carry(stream)).for_each(drop);
     }
 
-    /// Carries one piece. False when there is none for now, or none any more.
+    /// Reads and passes on one piece of a stream. Returns `false` if there is none for now, or the stream has ended.
     fn carry(&mut self, index: usize) -> bool {
         let carried = &mut self.attempt.streams[index];
         let Some(pipe) = &mut carried.pipe else { return false };
@@ -387,7 +387,7 @@ impl Pump {
         }
     }
 
-    /// Writes what a stream's piece has become.
+    /// Writes the processed piece of a stream.
     fn pass_on(&mut self, index: usize) {
         let stream = self.attempt.streams[index].stream;
         if !self.room.shown.is_empty() {
@@ -413,7 +413,7 @@ impl Pump {
         }
     }
 
-    /// A full disk under the logs must not end a training run, but is said.
+    /// Warns about log files that could not be written: a full disk under the logs must not end a training run.
     fn report_lost(&mut self, lost: Option<String>) {
         if let Some(what) = lost.filter(|_| !self.logs_are_lossy) {
             self.logs_are_lossy = true;
@@ -429,8 +429,8 @@ impl Pump {
 }
 
 impl Carried {
-    /// The lines, and what each of them becomes. A bar that is about to be drawn over is not a line where
-    /// `bar` takes it.
+    /// Returns the line splitter, and the function that processes each line. A progress bar that is about to be redrawn
+    /// is stored in `bar`, if given, instead of being shown.
     fn route<'a>(
         &'a mut self,
         filter: Option<&'a LineFilter>,
@@ -441,7 +441,7 @@ impl Carried {
         let each = move |line: &[u8]| {
             if let Some(bar) = bar.as_deref_mut().filter(|_| *stream == Stream::Stderr) {
                 let report = tqdm(line);
-                // The last state of a bar is a line, and the bar is over.
+                // The last state of a progress bar is a line, and the bar has ended.
                 let done = line.ends_with(b"\n");
                 let is_drawn_over = report.is_some() || line.trim_ascii().is_empty();
                 *bar = report.map(|it| ProgressReport { done, ..it }).or_else(|| bar.take());
@@ -465,8 +465,8 @@ impl Carried {
 }
 
 impl Console {
-    /// Whole lines, all at once. What cannot be written is lost: a full disk under the output must
-    /// not end a training run, but a reader that has gone does, as with any program in a pipe.
+    /// Shows whole lines at once. Output that cannot be written is lost: a full disk under the output must not end a
+    /// training run, but a closed reader does, as with any program in a pipe.
     fn show(&mut self, stream: Stream, lines: &[u8]) -> WriteFailure {
         let state = &mut self.state[stream.index()];
         if *state == State::Closed {
@@ -491,7 +491,7 @@ impl Console {
 }
 
 impl LogFile {
-    /// Writes, or says what could not be written and why.
+    /// Writes to the log file. The error is a message with the file and the reason.
     fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
         let written = self.file.write_all(bytes);
         written.map_err(|error| format!("{}: {error}", self.path.display()))

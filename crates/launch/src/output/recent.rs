@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use brigade_rendezvous::Stream;
 use nix::sys::stat::fstat;
 
-/// The last lines on the launcher's own stderr, and on its stdout where that is the same file or terminal.
+/// Last lines on the launcher's own stderr, and on its stdout if that is the same file or terminal.
 #[derive(Debug)]
 pub(crate) struct Recent {
     lines: VecDeque<String>,
@@ -15,20 +15,20 @@ pub(crate) struct Recent {
 }
 
 impl Recent {
-    /// Looks at this process's stdout and stderr.
+    /// Examines this process's stdout and stderr.
     pub(crate) fn new() -> Self {
         let stdout = identity(&io::stdout());
         let is_one_file = stdout.is_some() && stdout == identity(&io::stderr());
         Self { lines: VecDeque::new(), is_one_file }
     }
 
-    /// Notes whole lines that have been shown.
+    /// Records whole lines that have been shown.
     pub(crate) fn note(&mut self, stream: Stream, lines: &[u8]) {
         if stream == Stream::Stdout && !self.is_one_file {
             return;
         }
         let ends = |byte: &u8| matches!(byte, b'\n' | b'\r');
-        // Of a large piece, only its end is looked at.
+        // Only the end of a large piece matters.
         let last: Vec<&[u8]> =
             lines.rsplit(ends).filter(|line| !line.is_empty()).take(KEPT_LINES).collect();
         for line in last.into_iter().rev() {
@@ -44,12 +44,12 @@ impl Recent {
     pub(crate) fn has_sentence(&self, sentence: &str) -> bool {
         let rests = self.lines.iter().filter_map(|line| line.strip_prefix("brigade: "));
         rests.filter_map(|line| line.strip_prefix(sentence)).any(|rest| {
-            // The report follows the sentence at once, or it said what comes of it.
+            // The report follows the sentence immediately, or the sentence ended with its consequence.
             rest.is_empty() || rest.starts_with(';')
         })
     }
 
-    /// Returns `true` if these lines of a rank have been shown, in this order. Those of other ranks may stand between
+    /// Returns `true` if these lines of a rank have been shown, in this order. Lines of other ranks may be between
     /// them, and each has the rank's prefix.
     pub(crate) fn has_lines<'a>(&self, lines: impl IntoIterator<Item = &'a str>) -> bool {
         let mut shown = self.lines.iter();
@@ -81,9 +81,9 @@ fn identity(fd: &impl AsFd) -> Option<(u64, u64)> {
     fstat(fd).ok().map(|file| (file.st_dev, file.st_ino))
 }
 
-/// Further back, a line is repeated in the report.
+/// Number of recent lines in which a repetition is searched for.
 const KEPT_LINES: usize = 200;
-/// More than a report shows of a line.
+/// Maximum length of a recorded line: more than a report shows of a line.
 const MAX_LINE_LEN: usize = 4096;
 
 #[cfg(test)]

@@ -9,12 +9,12 @@ use nix::sys::signal::Signal;
 use super::recent::Recent;
 use crate::Outcome;
 
-/// Why the job did not simply finish.
+/// Explanation of a job that did not simply succeed.
 #[derive(Debug)]
 pub(crate) struct Report {
-    /// One sentence.
+    /// Summary in one sentence.
     sentence: String,
-    /// What else the launcher has to say: lines, of which some belong to the one before and are indented.
+    /// Additional lines of the launcher. An indented line belongs to the one before it.
     notes: Vec<String>,
     /// Error or last output of the rank that failed.
     quote: Option<Quote>,
@@ -30,9 +30,9 @@ struct Quote {
 #[derive(Debug)]
 enum Quoted {
     Nothing,
-    /// Its error file.
+    /// Content of the rank's error file.
     Error(String),
-    /// The stream's name, and its last lines.
+    /// Name of a stream, and its last lines.
     LastLines(&'static str, Vec<String>),
 }
 
@@ -85,9 +85,9 @@ impl Report {
         Some(report)
     }
 
-    /// Gives lines for the user, without what has been shown a moment ago: the launcher's own sentence, the
-    /// rank's last lines or its error. Each line of the launcher's own begins with `brigade: `, except for
-    /// the very first one. `None` when nothing is left.
+    /// Returns lines for the user, without text that was shown just before: the launcher's own sentence, the rank's
+    /// last lines or its error. Each line of the launcher begins with `brigade: `, except for the very first one.
+    /// Returns `None` if nothing is left.
     pub(crate) fn text(&self, recent: &Recent) -> Option<String> {
         let mut lines = Vec::new();
         let is_said = recent.has_sentence(&self.sentence);
@@ -96,7 +96,7 @@ impl Report {
         }
         lines.extend(self.notes.iter().cloned());
         if let Some(Quote { rank, quoted }) = &self.quote {
-            // With other lines in between, "its" would say nothing.
+            // With other lines in between, "its" would be ambiguous.
             let its = if is_said { format!("rank {rank}'s") } else { "its".to_owned() };
             match quoted {
                 Quoted::Nothing if is_said => lines.push(format!("rank {rank} printed nothing")),
@@ -145,10 +145,10 @@ fn indented(line: &str) -> String {
     format!("{INDENT}{line}")
 }
 
-/// Before lines that are quoted.
+/// Indentation of quoted lines.
 const INDENT: &str = "  ";
 
-/// What people do not know by heart.
+/// Explains exit codes and signals that are not widely known.
 fn meaning(exit_status: ExitStatus) -> Option<&'static str> {
     match exit_status {
         ExitStatus::Signal(signal) => match Signal::try_from(signal).ok()? {

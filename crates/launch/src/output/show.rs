@@ -9,20 +9,20 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::live::{LiveLine, Reports};
 
-/// Shows whole lines, all at once. Called from the output thread only, and may block it: the ranks
+/// Destination of whole lines, which are shown at once. Called from the output thread only, and may block it: the ranks
 /// then wait at their pipes, as with a paused terminal.
 pub(crate) trait Show: Send {
-    /// `BrokenPipe` means that the reader of this stream has gone. After any other error, output
-    /// goes on.
+    /// Shows lines. `BrokenPipe` means that the reader of this stream has closed it. After any other error, output
+    /// continues.
     fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()>;
 
-    /// How far the ranks are, where that has changed; none at the end of an attempt. False: it was too
-    /// early, and should be tried again.
+    /// Shows changed progress reports; none at the end of an attempt. Returns `false` if it was too early and should be
+    /// tried again.
     fn progress(&mut self, _reports: &Reports) -> bool {
         true
     }
 
-    /// All that the ranks of an attempt have printed has been given to [`Show::show`].
+    /// Called when all output of an attempt's ranks has been passed to [`Show::show`].
     fn drained(&mut self) {}
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Terminal {
 
 impl Terminal {
     pub(crate) fn new(quiet: bool) -> io::Result<Self> {
-        // The descriptors themselves: std's own stdout buffers and locks.
+        // Uses the descriptors directly: std's stdout has a buffer and a lock.
         let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
         let streams = [own(io::stdout().as_fd())?, own(io::stderr().as_fd())?];
         Ok(Self { streams, live: LiveLine::new(quiet) })
@@ -50,7 +50,7 @@ impl Show for Terminal {
 
     fn progress(&mut self, reports: &Reports) -> bool {
         if let Some(line) = self.live.show(reports) {
-            // What cannot be written there is told where ranks' lines are lost.
+            // Failures are reported where ranks' lines are lost.
             let _ = write_all(&mut self.streams[Stream::Stderr.index()], line.as_bytes());
         }
         true

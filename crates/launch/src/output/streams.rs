@@ -92,7 +92,7 @@ impl StreamModes {
         }
     }
 
-    /// The lowest local rank that is named.
+    /// Returns the lowest local rank with a selection of its own.
     pub(crate) fn first(&self) -> Option<usize> {
         match self {
             Self::All(_) => None,

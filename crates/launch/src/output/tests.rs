@@ -1,4 +1,4 @@
-//! The thread with pipes of our own and a console that can be looked at.
+//! Tests of the output thread with pipes and a console in memory.
 
 use std::fs;
 use std::io::{self, PipeWriter, Write};
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// Shows into memory, and fails as it is told to.
+/// Console in memory, which fails on request.
 #[derive(Clone, Default)]
 struct Screen(Arc<Mutex<ScreenState>>);
 
@@ -64,7 +64,7 @@ impl Bench {
         Self { output, screen, plan, run, base }
     }
 
-    /// Attaches two ranks and gives the writing ends of their `[stdout, stderr]`.
+    /// Attaches two ranks. Returns the writing ends of their `[stdout, stderr]`.
     fn attach(&mut self, attempt: u32) -> [[PipeWriter; 2]; 2] {
         let files = AttemptFiles::make(&self.plan, &self.run, attempt, 2).unwrap();
         let mut writers = Vec::new();
@@ -122,7 +122,7 @@ fn attempts_follow_each_other() {
         let [mut first, mut second] = bench.attach(attempt);
         writeln!(first[0], "attempt {attempt}").unwrap();
         write!(second[1], "open").unwrap();
-        // One rank's pipe is held by a child that stays: that must not keep anything back.
+        // A child that lives on holds one rank's pipe: that must not delay the others.
         drop(first);
         let tails = bench.drain();
         assert_eq!(tails[0].stdout, [format!("attempt {attempt}")]);
@@ -165,7 +165,7 @@ fn the_tail_of_a_rank_whose_child_never_stops_writing() {
     let child = thread::spawn(move || while out.write_all(&[b'y'; 4096]).is_ok() {});
     bench.output.ask_tail(0);
     let Notice::Tail { local_rank: 0, .. } = bench.wait() else { panic!("no tail") };
-    // The thread lets go of its end of the pipe: the child's next write fails.
+    // The thread closes its end of the pipe: the child's next write fails.
     let Bench { output, .. } = bench;
     drop(output);
     child.join().unwrap();

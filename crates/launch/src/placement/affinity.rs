@@ -97,9 +97,9 @@ pub enum BindError {
     },
 }
 
-/// One set of processors for each local rank; `None` where nothing is to be bound. Pure.
+/// Returns the set of processors for each local rank, or `None` if ranks are not to be bound. Pure.
 ///
-/// `nodes` has the NUMA node of each local rank's GPU, where it has one and that is known.
+/// `nodes` has the NUMA node of each local rank's GPU, if it has one and the node is known.
 pub(super) fn bind(
     mode: BindMode,
     topology: &Topology,
@@ -136,7 +136,7 @@ pub(super) fn bind(
                     let (node, cores) = (home.node, own.len());
                     return Err(BindError::TooFewCoresAtNode { node, ranks, cores });
                 }
-                // The first ranks get one more where it does not come out even.
+                // With a remainder, the first ranks get one core more.
                 let start =
                     |place: usize| place * (own.len() / ranks) + place.min(own.len() % ranks);
                 let mine: BTreeSet<_> =
@@ -156,7 +156,7 @@ struct Home {
     socket: usize,
 }
 
-/// One processor of each core, by node and then by number.
+/// One processor for each core, in the order of nodes and numbers.
 struct Cores(Vec<Cpu>);
 
 impl Cores {
@@ -181,7 +181,7 @@ fn homes(cores: &Cores, nodes: &[Option<usize>]) -> Result<Vec<Home>, BindError>
                 let there = cores.0.iter().find(|cpu| cpu.node == node);
                 there.ok_or(BindError::NoProcessorAtNode { local_rank, node })?
             }
-            // Ranks lie along the cores at equal distances.
+            // Ranks without a GPU are spaced evenly over the cores.
             None => {
                 let core = cores.0.get(local_rank * cores.0.len() / ranks);
                 core.ok_or(BindError::TooFewCores { ranks, cores: 0 })?
@@ -192,8 +192,8 @@ fn homes(cores: &Cores, nodes: &[Option<usize>]) -> Result<Vec<Home>, BindError>
     nodes.iter().enumerate().map(home).collect()
 }
 
-/// The processors of each last-level cache of a node: the largest first, so that the few small ones
-/// of a mixed processor come last.
+/// Returns the processors of each last-level cache of a node. The largest come first, so that the few small ones of a
+/// mixed processor come last.
 fn complexes(topology: &Topology, node: usize) -> Vec<CpuSet> {
     let mut complexes: BTreeMap<usize, CpuSet> = BTreeMap::new();
     for cpu in topology.cpus.iter().filter(|cpu| cpu.node == node) {
@@ -208,8 +208,8 @@ fn complexes(topology: &Topology, node: usize) -> Vec<CpuSet> {
 mod tests {
     use super::*;
 
-    /// `cores` of `threads` on each of `nodes`, two nodes to a socket and two cores to a cache; the
-    /// second threads come after all first ones, as on most hosts.
+    /// Returns a topology with `cores` of `threads` on each of `nodes`, two nodes to a socket and two cores to a cache;
+    /// the second threads come after all first ones, as on most hosts.
     fn host(nodes: usize, cores: usize, threads: usize) -> Topology {
         let all = nodes * cores;
         let cpu = |number: usize| {
@@ -267,10 +267,10 @@ mod tests {
     #[test]
     fn ranks_near_their_gpus() {
         let plain = host(4, 4, 1);
-        // torchrun's own example: 16 cores at node 1 with GPUs 2 and 3.
+        // Example of torchrun: 16 cores at node 1 with GPUs 2 and 3.
         let wide = host(2, 16, 1);
         let at = |nodes: &[usize]| -> Vec<_> { nodes.iter().map(|node| Some(*node)).collect() };
-        // mode, host, nodes of the GPUs, processors
+        // Mode, host, nodes of the GPUs, expected processors.
         type Case<'a> = (&'a str, &'a Topology, Vec<Option<usize>>, &'a [&'a str]);
         let table: [Case<'_>; 7] = [
             ("numa", &plain, at(&[3, 0]), &["12-15", "0-3"]),
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_mask_leaves_cores_out() {
-        // Node 0 has lost a whole core and one thread of another.
+        // Node 0 lacks a whole core and one thread of another.
         let mut masked = host(2, 2, 2);
         masked.cpus.retain(|cpu| ![0, 4, 5].contains(&cpu.number));
         assert_eq!(sets("numa", &masked, &[None, None]), ["1", "2-3,6-7"]);
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn large_caches_come_first() {
-        // Four fast processors at one cache, and behind them pairs of slow ones.
+        // Four fast processors share one cache, followed by pairs of slow ones.
         let cpu = |number: usize| {
             let cache = if number < 4 { number / 2 * 2 } else { 4 };
             Cpu { number, core: number, cache, node: 0, socket: 0 }

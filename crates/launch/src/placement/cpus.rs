@@ -24,14 +24,14 @@ use crate::ValueError;
 pub struct CpuSet(pub BTreeSet<usize>);
 
 impl CpuSet {
-    /// Those that this thread may use. `root` is where the file system begins.
+    /// Returns the processors that this thread may use. `root` is the root of the file system.
     pub(crate) fn allowed(root: &Path) -> Self {
         match sched_getaffinity(Pid::from_raw(0)) {
             Ok(mask) => {
                 let all = 0..nix::sched::CpuSet::count();
                 Self(all.filter(|cpu| mask.is_set(*cpu).unwrap_or(false)).collect())
             }
-            // More processors than the call has room for.
+            // The system has more processors than the call supports.
             Err(_) => fs::read_to_string(root.join("proc/self/status"))
                 .ok()
                 .and_then(|status| status_list(&status)?.parse().ok())
@@ -39,7 +39,7 @@ impl CpuSet {
         }
     }
 
-    /// Lets this thread, and what it becomes by `exec`, run on these only.
+    /// Binds this thread to these processors. The binding is inherited through `exec`.
     pub(crate) fn bind(&self) -> io::Result<()> {
         let mut mask = nix::sched::CpuSet::new();
         self.0.iter().try_for_each(|cpu| mask.set(*cpu))?;
@@ -96,7 +96,7 @@ fn status_list(status: &str) -> Option<&str> {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
 }
 
-/// Above what any kernel can be built for.
+/// Upper limit of processor numbers, above that of any kernel configuration.
 const MOST: usize = 1 << 16;
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ impl Devices {
     pub fn read(root: &Path, var: impl Fn(&str) -> Option<String>) -> Self {
         let (found, devices) = brigade_hardware::find(root);
         let present: Vec<Device> = devices.into_iter().filter(|it| it.is_usable).collect();
-        // Where nothing can be seen, the variable that is set tells whose devices they are.
+        // If no device can be seen, the variable that is set determines the vendor.
         let is_set = |kind: &&dyn Vendor| {
             kind.visibility().iter().flat_map(|it| *it).any(|it| var(it).is_some())
         };
@@ -68,7 +68,7 @@ impl Devices {
                 layer.iter().find_map(|name| Some(Mask { variable: name, value: var(name)? }));
             let Some(set) = set else { continue };
             if mask.is_some() {
-                // A layer numbers what the one before it has left.
+                // Each layer renumbers the devices that the one before it leaves.
                 let renumber =
                     |(number, it): (usize, Device)| Device { id: number.to_string(), ..it };
                 visible = visible.into_iter().enumerate().map(renumber).collect();
@@ -175,7 +175,7 @@ impl FromStr for DeviceList {
         let mut ids: Vec<String> = Vec::new();
         for part in text.split(',').map(str::trim) {
             let id = match part.parse::<u16>() {
-                // As CUDA knows it: 01 is 1.
+                // CUDA reads 01 as 1.
                 Ok(number) if !part.starts_with('+') => number.to_string(),
                 _ if brigade_hardware::VENDORS.iter().any(|kind| is_uuid(part, *kind)) => {
                     part.to_owned()
@@ -254,7 +254,7 @@ pub enum DeviceError {
     },
 }
 
-/// What ranks find in their environment: variables that the user has for them, and this process's.
+/// Returns the ranks' view of the environment: the variables that the user sets for them, then those of this process.
 pub(crate) fn environment(own: &[(String, String)]) -> impl Fn(&str) -> Option<String> {
     move |name| {
         let own = own.iter().find(|it| it.0 == name).map(|it| it.1.clone());
@@ -262,8 +262,8 @@ pub(crate) fn environment(own: &[(String, String)]) -> impl Fn(&str) -> Option<S
     }
 }
 
-/// As programs read the variable: up to the first name that means nothing. `is_blind`: nothing can be
-/// seen of the devices, as in some virtual machines, and the variable is believed.
+/// Returns the devices that programs see through the variable: they read it up to the first invalid name. With
+/// `is_blind`, the devices cannot be listed, as in some virtual machines, and the variable is trusted.
 fn seen_through(
     value: &str,
     there: &[Device],
@@ -316,7 +316,7 @@ mod tests {
         root
     }
 
-    /// Four GPUs, one of them without a UUID and one of which nothing is known.
+    /// Four GPUs, one of them without a UUID and one without any properties.
     fn four() -> tempfile::TempDir {
         let about = |minor: usize, uuid: &str| format!("GPU UUID: {uuid}\nDevice Minor: {minor}\n");
         tree(&[
@@ -331,7 +331,7 @@ mod tests {
         ])
     }
 
-    /// With `CUDA_VISIBLE_DEVICES` as it is given.
+    /// Reads the devices with this value of `CUDA_VISIBLE_DEVICES`.
     fn read(root: &Path, mask: Option<&str>) -> Devices {
         Devices::read(root, |name| {
             mask.filter(|_| name == "CUDA_VISIBLE_DEVICES").map(str::to_owned)
@@ -368,7 +368,7 @@ mod tests {
         }
         let by_uuid = read(root.path(), Some("GPU-ab"));
         assert_eq!(by_uuid.visible[0].numa_node, Some(0), "it is known where that one is");
-        // Where nothing can be seen the variable is believed.
+        // Without visible devices, the variable is trusted.
         let believed = read(tree(&[]).path(), Some("0,GPU-cccc"));
         assert_eq!(ids(&believed.visible), ["0", "GPU-cccc"]);
     }
@@ -468,7 +468,7 @@ mod tests {
         };
         assert_eq!(uuids(&with(&[])), ["1", "2", "3", "4"]);
         assert_eq!(uuids(&with(&[("CUDA_VISIBLE_DEVICES", "2,0")])), ["3", "1"]);
-        // The variable of HIP's own name counts where both are set.
+        // HIP's own variable takes precedence if both are set.
         let both = with(&[("HIP_VISIBLE_DEVICES", "1"), ("CUDA_VISIBLE_DEVICES", "2,0")]);
         assert_eq!(
             (uuids(&both), both.mask.unwrap().variable),

@@ -43,7 +43,7 @@ impl Topology {
             let lowest = |name: &str| list(&topology.join(name))?.0.first().copied();
             Cpu {
                 number,
-                // The older name stays for ever; the newer one is not on old kernels.
+                // The older name remains available; old kernels do not have the newer one.
                 core: lowest("thread_siblings_list").unwrap_or(number),
                 cache: last_cache(&folder.join("cache")).unwrap_or(0),
                 node: nodes.get(&number).copied().unwrap_or(0),
@@ -55,14 +55,14 @@ impl Topology {
         Self { cpus: cpus.collect() }
     }
 
-    /// Returns the number of cores that these processors are on.
+    /// Returns the number of cores to which these processors belong.
     pub(crate) fn cores_of(&self, set: &CpuSet) -> usize {
         let on = self.cpus.iter().filter(|cpu| set.0.contains(&cpu.number));
         on.map(|cpu| cpu.core).collect::<BTreeSet<_>>().len()
     }
 }
 
-/// The node of every processor.
+/// Returns the NUMA node of every processor.
 fn nodes(folder: &Path) -> BTreeMap<usize, usize> {
     let mut nodes = BTreeMap::new();
     for (number, path) in numbered(folder, "node") {
@@ -73,7 +73,7 @@ fn nodes(folder: &Path) -> BTreeMap<usize, usize> {
     nodes
 }
 
-/// The lowest processor that shares the cache of the highest level.
+/// Returns the lowest processor that shares the cache of the highest level.
 fn last_cache(folder: &Path) -> Option<usize> {
     let level = |path: &Path| -> Option<u32> {
         let holds_data = matches!(read(&path.join("type"))?.as_str(), "Unified" | "Data");
@@ -84,7 +84,7 @@ fn last_cache(folder: &Path) -> Option<usize> {
     list(&last.join("shared_cpu_list"))?.0.first().copied()
 }
 
-/// The entries of a folder that are called `name0`, `name1`, ...
+/// Returns the entries of a folder that are called `name0`, `name1`, ...
 fn numbered(folder: &Path, name: &str) -> Vec<(usize, PathBuf)> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<_> = entries
@@ -98,7 +98,7 @@ fn numbered(folder: &Path, name: &str) -> Vec<(usize, PathBuf)> {
     found
 }
 
-/// The text of a small file, without blanks around it.
+/// Returns the text of a small file, without blanks around it.
 fn read(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
@@ -111,7 +111,7 @@ fn list(path: &Path) -> Option<CpuSet> {
 mod tests {
     use super::*;
 
-    /// Writes files of a made-up host.
+    /// Writes files that describe a host.
     fn tree(files: &[(String, String)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -163,7 +163,7 @@ mod tests {
             files
                 .push((format!("node/node{node}/cpulist"), format!("{a}-{b},{}-{}", a + 8, b + 8)));
         }
-        // Memory without processors.
+        // A node with memory but without processors.
         files.push(("node/node4/cpulist".to_owned(), String::new()));
         let root = tree(&files);
         let topology = Topology::read(root.path(), &set("0-15"));
@@ -175,7 +175,7 @@ mod tests {
         }
         assert_eq!(topology.cores_of(&set("0,8,1,15")), 3);
 
-        // A mask that leaves out the first thread of a core still names the core by it.
+        // If a mask excludes the first thread of a core, the core is still identified by it.
         let masked = Topology::read(root.path(), &set("8,11"));
         let found: Vec<_> =
             masked.cpus.iter().map(|cpu| (cpu.number, cpu.core, cpu.node)).collect();

@@ -1,4 +1,4 @@
-//! A target of a Cargo package: built once, before the ranks start.
+//! Cargo targets: built once, before the ranks start.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -49,11 +49,11 @@ pub enum CargoKind {
     Example,
 }
 
-/// What a build has made.
+/// Result of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Built {
     pub(crate) executable: PathBuf,
-    /// Folders in which the executable's shared libraries may lie, as `cargo run` sets them.
+    /// Folders that may contain the executable's shared libraries, as `cargo run` sets them.
     pub(crate) libraries: Vec<PathBuf>,
 }
 
@@ -96,22 +96,22 @@ impl CargoTarget {
         Ok(Self { package: package.map(str::to_owned), ..target })
     }
 
-    /// Checks that there is a Cargo. The executable is known once it is built.
+    /// Checks that Cargo is installed. The executable is known only after the build.
     pub(super) fn find(&self, search: Search<'_>) -> Result<Invocation, ProgramError> {
         executable::find(CARGO.as_ref(), search.path)
             .map_err(|error| error.with_hint(&format!(": {} needs it", self.kind.option())))?;
         Ok(Invocation { file: (&self.name).into(), name: (&self.name).into(), args: Vec::new() })
     }
 
-    /// Builds it, with Cargo's progress and messages on this process's stderr.
+    /// Builds the target, with Cargo's progress and messages on this process's stderr.
     pub(crate) fn build(&self) -> Result<Built, ProgramError> {
         let no_build = |error: std::io::Error| ProgramError::NoBuild { reason: error.to_string() };
         let mut command = Command::new(CARGO);
-        // Build scripts are other people's programs.
+        // Build scripts are third-party programs, which must not see the launcher's own variables.
         for name in env::LAUNCHERS_OWN {
             command.env_remove(name);
         }
-        // Diagnostics go to stderr as people know them; the rest is for us.
+        // Diagnostics go to stderr in their usual form; this process parses the rest.
         command.args(self.arguments()).arg("--message-format=json-render-diagnostics");
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut cargo = command.spawn().map_err(no_build)?;
@@ -164,7 +164,7 @@ impl CargoKind {
     }
 }
 
-/// The command that builds it.
+/// Shows the command that builds the target.
 impl fmt::Display for CargoTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(CARGO)?;
@@ -172,10 +172,10 @@ impl fmt::Display for CargoTarget {
     }
 }
 
-/// What Cargo's messages say about the target.
+/// Information about the target from Cargo's messages.
 #[derive(Debug, Default)]
 struct Messages {
-    /// Executables, and the packages they are from.
+    /// Executables, each with the name of its package.
     found: Vec<(PathBuf, String)>,
     /// Folders that build scripts ask the linker to search.
     linked: BTreeSet<PathBuf>,
@@ -184,7 +184,7 @@ struct Messages {
 impl Messages {
     fn read(&mut self, messages: impl BufRead, target: &CargoTarget) -> std::io::Result<()> {
         for line in messages.split(b'\n') {
-            // Other lines were printed by something that Cargo ran.
+            // Other lines were printed by programs that Cargo ran.
             if let Ok(message) = serde_json::from_slice::<Value>(&line?) {
                 self.take(&message, target);
             }
@@ -231,7 +231,7 @@ impl Messages {
     }
 }
 
-/// As Cargo itself does for `cargo run`: what lies in the target folder, not in the system.
+/// Returns the library folders inside the target folder, as `cargo run` does; those of the system are not needed.
 fn libraries(executable: &Path, kind: CargoKind, linked: BTreeSet<PathBuf>) -> Vec<PathBuf> {
     let up = match kind {
         CargoKind::Bin => 1,
@@ -243,8 +243,8 @@ fn libraries(executable: &Path, kind: CargoKind, linked: BTreeSet<PathBuf>) -> V
     folders
 }
 
-/// The binary that `cargo run` would choose, from what `cargo metadata` says: among those of the named
-/// package, else of the default members, the `default-run`, else the only one.
+/// Returns the binary that `cargo run` would choose, from the output of `cargo metadata`: among those of the named
+/// package, or else of the default members, the `default-run`, or else the only one.
 fn default_binary(metadata: &Value, package: Option<&str>) -> Result<CargoTarget, ProgramError> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let members = list(&metadata["workspace_default_members"]);
@@ -270,7 +270,8 @@ fn default_binary(metadata: &Value, package: Option<&str>) -> Result<CargoTarget
     }
 }
 
-/// `path+file:///src/name#0.1.0`, `path+file:///src/folder#name@0.1.0`, `name 0.1.0 (path+...)`
+/// Extracts the package's name from its ID: `path+file:///src/name#0.1.0`, `path+file:///src/folder#name@0.1.0`, `name
+/// 0.1.0 (path+...)`.
 fn package_name(id: &str) -> &str {
     let Some((source, fragment)) = id.split_once('#') else {
         return id.split_whitespace().next().unwrap_or(id);

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// The argument with the number in place of every `${local_rank}`. All other text passes as it is.
+/// Returns the argument with the number in place of every `${local_rank}`. All other text is unchanged.
 pub(crate) fn with_local_rank(arg: &OsStr, local_rank: usize) -> OsString {
     let mut rest = arg.as_bytes();
     let mut out = Vec::with_capacity(rest.len());

@@ -16,7 +16,7 @@ pub(super) fn is_script(name: &OsStr) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "py")
 }
 
-/// A Python by its name, or a file that some interpreter reads.
+/// Returns `true` for a Python interpreter by its name, and for a script with an interpreter line.
 pub(super) fn is_interpreter(file: &Path) -> bool {
     let is_script = || {
         let mut start = [0; 2];
@@ -31,8 +31,8 @@ pub(super) fn is_named_so(file: &Path) -> bool {
     [b"python".as_slice(), b"pypy"].iter().any(|it| name.starts_with(it))
 }
 
-/// A script in the file system; `None` where there is no such file, but there may be a program of
-/// that name in `PATH`.
+/// Finds a script in the file system. Returns `None` if there is no such file; there may be a program of that name in
+/// `PATH`.
 pub(super) fn script(name: &OsStr, search: Search<'_>) -> Result<Option<Invocation>, ProgramError> {
     let file = Path::new(name);
     match kind_of(file) {
@@ -54,7 +54,8 @@ pub(super) fn script(name: &OsStr, search: Search<'_>) -> Result<Option<Invocati
     }
 }
 
-/// A module. Only Python itself knows where it looks for one, so that is not checked.
+/// Finds the interpreter for a module. The module is not looked up, because only Python itself can determine its search
+/// path.
 pub(super) fn module(name: &OsStr, search: Search<'_>) -> Result<Invocation, ProgramError> {
     if name.is_empty() {
         let hint = ": -m needs the name of a Python module".to_owned();
@@ -63,8 +64,8 @@ pub(super) fn module(name: &OsStr, search: Search<'_>) -> Result<Invocation, Pro
     python(["-m".into(), name.to_owned()], search)
 }
 
-/// The same with a folder that comes before the current one in Python's list. `PYTHONPATH` would
-/// come after it, and the option that leaves the current one out exists since Python 3.11 only.
+/// Does the same as [`module`] with a folder that comes before the current one in Python's search path. `PYTHONPATH`
+/// would come after it, and the option that leaves the current one out exists since Python 3.11 only.
 pub(super) fn module_in(
     name: &OsStr,
     folder: &Path,
@@ -73,12 +74,11 @@ pub(super) fn module_in(
     python(["-c".into(), RUN_MODULE.into(), folder.into(), name.to_owned()], search)
 }
 
-/// As `-m` does it, after taking away its own two arguments.
+/// Python code that acts like `-m` after removing its own two arguments.
 const RUN_MODULE: &str = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); \
                           runpy.run_module(sys.argv.pop(1), None, '__main__', True)";
 
-/// Unbuffered, as torchrun does: lines are shown when they are printed, and none is lost when the
-/// rank is killed.
+/// Unbuffered, as torchrun does: lines are shown when they are printed, and none is lost when the rank is killed.
 fn python(
     what: impl IntoIterator<Item = OsString>,
     search: Search<'_>,
@@ -88,8 +88,8 @@ fn python(
     Ok(Invocation { file, name, args })
 }
 
-/// `PYTHON_EXEC`, else that of the active virtual environment (`VIRTUAL_ENV`), else that of the environment in which
-/// this program is installed, else the first of `python3` and `python` in `PATH`.
+/// Returns the interpreter: `PYTHON_EXEC`, else that of the active virtual environment (`VIRTUAL_ENV`), else that of
+/// the environment in which this program is installed, else the first of `python3` and `python` in `PATH`.
 pub(super) fn interpreter(search: Search<'_>) -> Result<(PathBuf, OsString), ProgramError> {
     if let Some(named) = search.python.filter(|named| !named.is_empty()) {
         let file = executable::find(named, search.path)
@@ -101,7 +101,7 @@ pub(super) fn interpreter(search: Search<'_>) -> Result<(PathBuf, OsString), Pro
         for name in NAMES {
             let file = environment.join("bin").join(name);
             if matches!(kind_of(&file), Kind::Program) {
-                // Python looks for its environment where its `argv[0]` is.
+                // Python searches for its environment from the path in its `argv[0]`.
                 return Ok((file.clone(), file.into_os_string()));
             }
         }
@@ -112,10 +112,10 @@ pub(super) fn interpreter(search: Search<'_>) -> Result<(PathBuf, OsString), Pro
         .ok_or(ProgramError::NoPython)
 }
 
-/// The virtual or Conda environment in whose `bin` a program lies that was called by this `argv[0]`.
+/// Returns the virtual or Conda environment whose `bin` folder contains the program with this `argv[0]`.
 ///
-/// Not that of the file behind a symbolic link: pipx and uv install a tool in an environment of its own, which has
-/// nothing of what the user's script imports, and put a link to it into a folder of `PATH`.
+/// Symbolic links to the program are not followed: pipx and uv install a tool in an environment of its own, without the
+/// modules that the user's script imports, and put a link to it into a folder of `PATH`.
 pub(super) fn environment_of(called: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
     let file = executable::find(called, path).ok()?;
     let environment = std::path::absolute(file).ok()?.parent()?.parent()?.to_owned();

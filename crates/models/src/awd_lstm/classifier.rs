@@ -1,4 +1,4 @@
-//! An AWD-LSTM that tells the class of a text.
+//! AWD-LSTM text classifier.
 
 use std::borrow::Borrow;
 
@@ -13,12 +13,12 @@ use super::weights::AwdLstmModel;
 use super::{AwdLstm, AwdLstmOptions};
 
 /// fastai's AWD-LSTM text classifier
-/// ([`get_text_classifier`](https://docs.fast.ai/text.models.core.html#get_text_classifier)): from texts
-/// `[n, time]` of int64 to the scores of classes, `[n, classes]`. How texts are padded and read is told at
-/// [`SentenceEncoder`].
+/// ([`get_text_classifier`](https://docs.fast.ai/text.models.core.html#get_text_classifier)): from texts `[n, time]` of
+/// int64 to class scores `[n, classes]`. [`SentenceEncoder`] documents how texts are padded and read.
 ///
-/// The encoder is below `0.module` and the layers after the pooling below `1.layers`, under the names of fastai's
-/// files. [`LayerGroups`] has fastai's groups: the words, each layer, the layers after the pooling.
+/// Parameters have the names of fastai's files: the encoder's are below `0.module`, and those of the layers after the
+/// pooling below `1.layers`. [`LayerGroups`] gives fastai's groups: the word embedding, each layer, the layers after
+/// the pooling.
 ///
 /// ```
 /// use brigade_models::{TextClassifier, TextClassifierOptions};
@@ -36,14 +36,14 @@ pub struct TextClassifier {
     layers: Sequential,
     training: Training,
     fastai_last: bool,
-    /// The full name of the part after the encoder.
+    /// Full name of the part after the encoder.
     head: String,
 }
 
 /// Options of a [`TextClassifier`], with fastai's defaults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TextClassifierOptions {
-    /// The encoder, and the dropout of the first layer after the pooling.
+    /// Options of the encoder, and the dropout of the first layer after the pooling.
     pub encoder: AwdLstmOptions,
     /// Number of tokens after which back-propagation through time is truncated. Defaults to 72.
     pub seq_len: i64,
@@ -51,12 +51,12 @@ pub struct TextClassifierOptions {
     pub max_len: Option<i64>,
     /// Widths of the hidden linear layers (`lin_ftrs`). Defaults to one of 50.
     pub hidden: Vec<i64>,
-    /// Dropout probabilities of the linear layers but the first one (`ps`), which [`TextClassifierOptions::drop_mult`]
-    /// leaves unchanged. `None` stands for 0.1 each.
+    /// Dropout probabilities of the linear layers except the first one (`ps`), which
+    /// [`TextClassifierOptions::drop_mult`] leaves unchanged. `None` means 0.1 for each.
     pub dropout: Option<Vec<f64>>,
-    /// Pools the position that fastai takes for the last token of a text, which is padding in short texts, for weights
-    /// of a classifier that fastai has trained ([`masked_concat_pool`](crate::masked_concat_pool)). Defaults to
-    /// `false`.
+    /// Pools the position that fastai takes for the last token of a text, which is padding in short texts, for
+    /// compatibility with weights that fastai has trained ([`masked_concat_pool`](crate::masked_concat_pool)). Defaults
+    /// to `false`.
     pub fastai_last: bool,
     /// Range `[low, high]` to which a sigmoid scales the output (`y_range`), for regression. Defaults to none.
     pub y_range: Option<[f64; 2]>,
@@ -85,7 +85,7 @@ impl TextClassifierOptions {
 }
 
 impl TextClassifier {
-    /// Registers all layers below the path, for a vocabulary of so many words.
+    /// Registers all layers below the path, for a vocabulary of `words` words.
     pub fn new<'a>(
         path: impl Borrow<ParamPath<'a>>,
         words: i64,
@@ -109,16 +109,16 @@ impl TextClassifier {
         }
     }
 
-    /// Returns the state that a step of training leaves. The hidden state begins anew with each batch.
+    /// Returns the recurrent state after the last training step. The hidden state starts from zeros in each batch.
     #[must_use]
     pub fn state(&self) -> &RecurrentState {
         self.encoder.encoder().state()
     }
 
-    /// Computes the encoder's outputs, and where padding is.
+    /// Computes the encoder's outputs and the padding mask.
     ///
     /// # Errors
-    /// Returns the errors of the encoder's forward: for a text without words, or shapes that do not fit.
+    /// Returns the errors of the encoder's forward, for a text without words or shapes that do not match.
     pub fn encode(&self, words: &Tensor) -> Result<(Tensor, Tensor)> {
         self.encoder.forward(words)
     }
@@ -135,7 +135,7 @@ impl AwdLstmModel for TextClassifier {
 }
 
 impl LayerGroups for TextClassifier {
-    /// fastai's `awd_lstm_clas_split`.
+    /// Groups the layers as fastai's `awd_lstm_clas_split` does.
     fn layer_groups(&self) -> Vec<Vec<String>> {
         let encoder = self.encoder.encoder();
         let layers = encoder.layer_names().into_iter().map(|name| vec![name]);

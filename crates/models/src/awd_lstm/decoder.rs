@@ -1,4 +1,5 @@
-//! From hidden numbers to the scores of words, and to the loss without holding the scores.
+//! Decoder of a language model: from hidden states to the scores of words, or to the loss without materialising the
+//! scores.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,13 +11,12 @@ use brigade_torch::{
 use parking_lot::Mutex;
 use tch::Tensor;
 
-/// The last layer of a [`LanguageModel`](crate::LanguageModel): what turns the numbers before it into scores
-/// of words. Clones are one head, with the model's own parameters, for a loss that is computed outside of the
-/// model.
+/// The last layer of a [`LanguageModel`](crate::LanguageModel), which computes the scores of words from hidden states.
+/// Clones share one head, with the model's own parameters, for a loss that is computed outside of the model.
 ///
-/// With a vocabulary of 60,000 words, scores, their softmax and its gradient take most of a step's memory.
-/// [`LanguageModelHead::fuse_loss`] makes the model give what comes before the head in training, and
-/// [`LanguageModelHead::loss`] computes the loss of that, a part of the scores at a time.
+/// With a vocabulary of 60,000 words, scores, their softmax and its gradient take most of a step's memory. With
+/// [`LanguageModelHead::fuse_loss`] the model returns the head's input in training, and [`LanguageModelHead::loss`]
+/// computes the loss from it, a part of the scores at a time.
 ///
 /// ```
 /// use brigade_models::{LanguageModel, LanguageModelOptions};
@@ -56,13 +56,13 @@ impl LanguageModelHead {
         Self { layer, fused: Arc::default(), training }
     }
 
-    /// Makes the model give in training what [`LanguageModelHead::loss`] takes, `[n, time, embedding]`, and no
-    /// scores (`true`), or scores always (`false`, as in a new model).
+    /// Sets whether the model returns in training the input of [`LanguageModelHead::loss`], `[n, time, embedding]`,
+    /// instead of scores. Defaults to `false`.
     ///
-    /// The parameters of the head are used by the loss and not by the forward then: a reducer must not look
-    /// for parameters that the forward leaves out.
+    /// With `true`, the parameters of the head are used by the loss and not by the forward: a reducer must not search
+    /// for parameters that the forward does not use.
     pub fn fuse_loss(&self, on: bool) {
-        // Relaxed: the flag orders nothing else.
+        // Relaxed: the flag orders no other memory accesses.
         self.fused.store(on, Ordering::Relaxed);
     }
 
@@ -80,17 +80,17 @@ impl LanguageModelHead {
     /// Computes the scores `[…, words]` of `[…, embedding]`.
     ///
     /// # Errors
-    /// libtorch's, for another width.
+    /// Returns libtorch's error for another width.
     pub fn scores(&self, hidden: &Tensor) -> Result<Tensor> {
         let layer = self.layer.lock();
         linear(hidden, &layer.weight, layer.bias.as_ref())
     }
 
-    /// Computes the cross-entropy of what the model gave, be it [fused](Self::is_fused) or not: with words
-    /// `targets` `[n, time]`.
+    /// Computes the cross-entropy of the model's output, [fused](Self::is_fused) or not, with words `targets` `[n,
+    /// time]`.
     ///
     /// # Errors
-    /// Returns the errors of [`brigade_torch::linear_cross_entropy`], such as for a target that is no word.
+    /// Returns the errors of [`brigade_torch::linear_cross_entropy`], such as for a target outside of the vocabulary.
     pub fn loss(
         &self,
         output: &Tensor,

@@ -8,10 +8,10 @@ use tch::Tensor;
 
 use crate::init::{Redraw, redraw};
 
-/// fastai's initial range of embeddings.
+/// Bound of fastai's uniform initial embeddings.
 pub(super) const INITIAL_RANGE: f64 = 0.1;
 
-/// A probability that dropout takes; 1 would divide by 0.
+/// Checks a dropout probability; 1 would divide by 0.
 fn check(path: &ParamPath<'_>, what: &str, probability: f64) {
     if !(0.0..1.0).contains(&probability) {
         path.reject(format_args!(
@@ -20,16 +20,17 @@ fn check(path: &ParamPath<'_>, what: &str, probability: f64) {
     }
 }
 
-/// What libtorch takes for "no row is padding".
+/// Padding index with which libtorch treats no row as padding.
 const NO_PADDING: i64 = -1;
 
-/// 0 with probability `p`, otherwise `1 / (1 − p)`.
+/// Returns a dropout mask: 0 with probability `p`, otherwise `1 / (1 − p)`.
 fn mask(shape: &[i64], probability: f64, like: &Tensor) -> Result<Tensor> {
     let mut mask = Tensor::f_empty(shape, (like.kind(), like.device()))?;
     Ok(mask.f_bernoulli_float_(1.0 - probability)?.f_div_scalar_(1.0 - probability)?)
 }
 
-/// Drops numbers of each sample for all of its time steps: `[n, time, …]`, with one mask `[n, 1, …]`.
+/// Variational dropout: drops features of each sample for all of its time steps, `[n, time, …]` with one mask `[n, 1,
+/// …]`.
 #[derive(Debug)]
 pub(super) struct RnnDropout {
     probability: f64,
@@ -54,7 +55,7 @@ impl RnnDropout {
     }
 }
 
-/// An embedding that drops whole words: every place of such a word in the batch is 0.
+/// Embedding that drops whole words: all occurrences of a dropped word in the batch become 0.
 #[derive(Debug)]
 pub(super) struct WordDropout {
     embedding: Embedding,
@@ -79,7 +80,7 @@ impl WordDropout {
         Self { embedding, probability, training: dropout.training() }
     }
 
-    /// Draws the embedding's values once more, as fastai does after it has made the layers.
+    /// Draws the initial embedding again, as fastai does after it has built the layers.
     pub(super) fn redraw(&self, path: &ParamPath<'_>) {
         redraw(path, self.weight(), Redraw::Uniform(INITIAL_RANGE));
     }
@@ -93,8 +94,8 @@ impl WordDropout {
         if self.probability == 0.0 || !self.training.is_on() {
             return Ok(vectors);
         }
-        // The words' own factors, and not a masked copy of the whole table: that and its gradient would be
-        // 200 MB for 60,000 words of 400 numbers.
+        // Masks the gathered vectors, not a copy of the whole table: the copy and its gradient would take 200 MB for
+        // 60,000 words of width 400.
         let count = self.weight().size().first().copied().unwrap_or_default();
         let factors = mask(&[count, 1], self.probability, self.weight())?;
         let of_words = Tensor::f_embedding(&factors, words, NO_PADDING, false, false)?;
@@ -102,20 +103,21 @@ impl WordDropout {
     }
 }
 
-/// One layer of long short-term memory that drops weights from step to step, the same for a whole batch.
+/// LSTM layer with weight dropout: the hidden-to-hidden weights are dropped once per forward, the same for all time
+/// steps and the whole batch.
 ///
-/// The parameter is the raw weight: what training changes and files hold. fastai drops those of the forward
-/// direction alone, in a bidirectional layer, too.
+/// The parameter is the raw weight, which is trained and saved. In a bidirectional layer only the weights of the
+/// forward direction are dropped, as in fastai.
 #[derive(Debug)]
 pub(super) struct WeightDropLstm {
-    /// In the order of [`brigade_nn::Lstm::weights`], the raw one in its place.
+    /// Weights in the order of [`brigade_nn::Lstm::weights`], with the raw weight in its place.
     weights: Vec<Tensor>,
     options: LstmOptions,
     probability: f64,
     training: Training,
 }
 
-/// The place of `weight_hh_l0` among an LSTM's weights.
+/// Index of `weight_hh_l0` among an LSTM's weights.
 const HIDDEN_TO_HIDDEN: usize = 1;
 
 impl WeightDropLstm {
@@ -142,7 +144,7 @@ impl WeightDropLstm {
                 of_layer.map(|(name, shape, dims)| (format!("{name}_l0{suffix}"), shape, dims)),
             );
         }
-        // Registered in fastai's order, and drawn in PyTorch's: the raw weight belongs to the wrapper and comes before
+        // Registered in fastai's order, but drawn in PyTorch's: the raw weight belongs to the wrapper and comes before
         // the module's.
         let (name, shape, dims) = &shapes[HIDDEN_TO_HIDDEN];
         let raw = path.parameter(&format!("{name}_raw"), &shape[..*dims], Init::Zeros);

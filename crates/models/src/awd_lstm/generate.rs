@@ -1,4 +1,4 @@
-//! Texts from a language model, one word after another.
+//! Generation of text with a language model, one word after another.
 
 use brigade_nn::Model;
 use brigade_rank_env::text::counted;
@@ -11,8 +11,8 @@ use super::weights::AwdLstmModel;
 /// Sampling options of the next token, as in fastai's `LMLearner.predict`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NextWordOptions {
-    /// Probabilities are raised to `1 / temperature` before one is drawn: below 1 likely words become more
-    /// likely. 0 takes the most probable word. 1 by default.
+    /// Sampling temperature: probabilities are raised to `1 / temperature` before one is drawn. Below 1 likely words
+    /// become more likely; 0 takes the most probable word. Defaults to 1.
     pub temperature: f64,
     /// Minimum probability of a token that is drawn, unless all are below it. Defaults to none.
     pub min_p: Option<f64>,
@@ -43,7 +43,7 @@ impl Default for NextWordOptions {
 /// ```
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] for scores of other than one dimension or without a finite one, a
+/// [`brigade_torch::ErrorKind::InvalidArgument`] for scores that do not have one dimension or have no finite value, a
 /// temperature below 0, or a word outside of the vocabulary.
 pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
     let &[words] = scores.size().as_slice() else {
@@ -76,7 +76,7 @@ pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
         }
     }
     if temperature != 1.0 && temperature != 0.0 {
-        // Relative to the largest one, so that small probabilities raised to a great power do not all become 0.
+        // Relative to the largest one, so that small probabilities raised to a large power do not all become 0.
         likely = likely.f_div(&likely.f_max()?)?.f_pow_tensor_scalar(1.0 / temperature)?;
     }
     let sum = likely.f_sum(kind)?.f_double_value(&[])?;
@@ -94,10 +94,10 @@ pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
     Ok(chosen.f_int64_value(&[0; 0]).or_else(|_| chosen.f_int64_value(&[0]))?)
 }
 
-/// Continues a text: returns the `count` tokens that come after `prompt`.
+/// Continues a text: returns the `count` tokens after `prompt`.
 ///
-/// The model computes in evaluation, each word once, since its state holds what came before. Its mode, and its
-/// hidden state, are afterwards what they were. Words are drawn from libtorch's generator.
+/// The model computes in evaluation mode, each word once, because its state represents the earlier words. Its mode and
+/// its hidden state are restored afterwards. Words are drawn from libtorch's generator.
 ///
 /// ```
 /// use brigade_models::{LanguageModel, LanguageModelOptions, NextWordOptions, generate_words};
@@ -112,8 +112,8 @@ pub fn next_word(scores: &Tensor, options: &NextWordOptions) -> Result<i64> {
 /// ```
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] for an empty prompt, and those of [`next_word`]; the model's, for a
-/// word that it does not have.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] for an empty prompt, and those of [`next_word`]; the model's error for
+/// a word outside of its vocabulary.
 pub fn generate_words(
     model: &mut Model<LanguageModel>,
     prompt: &[i64],
@@ -134,8 +134,8 @@ pub fn generate_words(
 }
 
 impl LanguageModel {
-    /// [`generate_words`] for a module that something else holds and has put into evaluation, such as a Learner: goes
-    /// on from the hidden state, and leaves it as it is behind the last word but one.
+    /// Does the same as [`generate_words`] for a module that another owner, such as a Learner, has put into evaluation
+    /// mode: continues from the hidden state, and leaves it as it is after the last word but one.
     ///
     /// # Errors
     /// Returns the errors of [`generate_words`].
@@ -156,7 +156,7 @@ impl LanguageModel {
         for _ in 0..count {
             let row = Tensor::from_slice(&input).f_to_device(device)?.f_unsqueeze(0)?;
             let hidden = self.decoder_input(&row)?;
-            // The decoder is the greater part of the work: it runs for the last word only.
+            // The decoder is the larger part of the work, so it runs for the last word only.
             let last = hidden.f_select(1, input.len() as i64 - 1)?.f_select(0, 0)?;
             let next = next_word(&self.head().scores(&last)?, options)?;
             words.push(next);

@@ -1,4 +1,4 @@
-//! From the outputs of a whole text to one vector, and to the classes.
+//! Pooling of a whole text's outputs into one vector, and the classifier's layers.
 
 use brigade_nn::{BatchNorm1d, Dropout, Linear, LinearOptions, ParamPath, Relu, Sequential};
 use brigade_rank_env::text::counted;
@@ -9,12 +9,13 @@ use crate::head::SigmoidRange;
 use crate::init::redraw_norm;
 
 /// Pools the outputs `[n, time, width]` of texts into `[n, 3 · width]`: the output at the last word, the largest
-/// values, and the means, all without the places where `padding` `[n, time]` is true (fastai's
+/// values, and the means, all without the positions where `padding` `[n, time]` is `true` (fastai's
 /// `masked_concat_pool`).
 ///
-/// fastai looks for the last word as many places before the end as there is padding among the last `seq_len` places.
-/// Of a text that begins among these, after padding, that is a place of padding, and which one depends on the longest
-/// text of the batch. `fastai_last` takes that place, for weights that were trained so; else the last word is taken.
+/// fastai assumes that the last word is as many positions before the end as there is padding among the last `seq_len`
+/// positions. For a text that begins among these, after padding, that is a padding position, which depends on the
+/// longest text of the batch. With `fastai_last` that position is used, for weights that were trained with it;
+/// otherwise the last word is used.
 ///
 /// ```
 /// use brigade_models::masked_concat_pool;
@@ -28,7 +29,7 @@ use crate::init::redraw_norm;
 /// ```
 ///
 /// # Errors
-/// libtorch's, for shapes that do not fit.
+/// Returns libtorch's error for shapes that do not match.
 pub fn masked_concat_pool(
     outputs: &Tensor,
     padding: &Tensor,
@@ -59,8 +60,8 @@ pub fn masked_concat_pool(
     Ok(Tensor::f_cat(&[last, largest, mean], 1)?)
 }
 
-/// fastai's `PoolingLinearClassifier` after its pooling: for each linear layer a normalisation, a dropout, the
-/// layer without bias, and a ReLU but for the last one. Names are below `layers`.
+/// Creates the layers of fastai's `PoolingLinearClassifier` after its pooling: for each linear layer a normalisation, a
+/// dropout, the layer without bias, and a ReLU except after the last one. Names are below `layers`.
 pub(super) fn linear_layers(
     path: &ParamPath<'_>,
     sizes: &[i64],
@@ -83,7 +84,7 @@ pub(super) fn linear_layers(
         let norm = BatchNorm1d::new(&path / 0, pair[0]);
         redraw_norm(&path, norm.bias());
         let mut block = Sequential::new().add(norm);
-        // A layer whose probability is 0 has no dropout, and what comes after it has lower numbers.
+        // A layer whose probability is 0 has no dropout, and the layers after it have lower numbers.
         if probability != 0.0 {
             block = block.add(Dropout::maskless(&path / 1, probability));
         }

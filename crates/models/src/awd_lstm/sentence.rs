@@ -1,4 +1,4 @@
-//! A whole text through a recurrent encoder, some words at a time.
+//! A recurrent encoder for whole texts, which are processed in parts.
 
 use std::borrow::Borrow;
 
@@ -9,18 +9,18 @@ use tch::Tensor;
 
 use super::{AwdLstm, AwdLstmOptions};
 
-/// An [`AwdLstm`] that reads whole texts: from words `[n, time]` of int64 to outputs `[n, time, embedding]`, and
-/// where in them padding is, `[n, time]` (fastai's `SentenceEncoder`).
+/// An [`AwdLstm`] that encodes whole texts (fastai's `SentenceEncoder`): from words `[n, time]` of int64 to outputs
+/// `[n, time, embedding]` and a padding mask `[n, time]`.
 ///
-/// It begins with a state of zeros, and goes through parts of `seq_len` words. Gradients end between parts (they
-/// are truncated), and rows without a word in a part, such as shorter texts whose padding comes first, take no
-/// time and no state from it. Of the outputs those of the last parts that begin within `max_len` words of the
-/// end are kept; what comes before moves the state only, and no gradients are made for it.
+/// It starts from a state of zeros, and processes parts of `seq_len` words. Back-propagation is truncated between
+/// parts. Rows without a word in a part, such as shorter texts whose padding comes first, are skipped in it and keep
+/// their state. Outputs are kept for the last parts, which begin within `max_len` words of the end; earlier parts only
+/// update the state, without gradients.
 ///
-/// Texts are padded in whole parts in front and with the rest at the end, as fastai's loader does, or in any way
-/// in front or at the end. Rows may be in any order. fastai takes for granted that the texts are sorted by length
-/// and that a part that begins with padding belongs to the shortest ones, and reads past words of the shortest
-/// texts of a batch where the padding at a longer one's end fills the last part; here they are read.
+/// Texts are padded in whole parts in front and with the rest at the end, as fastai's loader does, or in any way in
+/// front or at the end. Rows may be in any order. fastai assumes that the texts are sorted by length and that a part
+/// that begins with padding belongs to the shortest ones; it skips words of the shortest texts of a batch if the
+/// padding at a longer one's end fills the last part. This encoder reads them.
 #[derive(Debug)]
 pub struct SentenceEncoder {
     encoder: AwdLstm,
@@ -47,7 +47,7 @@ impl SentenceEncoder {
         Self { encoder: AwdLstm::new(path / "module", words, options), seq_len, max_len }
     }
 
-    /// Returns the encoder of the parts.
+    /// Returns the encoder that processes the parts.
     #[must_use]
     pub fn encoder(&self) -> &AwdLstm {
         &self.encoder
@@ -59,7 +59,7 @@ impl SentenceEncoder {
         self.seq_len
     }
 
-    /// The number of the first part whose outputs are kept.
+    /// Returns the index of the first part whose outputs are kept.
     fn first_kept(&self, time: i64, parts: i64) -> Result<i64> {
         let Some(length) = self.max_len else { return Ok(0) };
         let first = (0..parts).find(|part| time - part * self.seq_len <= length);
@@ -129,9 +129,9 @@ impl Module<&Tensor> for SentenceEncoder {
     }
 }
 
-/// Which parts of which rows have words.
+/// Parts with words, by row.
 struct Layout {
-    /// Of each row: its parts.
+    /// By row, then by part: `true` if the part has a word.
     has_words: Vec<Vec<bool>>,
 }
 
@@ -140,13 +140,13 @@ impl Layout {
         let (rows, time) = words.size2()?;
         let real = words.f_ne(padding)?.f_constant_pad_nd([0, parts * seq_len - time])?;
         let any = real.f_view([rows, parts, seq_len])?.f_any_dim(2, false)?.f_reshape([-1])?;
-        // Asked once: on a device this waits.
+        // A single query: on a GPU each one synchronises.
         let any = Vec::<bool>::try_from(any)?;
         let parts = usize::try_from(parts).unwrap_or(1).max(1);
         Ok(Self { has_words: any.chunks(parts).map(<[bool]>::to_vec).collect() })
     }
 
-    /// Refuses rows without a word in what is kept: they have no mean.
+    /// Refuses rows without a word in the kept parts: their mean is undefined.
     fn check(&self, first_kept: i64, padding: i64) -> Result<()> {
         let first_kept = first_kept.unsigned_abs() as usize;
         let empty = self.has_words.iter().position(|parts| !parts[first_kept..].contains(&true));
@@ -159,7 +159,7 @@ impl Layout {
         }
     }
 
-    /// The rows in the order in which they begin, where that is not their own.
+    /// Returns the rows in the order of their first parts with words, or `None` if they are in that order.
     fn order(&self) -> Option<Vec<i64>> {
         let begin = |row: usize| self.has_words[row].iter().position(|&real| real);
         let mut order: Vec<usize> = (0..self.has_words.len()).collect();
@@ -170,7 +170,7 @@ impl Layout {
         Some(order.into_iter().map(|row| row as i64).collect())
     }
 
-    /// Of each part: how many rows, in the order in which they begin, there are up to the last one with a word.
+    /// Returns for each part the number of rows, in the order of their beginnings, up to the last one with a word.
     fn real_rows(&self) -> Vec<i64> {
         let order = self.order();
         let at = |place: usize| match &order {

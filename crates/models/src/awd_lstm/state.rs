@@ -1,8 +1,8 @@
-//! What a recurrent network carries from one batch to the next.
+//! The state that a recurrent network keeps from one batch to the next.
 //!
-//! It is a handle that a callback shares with the model. It is not a part of a state dictionary, since the rows of a
-//! rank are its own. `ModelResetter` gathers the rows of all ranks into the checkpoint's JSON, in the order of the
-//! ranks, so that another number of ranks can take its share.
+//! It is a handle that a callback shares with the model. It is not a part of a state dictionary, because each rank has
+//! other rows. `ModelResetter` gathers the rows of all ranks into the checkpoint's JSON, in the order of the ranks, so
+//! that another number of ranks can divide them.
 
 use std::sync::Arc;
 
@@ -12,12 +12,11 @@ use brigade_torch::{Error, Result};
 use parking_lot::Mutex;
 use tch::{Kind, Tensor};
 
-/// The hidden state of an [`AwdLstm`](crate::AwdLstm), which lives as long as the model and belongs to no
-/// state dictionary. Clones are one state, so a callback of a Learner holds it while the Learner holds the
-/// model.
+/// The hidden state of an [`AwdLstm`](crate::AwdLstm), which lives as long as the model and is not in its state
+/// dictionary. Clones share one state, so a callback of a Learner can hold it while the Learner holds the model.
 ///
-/// A batch with fewer rows than the one before goes on with the states of the first ones; rows that come back
-/// later begin with zeros. Rows of the batch are streams, so on several ranks each rank has its own state.
+/// A batch with fewer rows than the one before continues with the states of the first ones; rows that come back later
+/// start from zeros. Rows of the batch are streams, so on several ranks each rank has its own state.
 ///
 /// ```
 /// use brigade_models::{LanguageModel, LanguageModelOptions};
@@ -41,9 +40,9 @@ pub struct RecurrentState(Arc<Mutex<Held>>);
 
 #[derive(Debug)]
 struct Held {
-    /// Of each layer: directions and numbers.
+    /// For each layer: number of directions, and hidden size.
     shapes: Vec<(usize, i64)>,
-    /// Of each layer; empty for zeros.
+    /// States by layer. Empty for zeros.
     layers: Vec<LstmState>,
     keeps_outputs: bool,
     outputs: Option<RnnOutputs>,
@@ -71,14 +70,14 @@ impl RecurrentState {
         held.outputs = None;
     }
 
-    /// The state of each layer, without a graph; empty after [`RecurrentState::reset`] and in a new model.
-    /// The model never changes these tensors: it puts others in their place.
+    /// Returns the state of each layer, without a graph. Empty after [`RecurrentState::reset`] and in a new model. The
+    /// model never changes these tensors, but replaces them.
     #[must_use]
     pub fn hidden_state(&self) -> Vec<LstmState> {
         self.0.lock().layers.clone()
     }
 
-    /// Sets the hidden state from which the next batch continues. An empty one stands for zeros.
+    /// Sets the hidden state from which the next batch continues. An empty list means zeros.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for another number of layers, or shapes that are not the model's.
@@ -115,8 +114,8 @@ impl RecurrentState {
         held.outputs = None;
     }
 
-    /// Hands out what the last forward in training gave, where outputs are kept: once, so that the graph ends
-    /// with the step.
+    /// Returns the outputs of the last forward in training, if they are kept. Each is returned once, so that the graph
+    /// is freed at the end of the step.
     #[must_use]
     pub fn take_outputs(&self) -> Option<RnnOutputs> {
         self.0.lock().outputs.take()
@@ -130,7 +129,7 @@ impl RecurrentState {
         self.0.lock().outputs = Some(outputs);
     }
 
-    /// The states of so many rows, on the device of `like`.
+    /// Returns the states of the first `rows` rows, on the device of `like`.
     pub(super) fn of_rows(&self, rows: i64, like: &Tensor) -> Result<Vec<LstmState>> {
         let held = self.0.lock();
         let of_layer = |(number, &(directions, width)): (usize, &(usize, i64))| {
@@ -159,11 +158,10 @@ impl RecurrentState {
 }
 
 impl RnnOutputs {
-    /// Computes what fastai's `RNNRegularizer` adds to the loss: `alpha` times the mean square of the outputs
-    /// (AR), and `beta` times the mean square of their change from one time step to the next (TAR).
+    /// Computes the regularisation that fastai's `RNNRegularizer` adds to the loss: `alpha` times the mean square of
+    /// the outputs (AR), and `beta` times the mean square of their change from one time step to the next (TAR).
     ///
-    /// TAR is left out for a batch of a single row, as in fastai, and for a single time step, where fastai's
-    /// would not be a number.
+    /// TAR is omitted for a batch of a single row, as in fastai, and for a single time step, for which fastai's is NaN.
     ///
     /// ```
     /// use brigade_models::RnnOutputs;
@@ -177,7 +175,7 @@ impl RnnOutputs {
     /// ```
     ///
     /// # Errors
-    /// libtorch's, for outputs of other than three dimensions.
+    /// Returns libtorch's error for outputs that do not have three dimensions.
     pub fn regularization(&self, alpha: f64, beta: f64) -> Result<Tensor> {
         let kind = match self.dropped.kind() {
             Kind::Double => Kind::Double,

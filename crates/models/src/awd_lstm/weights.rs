@@ -1,4 +1,4 @@
-//! Encoders and pretrained language models as fastai's files have them.
+//! Encoders and pretrained language models in fastai's file formats.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -11,12 +11,12 @@ use tch::Tensor;
 use super::AwdLstm;
 use crate::pretrained::read_state_dict;
 
-/// A model with an AWD-LSTM in it, whose weights can come from another one's.
+/// Model with an AWD-LSTM, whose weights can come from another model.
 pub trait AwdLstmModel {
     /// Returns the model's encoder.
     fn encoder(&self) -> &AwdLstm;
 
-    /// The full name of the decoder, which has a row for each word, if there is one.
+    /// Returns the full name of the decoder, which has a row for each word, if there is one.
     fn decoder(&self) -> Option<String>;
 }
 
@@ -30,9 +30,8 @@ impl AwdLstmModel for AwdLstm {
     }
 }
 
-/// Writes the encoder of a language model or of a classifier, without what comes after it, as fastai's
-/// `save_encoder` does: a `.pth` file that `learn.load_encoder` takes, or safetensors where the file's name ends
-/// so.
+/// Writes the encoder of a language model or of a classifier, without the layers after it, as fastai's `save_encoder`
+/// does: a `.pth` file that `learn.load_encoder` can read, or safetensors if the file's name has that extension.
 ///
 /// ```
 /// use brigade_models::{
@@ -60,7 +59,7 @@ pub fn save_encoder<M: AwdLstmModel>(model: &Model<M>, file: impl AsRef<Path>) -
     write_encoder(&encoder_state(&model.state_dict(), model.module().encoder().name())?, file)
 }
 
-/// Writes what [`encoder_state`] gives, as [`save_encoder`] does.
+/// Writes the result of [`encoder_state`], as [`save_encoder`] does.
 ///
 /// # Errors
 /// Returns the errors of [`weights::save`].
@@ -73,13 +72,13 @@ pub fn write_encoder(state: &StateDict, file: impl AsRef<Path>) -> Result<()> {
     }
 }
 
-/// Reads an encoder that [`save_encoder`] or fastai's `save_encoder` wrote into the model, and leaves what comes
-/// after it as it is. Returns how many names were loaded. fastai also freezes the encoder then; that is the
-/// Learner's part.
+/// Reads an encoder that [`save_encoder`] or fastai's `save_encoder` wrote into the model, and leaves the layers after
+/// it unchanged. Returns the number of loaded names. Unlike in fastai, the encoder is not frozen; the Learner does
+/// that.
 ///
 /// # Errors
-/// Returns the errors of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] where the encoder differs in a
-/// name or a shape: nothing was changed.
+/// Returns the errors of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] if the encoder differs in a name
+/// or a shape: nothing was changed.
 pub fn load_encoder<M: AwdLstmModel>(
     model: &mut Model<M>,
     file: impl AsRef<Path>,
@@ -99,10 +98,10 @@ pub fn read_encoder(file: impl AsRef<Path>) -> Result<StateDict> {
     read_state_dict(file.as_ref())
 }
 
-/// Takes the encoder at `encoder`, the full name of its place, out of a whole model's state dictionary.
+/// Extracts the encoder with the full name `encoder` from a whole model's state dictionary.
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] where nothing lies there.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] if no tensor has that prefix.
 pub fn encoder_state(whole: &StateDict, encoder: &str) -> Result<StateDict> {
     let mut state = StateDict::new();
     for (name, tensor) in whole.iter() {
@@ -117,11 +116,11 @@ pub fn encoder_state(whole: &StateDict, encoder: &str) -> Result<StateDict> {
     }
 }
 
-/// Puts an encoder's values in the place `encoder` of a whole model's state dictionary: what
-/// [`Model::load_state_dict`] then takes, or refuses with what does not fit.
+/// Replaces the encoder with the full name `encoder` in a whole model's state dictionary. [`Model::load_state_dict`]
+/// then loads the result, or reports what does not match.
 ///
 /// # Errors
-/// [`brigade_nn::ModelError::DuplicateName`], which no dictionaries of models and files give.
+/// [`brigade_nn::ModelError::DuplicateName`], which cannot happen for dictionaries of models and files.
 pub fn with_encoder(whole: &StateDict, encoder: &str, values: &StateDict) -> Result<StateDict> {
     let mut placed = StateDict::new();
     for (name, tensor) in without_copies(values) {
@@ -131,8 +130,8 @@ pub fn with_encoder(whole: &StateDict, encoder: &str, values: &StateDict) -> Res
     replaced(whole, placed, |name| below(encoder, name).is_some())
 }
 
-/// A language model's weights with the words that its rows stand for: fastai's pretrained `.pth` file with the
-/// vocabulary of the `.pkl` file beside it.
+/// A language model's weights with the words of its rows: fastai's pretrained `.pth` file with the vocabulary of the
+/// `.pkl` file beside it.
 ///
 /// ```
 /// use brigade_models::{AwdLstmOptions, LanguageModel, LanguageModelOptions, PretrainedLanguageModel};
@@ -162,13 +161,13 @@ pub struct PretrainedLanguageModel {
 /// Report of [`PretrainedLanguageModel::load_into`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EmbeddingReport {
-    /// Number of names that have the file's values.
+    /// Number of names with values from the file.
     pub loaded: usize,
     /// Number of tokens of the new vocabulary that the old one has.
     pub known: usize,
     /// Tokens that the old vocabulary lacks, whose embedding is the mean of all rows.
     pub unknown: Vec<String>,
-    /// Names of the file that the model lacks, as a classifier does the decoder.
+    /// Names of the file that the model lacks, such as the decoder's for a classifier.
     pub unused: Vec<String>,
 }
 
@@ -179,11 +178,11 @@ const DECODER_WEIGHT: &str = "1.decoder.weight";
 const DECODER_BIAS: &str = "1.decoder.bias";
 
 impl PretrainedLanguageModel {
-    /// Takes a language model's state dictionary, and the word of each row.
+    /// Creates pretrained weights from a language model's state dictionary, and the word of each row.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] where the rows are not as many as the words, or the words' table
-    /// is missing.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if the number of rows differs from that of the words, or the
+    /// embedding is missing.
     pub fn new(state: StateDict, vocabulary: Vec<String>) -> Result<Self> {
         let rows = |name: &str| state.get(name).and_then(|tensor| tensor.size().first().copied());
         if state.get(WORDS).is_none_or(|table| table.dim() != 2) {
@@ -217,13 +216,13 @@ impl PretrainedLanguageModel {
         Self::new(read_state_dict(file.as_ref())?, vocabulary)
     }
 
-    /// Returns the weights with rows for another vocabulary: each word's row by its token, and for words that the
-    /// old vocabulary lacks the mean of all rows (fastai's `match_embeds`). The report names those.
+    /// Returns the weights with rows for another vocabulary: each word has the row of its token, or the mean of all
+    /// rows if the old vocabulary lacks it (fastai's `match_embeds`). The report lists the latter.
     ///
     /// # Errors
-    /// libtorch's, when there is no memory.
+    /// Returns libtorch's error if memory runs out.
     pub fn matched(&self, vocabulary: &[String]) -> Result<(StateDict, EmbeddingReport)> {
-        // Of a token that comes twice, as padding does, the last row counts, as in fastai.
+        // For a token that occurs twice, as padding does, the last row is used, as in fastai.
         let old: HashMap<&str, i64> =
             (0..).zip(&self.vocabulary).map(|(row, word)| (word.as_str(), row)).collect();
         let mean_row = self.vocabulary.len() as i64;
@@ -258,12 +257,12 @@ impl PretrainedLanguageModel {
         Ok((state, report))
     }
 
-    /// Loads the weights into a model with this vocabulary: into a language model all, into a classifier the
-    /// encoder. Names have to agree; fastai copies by position, whatever the names are.
+    /// Loads the weights into a model with this vocabulary: all of them into a language model, only the encoder into a
+    /// classifier. Names have to match, whereas fastai copies by position.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] where the vocabulary is not the model's, and
-    /// [`brigade_nn::ModelError::Mismatch`] where weights do not fit: nothing was changed.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if the vocabulary is not the model's, and
+    /// [`brigade_nn::ModelError::Mismatch`] if weights do not match: nothing was changed.
     pub fn load_into<M: AwdLstmModel>(
         &self,
         model: &mut Model<M>,
@@ -289,7 +288,7 @@ impl PretrainedLanguageModel {
                     report.unused.push(name.to_owned());
                     continue;
                 }
-                // Of no language model of AWD-LSTM: the load refuses it by its name.
+                // Not a name of an AWD-LSTM language model: loading refuses it by this name.
                 _ => name.to_owned(),
             };
             placed.insert(place, tensor.shallow_clone())?;
@@ -305,13 +304,13 @@ impl PretrainedLanguageModel {
     }
 }
 
-/// A whole model's values with others in the place of those that are chosen.
+/// Returns a whole model's values with some replaced.
 fn replaced(
     whole: &StateDict,
     mut values: StateDict,
     chosen: impl Fn(&str) -> bool,
 ) -> Result<StateDict> {
-    // Other names of what is replaced, as the decoder's weight is one of the words' table.
+    // Other names of replaced tensors, such as that of a decoder tied to the embedding.
     let old: HashSet<_> = whole
         .iter()
         .filter(|(name, _)| chosen(name))
@@ -325,8 +324,8 @@ fn replaced(
     Ok(values)
 }
 
-/// Names and values without the weights that old versions of fastai saved beside the raw ones that they are made
-/// of (fastai's `clean_raw_keys`): `rnns.0.module.weight_hh_l0` beside `rnns.0.weight_hh_l0_raw`.
+/// Returns names and values without the weights that old versions of fastai saved in addition to the raw ones from
+/// which they are computed (fastai's `clean_raw_keys`): `rnns.0.module.weight_hh_l0` beside `rnns.0.weight_hh_l0_raw`.
 fn without_copies(state: &StateDict) -> Vec<(&str, &Tensor)> {
     let is_copy = |name: &str| {
         let parts: Vec<&str> = name.split('.').collect();
@@ -338,7 +337,7 @@ fn without_copies(state: &StateDict) -> Vec<(&str, &Tensor)> {
     state.iter().filter(|(name, _)| !is_copy(name)).collect()
 }
 
-/// The name below a module; the root is above all.
+/// Returns the name relative to a module; all names are below the root.
 fn below<'n>(module: &str, name: &'n str) -> Option<&'n str> {
     if module.is_empty() { Some(name) } else { name.strip_prefix(module)?.strip_prefix('.') }
 }

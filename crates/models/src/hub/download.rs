@@ -21,9 +21,9 @@ use super::{WEIGHTS, cached};
 /// Downloads files of models from the Hugging Face hub, each once, into the cache that Hugging Face's own
 /// tools use.
 ///
-/// A file appears under its name only when it is whole and its SHA-256 is the one that the hub has for it.
-/// Where the hub cannot be reached, the file of the last download is used. Several processes may download
-/// at once; let one of each host go first, as `Processes::local_main_process_first` does.
+/// A file gets its final name only when it is complete and has the SHA-256 that the hub reports. If the hub cannot be
+/// reached, the file of the last download is used. Several processes may download at the same time; to download once
+/// per host, let one process go first, as `Processes::local_main_process_first` does.
 ///
 /// ```no_run
 /// use brigade_models::{Hub, Pretrained, ResNet};
@@ -75,7 +75,7 @@ pub enum HubError {
         /// The branch, tag or commit.
         revision: String,
     },
-    /// The hub cannot be reached, or its response is not the file.
+    /// The hub cannot be reached, or its response is not the requested file.
     #[error("cannot download {url}: {reason}")]
     Download {
         /// URL of the request.
@@ -126,7 +126,7 @@ impl From<HubError> for Error {
 
 type Result<T> = std::result::Result<T, HubError>;
 
-/// What the hub says of a file before it sends it.
+/// Metadata of a file from the hub's response headers.
 #[derive(Debug)]
 struct Head {
     commit: String,
@@ -135,11 +135,11 @@ struct Head {
 }
 
 impl Hub {
-    /// Makes one by the variables of Hugging Face's tools: `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`,
-    /// and for the cache `HF_HUB_CACHE` or `HF_HOME`.
+    /// Creates a client from the environment variables of Hugging Face's tools: `HF_ENDPOINT`, `HF_TOKEN`,
+    /// `HF_HUB_OFFLINE`, and for the cache `HF_HUB_CACHE` or `HF_HOME`.
     ///
     /// # Errors
-    /// When there is no folder for the cache.
+    /// The folder of the cache cannot be determined.
     pub fn from_env() -> Result<Self> {
         let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
         let cache = hub_cache::folder().ok_or_else(|| {
@@ -175,22 +175,22 @@ impl Hub {
         self
     }
 
-    /// Sets the branch, tag or commit. Defaults to `main`. With a commit the program's weights never change.
+    /// Sets the branch, tag or commit. Defaults to `main`. With a commit, the weights can never change.
     #[must_use]
     pub fn revision(mut self, revision: impl Into<String>) -> Self {
         self.revision = revision.into();
         self
     }
 
-    /// Sets the user's token, which is sent to the hub alone.
+    /// Sets the user's token, which is sent only to the hub.
     #[must_use]
     pub fn token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(token.into());
         self
     }
 
-    /// Returns the path of a model's weights, `model.safetensors` or `pytorch_model.bin`, downloaded where
-    /// they are not in the cache.
+    /// Returns the path of a model's weights, `model.safetensors` or `pytorch_model.bin`. Downloads them if they are
+    /// not in the cache.
     ///
     /// # Errors
     /// Returns the same errors as [`file`](Self::file).
@@ -202,18 +202,18 @@ impl Hub {
         }
     }
 
-    /// Returns the path of a file of a model, downloaded where it is not in the cache.
+    /// Returns the path of a file of a model. Downloads it if it is not in the cache.
     ///
     /// # Errors
-    /// When the hub does not have it or cannot be reached, when what it sends is something else, and when
-    /// the cache cannot be written.
+    /// The hub does not have the file or cannot be reached, the download differs from the hub's metadata, or the cache
+    /// cannot be written.
     pub fn file(&self, repository: &str, file: &str) -> Result<PathBuf> {
         check_path("the name of a model", repository)?;
         check_path("the name of a file", file)?;
         check_path("the revision", &self.revision)?;
         let folder = hub_cache::repository(&self.cache, repository);
         let known = cached(&folder, &self.revision, file);
-        // What a commit has does not change.
+        // The content of a commit does not change.
         let is_commit = self.revision.len() == 40 && self.revision.bytes().all(is_hexadecimal);
         match known {
             Some(path) if is_commit || self.offline => return Ok(path),
@@ -240,10 +240,10 @@ impl Hub {
         format!("{endpoint}/{repository}/resolve/{}/{file}", self.revision)
     }
 
-    /// Asks for a file's commit, etag and size.
+    /// Requests a file's commit, etag and size.
     fn ask(&self, repository: &str, file: &str) -> Result<Head> {
         let url = self.url(repository, file);
-        // The hub's own answer has the headers; the one of the storage it leads to has not.
+        // Only the hub's own response has these headers, not that of the storage to which it redirects.
         let request = agent(0).head(&url).header("Accept-Encoding", "identity");
         let answer = self.authorized(request).call();
         let answer = answer.map_err(|error| failed(&url, &error))?;
@@ -252,7 +252,7 @@ impl Hub {
         let missing = |name: &str| failed(&url, &format!("its answer has no {name}"));
         let etag = text(headers, "x-linked-etag").or_else(|| text(headers, "etag"));
         let etag = etag.map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
-        // Both become names of files.
+        // Both become file names.
         let plain = |name: &String| {
             !name.is_empty()
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
@@ -267,7 +267,7 @@ impl Hub {
         })
     }
 
-    /// Brings the file into the cache, unless its content is there under another commit.
+    /// Downloads the file into the cache, unless its content is there under another commit.
     fn fetch(&self, folder: &Path, repository: &str, file: &str, head: &Head) -> Result<PathBuf> {
         let blob = folder.join("blobs").join(&head.etag);
         let pointer = folder.join("snapshots").join(&head.commit).join(file);
@@ -278,7 +278,7 @@ impl Hub {
             let depth = 2 + file.matches('/').count();
             let target = PathBuf::from("../".repeat(depth)).join("blobs").join(&head.etag);
             make_folder(&pointer)?;
-            // Another process may have been faster; a link that leads nowhere goes.
+            // Another process may have created the link first; a broken link is replaced.
             let linked = symlink(&target, &pointer).or_else(|error| {
                 if pointer.is_file() {
                     return Ok(());
@@ -324,7 +324,7 @@ impl Hub {
         }
     }
 
-    /// Turns an answer that is none into what is known of the cause.
+    /// Converts an unsuccessful response to an error with the likely cause.
     fn accept(
         &self,
         answer: &Response<Body>,
@@ -343,7 +343,7 @@ impl Hub {
             (_, "EntryNotFound" | "RevisionNotFound") => {
                 HubError::NoFile { repository, file, revision: self.revision.clone() }
             }
-            // The hub does not say whether a model is private or not there.
+            // The hub does not reveal whether a model is private or does not exist.
             (StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND, _) => {
                 HubError::NoRepository { repository }
             }
@@ -353,7 +353,7 @@ impl Hub {
     }
 }
 
-/// An agent that follows so many redirections, and takes the user's token along to none of them.
+/// Creates an HTTP agent that follows at most `redirections` redirections, and sends the user's token to none of them.
 fn agent(redirections: u32) -> Agent {
     let limit = Some(Duration::from_secs(30));
     let config = Agent::config_builder()
@@ -375,13 +375,13 @@ fn text(headers: &HeaderMap, name: &str) -> Option<String> {
     Some(headers.get(name)?.to_str().ok()?.trim().to_owned())
 }
 
-/// Which side of a copy failed.
+/// Error of a copy, by the side that failed.
 enum Copied {
     Read(String),
     Write(io::Error),
 }
 
-/// Copies a body and compares it with its size and, where the etag is one, its SHA-256.
+/// Copies a body and checks its size and, if the etag is one, its SHA-256.
 fn copy(from: &mut impl Read, to: &mut impl Write, head: &Head) -> std::result::Result<(), Copied> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 64 << 10];
@@ -415,7 +415,7 @@ fn copy(from: &mut impl Read, to: &mut impl Write, head: &Head) -> std::result::
             counted(expected, "byte")
         )));
     }
-    // Of a small file that is in the repository itself, the etag is Git's SHA-1.
+    // For a small file that is in the repository itself, the etag is Git's SHA-1.
     if head.etag.len() == 64 && head.etag.bytes().all(is_hexadecimal) {
         let found: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         if !found.eq_ignore_ascii_case(&head.etag) {
@@ -432,7 +432,7 @@ fn is_hexadecimal(byte: u8) -> bool {
     byte.is_ascii_hexdigit()
 }
 
-/// Writes a file under another name and renames it when it is whole.
+/// Writes a file under a temporary name and renames it when it is complete.
 fn write_whole(
     path: &Path,
     write: impl FnOnce(&mut NamedTempFile) -> io::Result<()>,
@@ -449,14 +449,14 @@ fn write_whole(
     Ok(())
 }
 
-/// Makes the folder of a file.
+/// Creates the folder of a file.
 fn make_folder(path: &Path) -> Result<&Path> {
     let folder = path.parent().unwrap_or_else(|| Path::new("."));
     fs::create_dir_all(folder).map_err(|cause| HubError::Write { path: folder.into(), cause })?;
     Ok(folder)
 }
 
-/// Refuses names that would leave the cache's folder, or change the address.
+/// Refuses names that would lead out of the cache's folder, or change the URL.
 fn check_path(what: &str, name: &str) -> Result<()> {
     let sound = |part: &str| {
         let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+".contains(&byte);
@@ -482,7 +482,7 @@ mod tests {
     const SHA256: &str = "590a5f6ba472edb53193656a2b731bfb71ebafddd561c9117294b4da0eb4c620";
     const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-    /// A server that gives these answers in turn, and the requests that it got, without their bodies.
+    /// Starts a server that sends these responses in turn. Returns the received requests, without their bodies.
     fn serve(answers: Vec<String>) -> (String, JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -549,7 +549,7 @@ mod tests {
             fs::canonicalize(folder.join("blobs").join(SHA256)).unwrap()
         );
         assert_eq!(fs::read_to_string(folder.join("refs/main")).unwrap(), COMMIT);
-        // The second time only the hub's headers are read.
+        // The second time, only the hub's headers are read.
         assert_eq!(hub.weights("example/pie").unwrap(), path);
         let requests = server.join().unwrap();
         assert!(requests[0].starts_with("HEAD /example/pie/resolve/main/model.safetensors "));
@@ -559,7 +559,7 @@ mod tests {
         );
         assert!(requests[2].starts_with("GET /storage "), "{requests:?}");
 
-        // Nothing listens any more: a commit that is known needs no answer, and a branch is warned of.
+        // The server has stopped: a known commit needs no response, and a branch gets a warning.
         assert_eq!(hub.clone().revision(COMMIT).weights("example/pie").unwrap(), path);
         assert_eq!(hub.weights("example/pie").unwrap(), path);
         assert_eq!(cached(&folder, "main", "model.safetensors"), Some(path));

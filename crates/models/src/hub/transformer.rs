@@ -1,4 +1,4 @@
-//! All files of a transformer on the Hugging Face hub.
+//! Download of all files of a transformer from the Hugging Face hub.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use brigade_checkpoint::shards::Index;
 
 use super::{Hub, HubError};
 
-/// A tokenizer's files, which not every model has.
+/// Files of a tokenizer, which some models lack.
 const TOKENIZER: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "vocab.txt"];
 
 impl Hub {
@@ -35,7 +35,7 @@ impl Hub {
         }
         for file in TOKENIZER {
             match hub.file(repository, file) {
-                // Offline there is no telling whether the model has it.
+                // Without a connection it is unknown if the model has it.
                 Ok(_) | Err(HubError::NoFile { .. } | HubError::Offline { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -72,7 +72,7 @@ mod tests {
 
     const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-    /// A hub that has none of the files that it is asked for, and which ones that were.
+    /// Starts a hub without any files. Returns the requests that it received.
     fn empty_hub(requests: usize) -> (String, thread::JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -113,7 +113,7 @@ mod tests {
         }
         let hub =
             |url: &str| Hub::from_env().unwrap().endpoint(url).cache(cache.path()).revision(COMMIT);
-        // The second part is asked for, too.
+        // The second part is requested, too.
         let (url, server) = empty_hub(3);
         let error = hub(&url).transformer("example/pie").unwrap_err().to_string();
         assert!(error.contains("no file model-00002-of-00002.safetensors"), "{error}");

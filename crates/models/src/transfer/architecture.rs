@@ -1,4 +1,4 @@
-//! The architectures that a transfer model can have the body of.
+//! Architectures whose body a transfer model can have.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::{
     resnet,
 };
 
-/// An architecture whose body a [`crate::TransferModel`] takes. It can be read from its name.
+/// Architecture of the body of a [`crate::TransferModel`]. It can be parsed from its name.
 ///
 /// ```
 /// use brigade_models::Architecture;
@@ -27,33 +27,33 @@ use crate::{
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Architecture {
-    /// torchvision's residual networks: the body has the names of fastai's `create_body`, `0.4.0.conv1` for
+    /// torchvision's residual networks. The body has the names of fastai's `create_body`, such as `0.4.0.conv1` for
     /// `layer1.0.conv1`.
     ResNet(ResNetOptions),
-    /// timm's residual networks: the body has timm's names below `0.model`, as fastai gives it for an
-    /// architecture's name in timm.
+    /// timm's residual networks. The body has timm's names below `0.model`, as in fastai for the name of a timm
+    /// architecture.
     TimmResNet(ResNetOptions),
-    /// fastai's own residual networks, under the same names, below `0`.
+    /// fastai's own residual networks, with their names below `0`.
     XResNet(XResNetOptions),
-    /// torchvision's ConvNeXt: its `features` are below `0.0`.
+    /// torchvision's ConvNeXt, with its `features` below `0.0`.
     ConvNeXt(ConvNeXtOptions),
-    /// timm's vision transformers: the body has timm's names below `0.model`. The head has no pooling.
+    /// timm's vision transformers. The body has timm's names below `0.model`. The head has no pooling.
     VisionTransformer(VisionTransformerOptions),
 }
 
-/// A body that was built.
+/// Body that was built.
 pub(super) struct Body {
     pub(super) layers: Sequential,
-    /// Channels of its maps, or numbers of its vectors.
+    /// Number of channels of the body's feature maps, or size of its feature vectors.
     pub(super) features: i64,
-    /// Maps `[n, features, h, w]` come out, and not vectors `[n, features]`.
+    /// `true` if the outputs are feature maps `[n, features, h, w]`, `false` for vectors `[n, features]`.
     pub(super) gives_maps: bool,
 }
 
-/// A name below one of the two parts of a transfer model.
+/// Name below one of the two parts of a transfer model.
 pub(super) enum Place {
     Body(String),
-    /// Of the architecture's own classifier, which the body lacks.
+    /// Name in the architecture's own classifier, which the body lacks.
     Head(String),
 }
 
@@ -118,7 +118,7 @@ impl Architecture {
         Body { layers, features, gives_maps: !matches!(self, Self::VisionTransformer(_)) }
     }
 
-    /// The name of the convolution that takes the images' channels, below the body.
+    /// Returns the name of the first convolution, below the body.
     pub(super) fn first_convolution(&self) -> &'static str {
         match self {
             Self::ResNet(ResNetOptions { stem: Stem::Conv7, .. }) => "0",
@@ -130,7 +130,8 @@ impl Architecture {
         }
     }
 
-    /// Where a parameter of the whole architecture is. None for a name that it does not have.
+    /// Returns the place of a parameter of the whole architecture, or `None` if the architecture has no parameter of
+    /// that name.
     pub(super) fn place(&self, name: &str) -> Option<Place> {
         match self {
             Self::ResNet(_) | Self::TimmResNet(_) if is_below("fc", name) => {
@@ -158,8 +159,8 @@ impl Architecture {
         }
     }
 
-    /// fastai's `splitter` of the body: names of modules below it, the body itself for an empty name. Its
-    /// table knows plain residual networks; everything else is one group.
+    /// Returns the parameter groups of fastai's `splitter` for the body: names of modules below it; an empty name is
+    /// the body itself. fastai defines groups for plain residual networks only; any other body is one group.
     pub(super) fn body_groups(&self) -> Vec<Vec<String>> {
         let layers = |numbers: Range<usize>| numbers.map(|number| number.to_string()).collect();
         match self {

@@ -1,4 +1,4 @@
-//! Scaled dot products, and which keys a query sees.
+//! Scaled dot-product attention, and its masks.
 
 use brigade_nn::{ContextPart, ContextRegion, Divided, ParamPath, TensorRegion};
 use brigade_torch::{AttentionOptions, Result};
@@ -7,23 +7,23 @@ use tch::{Device, Kind, Tensor};
 use super::Tokens;
 use super::rotary::Rotation;
 
-/// Which keys each query sees.
+/// Attention mask: the keys that each query attends to.
 #[derive(Debug)]
 pub(super) enum AttentionMask {
-    /// All of them: libtorch gets no mask.
+    /// All keys: libtorch gets no mask.
     Full,
-    /// Those at its own place and before; as many keys as queries. libtorch's kernels leave out half of the
+    /// Keys at the query's position and before it, with as many keys as queries. libtorch's kernels skip half of the
     /// products.
     Causal,
-    /// Those where this is true, `[batch or 1, 1, queries, keys]`.
+    /// Keys where this tensor, `[batch or 1, 1, queries, keys]`, is `true`.
     Given(Tensor),
 }
 
 impl AttentionMask {
-    /// For a model whose tokens see those before them, `past` of which are in a cache.
+    /// Creates the mask of a causal model, in which tokens attend to those before them. `past` tokens are in a cache.
     ///
-    /// Where all padding is on the right and nothing is cached, causality alone hides it from every token, so
-    /// no mask is built; what padding itself computes differs from transformers' then, and is not used.
+    /// If all padding is on the right and nothing is cached, causality alone hides the padding from every token, so no
+    /// mask is built. The outputs of padding then differ from transformers', and are not used.
     pub(super) fn causal(tokens: &Tokens<'_>, past: i64, queries: i64) -> Result<Self> {
         if let Some(pairs) = pairs(tokens) {
             return Ok(pairs);
@@ -41,7 +41,7 @@ impl AttentionMask {
             if past == 0 || !is_all(&mask)? {
                 let places = Tensor::f_ones([queries, keys], (Kind::Bool, mask.device()))?;
                 let seen = mask.f_unsqueeze(1)?.f_logical_and(&places.f_tril(past)?)?;
-                // Padding sees itself: a query without a key has no softmax.
+                // Padding attends to itself: the softmax of a query without keys is undefined.
                 let own = places.f_tril(past)?.f_triu(past)?;
                 return Ok(Self::Given(seen.f_logical_or(&own)?.f_unsqueeze(1)?));
             }
@@ -57,7 +57,7 @@ impl AttentionMask {
         Ok(Self::Given(places.f_tril(past)?))
     }
 
-    /// For a model whose tokens see all that is not padding.
+    /// Creates the mask of a model whose tokens attend to all tokens except padding.
     pub(super) fn bidirectional(tokens: &Tokens<'_>) -> Result<Self> {
         if let Some(pairs) = pairs(tokens) {
             return Ok(pairs);
@@ -72,7 +72,7 @@ impl AttentionMask {
         Ok(Self::Given(seen.f_expand([-1, 1, keys, keys], false)?))
     }
 
-    /// As [`Self::causal`] for a rank that has a part of the tokens, and the part.
+    /// Creates the same mask as [`Self::causal`] for a rank with a part of the tokens. Also returns the part.
     pub(super) fn causal_part(
         tokens: &Tokens<'_>,
         region: &ContextRegion,
@@ -82,7 +82,7 @@ impl AttentionMask {
         let hides_more = match tokens.attention_mask {
             None => false,
             Some(mask) if mask.dim() == 4 => true,
-            // Padding on the right alone is hidden by causality.
+            // Causality alone hides padding on the right.
             Some(mask) => {
                 let mask = mask.f_ne(0)?;
                 let later = mask.f_narrow(1, 1, (length - 1).max(0))?;
@@ -97,7 +97,7 @@ impl AttentionMask {
         }
     }
 
-    /// As [`Self::bidirectional`] for a rank that has a part of the tokens, and the part.
+    /// Creates the same mask as [`Self::bidirectional`] for a rank with a part of the tokens. Also returns the part.
     pub(super) fn bidirectional_part(
         tokens: &Tokens<'_>,
         region: &ContextRegion,
@@ -124,11 +124,12 @@ impl AttentionMask {
         Ok((Self::Given(rows_of(mask, &part, false)?), part))
     }
 
-    /// Hides keys that are `window` or more places before a query (Mistral's sliding window), `past` of which are in a cache.
+    /// Hides keys that are `window` or more positions before a query (Mistral's sliding window). `past` tokens are in a
+    /// cache.
     pub(super) fn within_window(self, window: i64, past: i64, tokens: &Tokens<'_>) -> Result<Self> {
         let queries = tokens.ids.size()[1];
         let keys = past + queries;
-        // A mask of one's own is used as it is, as in transformers.
+        // A four-dimensional mask of the caller is used unchanged, as in transformers.
         if keys <= window || tokens.attention_mask.is_some_and(|mask| mask.dim() == 4) {
             return Ok(self);
         }
@@ -150,8 +151,9 @@ impl AttentionMask {
     }
 }
 
-/// The mask `[batch or 1, 1, own tokens, padded length]` of this rank's queries, from one of all tokens: `[batch, tokens]`, or
-/// `[batch, 1, tokens, tokens]` with its own causality. Of all queries where attention has all tokens.
+/// Returns the mask `[batch or 1, 1, own tokens, padded length]` of this rank's queries, from the mask of all tokens:
+/// `[batch, tokens]`, or `[batch, 1, tokens, tokens]`, which includes causality. The mask has the rows of all queries
+/// if attention has all tokens.
 fn rows_of(mask: &Tensor, part: &ContextPart, is_causal: bool) -> Result<Tensor> {
     let (length, padded) =
         (part.tokens().length().cast_signed(), part.tokens().padded_length().cast_signed());
@@ -159,7 +161,7 @@ fn rows_of(mask: &Tensor, part: &ContextPart, is_causal: bool) -> Result<Tensor>
     let rows =
         if part.attends_by_heads() { columns.shallow_clone() } else { part.places(mask.device())? };
     let rows_down = rows.f_unsqueeze(1)?;
-    // Padding sees itself: a query without a key has no softmax.
+    // Padding attends to itself: the softmax of a query without keys is undefined.
     let own = columns.f_unsqueeze(0)?.f_eq_tensor(&rows_down)?;
     let missing = padded - length;
     let mask = mask.f_ne(0)?.f_to_kind(Kind::Uint8)?;
@@ -177,23 +179,23 @@ fn rows_of(mask: &Tensor, part: &ContextPart, is_causal: bool) -> Result<Tensor>
     Ok(seen.f_logical_or(&own)?.f_unsqueeze(1)?)
 }
 
-/// A mask that has been made for each query.
+/// Returns the caller's mask if it has a value for each pair of query and key.
 fn pairs(tokens: &Tokens<'_>) -> Option<AttentionMask> {
     let mask = tokens.attention_mask.filter(|mask| mask.dim() == 4)?;
     Some(AttentionMask::Given(mask.shallow_clone()))
 }
 
-/// On a GPU this waits for it, as transformers does before it leaves out a mask.
+/// Returns `true` if no value is 0. On a GPU this synchronises, as transformers does before it leaves out a mask.
 fn is_all(mask: &Tensor) -> Result<bool> {
     Ok(mask.f_all()?.f_int64_value(&[])? != 0)
 }
 
-/// What all blocks of a forward have in common.
+/// Data that all blocks of a forward share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) mask: AttentionMask,
     pub(super) rotation: Option<Rotation>,
-    /// Which tokens this rank has.
+    /// The tokens of this rank.
     pub(super) part: ContextPart,
 }
 
@@ -217,9 +219,10 @@ impl Shared {
     }
 }
 
-/// Attention of queries `[batch, heads, queries, width]` to keys and values `[batch, heads or a divisor, keys,
-/// width]`, as `[batch, queries, heads · width]`. `scale` multiplies the scores, by 1/√width where there is none. The ranks of
-/// the region have other heads, and drop other scores; where ranks have parts of the sequence, the keys are those of all.
+/// Computes attention of queries `[batch, heads, queries, width]` to keys and values `[batch, heads or a divisor, keys,
+/// width]`. Returns `[batch, queries, heads · width]`. `scale` multiplies the scores and defaults to 1/√width. In a
+/// tensor group, each rank has its own heads, and drops other scores; if ranks have parts of the sequence, the keys are
+/// those of all ranks.
 pub(super) fn attend(
     [queries, keys, values]: [&Tensor; 3],
     shared: &Shared,
@@ -239,22 +242,22 @@ pub(super) fn attend(
     } else {
         compute()?
     };
-    // All heads of a token lie beside each other already.
+    // All heads of a token are adjacent in memory already.
     Ok(attended.f_transpose(1, 2)?.f_flatten(2, 3)?)
 }
 
-/// How attention's heads are divided over the ranks of a tensor group.
+/// Division of the attention heads over the ranks of a tensor group.
 #[derive(Debug)]
 pub(super) struct OwnHeads {
-    /// This rank's heads of queries; all of them where nothing is divided.
+    /// Number of this rank's query heads. All heads if nothing is divided.
     pub(super) count: i64,
-    /// The edges of the divided projections.
+    /// Communication at the edges of the divided projections.
     pub(super) region: TensorRegion,
 }
 
 impl OwnHeads {
-    /// `queries` is how the projection to queries is divided, `others` those that have to be divided alike. What does not fit
-    /// is noted at the path.
+    /// Checks the division of the projections. `queries` is the division of the projection to queries; `others` have to
+    /// be divided in the same way. Errors are recorded at the path.
     pub(super) fn new(
         path: &ParamPath<'_>,
         heads: i64,
@@ -275,7 +278,7 @@ impl OwnHeads {
     }
 }
 
-/// Notes heads that the ranks do not divide, with the nearest numbers that they do.
+/// Records an error if the number of heads is not divisible by the number of ranks, with the nearest numbers that are.
 pub(super) fn check_heads(path: &ParamPath<'_>, heads: i64, what: &str, ranks: i64) {
     if heads % ranks != 0 {
         let (less, more) = (heads / ranks * ranks, (heads / ranks + 1) * ranks);
@@ -286,7 +289,7 @@ pub(super) fn check_heads(path: &ParamPath<'_>, heads: i64, what: &str, ranks: i
     }
 }
 
-/// `[batch, tokens, heads · width]` as `[batch, heads, tokens, width]`, without a copy.
+/// Reshapes `[batch, tokens, heads · width]` to `[batch, heads, tokens, width]`, without a copy.
 pub(super) fn split_heads(tensor: &Tensor, heads: i64) -> Result<Tensor> {
     let (batch, tokens, width) = tensor.size3()?;
     Ok(tensor.f_view([batch, tokens, heads, width / heads.max(1)])?.f_transpose(1, 2)?)

@@ -1,4 +1,4 @@
-//! BERT, as transformers has it.
+//! BERT, compatible with transformers.
 
 mod heads;
 mod layer;
@@ -24,8 +24,7 @@ use super::context::Context;
 use super::{ProblemType, Tokens, Transformer, full_name, init};
 use crate::Activation;
 
-/// The sizes of a [`Bert`], under the names of transformers' `BertConfig`; the defaults are those of
-/// `bert-base-uncased`.
+/// Sizes of a [`Bert`], under the names of transformers' `BertConfig`. The defaults are those of `bert-base-uncased`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BertOptions {
@@ -63,11 +62,11 @@ pub struct BertOptions {
     pub problem_type: Option<ProblemType>,
     /// Ties the masked language model's head to the embedding. Defaults to `true`.
     pub tie_word_embeddings: bool,
-    /// Names of the classes of a classifier: two by default. In `config.json` they are `id2label`.
+    /// Class names of a classifier. Defaults to two classes. In `config.json` they are `id2label`.
     #[serde(skip)]
     pub labels: Vec<String>,
-    /// Computes each layer again in the backward instead of keeping what it needs: gradient checkpointing. Not
-    /// in `config.json`.
+    /// Gradient checkpointing: computes each layer again in the backward instead of keeping its activations. Not in
+    /// `config.json`. Defaults to `false`.
     #[serde(skip)]
     pub recompute: bool,
     /// Other entries of `config.json`, which are written as they were read.
@@ -148,7 +147,7 @@ impl TransformerOptions for BertOptions {
     }
 }
 
-/// The names of `id2label`, else as many as `num_labels`.
+/// Returns the names of `id2label`, or else as many as `num_labels`.
 fn labels(names: Option<Value>, number: Option<Value>) -> Result<Vec<String>, ConfigError> {
     let Some(Value::Object(names)) = names else {
         let number = number.and_then(|it| it.as_u64()).and_then(|it| usize::try_from(it).ok());
@@ -164,10 +163,10 @@ fn labels(names: Option<Value>, number: Option<Value>) -> Result<Vec<String>, Co
     })
 }
 
-/// BERT without a head (Devlin et al., 2018): from [`Tokens`] to hidden numbers `[batch, tokens, hidden_size]`.
+/// BERT without a head (Devlin et al., 2018): from [`Tokens`] to hidden states `[batch, tokens, hidden_size]`.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `BertModel`; the pooler belongs to
-/// it.
+/// Parameter names, initial values (for a seed) and outputs are those of transformers' `BertModel`, including the
+/// pooler.
 #[derive(Debug)]
 pub struct Bert {
     word_embeddings: Embedding,
@@ -183,7 +182,7 @@ pub struct Bert {
 }
 
 impl Bert {
-    /// Registers all layers below the path, the pooler included.
+    /// Registers all layers below the path, including the pooler.
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: &BertOptions) -> Self {
         Self::with_pooler(path.borrow(), options, true)
     }
@@ -214,7 +213,7 @@ impl Bert {
             .collect();
         let pooler =
             pooler.then(|| Linear::new(path / "pooler" / "dense", hidden_size, hidden_size));
-        // All layers have been drawn by their defaults before.
+        // The layers have been initialised by their defaults before.
         init::draw_table(path, &word_embeddings, options.initializer_range, pad_token_id);
         for embedding in [&position_embeddings, &token_type_embeddings] {
             init::draw_table(path, embedding, options.initializer_range, None);
@@ -253,11 +252,11 @@ impl Bert {
         Ok(seen)
     }
 
-    /// Computes `pooler_output` `[batch, hidden_size]` of hidden numbers `[batch, tokens, hidden_size]`: the first
-    /// token's, or a linear layer and tanh of them where the model has a pooler.
+    /// Computes `pooler_output` `[batch, hidden_size]` of hidden states `[batch, tokens, hidden_size]`: those of the
+    /// first token, after a linear layer and tanh if the model has a pooler.
     ///
     /// # Errors
-    /// libtorch's.
+    /// Returns the errors of libtorch.
     pub fn pooled(&self, hidden: &Tensor) -> Result<Tensor> {
         let first = hidden.f_select(1, 0)?;
         match &self.pooler {
@@ -271,7 +270,7 @@ impl Bert {
         part.gather(&hidden, 1)
     }
 
-    /// The output for this rank's tokens, and which they are.
+    /// Returns the output for this rank's tokens, and which tokens these are.
     fn own_states(
         &self,
         tokens: Tokens<'_>,
@@ -288,7 +287,7 @@ impl Bert {
                     Some(types) => words
                         .f_add(&self.token_type_embeddings.forward(types)?)?
                         .f_add(&positions)?,
-                    // All are of the first part: one row, looked up once.
+                    // All tokens belong to the first text: one row, looked up once.
                     None => {
                         let first = Tensor::f_zeros([1, 1], (tch::Kind::Int64, own.ids.device()))?;
                         words.f_add(
@@ -317,7 +316,7 @@ impl<'t, I: Into<Tokens<'t>>> Module<I> for Bert {
 }
 
 impl LayerGroups for Bert {
-    /// The embeddings, each layer, and the pooler.
+    /// Groups the parameters: the embeddings, each layer, and the pooler.
     fn layer_groups(&self) -> Vec<Vec<String>> {
         let layers = (0..self.options.num_hidden_layers)
             .map(|index| vec![self.full(&format!("encoder.layer.{index}"))]);
@@ -327,8 +326,8 @@ impl LayerGroups for Bert {
 }
 
 impl TensorParallelPlan for Bert {
-    /// Attention by heads, the perceptron by its inner features, the words' embedding by the vocabulary. The pooler is whole
-    /// on every rank.
+    /// Divides attention by heads, the feed-forward layers by their inner features, and the word embedding by the
+    /// vocabulary. The pooler is whole on every rank.
     fn tensor_plan() -> TensorPlan {
         TensorPlan::new()
             .vocabulary("*embeddings.word_embeddings.weight")
@@ -364,7 +363,7 @@ impl Transformer for Bert {
 
 const BODY: &str = "bert";
 const EMBEDDING: &str = "embeddings.word_embeddings.weight";
-/// A language model's weights do not have it.
+/// Prefix of the pooler, which the weights of a language model lack.
 const POOLER: &str = "bert.pooler.";
 
 fn norm<'a>(path: impl Borrow<ParamPath<'a>>, options: &BertOptions) -> LayerNorm {

@@ -1,4 +1,4 @@
-//! A row of equal blocks, kept for the backward or computed again.
+//! A sequence of equal blocks, whose activations are kept for the backward or computed again.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use super::KeyValueCache;
 use super::attention::Shared;
 use super::cache::LayerCache;
 
-/// A layer of a transformer.
+/// Layer of a transformer.
 pub(super) trait Block: Send + 'static {
-    /// From hidden numbers `[batch, tokens, width]` to the next ones.
+    /// Maps hidden states `[batch, tokens, width]` to the next ones.
     fn forward(
         &self,
         hidden: &Tensor,
@@ -22,8 +22,8 @@ pub(super) trait Block: Send + 'static {
         cache: Option<&mut LayerCache>,
     ) -> Result<Tensor>;
 
-    /// As [`Self::forward`], with the logits of the layer's router, where it has one: of the whole sequence, on every rank of
-    /// a tensor group.
+    /// Does the same as [`Self::forward`]. Also returns the logits of the layer's router, if it has one: those of the
+    /// whole sequence, on every rank of a tensor group.
     fn forward_routed(
         &self,
         hidden: &Tensor,
@@ -34,24 +34,25 @@ pub(super) trait Block: Send + 'static {
     }
 }
 
-/// Blocks in a row.
+/// Sequence of blocks.
 #[derive(Debug)]
 pub(super) struct Blocks<B> {
     blocks: Vec<Arc<Mutex<B>>>,
     units: Vec<Unit>,
-    /// Where a pipeline cuts the row.
+    /// Division of the sequence into pipeline stages.
     row: Stages,
-    /// Keeps only each block's input, and computes what the backward needs again.
+    /// `true` to keep only each block's input, and compute the rest again in the backward.
     recompute: bool,
-    /// The ranks that divide the blocks' layers, and may have parts of the sequence between them.
+    /// Ranks that divide the blocks' layers, and between the layers possibly the sequence.
     region: TensorRegion,
-    /// Whether the blocks have dropout.
+    /// `true` if the blocks have dropout.
     draws: bool,
     training: Training,
 }
 
 impl<B: Block> Blocks<B> {
-    /// `path` has the blocks, each below its number; `dropout` are the probabilities that they have.
+    /// Creates the sequence. `path` has the blocks, each below its number; `dropout` are the dropout probabilities of
+    /// the blocks.
     pub(super) fn new(
         path: &ParamPath<'_>,
         blocks: Vec<B>,
@@ -66,8 +67,8 @@ impl<B: Block> Blocks<B> {
         Self { blocks, units, row, recompute, region, draws, training }
     }
 
-    /// The last block's output. `first` makes the input of the first one; `seen` gets the input of each block, of all
-    /// tokens.
+    /// Returns the last block's output. `first` computes the input of the first block; the input of each block, for all
+    /// tokens, is appended to `seen`.
     pub(super) fn forward(
         &self,
         first: impl FnOnce() -> Result<Tensor>,
@@ -78,7 +79,7 @@ impl<B: Block> Blocks<B> {
         Ok(self.forward_routed(first, shared, cache, seen)?.0)
     }
 
-    /// As [`Self::forward`], with the logits of the routers of the blocks that have one.
+    /// Does the same as [`Self::forward`]. Also returns the logits of the blocks' routers, if they have one.
     pub(super) fn forward_routed(
         &self,
         first: impl FnOnce() -> Result<Tensor>,
@@ -104,13 +105,13 @@ impl<B: Block> Blocks<B> {
         Ok((hidden, routers))
     }
 
-    /// Whether each rank of a tensor group has a part of the sequence: not of tokens that follow cached ones, which come one at
-    /// a time.
+    /// Returns `true` if each rank of a tensor group has a part of the sequence. Tokens after cached ones are not
+    /// divided: they come one at a time.
     fn in_parts(&self, cache: Option<&KeyValueCache>) -> bool {
         self.region.has_sequence_regions() && cache.is_none()
     }
 
-    /// Runs some of the blocks, those of a pipeline's stage or all.
+    /// Runs a range of the blocks: those of a pipeline's stage, or all.
     fn run(
         &self,
         blocks: Range<usize>,
@@ -154,12 +155,12 @@ impl<B: Block> Blocks<B> {
         Ok(hidden)
     }
 
-    /// Whether this rank has some of the blocks alone, as a stage of a pipeline.
+    /// Returns `true` if this rank has only some of the blocks, as a stage of a pipeline.
     pub(super) fn is_cut(&self) -> bool {
         self.row.is_cut()
     }
 
-    /// What a function gives for each block.
+    /// Applies a function to each block.
     pub(super) fn map<T>(&self, f: impl Fn(&B) -> T) -> Vec<T> {
         self.blocks.iter().map(|block| f(&block.lock())).collect()
     }

@@ -1,12 +1,12 @@
-//! Keys and values of the tokens so far.
+//! Key-value cache of the tokens so far.
 
 use brigade_torch::{Error, Result};
 use tch::{Kind, Tensor};
 
-/// The keys and values that a causal transformer has computed, so that a further token costs one token's work.
+/// Key-value cache of a causal transformer, so that each further token costs only the computation for that token.
 ///
-/// It belongs to one batch, and holds its memory ahead: it doubles when it is full, or has room for a number of
-/// tokens from the start. It is for inference: no gradient goes into it.
+/// It belongs to one batch. Memory is allocated ahead: the capacity doubles when it is full, or is set at the start. It
+/// is for inference: keys and values are stored without gradients.
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options, KeyValueCache};
@@ -33,20 +33,20 @@ pub struct KeyValueCache {
 }
 
 impl KeyValueCache {
-    /// Returns an empty one.
+    /// Returns an empty cache that grows as needed.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns an empty one that takes memory for this many tokens when the first come.
+    /// Returns an empty cache that allocates memory for this many tokens when the first ones are added.
     #[must_use]
     pub fn with_room(tokens: i64) -> Self {
         Self { room: tokens, ..Self::default() }
     }
 
-    /// Returns an empty one that takes memory for this many tokens when the first come, and never more: a further token is
-    /// an error.
+    /// Returns an empty cache that allocates memory for this many tokens when the first ones are added, and never more:
+    /// a further token is an error.
     ///
     /// ```
     /// use brigade_models::{CacheKind, Gpt2LmHead, Gpt2Options, KeyValueCache};
@@ -67,7 +67,7 @@ impl KeyValueCache {
         Self { room: tokens, is_fixed: true, ..Self::default() }
     }
 
-    /// Sets how keys and values are held, of a cache that has none yet. Defaults to [`CacheKind::Computed`].
+    /// Sets the storage format of keys and values, for a cache without tokens. Defaults to [`CacheKind::Computed`].
     #[must_use]
     pub fn kind(mut self, kind: CacheKind) -> Self {
         self.kind = kind;
@@ -86,18 +86,18 @@ impl KeyValueCache {
         self.len() == 0
     }
 
-    /// Forgets all tokens and keeps the memory: for another batch of the same size.
+    /// Removes all tokens and keeps the memory for another batch of the same size.
     pub fn clear(&mut self) {
         for layer in &mut self.layers {
             layer.length = 0;
         }
     }
 
-    /// Replaces the keys and values of each text by those of the text of a number in `rows`, int64 `[texts]`: for beams, and
-    /// for several continuations of one text.
+    /// Replaces the keys and values of each text by those of the text with the index in `rows`, int64 `[texts]`: for
+    /// beams, and for several continuations of one text.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] for a number that no text has, or when memory runs out.
+    /// [`brigade_torch::ErrorKind::Tensor`] for an index out of range, or when memory runs out.
     pub fn select_rows(&mut self, rows: &Tensor) -> Result<()> {
         tch::no_grad(|| self.layers.iter_mut().try_for_each(|layer| layer.select_rows(rows)))
     }
@@ -114,20 +114,20 @@ impl KeyValueCache {
 /// Storage format of the keys and values in a [`KeyValueCache`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheKind {
-    /// The kind in which the model computes keys and values.
+    /// Element type in which the model computes keys and values.
     #[default]
     Computed,
-    /// The kind bfloat16: half of the memory of float32, with 8 bits of precision.
+    /// Element type bfloat16: half of the memory of float32, with 8 bits of precision.
     Bf16,
-    /// Integers of 8 bits with a float32 scale for each token and head: a value differs by at most 1/254 of the largest
-    /// one of its token and head.
+    /// 8-bit integers with a float32 scale for each token and head: a value differs by at most 1/254 of the largest one
+    /// of its token and head.
     Int8,
 }
 
 /// The keys and values of one layer.
 #[derive(Debug)]
 pub(super) struct LayerCache {
-    /// Keys and values.
+    /// Keys and values of the tokens so far.
     held: Option<[Held; 2]>,
     length: i64,
     room: i64,
@@ -145,7 +145,7 @@ impl LayerCache {
         Ok(())
     }
 
-    /// Adds those of new tokens, `[batch, heads, tokens, width]`, and gives all.
+    /// Appends the keys and values of new tokens, `[batch, heads, tokens, width]`, and returns all.
     pub(super) fn extend(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
         tch::no_grad(|| {
             let (batch, before) = (keys.size()[0], self.length);
@@ -177,12 +177,12 @@ impl LayerCache {
     }
 }
 
-/// Keys or values with room for more.
+/// Keys or values, with spare capacity.
 #[derive(Debug)]
 struct Held {
-    /// `[batch, heads, capacity, width]`
+    /// Values `[batch, heads, capacity, width]`.
     values: Tensor,
-    /// `[batch, heads, capacity, 1]`, of 8 bits.
+    /// Scales `[batch, heads, capacity, 1]` of 8-bit values.
     scales: Option<Tensor>,
 }
 
@@ -205,7 +205,7 @@ impl Held {
         self.values.size()[2]
     }
 
-    /// Takes new memory for a batch, and copies into its first tokens what a function gives of the old one.
+    /// Allocates new memory for a batch, and copies the function's result for the old memory into its first tokens.
     fn replace(
         &mut self,
         batch: i64,
@@ -231,7 +231,7 @@ impl Held {
             return Ok(());
         };
         let new = new.f_to_kind(Kind::Float)?;
-        // A row of zeros has a scale, too.
+        // The lower bound gives a row of zeros a scale, too.
         let scale = new.f_abs()?.f_amax([-1], true)?.f_clamp_min(f64::from(f32::MIN_POSITIVE))?;
         let scale = scale.f_div_scalar(127.0)?;
         scales.f_narrow(2, at, count)?.f_copy_(&scale)?;

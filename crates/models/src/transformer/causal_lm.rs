@@ -1,4 +1,4 @@
-//! A causal language model: a body with a head to its vocabulary.
+//! Causal language models: a body with a head to its vocabulary.
 
 use std::borrow::Borrow;
 
@@ -14,17 +14,17 @@ use super::head::LanguageHead;
 use super::loss::{IGNORED_LABEL, TokenLoss, shifted};
 use super::{CacheKind, CausalModel, KeyValueCache, Tokens, Transformer, VocabularyLogits};
 
-/// A transformer whose last hidden numbers a language head takes: [`Gpt2`](crate::Gpt2), [`Llama`](crate::Llama), or
-/// one's own.
+/// Transformer body whose last hidden states are the input of a language head: [`Gpt2`](crate::Gpt2),
+/// [`Llama`](crate::Llama), or a user-defined one.
 pub trait CausalBody: Transformer + LayerGroups {
     /// Name of the model with its head in transformers.
     const LANGUAGE_MODEL: &'static str;
 
-    /// Computes the normalised output of the last layer for the tokens that follow those in the cache; `seen` gets
-    /// the input of each layer.
+    /// Computes the normalised output of the last layer for the tokens that follow those in the cache; the input of
+    /// each layer is appended to `seen`.
     ///
     /// # Errors
-    /// libtorch's; ids and masks of other shapes; more tokens than positions.
+    /// Returns libtorch's errors, and errors for ids and masks of other shapes, and for more tokens than positions.
     fn run(
         &self,
         tokens: Tokens<'_>,
@@ -43,8 +43,8 @@ pub trait CausalBody: Transformer + LayerGroups {
         Ok((hidden, ContextRegion::default().part(length, true)))
     }
 
-    /// Runs a part of the body as [`CausalBody::run_part`] does, and also returns a loss of the body's own that is
-    /// added to the mean loss of labels, such as that of routers. Defaults to none.
+    /// Runs a part of the body as [`CausalBody::run_part`] does, and also returns an additional loss of the body, such
+    /// as that of routers, which is added to the mean loss of labels. Defaults to none.
     ///
     /// # Errors
     /// Returns the errors of [`CausalBody::run_part`].
@@ -73,8 +73,8 @@ pub trait CausalBody: Transformer + LayerGroups {
 
 /// A language model: from [`Tokens`] to logits `[batch, tokens, vocabulary]` of the next token.
 ///
-/// [`Gpt2LmHead`](crate::Gpt2LmHead) and [`LlamaForCausalLm`](crate::LlamaForCausalLm) are its kinds. Names, first
-/// values (for a seed) and outputs are those of transformers.
+/// [`Gpt2LmHead`](crate::Gpt2LmHead) and [`LlamaForCausalLm`](crate::LlamaForCausalLm) are of this type. Parameter
+/// names, initial values (for a seed) and outputs are those of transformers.
 #[derive(Debug)]
 pub struct CausalLm<B> {
     body: B,
@@ -102,7 +102,7 @@ impl<B: CausalBody> CausalLm<B> {
         &self.body
     }
 
-    /// Computes the hidden numbers `[batch, tokens, width]` that the head takes.
+    /// Computes the hidden states `[batch, tokens, width]` that are the head's input.
     ///
     /// # Errors
     /// Returns the errors of the forward.
@@ -110,8 +110,8 @@ impl<B: CausalBody> CausalLm<B> {
         self.body.run(tokens.into(), None, None)
     }
 
-    /// Computes logits `[batch, tokens, vocabulary]`, of a vocabulary that ranks divide this rank's: for predictions and
-    /// metrics without the logits of the whole vocabulary.
+    /// Computes logits `[batch, tokens, vocabulary]`, or this rank's part of them if ranks divide the vocabulary: for
+    /// predictions and metrics without the logits of the whole vocabulary.
     ///
     /// # Errors
     /// Returns the errors of the forward.
@@ -120,12 +120,13 @@ impl<B: CausalBody> CausalLm<B> {
         self.lm_head.logits(&part.gather(&hidden, 1)?)
     }
 
-    /// Computes the loss of labels `[batch, tokens]`, mostly the ids with [`crate::IGNORED_LABEL`] at padding:
-    /// as [`crate::causal_lm_loss`] of the logits, without having all of them. A loss of the body's own
-    /// ([`CausalBody::run_part_with_loss`]) is added to its mean: times the number of labels to the sum.
+    /// Computes the loss of labels `[batch, tokens]`, usually the ids with [`crate::IGNORED_LABEL`] at padding: the
+    /// same as [`crate::causal_lm_loss`] of the logits, without materialising all of them. An additional loss of the
+    /// body ([`CausalBody::run_part_with_loss`]) is added to the mean, that is, multiplied by the number of labels to
+    /// the sum.
     ///
     /// # Errors
-    /// Returns the errors of the forward; labels that are no tokens.
+    /// Returns the errors of the forward, and an error for labels outside of the vocabulary.
     pub fn loss<'t>(
         &self,
         tokens: impl Into<Tokens<'t>>,
@@ -144,7 +145,7 @@ impl<B: CausalBody> CausalLm<B> {
     /// Computes the logits of tokens that follow those in the cache, and adds them to it.
     ///
     /// # Errors
-    /// Returns the errors of the forward; of GPT-2 more tokens than positions.
+    /// Returns the errors of the forward, for GPT-2 also for more tokens than positions.
     pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
         self.lm_head.forward(&self.body.run(tokens, Some(cache), None)?)
     }
@@ -192,14 +193,15 @@ impl<B: CausalBody> CausalModel for CausalLm<B> {
 }
 
 impl<B: CausalBody> LayerGroups for CausalLm<B> {
-    /// The embeddings, which the head may share, each layer, and the last normalisation with the head.
+    /// Groups the parameters: the embeddings, to which the head may be tied, each layer, and the last normalisation
+    /// with the head.
     fn layer_groups(&self) -> Vec<Vec<String>> {
         self.lm_head.with_groups(self.body.layer_groups())
     }
 }
 
 impl<B: CausalBody + TensorParallelPlan> TensorParallelPlan for CausalLm<B> {
-    /// The body's, and the head by its vocabulary.
+    /// Returns the body's plan, with the head divided by its vocabulary.
     fn tensor_plan() -> TensorPlan {
         B::tensor_plan().and(TensorPlan::new().vocabulary("*lm_head.weight").optional())
     }

@@ -1,4 +1,4 @@
-//! Hugging Face's `config.json`.
+//! Reading and writing of Hugging Face's `config.json`.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
     /// Returns the errors of [`ConfigError`] but [`ConfigError::Read`].
     fn from_config(config: Map<String, Value>) -> Result<Self, ConfigError>;
 
-    /// Returns the content of a `config.json`, without what only a model knows (`architectures`, `dtype`).
+    /// Returns the content of a `config.json`, without the entries that depend on the model (`architectures`, `dtype`).
     fn to_config(&self) -> Map<String, Value>;
 
     /// Reads the `config.json` of a folder.
@@ -38,7 +38,7 @@ pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
     }
 }
 
-/// The file's name.
+/// Name of the config file.
 pub(super) const CONFIG: &str = "config.json";
 
 /// Error for a `config.json` that does not describe a transformer of this crate.
@@ -110,7 +110,7 @@ impl From<ConfigError> for Error {
     }
 }
 
-/// Names of activation functions, the one that is written first.
+/// Names of activation functions. The first name of each function is written.
 const ACTIVATIONS: [(&str, Activation); 8] = [
     ("relu", Activation::Relu),
     ("mish", Activation::Mish),
@@ -148,7 +148,7 @@ pub(super) mod activation {
     }
 }
 
-/// The tokens that end a text: none, one or several, as `eos_token_id` has them.
+/// Token ids at which a text ends: none, one or several, as in `eos_token_id`.
 pub(super) mod token_ids {
     use super::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -181,7 +181,7 @@ pub(super) mod token_ids {
     }
 }
 
-/// Reads options whose names are the config's, after a check of the type.
+/// Reads options whose names are those of the config, after checking the model type.
 pub(super) fn from_map<O: DeserializeOwned>(
     mut config: Map<String, Value>,
     model_type: &'static str,
@@ -196,7 +196,7 @@ pub(super) fn from_map<O: DeserializeOwned>(
             return Err(ConfigError::Activation { name: name.to_owned() });
         }
     }
-    // What only the writing program knew.
+    // Entries about the program that has written the file.
     for key in WRITTEN {
         config.remove(key);
     }
@@ -204,7 +204,7 @@ pub(super) fn from_map<O: DeserializeOwned>(
         .map_err(|error| ConfigError::Json { reason: error.to_string() })
 }
 
-/// Entries that are written anew.
+/// Entries that are replaced when a config is written.
 const WRITTEN: [&str; 6] = [
     "model_type",
     "architectures",
@@ -214,9 +214,9 @@ const WRITTEN: [&str; 6] = [
     "_name_or_path",
 ];
 
-/// Writes options whose names are the config's.
+/// Writes options whose names are those of the config.
 pub(super) fn to_map<O: Serialize>(options: &O, model_type: &str) -> Map<String, Value> {
-    // Numbers, texts and maps with texts as keys: nothing in it can fail to be JSON.
+    // Only numbers, texts and maps with texts as keys: the conversion to JSON cannot fail.
     let mut config = match serde_json::to_value(options) {
         Ok(Value::Object(config)) => config,
         _ => Map::new(),
@@ -225,7 +225,7 @@ pub(super) fn to_map<O: Serialize>(options: &O, model_type: &str) -> Map<String,
     config
 }
 
-/// Refuses entries that have another value than the one that is built.
+/// Refuses entries with another value than the supported one.
 pub(super) fn refuse(
     config: &Map<String, Value>,
     entries: &[(&'static str, Value)],

@@ -1,4 +1,4 @@
-//! Which tokens of a batch a rank computes.
+//! Context parallelism: the tokens of a batch that each rank computes.
 
 use brigade_nn::{ContextPart, ContextRegion, ParamPath, Training};
 use brigade_torch::Result;
@@ -7,33 +7,34 @@ use tch::Tensor;
 use super::Tokens;
 use super::attention::AttentionMask;
 
-/// Where a transformer takes its part of sequences that several ranks have.
+/// Division of sequences over the ranks of a context group.
 #[derive(Debug)]
 pub(super) struct Context {
     region: ContextRegion,
     training: Training,
-    /// Whether the body has dropout, so that each rank needs numbers of its own.
+    /// `true` if the body has dropout, so that each rank needs its own random numbers.
     draws: bool,
 }
 
-/// A rank's part of tokens, and what attention sees of them.
+/// A rank's tokens, and their attention mask.
 pub(super) struct OwnTokens {
     pub(super) ids: Tensor,
     pub(super) token_type_ids: Option<Tensor>,
-    /// `[batch or 1, own tokens]`.
+    /// Positions `[batch or 1, own tokens]`.
     pub(super) positions: Tensor,
     pub(super) mask: AttentionMask,
     pub(super) part: ContextPart,
 }
 
 impl Context {
-    /// `dropout` are the probabilities that the body has.
+    /// Creates the context of the path. `dropout` are the dropout probabilities of the body.
     pub(super) fn new(path: &ParamPath<'_>, dropout: &[f64]) -> Self {
         let draws = dropout.iter().any(|probability| *probability > 0.0);
         Self { region: path.context(), training: path.training(), draws }
     }
 
-    /// This rank's part of the tokens of a causal model, `past` of which are in a cache: all of them where there is one.
+    /// Returns this rank's part of the tokens of a causal model, or all tokens if there is a cache. `past` tokens are
+    /// in the cache.
     pub(super) fn causal(
         &self,
         tokens: &Tokens<'_>,
@@ -54,7 +55,7 @@ impl Context {
         OwnTokens::take(tokens, past, mask, part)
     }
 
-    /// This rank's part of the tokens of a model that sees them all.
+    /// Returns this rank's part of the tokens of a model with bidirectional attention.
     pub(super) fn bidirectional(&self, tokens: &Tokens<'_>) -> Result<OwnTokens> {
         let (mask, part) = if self.region.group().is_none() {
             let part = self.region.part(tokens.ids.size()[1], false);
@@ -65,7 +66,7 @@ impl Context {
         OwnTokens::take(tokens, 0, mask, part)
     }
 
-    /// Computes what ranks have parts of, with random numbers of each rank's own in training.
+    /// Runs a computation on this rank's part, with the rank's own random numbers in training.
     pub(super) fn run<T>(
         &self,
         part: &ContextPart,

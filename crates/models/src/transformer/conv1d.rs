@@ -1,4 +1,4 @@
-//! The affine map of GPT-2.
+//! Affine map of GPT-2.
 
 use std::borrow::Borrow;
 
@@ -9,8 +9,7 @@ use tch::Tensor;
 
 use crate::Activation;
 
-/// `y = x W + b` with `weight` `[in, out]`: transformers' `Conv1D`, a linear layer whose weight is the other way
-/// round.
+/// Affine map `y = x W + b` with `weight` `[in, out]`: transformers' `Conv1D`, a linear layer with a transposed weight.
 #[derive(Debug)]
 pub(super) struct Conv1D {
     name: String,
@@ -37,18 +36,18 @@ impl Conv1D {
         &self.weight
     }
 
-    /// How the ranks of a tensor group divide the weight.
+    /// Returns the division of the weight over the ranks of a tensor group.
     pub(super) fn divided(&self) -> Option<&Divided> {
         self.divided.as_ref()
     }
 
-    /// How many of the outputs this rank of a tensor group computes.
+    /// Returns the number of outputs that this rank of a tensor group computes.
     pub(super) fn outputs(&self) -> i64 {
         self.weight.size().last().copied().unwrap_or_default()
     }
 
-    /// The output for the activation of the input. GELU is computed again in the backward, which keeps half of
-    /// what it would otherwise.
+    /// Computes the output for the activation of the input. GELU is computed again in the backward, which halves the
+    /// kept activations.
     pub(super) fn forward_activated(
         &self,
         input: &Tensor,

@@ -1,4 +1,4 @@
-//! Which parameters decay.
+//! Selection of the parameters with weight decay.
 
 use std::collections::HashSet;
 

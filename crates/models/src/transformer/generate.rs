@@ -1,4 +1,4 @@
-//! Texts that a causal model writes, token by token.
+//! Text generation with a causal model, token by token.
 
 mod beam_search;
 mod reader;
@@ -21,8 +21,8 @@ use super::{CacheKind, Tokens, VocabularyLogits};
 
 /// A model that predicts the next token from the tokens before it, for [`GenerationOptions`].
 ///
-/// [`crate::Gpt2LmHead`] and [`crate::LlamaForCausalLm`] are such models. One's own keeps in its state what it needs
-/// of the tokens so far: keys and values, a hidden state of an LSTM, or the tokens themselves.
+/// [`crate::Gpt2LmHead`] and [`crate::LlamaForCausalLm`] implement it. A model of your own keeps in its state the data
+/// that it needs of the tokens so far: keys and values, the hidden state of an LSTM, or the tokens themselves.
 ///
 /// ```
 /// use brigade_models::{CausalModel, GenerationOptions, Tokens};
@@ -56,11 +56,11 @@ pub trait CausalModel {
     /// Returns the state before the first token, with room for this many tokens in all.
     fn start(&self, tokens: i64) -> Self::State;
 
-    /// Returns the state before the first token whose keys and values are held in a kind of their own. Defaults to
+    /// Returns the state before the first token, with this storage format of keys and values. Defaults to
     /// [`CausalModel::start`] for [`CacheKind::Computed`], and an error for others.
     ///
     /// # Errors
-    /// A kind that the model's state does not have.
+    /// The model's state does not support the format.
     fn start_as(&self, tokens: i64, kind: CacheKind) -> Result<Self::State> {
         match kind {
             CacheKind::Computed => Ok(self.start(tokens)),
@@ -70,23 +70,23 @@ pub trait CausalModel {
         }
     }
 
-    /// Computes the logits `[batch, vocabulary]` of the token after `tokens`, which follow those that the state
-    /// knows. Where there is padding, the attention mask covers all tokens so far, and positions do not count
-    /// padding.
+    /// Computes the logits `[batch, vocabulary]` of the token after `tokens`, which follow those in the state. With
+    /// padding, the attention mask covers all tokens so far, and positions do not count padding.
     ///
     /// # Errors
-    /// The model's own.
+    /// Returns the errors of the model.
     fn next_logits(&self, tokens: Tokens<'_>, state: &mut Self::State) -> Result<Tensor>;
 
-    /// Returns the number of tokens that a text can have, padding aside. Defaults to `None`: no limit of the model's.
+    /// Returns the maximum number of tokens in a text, without padding. Defaults to `None`: no limit.
     fn max_tokens(&self) -> Option<i64> {
         None
     }
 
-    /// Computes the same logits, of a vocabulary that ranks divide this rank's. Defaults to [`CausalModel::next_logits`].
+    /// Computes the same logits as [`CausalModel::next_logits`], or this rank's part of them if ranks divide the
+    /// vocabulary. Defaults to [`CausalModel::next_logits`].
     ///
     /// # Errors
-    /// The model's own.
+    /// Returns the errors of the model.
     fn next_vocabulary_logits(
         &self,
         tokens: Tokens<'_>,
@@ -95,11 +95,11 @@ pub trait CausalModel {
         Ok(self.next_logits(tokens, state)?.into())
     }
 
-    /// Replaces the state of each text by that of the text of a number in `rows`, int64 `[texts]` on the device of the
-    /// tokens. A number can stand several times: continuations of one prompt share what it has cost.
+    /// Replaces the state of each text by that of the text with the index in `rows`, int64 `[texts]` on the device of
+    /// the tokens. An index may occur several times, so that several continuations share the computation of one prompt.
     ///
     /// # Errors
-    /// The model's own. Defaults to an error, for a model that writes one continuation of each text.
+    /// Returns the errors of the model. Defaults to an error, for models that generate one continuation of each text.
     fn select_rows(&self, state: &mut Self::State, rows: &Tensor) -> Result<()> {
         let _ = state;
         Err(refused(format!(
@@ -142,9 +142,9 @@ impl<M: CausalModel> CausalModel for Model<M> {
     }
 }
 
-/// A causal model that is a closure, which computes the logits `[batch, vocabulary]` of the next token from all tokens so far.
-/// Nothing is kept between the tokens: each costs a forward over the whole text. For models whose forward is more than a call,
-/// such as one whose stages are on several ranks.
+/// A causal model made from a closure that computes the logits `[batch, vocabulary]` of the next token from all tokens
+/// so far. Nothing is cached: each token costs a forward over the whole text. For models whose forward is more than a
+/// call, such as one whose stages are on several ranks.
 ///
 /// ```
 /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options, UncachedModel};
@@ -170,7 +170,7 @@ pub struct SeenTokens {
 }
 
 impl<F: Fn(Tokens<'_>) -> Result<Tensor>> UncachedModel<F> {
-    /// Makes the model of a closure.
+    /// Creates a model from a closure.
     pub fn new(next_logits: F) -> Self {
         Self(next_logits)
     }
@@ -211,8 +211,8 @@ impl<F> std::fmt::Debug for UncachedModel<F> {
 /// Options of text generation: decoding method, sampling and stop conditions, under the names of transformers'
 /// `GenerationConfig`.
 ///
-/// Steps are applied in transformers' order: the penalty of repetitions, repeated n-grams, bad words, the least number of
-/// tokens, the forced end, suppressed tokens, temperature, `top_k`, `top_p`, `min_p`. A model in training drops as ever:
+/// Steps are applied in transformers' order: repetition penalty, repeated n-grams, bad words, minimum number of tokens,
+/// forced end, suppressed tokens, temperature, `top_k`, `top_p`, `min_p`. Dropout is active in a model in training:
 /// call [`Model::eval`] before.
 ///
 /// ```
@@ -241,9 +241,9 @@ impl<F> std::fmt::Debug for UncachedModel<F> {
 pub struct GenerationOptions {
     /// Maximum number of tokens to generate. Defaults to 20.
     pub max_new_tokens: i64,
-    /// Maximum length of a text in tokens, including the prompt, where that is the stricter limit. Defaults to none.
+    /// Maximum length of a text in tokens, including the prompt, if that is the stricter limit. Defaults to none.
     pub max_length: Option<i64>,
-    /// Draws tokens by their probabilities, instead of the most probable one. Defaults to `false`.
+    /// Samples tokens by their probabilities, instead of taking the most probable one. Defaults to `false`.
     pub do_sample: bool,
     /// Sampling temperature: the divisor of the logits. Below 1 probable tokens become more probable. Defaults to 1.
     pub temperature: f64,
@@ -257,46 +257,47 @@ pub struct GenerationOptions {
     /// Repetition penalty: divides the positive logits of tokens that the text already contains, and multiplies their
     /// negative ones. Defaults to 1.
     pub repetition_penalty: f64,
-    /// Tokens that end a text.
+    /// Ids of the tokens that end a text.
     pub eos_token_id: Vec<i64>,
     /// Id of the token that pads finished texts while others of the batch continue. Defaults to the first of
     /// `eos_token_id`.
     pub pad_token_id: Option<i64>,
     /// Seed of the draws. Defaults to one that is drawn from libtorch's generator (`tch::manual_seed`).
     pub seed: Option<u64>,
-    /// Number of tokens to write before a text may end with one of `eos_token_id`. Defaults to 0.
+    /// Minimum number of generated tokens before a text may end with one of `eos_token_id`. Defaults to 0.
     pub min_new_tokens: i64,
-    /// Length of the sequences of tokens that no text has twice, or 0 for no such rule. Defaults to 0.
+    /// Length of the n-grams that no text may contain twice, or 0 for no such rule. Defaults to 0.
     pub no_repeat_ngram_size: usize,
-    /// Sequences of tokens that are not written. The end of a text is not one of them: see `min_new_tokens`.
+    /// Sequences of tokens that must not be generated. To suppress the end of a text, use `min_new_tokens`.
     pub bad_words_ids: Vec<Vec<i64>>,
-    /// Tokens that are not written.
+    /// Ids of the tokens that must not be generated.
     pub suppress_tokens: Vec<i64>,
-    /// Tokens that are not written first.
+    /// Ids of the tokens that must not be generated first.
     pub begin_suppress_tokens: Vec<i64>,
-    /// Tokens of which one is written last where a text becomes as long as it may be.
+    /// Ids of the tokens of which one is generated last if a text reaches its maximum length.
     pub forced_eos_token_id: Vec<i64>,
-    /// Strings that end a text: the token in which one is complete is its last. They need the text of tokens:
+    /// Strings that end a text: the token that completes one is the last. Stop strings need a decoder:
     /// [`GeneratedTokens::decoded_by`].
     pub stop_strings: Vec<String>,
-    /// Number of continuations of each text, which follow each other in the result. Several need `do_sample` or as many
-    /// beams. The text itself is computed once. Defaults to 1.
+    /// Number of continuations of each text, which are adjacent in the result. More than one needs `do_sample` or at
+    /// least as many beams. The prompt is computed once. Defaults to 1.
     pub num_return_sequences: i64,
     /// Number of beams: continuations of each text that a beam search keeps. Defaults to 1: no beam search.
     pub num_beams: i64,
-    /// Power of the number of written tokens by which the sum of log probabilities is divided: above 0 long texts are
-    /// preferred, below 0 short ones. Defaults to 1.
+    /// Exponent of the number of generated tokens, by which the sum of log probabilities is divided: above 0 long texts
+    /// are preferred, below 0 short ones. Defaults to 1.
     pub length_penalty: f64,
     /// Stop condition of a text's beam search. Defaults to [`EarlyStopping::Heuristic`].
     pub early_stopping: EarlyStopping,
-    /// Number of groups of beams, which are searched one after the other and keep apart by `diversity_penalty`. Defaults
-    /// to 1.
+    /// Number of groups of beams. The groups are searched one after the other, and `diversity_penalty` keeps them
+    /// different. Defaults to 1.
     pub num_beam_groups: i64,
-    /// Subtracted from the log probability of a token for each beam of an earlier group that has taken it in the same
-    /// step. Defaults to 0.
+    /// Penalty on the log probability of a token for each beam of an earlier group that has taken it in the same step.
+    /// Defaults to 0.
     pub diversity_penalty: f64,
-    /// Number of tokens of the texts that are computed at once before the first new one: it bounds the memory of
-    /// activations. Sums of attention are grouped otherwise, so that logits can differ in the last bits. Defaults to all.
+    /// Maximum number of prompt tokens that are computed at once (chunked prefill), which bounds the memory of
+    /// activations. Sums in attention are grouped differently, so logits can differ in the last bits. Defaults to all
+    /// tokens at once.
     pub prefill_chunk: Option<i64>,
     /// Storage format of the key-value cache. Memory for all tokens is allocated at the start. Defaults to
     /// [`CacheKind::Computed`].
@@ -337,8 +338,9 @@ impl Default for GenerationOptions {
 }
 
 impl GenerationOptions {
-    /// Writes on from the ids `[batch, tokens]`, and gives them with what was written, `[batch, tokens + new]`. Texts
-    /// of unequal lengths are padded on the left, with an attention mask `[batch, tokens]` of 0 there.
+    /// Generates continuations of the ids `[batch, tokens]`. Returns prompts and continuations, `[batch, tokens +
+    /// new]`. Texts of unequal lengths are padded on the left, with an attention mask `[batch, tokens]` that is 0 at
+    /// padding.
     ///
     /// # Errors
     /// Returns the same errors as [`GenerationOptions::stream`], and the model's.
@@ -354,10 +356,11 @@ impl GenerationOptions {
         self.stream(model, ids, attention_mask)?.finish()
     }
 
-    /// Writes on from the ids `[batch, tokens]` as the iterator is asked: each item is the next token of each text.
+    /// Generates continuations of the ids `[batch, tokens]` lazily: each item of the iterator is the next token of each
+    /// text.
     ///
     /// # Errors
-    /// Options out of their ranges, several beams, no ids, or padding that is not on the left.
+    /// Options are out of range, there are several beams or no ids, or padding is not on the left.
     pub fn stream<'m, M: CausalModel>(
         &self,
         model: &'m M,
@@ -391,8 +394,9 @@ impl GenerationOptions {
         })
     }
 
-    /// Puts texts of unequal lengths into ids `[texts, tokens]` and a mask of the same shape, padded on the left, for
-    /// [`GenerationOptions::generate`] and its siblings.
+    /// Pads texts of unequal lengths on the left: returns ids `[texts, tokens]` and an attention mask of the same
+    /// shape, for [`GenerationOptions::generate`], [`GenerationOptions::stream`] and
+    /// [`GenerationOptions::beam_search`].
     ///
     /// ```
     /// use brigade_models::GenerationOptions;
@@ -406,7 +410,7 @@ impl GenerationOptions {
     /// ```
     ///
     /// # Errors
-    /// A text without tokens, or no texts.
+    /// A text has no tokens, or there are no texts.
     pub fn padded(&self, texts: &[Vec<i64>], device: Device) -> Result<(Tensor, Tensor)> {
         if let Some(empty) = texts.iter().position(Vec::is_empty) {
             return Err(refused(format!("text {empty} has no token to continue from")));
@@ -434,7 +438,7 @@ impl GenerationOptions {
         Ok(Pcg64::seed_from_u64(seed))
     }
 
-    /// The token that follows the end of a text.
+    /// Returns the token that pads finished texts.
     fn pad(&self) -> i64 {
         self.pad_token_id.or_else(|| self.eos_token_id.first().copied()).unwrap_or(0)
     }
@@ -495,18 +499,18 @@ impl GenerationOptions {
     }
 }
 
-/// Tokens as they are written: an iterator over the next token of each text of the batch.
+/// Iterator over generated tokens: each item is the next token of each text of the batch.
 ///
-/// It ends when all texts have ended or are as long as they may be, and after an error.
+/// It ends when all texts have ended or have their maximum length, and after an error.
 pub struct GeneratedTokens<'m, M: CausalModel> {
     reader: Reader<'m, M>,
     options: GenerationOptions,
     rng: Pcg64,
-    /// All so far.
+    /// All ids so far, `[batch, tokens]`.
     ids: Tensor,
-    /// `[batch, tokens so far]`, where a text is padded.
+    /// Attention mask `[batch, tokens so far]`, if a text is padded.
     mask: Option<Tensor>,
-    /// Each text's tokens so far, without padding.
+    /// Tokens so far of each text, without padding.
     rows: Vec<Vec<i64>>,
     ended: Vec<bool>,
     written: i64,
@@ -515,7 +519,7 @@ pub struct GeneratedTokens<'m, M: CausalModel> {
 }
 
 impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
-    /// Returns the ids `[batch, tokens]` so far, those of the beginning included.
+    /// Returns the ids `[batch, tokens]` so far, including the prompt.
     pub fn ids(&self) -> &Tensor {
         &self.ids
     }
@@ -525,12 +529,12 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
         self.ids
     }
 
-    /// Returns the tokens of each text so far, those of the beginning included, without padding.
+    /// Returns the tokens of each text so far, including the prompt, without padding.
     pub fn texts(&self) -> &[Vec<i64>] {
         &self.rows
     }
 
-    /// Sets the function that gives the text of tokens, for stop strings and [`GeneratedTokens::text`].
+    /// Sets the decoder of tokens to text, for stop strings and [`GeneratedTokens::text`].
     ///
     /// ```
     /// # use brigade_models::{CausalModel, GenerationOptions, Tokens};
@@ -588,10 +592,10 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
         self
     }
 
-    /// Writes to the end, and returns the ids as [`GenerationOptions::generate`] does.
+    /// Generates all remaining tokens, and returns the ids as [`GenerationOptions::generate`] does.
     ///
     /// # Errors
-    /// The model's, and those of the function that decodes.
+    /// Returns the errors of the model and of the decoder.
     pub fn finish(mut self) -> Result<Tensor> {
         for step in &mut self {
             step?;
@@ -599,7 +603,7 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
         Ok(self.ids)
     }
 
-    /// Returns an iterator over the text that is written, instead of its tokens. It needs [`GeneratedTokens::decoded_by`].
+    /// Returns an iterator over the generated text instead of its tokens. It needs [`GeneratedTokens::decoded_by`].
     pub fn text(self) -> GeneratedText<'m, M> {
         GeneratedText::new(self)
     }

@@ -1,4 +1,4 @@
-//! GPT-2, as transformers has it.
+//! GPT-2, compatible with transformers.
 
 use std::borrow::Borrow;
 
@@ -23,8 +23,8 @@ use super::{KeyValueCache, Tokens, Transformer, config, full_name};
 use crate::Activation;
 use crate::init::{Redraw, redraw};
 
-/// The sizes of a [`Gpt2`], under the names of transformers' `GPT2Config`; the defaults are those of the small
-/// one with 124 million parameters.
+/// Sizes of a [`Gpt2`], under the names of transformers' `GPT2Config`. The defaults are those of the small model with
+/// 124 million parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gpt2Options {
@@ -70,8 +70,8 @@ pub struct Gpt2Options {
     pub eos_token_id: Vec<i64>,
     /// Id of the padding token, if there is one.
     pub pad_token_id: Option<i64>,
-    /// Computes each block again in the backward instead of keeping what it needs: gradient checkpointing. Not
-    /// in `config.json`.
+    /// Gradient checkpointing: computes each block again in the backward instead of keeping its activations. Not in
+    /// `config.json`. Defaults to `false`.
     #[serde(skip)]
     pub recompute: bool,
     /// Other entries of `config.json`, which are written as they were read.
@@ -119,9 +119,9 @@ impl TransformerOptions for Gpt2Options {
     }
 }
 
-/// GPT-2 without a head (Radford et al., 2019): from [`Tokens`] to hidden numbers `[batch, tokens, n_embd]`.
+/// GPT-2 without a head (Radford et al., 2019): from [`Tokens`] to hidden states `[batch, tokens, n_embd]`.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `GPT2Model`.
+/// Parameter names, initial values (for a seed) and outputs are those of transformers' `GPT2Model`.
 #[derive(Debug)]
 pub struct Gpt2 {
     wte: Embedding,
@@ -149,7 +149,7 @@ impl Gpt2 {
             .map(|index| Gpt2Block::new(&(path / "h" / index), options, index))
             .collect();
         let ln_f = norm(path / "ln_f", options);
-        // All layers have been drawn by their defaults before.
+        // The layers have been initialised by their defaults before.
         let normal = Redraw::Normal(initializer_range);
         redraw(path, wte.weight(), normal);
         redraw(path, wpe.weight(), normal);
@@ -162,8 +162,7 @@ impl Gpt2 {
         Self { wte, wpe, drop, h, ln_f, context, name, options: options.clone() }
     }
 
-    /// Returns the input of each block and the normalised output of the last: transformers'
-    /// `output_hidden_states`.
+    /// Returns the input of each block and the normalised output of the last one: transformers' `output_hidden_states`.
     ///
     /// # Errors
     /// Returns the errors of the forward.
@@ -174,17 +173,17 @@ impl Gpt2 {
         Ok(seen)
     }
 
-    /// Computes the tokens that follow those in the cache, and adds them to it.
+    /// Computes the hidden states of tokens that follow those in the cache, and adds the tokens to it.
     ///
     /// # Errors
-    /// Returns the errors of the forward; more tokens than positions.
+    /// Returns the errors of the forward, for example for more tokens than positions.
     pub fn forward_cached(&self, tokens: Tokens<'_>, cache: &mut KeyValueCache) -> Result<Tensor> {
         self.run(tokens, Some(cache), None)
     }
 }
 
 impl Gpt2 {
-    /// The output for this rank's tokens, and which they are.
+    /// Returns the output for this rank's tokens, and which tokens these are.
     fn own_states(
         &self,
         tokens: Tokens<'_>,
@@ -220,7 +219,7 @@ impl<'t, I: Into<Tokens<'t>>> Module<I> for Gpt2 {
 }
 
 impl LayerGroups for Gpt2 {
-    /// The embeddings, each block, and the last normalisation.
+    /// Groups the parameters: the embeddings, each block, and the last normalisation.
     fn layer_groups(&self) -> Vec<Vec<String>> {
         let full = |name: &str| full_name(&self.name, name);
         let blocks = (0..self.options.n_layer).map(|index| vec![full(&format!("h.{index}"))]);
@@ -246,7 +245,8 @@ impl Transformer for Gpt2 {
 }
 
 impl TensorParallelPlan for Gpt2 {
-    /// Attention by heads, the perceptron by its inner features, the tokens' embedding by the vocabulary.
+    /// Divides attention by heads, the feed-forward layers by their inner features, and the token embedding by the
+    /// vocabulary.
     fn tensor_plan() -> TensorPlan {
         TensorPlan::new()
             .vocabulary("*wte.weight")
@@ -294,8 +294,8 @@ impl CausalBody for Gpt2 {
 
 /// GPT-2 as a language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the next token.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `GPT2LMHeadModel`; the head has the
-/// weight of the embedding.
+/// Parameter names, initial values (for a seed) and outputs are those of transformers' `GPT2LMHeadModel`; the head has
+/// the weight of the embedding.
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options};
@@ -314,7 +314,7 @@ impl CausalBody for Gpt2 {
 /// ```
 pub type Gpt2LmHead = CausalLm<Gpt2>;
 
-/// Attention and a perceptron, each after a normalisation and beside its input.
+/// Attention and a feed-forward layer, each after a normalisation and with a residual connection.
 #[derive(Debug)]
 struct Gpt2Block {
     ln_1: LayerNorm,
@@ -348,7 +348,7 @@ impl Gpt2Block {
         if !(0.0..1.0).contains(&options.attn_pdrop) {
             path.reject(format_args!("attn_pdrop {} is not in [0, 1)", options.attn_pdrop));
         }
-        // Layers are registered, and drawn, in transformers' order.
+        // Layers are registered and initialised in transformers' order.
         let ln_1 = norm(path / "ln_1", options);
         let c_attn = Conv1D::new(&attention / "c_attn", width, 3 * width);
         let heads = OwnHeads::new(&attention, heads, c_attn.divided(), &[]);
@@ -369,7 +369,8 @@ impl Gpt2Block {
         }
     }
 
-    /// In the order of transformers' `_init_weights`: what a block adds is drawn twice, the second time smaller.
+    /// Draws the weights again in the order of transformers' `_init_weights`: those of the output projections are drawn
+    /// twice, the second time with a smaller standard deviation.
     fn redraw(&self, path: &ParamPath<'_>, options: &Gpt2Options) {
         let normal = Redraw::Normal(options.initializer_range);
         let depth = (2 * options.n_layer) as f64;

@@ -1,4 +1,4 @@
-//! The head of a language model.
+//! Head of a language model.
 
 use brigade_nn::{Divided, Embedding, Init, LayerWeights, ParamPath, QuantizedSlot};
 use brigade_sharding::TensorStyle;
@@ -9,17 +9,17 @@ use super::loss::{TokenLoss, head_loss};
 use super::vocabulary_logits::VocabularyLogits;
 use crate::init::{Redraw, redraw};
 
-/// A linear layer to the vocabulary, often with the weight of the embedding.
+/// Linear layer to the vocabulary, often tied to the embedding.
 #[derive(Debug)]
 pub(super) struct LanguageHead {
-    /// `[vocabulary, width]`; of a divided one this rank's part of the vocabulary.
+    /// Weight `[vocabulary, width]`. If the vocabulary is divided, this rank's part.
     weight: Tensor,
-    /// `[vocabulary]`, divided alike.
+    /// Bias `[vocabulary]`, divided in the same way.
     bias: Option<Tensor>,
     divided: Option<Divided>,
-    /// The full name where the weight is its own.
+    /// Full name, if the weight is not tied.
     own: Option<String>,
-    /// Has them in memory for a forward.
+    /// Loader of the weights for a forward.
     weights: LayerWeights,
     quantized: QuantizedSlot,
 }
@@ -50,7 +50,7 @@ impl LanguageHead {
         Self { weight, bias: None, divided, own, quantized, weights }
     }
 
-    /// Of parameters at the path that the model has elsewhere, too, and how they are divided.
+    /// Creates a head whose parameters at the path may also belong to other layers, with their division.
     pub(super) fn with_bias(
         path: &ParamPath<'_>,
         weight: Tensor,
@@ -67,12 +67,12 @@ impl LanguageHead {
         }
     }
 
-    /// Logits `[…, vocabulary]`, on every rank.
+    /// Returns the logits `[…, vocabulary]`, on every rank.
     pub(super) fn forward(&self, hidden: &Tensor) -> Result<Tensor> {
         self.logits(hidden)?.whole()
     }
 
-    /// Logits, of a divided vocabulary this rank's.
+    /// Returns the logits. If the vocabulary is divided, this rank's part.
     pub(super) fn logits(&self, hidden: &Tensor) -> Result<VocabularyLogits> {
         let bias = self.bias.as_ref();
         self.weights.run(hidden, |hidden| {
@@ -87,8 +87,9 @@ impl LanguageHead {
         })
     }
 
-    /// The loss of labels `[…]` for hidden numbers `[…, width]`, without all of the logits: those of labels that count are
-    /// computed, some at a time; of a divided vocabulary each rank computes its part, and no logits are sent.
+    /// Computes the loss of labels `[…]` for hidden states `[…, width]` without materialising all logits: only those of
+    /// labels that count are computed, some at a time. If the vocabulary is divided, each rank computes its part, and
+    /// no logits are sent.
     pub(super) fn loss(
         &self,
         hidden: &Tensor,
@@ -110,12 +111,12 @@ impl LanguageHead {
         })
     }
 
-    /// Logits `[batch, vocabulary]` of the last of the tokens.
+    /// Returns the logits `[batch, vocabulary]` of the last token.
     pub(super) fn last(&self, hidden: &Tensor) -> Result<VocabularyLogits> {
         self.logits(&hidden.f_select(1, -1)?)
     }
 
-    /// A body's groups with the head in the last one.
+    /// Returns a body's parameter groups with the head in the last one.
     pub(super) fn with_groups(&self, mut groups: Vec<Vec<String>>) -> Vec<Vec<String>> {
         if let (Some(last), Some(own)) = (groups.last_mut(), &self.own) {
             last.push(own.clone());

@@ -1,10 +1,10 @@
-//! First values that transformers' `_init_weights` draws.
+//! Initial values of transformers' `_init_weights`.
 
 use brigade_nn::{Embedding, Linear, ParamPath};
 
 use crate::init::{Redraw, redraw};
 
-/// A normal weight and a bias of 0.
+/// Draws a normal weight, and sets the bias to 0.
 pub(super) fn draw(path: &ParamPath<'_>, layer: &Linear, deviation: f64) {
     redraw(path, layer.weight(), Redraw::Normal(deviation));
     if let Some(bias) = layer.bias() {
@@ -12,7 +12,7 @@ pub(super) fn draw(path: &ParamPath<'_>, layer: &Linear, deviation: f64) {
     }
 }
 
-/// A normal table with a row of 0, which stands for padding.
+/// Draws a normal embedding, and sets the row of the padding token to 0.
 pub(super) fn draw_table(
     path: &ParamPath<'_>,
     table: &Embedding,

@@ -1,4 +1,4 @@
-//! A language model's loss as the output of its forward.
+//! Language models whose forward returns the loss.
 
 use brigade_nn::Module;
 use brigade_torch::{Error, Result, TensorTree, TreeSpec};
@@ -9,11 +9,11 @@ use super::causal_lm::{CausalBody, CausalLm};
 use super::loss::TokenLoss;
 use super::tokens::Tokens;
 
-/// Tokens with their labels: the input of a language model whose forward gives the loss, as transformers' does
-/// with `labels=`. The logits of all tokens are never there at once.
+/// Tokens with their labels: the input of a language model whose forward returns the loss, as in transformers with
+/// `labels=`. The logits of all tokens are never in memory at once.
 ///
-/// A prepared model averages the gradients of what went through its forward; [`CausalLm::loss`] and its kin, called
-/// on the module inside, would leave each rank its own.
+/// A prepared model averages the gradients of computations in its forward; after [`CausalLm::loss`] and similar
+/// methods, called on the module inside, each rank would have its own gradients.
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options, Labelled};
@@ -32,15 +32,15 @@ use super::tokens::Tokens;
 pub struct Labelled<'a> {
     /// Input tokens of the model.
     pub tokens: Tokens<'a>,
-    /// `[batch, tokens]` of int64, [`crate::IGNORED_LABEL`] where there is none. Of a causal model mostly the ids
-    /// themselves: each position predicts the label of the next.
+    /// Labels `[batch, tokens]` of int64, [`crate::IGNORED_LABEL`] for none. For a causal model usually the ids
+    /// themselves: each position predicts the label of the next one.
     pub labels: &'a Tensor,
     /// Label smoothing: the share of each label that is spread over all tokens. Defaults to 0.
     pub smoothing: f64,
 }
 
 impl<'a> Labelled<'a> {
-    /// Takes tokens and labels, without smoothing.
+    /// Creates an input from tokens and labels, without smoothing.
     pub fn new(tokens: impl Into<Tokens<'a>>, labels: &'a Tensor) -> Self {
         Self { tokens: tokens.into(), labels, smoothing: 0.0 }
     }

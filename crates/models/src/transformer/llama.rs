@@ -1,4 +1,4 @@
-//! Llama, as transformers has it.
+//! Llama, compatible with transformers.
 
 mod layer;
 pub(super) mod options;
@@ -22,10 +22,10 @@ use super::context::Context;
 use super::rotary::Rotary;
 use super::{KeyValueCache, Tokens, Transformer};
 
-/// Llama without a head (Touvron et al., 2023; versions 1 to 3): from [`Tokens`] to hidden numbers `[batch,
-/// tokens, hidden_size]`. Positions are rotations of queries and keys, several of which share a key.
+/// Llama without a head (Touvron et al., 2023; versions 1 to 3): from [`Tokens`] to hidden states `[batch, tokens,
+/// hidden_size]`. It has rotary position embeddings and grouped-query attention.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `LlamaModel`.
+/// Parameter names, initial values (for a seed) and outputs are those of transformers' `LlamaModel`.
 #[derive(Debug)]
 pub struct Llama {
     embed_tokens: Embedding,
@@ -54,7 +54,7 @@ impl Llama {
             .map(|index| LlamaLayer::new(&(&layers / index), options))
             .collect();
         let norm = RmsNorm::new(path / "norm", width, options.rms_norm_eps);
-        // All layers have been drawn by their defaults before.
+        // The layers have been initialised by their defaults before.
         let padding = options.pad_token_id;
         super::init::draw_table(path, &embed_tokens, options.initializer_range, padding);
         for layer in layers.iter().flat_map(LlamaLayer::linear) {
@@ -92,7 +92,7 @@ impl Llama {
         Ok(seen)
     }
 
-    /// Computes the tokens that follow those in the cache, and adds them to it.
+    /// Computes the hidden states of tokens that follow those in the cache, and adds the tokens to it.
     ///
     /// # Errors
     /// Returns the errors of the forward.
@@ -102,7 +102,7 @@ impl Llama {
 }
 
 impl Llama {
-    /// The output for this rank's tokens, and which they are.
+    /// Returns the output for this rank's tokens, and which tokens these are.
     fn own_states(
         &self,
         tokens: Tokens<'_>,
@@ -110,7 +110,7 @@ impl Llama {
         seen: Option<&mut Vec<Tensor>>,
     ) -> Result<(Tensor, ContextPart)> {
         let past = cache.as_deref().map_or(0, KeyValueCache::len);
-        // Rotations have no last position; quality ends at that of the training.
+        // Rotary embeddings have no maximum position, but quality drops beyond the sequence length of the training.
         tokens.checked_size(past, i64::MAX)?;
         if tokens.token_type_ids.is_some() {
             return Err(Error::invalid_argument("Llama has no token types: give ids and a mask"));
@@ -137,7 +137,7 @@ impl<'t, I: Into<Tokens<'t>>> Module<I> for Llama {
 }
 
 impl LayerGroups for Llama {
-    /// The embedding, each layer, and the last normalisation.
+    /// Groups the parameters: the embedding, each layer, and the last normalisation.
     fn layer_groups(&self) -> Vec<Vec<String>> {
         let full = |name: &str| super::full_name(&self.name, name);
         let layers =
@@ -148,7 +148,8 @@ impl LayerGroups for Llama {
 }
 
 impl TensorParallelPlan for Llama {
-    /// Attention by heads, the perceptron by its inner features, the embedding by the vocabulary.
+    /// Divides attention by heads, the feed-forward layers by their inner features, and the embedding by the
+    /// vocabulary.
     fn tensor_plan() -> TensorPlan {
         TensorPlan::new()
             .vocabulary("*embed_tokens.weight")
@@ -195,7 +196,7 @@ impl CausalBody for Llama {
 
 /// Llama as a language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the next token.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `LlamaForCausalLM`.
+/// Parameter names, initial values (for a seed) and outputs are those of transformers' `LlamaForCausalLM`.
 ///
 /// ```
 /// use brigade_models::{LlamaForCausalLm, LlamaOptions};

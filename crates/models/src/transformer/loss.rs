@@ -7,14 +7,14 @@ use brigade_torch::{
 };
 use tch::{Kind, Reduction, Tensor};
 
-/// Labels that add nothing to a loss: padding, and tokens that are not to be predicted.
+/// Label that does not contribute to a loss: for padding, and for tokens that are not predicted.
 pub const IGNORED_LABEL: i64 = -100;
 
-/// A loss as a sum, with what it is to be divided by.
+/// A loss as a sum, and the number by which to divide it.
 ///
 /// Means of batches with unequal numbers of labels do not add up to the mean over all; sums and counts do.
-/// [`TokenLoss::mean`] is what transformers calls the loss; with an Accelerator,
-/// `backward_weighted(&model, &loss.sum, &loss.count)` is exact over batches and ranks.
+/// [`TokenLoss::mean`] is the loss in transformers; with an Accelerator, `backward_weighted(&model, &loss.sum,
+/// &loss.count)` is exact over batches and ranks.
 #[derive(Debug)]
 pub struct TokenLoss {
     /// Sum of the losses, a scalar tensor.
@@ -32,15 +32,15 @@ impl TokenLoss {
         Ok(self.sum.f_div(&self.count)?)
     }
 
-    /// Sums those of ranks that have other tokens of the same texts.
+    /// Sums the losses of ranks that have other tokens of the same texts.
     pub(super) fn over(self, part: &ContextPart) -> Result<Self> {
         Ok(Self { sum: part.sum(&self.sum)?, count: part.sum(&self.count)? })
     }
 }
 
 /// Computes the cross-entropy of logits `[…, classes]` and labels `[…]`, as for masked language models and the
-/// classification of tokens. Labels of [`IGNORED_LABEL`] are left out. `smoothing` of each label is spread over
-/// all classes.
+/// classification of tokens. Labels of [`IGNORED_LABEL`] are ignored. The share `smoothing` of each label is spread
+/// over all classes.
 ///
 /// ```
 /// use brigade_models::token_loss;
@@ -55,14 +55,14 @@ impl TokenLoss {
 /// ```
 ///
 /// # Errors
-/// Shapes that do not fit, labels that are no classes.
+/// Returns an error for shapes that do not match, and labels that are not classes.
 pub fn token_loss(logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
     let found = cross_entropy(logits, labels, &summed(smoothing))?;
     Ok(TokenLoss { sum: found.loss, count: found.count })
 }
 
-/// Computes the loss of a causal language model from logits `[batch, tokens, classes]` and labels `[batch,
-/// tokens]`, which are mostly the ids themselves: each position predicts the label of the next.
+/// Computes the loss of a causal language model from logits `[batch, tokens, classes]` and labels `[batch, tokens]`,
+/// usually the ids themselves: each position predicts the label of the next one.
 ///
 /// ```
 /// use brigade_models::causal_lm_loss;
@@ -94,8 +94,8 @@ pub enum ProblemType {
 }
 
 impl ProblemType {
-    /// Returns what transformers takes where nothing is said: one output is a number; labels of integers are
-    /// classes, others several at once.
+    /// Returns the problem type that transformers assumes without a setting: regression for one output, else one class
+    /// per text for labels of integers, and several classes for other labels.
     #[must_use]
     pub fn of(outputs: i64, labels: Kind) -> Self {
         match (outputs, labels) {
@@ -106,8 +106,8 @@ impl ProblemType {
     }
 }
 
-/// Computes the loss of a classifier of texts from logits `[batch, outputs]`. Labels are `[batch]` of int64 for
-/// classes, and of the logits' shape otherwise, or `[batch]` for one number. `smoothing` is for classes only.
+/// Computes the loss of a text classifier from logits `[batch, outputs]`. Labels are `[batch]` of int64 for classes,
+/// and of the logits' shape otherwise, or `[batch]` for one number. `smoothing` is for classes only.
 ///
 /// ```
 /// use brigade_models::{ProblemType, sequence_loss};
@@ -158,8 +158,8 @@ pub fn sequence_loss(
     Ok(TokenLoss { sum, count })
 }
 
-/// The loss of a head from hidden numbers to words, without all of its logits: those of labels that count are
-/// computed, some at a time.
+/// Computes the loss of a head from hidden states to words without materialising all logits: only those of labels that
+/// count are computed, some at a time.
 pub(super) fn head_loss(
     hidden: &Tensor,
     weight: &Tensor,
@@ -182,7 +182,7 @@ pub(super) fn head_loss(
     Ok(TokenLoss { sum: found.loss, count: found.count })
 }
 
-/// The label of the next token at each position. Labels are moved instead of logits, which are larger.
+/// Returns the label of the next token at each position. Labels are shifted instead of logits, which are larger.
 pub(super) fn shifted(labels: &Tensor) -> Result<Tensor> {
     let shifted = labels.f_roll([-1], [-1])?;
     let _ = shifted.f_narrow(-1, -1, 1)?.f_fill_(IGNORED_LABEL)?;

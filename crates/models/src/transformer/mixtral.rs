@@ -1,4 +1,4 @@
-//! Mixtral, as transformers has it.
+//! Mixtral, compatible with transformers.
 
 mod files;
 mod layer;
@@ -24,12 +24,12 @@ use super::context::Context;
 use super::rotary::Rotary;
 use super::{KeyValueCache, Tokens, Transformer};
 
-/// Mixtral without a head (Jiang et al., 2024): from [`Tokens`] to hidden numbers `[batch, tokens, hidden_size]`. It is a
-/// [`Llama`](crate::Llama) whose perceptrons are [`Experts`](brigade_nn::Experts).
+/// Mixtral without a head (Jiang et al., 2024): from [`Tokens`] to hidden states `[batch, tokens, hidden_size]`. It is
+/// a [`Llama`](crate::Llama) whose feed-forward layers are [`Experts`](brigade_nn::Experts).
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `MixtralModel`, version 5: the experts of a layer
-/// are two tensors. Files have the names of published ones, with three tensors for each expert; those with the names of
-/// version 5 are read, too.
+/// Parameter names, initial values (for a seed) and outputs are those of transformers' `MixtralModel`, version 5: the
+/// experts of a layer are two tensors. Saved files have the names of published ones, with three tensors for each
+/// expert. Files with the names of version 5 can be read, too.
 #[derive(Debug)]
 pub struct Mixtral {
     embed_tokens: Embedding,
@@ -41,7 +41,7 @@ pub struct Mixtral {
     options: MixtralOptions,
 }
 
-/// What a forward computes for this rank's tokens.
+/// Results of a forward for this rank's tokens.
 struct OwnStates {
     hidden: Tensor,
     routers: Vec<Tensor>,
@@ -66,7 +66,7 @@ impl Mixtral {
             .map(|index| MixtralLayer::new(&(&layers / index), options))
             .collect();
         let norm = RmsNorm::new(path / "norm", width, options.rms_norm_eps);
-        // All layers have been drawn by their defaults before.
+        // The layers have been initialised by their defaults before.
         super::init::draw_table(path, &embed_tokens, options.initializer_range, padding);
         for layer in &layers {
             layer.draw(path, options.initializer_range);
@@ -92,10 +92,11 @@ impl Mixtral {
     }
 
     /// Returns the output, and the logits `[tokens, num_local_experts]` of each layer's router: for
-    /// [`load_balancing_loss`] and [`router_z_loss`](brigade_nn::router_z_loss) with other coefficients than the config's.
+    /// [`load_balancing_loss`] and [`router_z_loss`](brigade_nn::router_z_loss) with coefficients that differ from the
+    /// config's.
     ///
     /// # Errors
-    /// Returns the errors of the forward; [`brigade_torch::ErrorKind::InvalidArgument`] where ranks have parts of each
+    /// Returns the errors of the forward; [`brigade_torch::ErrorKind::InvalidArgument`] if ranks have parts of each
     /// sequence.
     pub fn forward_routed<'t>(
         &self,
@@ -117,8 +118,7 @@ impl Mixtral {
         Ok((own.hidden, own.routers))
     }
 
-    /// Returns the input of each layer and the normalised output of the last: transformers'
-    /// `output_hidden_states`.
+    /// Returns the input of each layer and the normalised output of the last one: transformers' `output_hidden_states`.
     ///
     /// # Errors
     /// Returns the errors of the forward.
@@ -129,7 +129,7 @@ impl Mixtral {
         Ok(seen)
     }
 
-    /// Computes the tokens that follow those in the cache, and adds them to it.
+    /// Computes the hidden states of tokens that follow those in the cache, and adds the tokens to it.
     ///
     /// # Errors
     /// Returns the errors of the forward.
@@ -137,7 +137,8 @@ impl Mixtral {
         self.run(tokens, Some(cache), None)
     }
 
-    /// Returns what the experts of each layer got in the last forward, of this rank's tokens; empty before the first.
+    /// Returns the load of each layer's experts in the last forward, from this rank's tokens. Empty before the first
+    /// forward.
     #[must_use]
     pub fn expert_loads(&self) -> Vec<ExpertLoad> {
         self.layers.map(MixtralLayer::load).into_iter().flatten().collect()
@@ -150,7 +151,7 @@ impl Mixtral {
         seen: Option<&mut Vec<Tensor>>,
     ) -> Result<OwnStates> {
         let past = cache.as_deref().map_or(0, KeyValueCache::len);
-        // Rotations have no last position; quality ends at that of the training.
+        // Rotary embeddings have no maximum position, but quality drops beyond the sequence length of the training.
         let (_, length) = tokens.checked_size(past, i64::MAX)?;
         if tokens.token_type_ids.is_some() {
             return Err(Error::invalid_argument("Mixtral has no token types: give ids and a mask"));
@@ -188,7 +189,7 @@ impl<'t, I: Into<Tokens<'t>>> Module<I> for Mixtral {
 }
 
 impl LayerGroups for Mixtral {
-    /// The embedding, each layer, and the last normalisation.
+    /// Groups the parameters: the embedding, each layer, and the last normalisation.
     fn layer_groups(&self) -> Vec<Vec<String>> {
         let full = |name: &str| super::full_name(&self.name, name);
         let layers =
@@ -199,7 +200,7 @@ impl LayerGroups for Mixtral {
 }
 
 impl TensorParallelPlan for Mixtral {
-    /// Attention by heads, the embedding by the vocabulary. Every rank of the tensor group has all experts.
+    /// Divides attention by heads, and the embedding by the vocabulary. Every rank of the tensor group has all experts.
     fn tensor_plan() -> TensorPlan {
         TensorPlan::new()
             .vocabulary("*embed_tokens.weight")
@@ -229,7 +230,8 @@ impl CausalBody for Mixtral {
         Ok((own.hidden, own.part))
     }
 
-    /// With [`MixtralOptions::output_router_logits`] the load-balancing loss of all layers' routers, times its coefficient.
+    /// Runs this rank's part. With [`MixtralOptions::output_router_logits`] it also returns the load-balancing loss of
+    /// all layers' routers, times its coefficient.
     fn run_part_with_loss(
         &self,
         tokens: Tokens<'_>,
@@ -238,7 +240,7 @@ impl CausalBody for Mixtral {
             let (hidden, part) = self.run_part(tokens)?;
             return Ok((hidden, part, None));
         }
-        // A mask of pairs does not say which tokens are padding.
+        // A mask of pairs does not show which tokens are padding.
         let mask = tokens.attention_mask.filter(|mask| mask.dim() == 2);
         let (hidden, routers) = self.forward_routed(tokens)?;
         let routers: Vec<&Tensor> = routers.iter().collect();
@@ -263,8 +265,8 @@ impl CausalBody for Mixtral {
 
 /// Mixtral as a language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the next token.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `MixtralForCausalLM`; with
-/// [`MixtralOptions::output_router_logits`] the loss has that of the routers in it.
+/// Parameter names, initial values (for a seed) and outputs are those of transformers' `MixtralForCausalLM`. With
+/// [`MixtralOptions::output_router_logits`] the loss includes that of the routers.
 ///
 /// ```
 /// use brigade_models::{MixtralForCausalLm, MixtralOptions};

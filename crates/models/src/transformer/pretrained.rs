@@ -1,4 +1,4 @@
-//! Folders of Hugging Face's: a config and weights.
+//! Folders in Hugging Face's format: a config and weights.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -39,20 +39,20 @@ pub trait Transformer: Sized {
     /// Architecture options, as in `config.json`.
     type Options: TransformerOptions;
 
-    /// The class of transformers that it is (`architectures`).
+    /// Class name in transformers (`architectures`).
     const ARCHITECTURE: &'static str;
 
-    /// The name of the part that all models of the kind share (`base_model_prefix`). Weights files of the part
-    /// alone do not have it before their names; those of this model do.
+    /// Name of the body that all models of the kind share (`base_model_prefix`). Weights files of the body alone do not
+    /// have it as a prefix of their names; those of this model do.
     const BODY: &'static str;
 
-    /// The parameter with a row for each token of the vocabulary, below the body.
+    /// Name of the token embedding, which has one row for each token of the vocabulary, below the body.
     const EMBEDDING: &'static str;
 
     /// Registers all layers below the path.
     fn build(path: &ParamPath<'_>, options: &Self::Options) -> Self;
 
-    /// Returns what it was built with.
+    /// Returns the options that the model was built with.
     fn options(&self) -> &Self::Options;
 
     /// Returns `true` if a parameter of the body may be missing in the weights or in the model, such as BERT's pooler.
@@ -63,8 +63,8 @@ pub trait Transformer: Sized {
         false
     }
 
-    /// Maps tensors of weights files to the names and shapes of this model's parameters where they differ, such as
-    /// experts that are one tensor here and one tensor each in the file. Defaults to no change.
+    /// Maps tensors of weights files to the names and shapes of this model's parameters if they differ, such as experts
+    /// that are one tensor here and separate tensors in the file. Defaults to no change.
     ///
     /// # Errors
     /// Returns the errors of [`WeightsReader::stack`].
@@ -73,19 +73,19 @@ pub trait Transformer: Sized {
         Ok(())
     }
 
-    /// Returns what files have of a tensor of this model, the opposite of [`Transformer::adapt_weights`]. Defaults to the
-    /// tensor under its name.
+    /// Returns the tensors, with their names, that files have in place of a tensor of this model: the inverse of
+    /// [`Transformer::adapt_weights`]. Defaults to the tensor under its name.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when libtorch makes no views.
+    /// [`brigade_torch::ErrorKind::Tensor`] if libtorch cannot create a view.
     fn saved_tensors(name: &str, tensor: &Tensor) -> Result<Vec<(String, Tensor)>> {
         Ok(vec![(name.to_owned(), tensor.shallow_clone())])
     }
 
-    /// Builds the model of a folder's `config.json` with the folder's weights, in 32 bits on the CPU. It is in
-    /// training, as all new models are.
+    /// Builds the model of a folder's `config.json` with the folder's weights, in float32 on the CPU. It is in training
+    /// mode, as all new models are.
     ///
-    /// Memory is that of the model and 16 MB at most, see [`weights::read`].
+    /// Loading needs at most 16 MB in addition to the model's memory, see [`weights::read`].
     ///
     /// # Errors
     /// [`super::ConfigError`], [`brigade_nn::ModelError::Build`], and those of [`Transformer::load_pretrained`].
@@ -116,7 +116,7 @@ pub trait Transformer: Sized {
         let folder = folder.as_ref();
         let options = Self::Options::from_folder(folder)?;
         check_quantization_method(folder)?;
-        // Without memory until it is known what is drawn and what is read.
+        // Without memory until it is clear which parameters are initialised and which are read.
         let is_deferred = builder.is_deferred();
         let mut model = builder.deferred().build(|path| Self::build(path, &options))?;
         let mut weights = WeightsReader::open(folder)?;
@@ -131,7 +131,7 @@ pub trait Transformer: Sized {
     /// Loads a model as [`Transformer::from_pretrained`] does, with each tensor where a device map puts it: for
     /// inference with a model that does not fit a device ([`Model::dispatch`]; transformers' `device_map`), with
     /// weights in 8 or 4 bits if requested ([`Model::place_as`]). By default weights keep the type of most of the
-    /// files' tensors, as with transformers' `dtype="auto"`. The model is in evaluation.
+    /// files' tensors, as with transformers' `dtype="auto"`. The model is in evaluation mode.
     ///
     /// ```
     /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options, Transformer};
@@ -173,8 +173,8 @@ pub trait Transformer: Sized {
 
     /// Loads a model as [`Transformer::from_pretrained_as`] does, with weights in 8 or 4 bits for inference, or in
     /// another floating-point kind. Each weight is read, quantised and freed: at most one whole weight is in memory
-    /// beside the quantised ones. The model is in evaluation if weights are quantised. Print the report at the start:
-    /// it lists the layers that have no kernel.
+    /// beside the quantised ones. The model is in evaluation mode if weights are quantised. Print the report at the
+    /// start: it lists the layers that have no kernel.
     ///
     /// ```
     /// use brigade_models::{LlamaForCausalLm, LlamaOptions, Transformer};
@@ -214,15 +214,15 @@ pub trait Transformer: Sized {
     /// - Names may have the body's prefix or lack it, as for Hugging Face's base models.
     /// - Buffers of older versions (`attn.bias`, `position_ids`, `rotary_emb.inv_freq`) are skipped; `gamma` and
     ///   `beta` are `weight` and `bias`.
-    /// - Of tied weights one name is enough.
-    /// - Parameters of the head that the weights lack, or have for another number of labels, stay as they were
-    ///   drawn, and the weights may have another head: the report names both.
+    /// - One name of tied weights is enough.
+    /// - Parameters of the head that the weights lack, or have for another number of labels, keep their initial values,
+    ///   and the weights may have another head: the report names both.
     ///
-    /// Everything else has to fit, or nothing is changed.
+    /// Everything else has to match, or nothing is changed.
     ///
     /// # Errors
     /// Returns the errors of [`WeightsReader::open`] and of [`weights::read`]; [`brigade_nn::ModelError::Mismatch`]
-    /// with the report, or an error that says so for a vocabulary of another size.
+    /// with the report, or a specific error for a vocabulary of another size.
     fn load_pretrained(
         model: &mut Model<Self>,
         weights: impl AsRef<Path>,
@@ -232,12 +232,12 @@ pub trait Transformer: Sized {
         Fit::of(model, &weights)?.read(model, weights)
     }
 
-    /// Writes `config.json` and `model.safetensors` into a folder, which is made where it does not exist:
-    /// `from_pretrained` of transformers, and [`Transformer::from_pretrained`], read it. Tied weights are
-    /// written once.
+    /// Writes `config.json` and `model.safetensors` into a folder, which is created if it does not exist.
+    /// `from_pretrained` of transformers and [`Transformer::from_pretrained`] can read it. Tied weights are written
+    /// once.
     ///
     /// # Errors
-    /// [`brigade_checkpoint::Error`] where a file cannot be written.
+    /// [`brigade_checkpoint::Error`] if a file cannot be written.
     fn save_pretrained(model: &Model<Self>, folder: impl AsRef<Path>) -> Result<()> {
         Self::save_pretrained_in_parts(model, folder, u64::MAX)
     }
@@ -247,8 +247,8 @@ pub trait Transformer: Sized {
     ///
     /// # Errors
     /// Returns the same errors as [`Transformer::save_pretrained`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a
-    /// model whose layers ranks divide: `Accelerator::save_model` writes its weights, and [`Transformer::save_config`]
-    /// the file beside them.
+    /// model whose layers are divided over ranks: use `Accelerator::save_model` for its weights, and
+    /// [`Transformer::save_config`] for the config.
     fn save_pretrained_in_parts(
         model: &Model<Self>,
         folder: impl AsRef<Path>,
@@ -261,9 +261,9 @@ pub trait Transformer: Sized {
         Self::save_config(model, folder)
     }
 
-    /// Writes `config.json` and `model.safetensors` of a model with quantised weights into a folder, which is made where it does
-    /// not exist: [`Transformer::from_pretrained`] reads it without the original weights, and gives the same model to the bit.
-    /// Other programs do not know the layout of the weights.
+    /// Writes `config.json` and `model.safetensors` of a model with quantised weights into a folder, which is created
+    /// if it does not exist. [`Transformer::from_pretrained`] reads it without the original weights, and returns a
+    /// bitwise equal model. The layout of the weights is specific to Brigade.
     ///
     /// ```
     /// use brigade_models::{Gpt2LmHead, Gpt2Options, Transformer};
@@ -280,18 +280,18 @@ pub trait Transformer: Sized {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`Model::save_quantized`]; [`brigade_checkpoint::Error`] where a file cannot be written.
+    /// Returns the errors of [`Model::save_quantized`]; [`brigade_checkpoint::Error`] if a file cannot be written.
     fn save_quantized(model: &Model<Self>, folder: impl AsRef<Path>) -> Result<()> {
         let folder = folder.as_ref();
         Self::save_config(model, folder)?;
         model.save_quantized(folder.join("model.safetensors"))
     }
 
-    /// Writes `config.json` alone into a folder, which is made where it does not exist: beside the weights of a sharded model,
-    /// which are written without being whole on a rank.
+    /// Writes only `config.json` into a folder, which is created if it does not exist: for a sharded model, whose
+    /// weights are written without gathering them on one rank.
     ///
     /// # Errors
-    /// [`brigade_checkpoint::Error`] where the file cannot be written.
+    /// [`brigade_checkpoint::Error`] if the file cannot be written.
     fn save_config(model: &Model<Self>, folder: impl AsRef<Path>) -> Result<()> {
         let folder = folder.as_ref();
         fs::create_dir_all(folder).map_err(|source| io("make", folder, source))?;
@@ -305,7 +305,7 @@ pub trait Transformer: Sized {
     }
 }
 
-/// The floating-point type that most of the weights' elements have.
+/// Returns the floating-point type of most of the weights' elements.
 fn saved_kind(weights: &WeightsReader) -> Kind {
     let mut elements =
         [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Double].map(|kind| (kind, 0));
@@ -316,12 +316,12 @@ fn saved_kind(weights: &WeightsReader) -> Kind {
             *count += info.shape.iter().product::<u64>();
         }
     }
-    // Of equal numbers the first.
+    // The first one of equal counts.
     let most = elements.iter().rev().max_by_key(|(_, count)| *count);
     most.map_or(Kind::Float, |(kind, _)| *kind)
 }
 
-/// Buffers that older versions of transformers wrote, and that are computed here.
+/// Returns `true` for buffers that older versions of transformers saved and that are computed here.
 fn is_computed(name: &str) -> bool {
     const ENDINGS: [&str; 5] = [
         ".attn.bias",
@@ -333,7 +333,8 @@ fn is_computed(name: &str) -> bool {
     ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
-/// A name with the body's prefix, whether a file or a model has it or not, and without TensorFlow's words.
+/// Returns a name with the body's prefix, with or without a prefix in the input, and without names that come from
+/// TensorFlow.
 fn full_name<M: Transformer>(name: &str, has_prefix: bool) -> String {
     const OLD: [(&str, &str); 2] =
         [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")];
@@ -343,7 +344,7 @@ fn full_name<M: Transformer>(name: &str, has_prefix: bool) -> String {
     if has_prefix { name } else { format!("{}.{name}", M::BODY) }
 }
 
-/// Which tensors of open weights go into which of a model's.
+/// Assignment of open weights to the tensors of a model.
 struct Fit {
     /// Names in the weights, and the model's tensors.
     tensors: Vec<(String, Tensor)>,
@@ -416,7 +417,7 @@ impl Fit {
             problems.loaded = report.loaded;
             return Err(ModelError::Mismatch(Box::new(problems)).into());
         }
-        // In the model's order: of tied weights with two values the last name's stay.
+        // In the model's order: if tied weights have two values, those of the last name remain.
         let tensors = own.names().filter_map(|name| {
             let from = fitting.remove(name)?.name().to_owned();
             Some((from, model.tensor(name)?))
@@ -449,7 +450,7 @@ fn other_vocabulary(name: &str, in_model: &[i64], in_weights: &[i64]) -> Error {
     Error::invalid_argument(text)
 }
 
-/// Writes weights, tied ones once.
+/// Writes weights, with tied ones once.
 fn write_weights<M: Transformer>(model: &Model<M>, folder: &Path, max_bytes: u64) -> Result<()> {
     let first: HashSet<String> = first_names(model);
     let own = model.state_dict();
@@ -468,13 +469,13 @@ fn write_weights<M: Transformer>(model: &Model<M>, folder: &Path, max_bytes: u64
     writer.finish()
 }
 
-/// Names of parameters and saved buffers, of tied ones the first.
+/// Returns the names of parameters and saved buffers. For tied ones, the first name.
 fn first_names<M>(model: &Model<M>) -> HashSet<String> {
     let all = model.parameters().into_iter().chain(model.buffers());
     all.map(|tensor| tensor.name).collect()
 }
 
-/// Writes a text that is there whole or not at all.
+/// Writes a text file atomically.
 fn write(path: &Path, text: &str) -> Result<()> {
     let mut part = path.as_os_str().to_owned();
     part.push(".part");

@@ -1,4 +1,4 @@
-//! Positions as rotations of queries and keys.
+//! Rotary position embeddings of queries and keys.
 
 use std::f64::consts::PI;
 
@@ -23,12 +23,12 @@ pub struct Llama3Scaling {
     pub original_max_position_embeddings: i64,
 }
 
-/// The angles' steps, one for each pair of numbers of a head.
+/// Rotary embedding: the frequencies, one for each pair of features of a head.
 #[derive(Debug)]
 pub(super) struct Rotary {
     frequencies: Vec<f64>,
-    /// Them on the devices and in the kinds in which they were asked for: a copy in each forward would be one that a
-    /// recorded step cannot have.
+    /// Copies on the requested devices and in the requested types. A copy in each forward could not be recorded in a
+    /// CUDA graph.
     copies: Mutex<Vec<Tensor>>,
 }
 
@@ -39,13 +39,13 @@ impl Rotary {
         Self { frequencies: plain.map(scaled).collect(), copies: Mutex::default() }
     }
 
-    /// The rotations at positions `[batch or 1, tokens]`, for heads of this kind. The angles are of 32 bits, as in
-    /// transformers, and of 64 for numbers of 64.
+    /// Returns the rotations at positions `[batch or 1, tokens]`, for heads of this type. The angles are computed in
+    /// float32, as in transformers, or in float64 for float64 heads.
     pub(super) fn at(&self, positions: &Tensor, kind: Kind) -> Result<Rotation> {
         let exact = if kind == Kind::Double { Kind::Double } else { Kind::Float };
         let frequencies = self.on(positions.device(), exact)?;
         let angles = positions.f_to_kind(exact)?.f_unsqueeze(-1)?.f_mul(&frequencies)?;
-        // Over heads, and both halves of a head.
+        // The same for all heads, and for both halves of a head.
         let angles = Tensor::f_cat(&[&angles, &angles], -1)?.f_unsqueeze(1)?;
         Ok(Rotation {
             cos: angles.f_cos()?.f_to_kind(kind)?,
@@ -58,7 +58,7 @@ impl Rotary {
         if let Some(copy) = copies.iter().find(|it| (it.device(), it.kind()) == (device, kind)) {
             return Ok(copy.shallow_clone());
         }
-        // Rounded on the host: the values are the same on every device.
+        // Rounded on the host, so that the values are the same on every device.
         let copy = Tensor::f_from_slice(&self.frequencies)?.f_to_kind(kind)?;
         let copy = copy_to_device(&copy, device)?;
         copies.push(copy.shallow_clone());

@@ -1,4 +1,4 @@
-//! Attention with rotated positions and grouped queries, as Llama and Mixtral have it.
+//! Attention with rotary position embeddings and grouped queries, as in Llama and Mixtral.
 
 use brigade_nn::{Linear, LinearOptions, Module, ParamPath, Training};
 use brigade_torch::Result;
@@ -7,14 +7,14 @@ use tch::Tensor;
 use super::attention::{OwnHeads, Shared, attend, check_heads, split_heads};
 use super::cache::LayerCache;
 
-/// The sizes of a [`RotatedAttention`].
+/// Sizes of a [`RotatedAttention`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RotatedAttentionOptions {
-    /// Of the input and the output.
+    /// Width of the input and the output.
     pub(super) width: i64,
-    /// Heads of queries.
+    /// Number of query heads.
     pub(super) heads: i64,
-    /// Heads of keys and values, which divide those of queries.
+    /// Number of key-value heads, a divisor of the number of query heads.
     pub(super) key_heads: i64,
     pub(super) head_width: i64,
     pub(super) bias: bool,
@@ -22,7 +22,8 @@ pub(super) struct RotatedAttentionOptions {
 }
 
 impl RotatedAttentionOptions {
-    /// Notes what cannot be built. `own_head_width` says that the width of heads is not that of the input divided by them.
+    /// Records errors for sizes that cannot be built. `own_head_width` is `true` if the head size is set separately,
+    /// and not the input's width divided by the number of heads.
     pub(super) fn check(&self, path: &ParamPath<'_>, own_head_width: bool) {
         let Self { width, heads, key_heads, head_width, dropout, .. } = *self;
         if !own_head_width && (heads < 1 || width % heads != 0) {
@@ -54,9 +55,9 @@ pub(super) struct RotatedAttention {
     training: Training,
     dropout: f64,
     heads: OwnHeads,
-    /// All of them where the projections are not divided.
+    /// Number of key-value heads of this rank. All heads if the projections are not divided.
     key_heads: i64,
-    /// Where every rank projects to all keys: the one head that this rank's queries share.
+    /// Index of the one key-value head that this rank's queries share, if every rank projects to all of them.
     shared_key_head: Option<i64>,
 }
 
@@ -70,7 +71,7 @@ impl RotatedAttention {
         };
         let q_proj = linear(path, "q_proj", width, own);
         let ranks = q_proj.divided().map_or(1, |divided| divided.part.ranks() as i64);
-        // With fewer heads of keys than ranks, several ranks share one: each projects to all of them.
+        // With fewer key-value heads than ranks, several ranks share one head: each projects to all of them.
         let is_shared = key_heads % ranks != 0 && key_heads > 0 && ranks % key_heads == 0;
         let path_of_keys = if is_shared { path.replicated() } else { path.clone() };
         let k_proj = linear(&path_of_keys, "k_proj", width, keys);
@@ -95,7 +96,7 @@ impl RotatedAttention {
         }
     }
 
-    /// In the order in which they are drawn.
+    /// Returns the linear layers in the order in which they are initialised.
     pub(super) fn linear(&self) -> [&Linear; 4] {
         [&self.q_proj, &self.k_proj, &self.v_proj, &self.o_proj]
     }
@@ -111,7 +112,8 @@ impl RotatedAttention {
         let mut queries = split_heads(&self.q_proj.forward_entered(&entered)?, *count)?;
         let of_keys = |layer: &Linear| match self.shared_key_head {
             None => split_heads(&layer.forward_entered(&entered)?, self.key_heads),
-            // Its weight is whole on every rank, and so is its gradient, which is summed behind the projection.
+            // The projection's weight is whole on every rank, and so is its gradient, which is summed after the
+            // projection.
             Some(head) => {
                 let whole = region.whole_sequence(input)?;
                 let all = region.outside_sequence_region(|| layer.forward(&whole))?;

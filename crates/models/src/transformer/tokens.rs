@@ -1,13 +1,13 @@
-//! What transformers read.
+//! Input of transformers.
 
 use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result};
 use tch::Tensor;
 
-/// A batch of token ids `[batch, tokens]` of int64 with what belongs to them.
+/// A batch of token ids `[batch, tokens]` of int64, with optional masks, types and positions.
 ///
-/// A forward takes it, and by conversion what loaders and the Learner give: `&ids`, `(&ids, &attention_mask)`
-/// and `(&ids, &attention_mask, &token_type_ids)`.
+/// It is the input of a forward, and can be converted from the batches of loaders and the Learner: `&ids`, `(&ids,
+/// &attention_mask)` and `(&ids, &attention_mask, &token_type_ids)`.
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options, Tokens};
@@ -28,14 +28,14 @@ use tch::Tensor;
 pub struct Tokens<'a> {
     /// Token ids `[batch, tokens]`.
     pub ids: &'a Tensor,
-    /// Attention mask `[batch, tokens]` of any kind, with 0 for padding; `None` if nothing is padded. Behind a cache it
-    /// also covers the tokens in the cache. Alternatively `[batch, 1, tokens, tokens]` of bool: `true` where a token of
-    /// the third dimension attends to one of the last. Such a mask has to be causal by itself. For packed texts.
+    /// Attention mask `[batch, tokens]` of any type, with 0 for padding. `None` if nothing is padded. With a cache it
+    /// also covers the tokens in the cache. Alternatively `[batch, 1, tokens, tokens]` of bool for packed texts: `true`
+    /// if a token of the third dimension attends to one of the last. Such a mask has to be causal itself.
     pub attention_mask: Option<&'a Tensor>,
-    /// `[batch, tokens]` of int64: the part of a pair that each token belongs to. 0 without.
+    /// Token type ids `[batch, tokens]` of int64: the index of each token's text in a pair. Defaults to 0.
     pub token_type_ids: Option<&'a Tensor>,
-    /// `[batch, tokens]` or `[1, tokens]` of int64. Without, they count from 0, or from the length of the
-    /// cache, padding included, as in transformers.
+    /// Position ids `[batch, tokens]` or `[1, tokens]` of int64. By default they count from 0, or from the length of
+    /// the cache, including padding, as in transformers.
     pub position_ids: Option<&'a Tensor>,
 }
 
@@ -58,7 +58,8 @@ impl<'a> From<(&'a Tensor, &'a Tensor, &'a Tensor)> for Tokens<'a> {
 }
 
 impl Tokens<'_> {
-    /// Batch and tokens, where all shapes fit each other and the positions those that the model has.
+    /// Returns the numbers of texts and tokens, after checking that all shapes match and that the model has enough
+    /// positions.
     pub(super) fn checked_size(&self, past: i64, positions: i64) -> Result<(i64, i64)> {
         let &[batch, tokens] = self.ids.size().as_slice() else {
             return Err(Error::invalid_argument(format!(
@@ -99,7 +100,7 @@ impl Tokens<'_> {
         Ok((batch, tokens))
     }
 
-    /// The given positions, or those that follow the cache's.
+    /// Returns the given positions, or those that follow the cache's.
     pub(super) fn positions(&self, past: i64, tokens: i64) -> Result<Tensor> {
         match self.position_ids {
             Some(positions) => Ok(positions.shallow_clone()),

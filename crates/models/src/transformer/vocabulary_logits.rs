@@ -1,13 +1,14 @@
-//! Logits of which each rank of a tensor group has those of its part of the vocabulary.
+//! Logits of a vocabulary that is divided over the ranks of a tensor group.
 
 use brigade_nn::Divided;
 use brigade_torch::{Result, VocabularyPart, region_argmax, region_top_k};
 use tch::Tensor;
 
-/// Logits `[…, vocabulary]`, of which each rank of a tensor group has a part where the ranks divide the vocabulary.
+/// Logits `[…, vocabulary]`. If the ranks of a tensor group divide the vocabulary, each rank has a part.
 ///
-/// Predictions and metrics need a few numbers of each row: [`VocabularyLogits::argmax`] and [`VocabularyLogits::top_k`] send
-/// those alone. Every rank of a tensor group calls the same methods, and gets the same values.
+/// Predictions and metrics need only a few values of each row: [`VocabularyLogits::argmax`] and
+/// [`VocabularyLogits::top_k`] send only those. Every rank of a tensor group must call the same methods, and gets the
+/// same values.
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options};
@@ -27,7 +28,7 @@ use tch::Tensor;
 /// ```
 #[derive(Debug)]
 pub struct VocabularyLogits {
-    /// Those of this rank's part.
+    /// Logits of this rank's part.
     own: Tensor,
     divided: Option<Divided>,
 }
@@ -37,7 +38,7 @@ impl VocabularyLogits {
         Self { own, divided: divided.filter(|it| it.region.group().is_some()).cloned() }
     }
 
-    /// Returns whether ranks have parts of the vocabulary.
+    /// Returns `true` if the vocabulary is divided over ranks.
     #[must_use]
     pub fn is_divided(&self) -> bool {
         self.divided.is_some()
@@ -67,7 +68,7 @@ impl VocabularyLogits {
         }
     }
 
-    /// Returns the token with the largest logit of each row, `[…]` of int64: [`region_argmax`].
+    /// Returns the token with the largest logit of each row, `[…]` of int64, as [`region_argmax`] does.
     ///
     /// # Errors
     /// Returns the same errors as [`VocabularyLogits::whole`].
@@ -78,7 +79,8 @@ impl VocabularyLogits {
         }
     }
 
-    /// Returns the `k` largest logits of each row and their tokens, both `[…, k]` and from the largest on: [`region_top_k`].
+    /// Returns the `k` largest logits of each row and their tokens, both `[…, k]` in descending order, as
+    /// [`region_top_k`] does.
     ///
     /// # Errors
     /// Returns the same errors as [`VocabularyLogits::whole`]; [`brigade_torch::ErrorKind::InvalidArgument`] or
@@ -97,7 +99,7 @@ impl VocabularyLogits {
 }
 
 impl From<Tensor> for VocabularyLogits {
-    /// Logits of a whole vocabulary.
+    /// Wraps the logits of a whole vocabulary.
     fn from(logits: Tensor) -> Self {
         Self { own: logits, divided: None }
     }

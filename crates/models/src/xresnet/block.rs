@@ -1,4 +1,4 @@
-//! The blocks of fastai's residual networks.
+//! Blocks of fastai's residual networks.
 
 use brigade_nn::{BatchNorm2d, Conv2d, Conv2dOptions, Init, Module, ParamPath, Training, Unit};
 use brigade_torch::Result;
@@ -9,10 +9,10 @@ use crate::Activation;
 use crate::conv_norm::{ConvNorm, average_halves, conv};
 use crate::init::{Redraw, redraw};
 
-/// What differs from block to block.
+/// Sizes of a block.
 pub(super) struct Shape {
     pub(super) inputs: i64,
-    /// Of the stage; the block's output has `expansion` times as many.
+    /// Number of channels of the stage. The block's output has `expansion` times as many.
     pub(super) channels: i64,
     pub(super) stride: i64,
     pub(super) attends: bool,
@@ -118,7 +118,7 @@ impl Block {
     }
 }
 
-/// Weights channels by what their means say (Hu et al., 2017).
+/// Squeeze-and-excitation module: scales channels by weights computed from their means (Hu et al., 2017).
 #[derive(Debug)]
 struct SqueezeExcitation {
     reduce: Conv2d,
@@ -148,8 +148,8 @@ impl SqueezeExcitation {
     }
 }
 
-/// `γ · (X Xᵀ)(W X) + X` over the positions, with a weight `W` that is divided by its largest singular
-/// value, which one step of the power method a forward follows
+/// Simple self-attention: `γ · (X Xᵀ)(W X) + X` over the positions. The weight `W` is divided by its largest singular
+/// value, which is estimated with one step of the power method in each forward
 /// ([torch.nn.utils.spectral_norm](https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.spectral_norm.html)).
 #[derive(Debug)]
 struct SimpleSelfAttention {

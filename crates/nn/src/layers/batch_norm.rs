@@ -1,4 +1,4 @@
-//! Normalisation over the batch.
+//! Batch normalisation.
 
 use std::borrow::Borrow;
 
@@ -19,7 +19,7 @@ pub struct BatchNormOptions {
     /// Value added to the variance, for numerical stability. Defaults to 1e-5.
     pub eps: f64,
     /// Weight of the newest batch in the running statistics. Defaults to 0.1. `None` means the plain average of all
-    /// batches, which reads the counter and so waits for the device at every step.
+    /// batches, which reads the counter and therefore waits for the device at every step.
     pub momentum: Option<f64>,
     /// `true` if the layer has `weight` and `bias`. Defaults to `true`.
     pub affine: bool,
@@ -79,8 +79,8 @@ macro_rules! batch_norm {
         impl Module<&Tensor> for $name {
             type Output = Tensor;
 
-            /// Fails when the input has another number of dimensions, or in training when a channel
-            /// has a single value, which has no variance; see [`Module`].
+            /// Normalises the input. Fails if it has another number of dimensions, or in training if a channel has a
+            /// single value, which has no variance; see [`Module`].
             fn forward(&self, input: &Tensor) -> Result<Tensor> {
                 let accepts: fn(usize) -> bool = $accepts;
                 if !accepts(input.dim()) {
@@ -94,9 +94,9 @@ macro_rules! batch_norm {
 }
 
 impl BatchNorm2d {
-    /// Computes `relu(forward(input) + shortcut)`, in one operation where there is one, which saves half of the passes
-    /// over memory: training in channels_last, in float32 or bfloat16 on the CPU, in bfloat16 or float16 on a GPU.
-    /// Elsewhere, and with the statistics of several ranks, the three operations run one after the other.
+    /// Computes `relu(forward(input) + shortcut)`, in one fused operation if there is one, which halves the passes over
+    /// memory: training in channels_last, in float32 or bfloat16 on the CPU, in bfloat16 or float16 on a GPU.
+    /// Otherwise, and with statistics of several ranks, the three operations run one after the other.
     ///
     /// `input` and `shortcut` are `[n, features, h, w]`.
     ///
@@ -169,7 +169,7 @@ batch_norm! {
     BatchNorm1d, |dimensions| matches!(dimensions, 2 | 3), "[n, features] or [n, features, length]"
 }
 
-/// What the two share: libtorch's kernel takes any shape whose second dimension is the channel.
+/// Shared implementation: libtorch's kernel accepts any shape whose second dimension is the channel.
 #[derive(Debug)]
 struct BatchNorm {
     weight: Option<Tensor>,
@@ -183,12 +183,12 @@ struct BatchNorm {
     options: BatchNormOptions,
 }
 
-/// One forward's.
+/// Parameters of one forward.
 struct Step {
     training: bool,
-    /// The weight of this batch in the running statistics.
+    /// Weight of this batch in the running statistics.
     newest: f64,
-    /// Group whose batches count, unless it is only this rank's.
+    /// Group whose batches are normalised together, or `None` for only this rank's.
     group: Option<ProcessGroup>,
 }
 
@@ -200,7 +200,7 @@ impl BatchNorm {
         }
         let float = (Kind::Float, Device::Cpu);
         let BatchNormOptions { affine, .. } = options;
-        // Nothing has that much memory where it fails: the model will say so.
+        // A failure means that there is not enough memory; building the model reports it.
         let made = |values: Result<Tensor, TchError>| {
             values.unwrap_or_else(|error| {
                 path.reject(first_line(error));
@@ -241,8 +241,7 @@ impl BatchNorm {
     fn normalise_relu(&self, input: &Tensor, shortcut: Option<&Tensor>) -> Result<Tensor> {
         let Step { training, newest, group } = self.begin(input)?;
         if let Some(group) = group {
-            // In place: nothing else holds what the normalisation gave, and its backward does not look
-            // at it.
+            // In place: nothing else holds the normalisation's output, and its backward does not use it.
             let mut output = self.over_ranks(&group, input, newest)?;
             if let Some(shortcut) = shortcut {
                 let _ = self.context.check(output.f_add_(shortcut), input)?;
@@ -261,7 +260,7 @@ impl BatchNorm {
         self.context.finish(output.map_err(|error| TchError::Torch(error.to_string())), input)
     }
 
-    /// What comes before the arithmetic: checks, the counter, whose statistics.
+    /// Checks the input, counts the batch, and selects the group of the statistics.
     fn begin(&self, input: &Tensor) -> Result<Step> {
         let training = self.training.is_on();
         let mut newest = self.options.momentum.unwrap_or(0.0);
@@ -278,7 +277,7 @@ impl BatchNorm {
             }
         }
         if training && !is_recomputing() {
-            // A handle of its own: tch wants `&mut` for what is done in place.
+            // A handle of its own: tch requires `&mut` for operations in place.
             let mut batches = self.num_batches_tracked.shallow_clone();
             let _ = self.context.check(batches.f_add_scalar_(1), input)?;
             if self.options.momentum.is_none() {
@@ -294,8 +293,8 @@ impl BatchNorm {
         sync_batch_norm(group, input, self.state(&running), newest, self.options.eps)
     }
 
-    /// The running statistics; where the forward is computed again they have had this batch, and copies
-    /// take it once more.
+    /// Returns the running statistics, or copies of them if the forward is computed again: they contain this batch
+    /// already.
     fn running(&self) -> (Tensor, Tensor) {
         if is_recomputing() {
             (self.running_mean.copy(), self.running_var.copy())

@@ -103,12 +103,13 @@ impl Conv2d {
 }
 
 impl Conv2d {
-    /// The kernels would convert an input in another order than the weight, forward and again backward.
+    /// Converts the input to the weight's memory format, which the kernels would otherwise do in the forward and again
+    /// in the backward.
     fn in_the_weights_order(&self, input: &Tensor) -> Tensor {
         let follows = is_channels_last(&self.weight).unwrap_or(false) && input.dim() == 4;
         match follows.then(|| channels_last(input)) {
             Some(Ok(converted)) => converted,
-            // Slower, but the same values.
+            // Slower, but with the same values.
             _ => input.shallow_clone(),
         }
     }

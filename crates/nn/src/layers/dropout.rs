@@ -12,8 +12,8 @@ use crate::{Module, ParamPath, Training};
 /// returns its input. Accepts any shape
 /// ([torch.nn.Dropout](https://docs.pytorch.org/docs/stable/generated/torch.nn.Dropout.html)).
 ///
-/// What is dropped is PyTorch's for the same seed, so that ranks in Python and in Rust train one model;
-/// [`Dropout::maskless`] gives that up for speed.
+/// The dropped values are PyTorch's for the same seed, so that ranks in Python and in Rust can train one model;
+/// [`Dropout::maskless`] trades that for speed.
 ///
 /// It has no parameters, and takes the path only for the switch between training and evaluation.
 ///

@@ -1,4 +1,4 @@
-//! A table of vectors.
+//! Embedding layer.
 
 use std::borrow::Borrow;
 
@@ -12,9 +12,9 @@ use crate::{Divided, Init, Module, ParamPath};
 
 /// Table of embeddings, which returns row `i` for every index `i`: from integers `[…]` to `[…, width]`.
 ///
-/// An index that has no row is [`crate::ModelError::OutsideTable`] on the CPU, where libtorch looks at each one
-/// anyway. On a GPU its kernel stops the device ("device-side assert triggered"): a check here would have the host
-/// wait in every step. Ids are checked where the host makes them.
+/// An index without a row is the error [`crate::ModelError::OutsideTable`] on the CPU, where libtorch checks each index
+/// anyway. On a GPU its kernel stops the device ("device-side assert triggered"): a check here would make the host wait
+/// in every step. Check ids where the host creates them.
 ///
 /// Parameter: `weight` `[rows, width]`, normal with mean 0 and deviation 1
 /// ([torch.nn.Embedding](https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html)).
@@ -28,8 +28,8 @@ use crate::{Divided, Init, Module, ParamPath};
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
-/// Where the ranks of a tensor group divide the rows ([`crate::ModelBuilder::tensor_parallel`]), a rank has `[part of rows,
-/// width]`, and the vectors of all ranks are added up: each id has its row on one of them.
+/// If the ranks of a tensor group divide the rows ([`crate::ModelBuilder::tensor_parallel`]), a rank has `[part of
+/// rows, width]`, and the vectors of all ranks are summed: each id has its row on one of them.
 #[derive(Debug)]
 pub struct Embedding {
     weight: Tensor,
@@ -129,8 +129,8 @@ impl Embedding {
         self.context.finish(output, input)
     }
 
-    /// The error for the first index that has no row, after libtorch has refused them. A GPU that has stopped cannot
-    /// be asked.
+    /// Returns the error for the first index without a row, after libtorch has refused them. A stopped GPU cannot be
+    /// queried.
     fn outside(&self, input: &Tensor) -> Result<Option<Error>, TchError> {
         let rows = self.rows;
         let is_whole = matches!(input.f_kind()?, Kind::Int64 | Kind::Int);
@@ -148,5 +148,5 @@ impl Embedding {
     }
 }
 
-/// Value of libtorch's padding index for "no row".
+/// libtorch's padding index for "no row".
 const NO_PADDING: i64 = -1;

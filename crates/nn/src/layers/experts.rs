@@ -1,7 +1,7 @@
-//! Mixture of experts: perceptrons of which each token goes through a few.
+//! Mixture of experts: feed-forward layers of which each token uses a few.
 //!
 //! `Experts` sorts a row for each choice of a token by expert, first choices before second ones, computes one product
-//! for each expert that has rows, and adds the choices in their order. No row is taken twice, so no gradient is added
+//! for each expert that has rows, and adds the choices in their order. No row is used twice, so no gradient is summed
 //! in an order that depends on threads. The host reads the numbers of rows, which is the only wait for a GPU. The
 //! experts of a layer are two tensors; `unbind` gives their gradients in one piece.
 //!
@@ -33,13 +33,14 @@ pub use self::router::{Routing, load_balancing_loss, router_z_loss};
 use crate::layer_context::LayerContext;
 use crate::{Init, Linear, LinearOptions, Module, ParamPath, TensorRegion, Training};
 
-/// Gated perceptrons (experts), of which a router chooses a few for each token (Shazeer et al., 2017): from `[…, hidden]` to
-/// `[…, hidden]`.
+/// Mixture of experts: gated feed-forward layers, of which a router chooses a few for each token (Shazeer et al.,
+/// 2017): from `[…, hidden]` to `[…, hidden]`.
 ///
-/// `p = softmax(x Wᵀ)` over all experts, in float32 (float64 of a model in float64); of the `experts_per_token` largest, `y =
-/// Σ pᵢ · downᵢ(activation(gateᵢ(x)) · upᵢ(x))`, with `p` divided by their sum where [`ExpertsOptions::normalize`] says so.
-/// Tokens are sorted by expert, and each expert that has tokens computes one product for all of them; without a capacity no
-/// token is dropped or padded. The sum is in the order of the router's choices, so that it does not depend on threads.
+/// `p = softmax(x Wᵀ)` over all experts, in float32 (float64 of a model in float64); of the `experts_per_token`
+/// largest, `y = Σ pᵢ · downᵢ(activation(gateᵢ(x)) · upᵢ(x))`, with `p` divided by their sum if
+/// [`ExpertsOptions::normalize`] is set. Tokens are sorted by expert, and each expert that has tokens computes one
+/// product for all of them; without a capacity no token is dropped or padded. The sum is in the order of the router's
+/// choices, so that it does not depend on threads.
 ///
 /// Parameters, with the names of transformers: `gate.weight` `[experts, hidden]`, `experts.gate_up_proj` `[experts, 2 ·
 /// intermediate, hidden]`, `experts.down_proj` `[experts, hidden, intermediate]`; with
@@ -63,13 +64,13 @@ use crate::{Init, Linear, LinearOptions, Module, ParamPath, TensorRegion, Traini
 /// ```
 ///
 /// With [`ModelBuilder::expert_parallel`](crate::ModelBuilder::expert_parallel) each rank of a group has a range of the
-/// experts, and tokens are sent to the ranks that have theirs, and back.
+/// experts. Tokens are sent to the ranks that have their experts, and the results are sent back.
 #[derive(Debug)]
 pub struct Experts {
     router: Router,
-    /// `[own experts, 2 · intermediate, hidden]`.
+    /// Gate and up projections `[own experts, 2 · intermediate, hidden]`.
     gate_up: Tensor,
-    /// `[own experts, hidden, intermediate]`.
+    /// Down projections `[own experts, hidden, intermediate]`.
     down: Tensor,
     shared: Option<SharedExperts>,
     exchange: Option<Exchange>,
@@ -89,19 +90,22 @@ pub struct ExpertsOptions {
     pub experts: i64,
     /// Number of experts that each token goes through. Defaults to 2.
     pub experts_per_token: i64,
-    /// Divides the weights of a token's experts by their sum. Defaults to true.
+    /// Divides the weights of a token's experts by their sum. Defaults to `true`.
     pub normalize: bool,
-    /// Tokens that an expert takes at most, in shares of those that each would get if all got as many: the first choices of
-    /// tokens come first, then the second ones, each in the order of tokens. The others are dropped: this expert adds nothing
-    /// to them. Of ranks with other tokens each has this capacity for its own. Defaults to none, and nothing is dropped.
+    /// Capacity factor: maximum number of tokens of an expert, as a multiple of an even share. First choices of tokens
+    /// take precedence over second ones, each in the order of tokens. Excess tokens are dropped: the expert adds
+    /// nothing to them. With several ranks, the capacity applies to each rank's own tokens. Defaults to none: no token
+    /// is dropped.
     pub capacity_factor: Option<f64>,
-    /// Size of the inner layer of a perceptron that all tokens go through beside their experts. Defaults to none.
+    /// Intermediate size of a shared expert, which processes all tokens in addition to their chosen experts. Defaults
+    /// to none.
     pub shared_intermediate_size: Option<i64>,
-    /// Multiplies inputs in training by random numbers that differ from 1 by this much at most. Defaults to 0.
+    /// Jitter: in training, inputs are multiplied by random numbers that differ from 1 by at most this value. Defaults
+    /// to 0.
     pub jitter: f64,
-    /// Function of the gates. Defaults to [`Tensor::f_silu`].
+    /// Activation function of the gates. Defaults to [`Tensor::f_silu`].
     pub activation: fn(&Tensor) -> std::result::Result<Tensor, TchError>,
-    /// First values of the router and the experts. Defaults to none: those of [`Linear`].
+    /// Initial values of the router and the experts. Defaults to those of [`Linear`].
     pub first_values: Option<Init>,
 }
 
@@ -123,7 +127,7 @@ impl Default for ExpertsOptions {
 /// Load of the experts in one forward, for this rank's tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpertLoad {
-    /// Tokens that each of all experts computed.
+    /// Number of tokens that each of all experts has computed.
     pub tokens: Vec<i64>,
     /// Number of token-expert choices that were dropped because the expert's capacity was full.
     pub dropped: i64,
@@ -188,18 +192,18 @@ impl Experts {
         &self.down
     }
 
-    /// Computes the layer, and returns where the router sent the tokens, for the losses of routers; in a sequence region those
-    /// of the whole sequence.
+    /// Computes the layer. Also returns the router's choices, for routers' losses; in a sequence region those of the
+    /// whole sequence.
     ///
     /// # Errors
     /// [`crate::ModelError::Input`] for an input whose last dimension is not the hidden size; those of
-    /// [`brigade_torch::regions::all_to_all_rows`] where ranks have the experts between them.
+    /// [`brigade_torch::regions::all_to_all_rows`] if ranks divide the experts.
     pub fn forward_routed(&self, input: &Tensor) -> Result<(Tensor, Routing)> {
         if input.size().last() != Some(&self.hidden) {
             return Err(self.context.refuse(input, "[…, hidden]"));
         }
         self.context.weights.run(input, |input| {
-            // In a sequence region of a tensor group every rank computes the whole sequence alike.
+            // In a sequence region of a tensor group, every rank computes the whole sequence in the same way.
             let whole = self.region.whole_sequence(input)?;
             let (output, routing) =
                 self.region.outside_sequence_region(|| self.whole_routed(&whole))?;
@@ -225,17 +229,17 @@ impl Experts {
     fn routed(&self, tokens: &Tensor, routing: &Routing) -> Result<Tensor> {
         let (count, chosen) = (tokens.size()[0], self.options.experts_per_token);
         let experts = self.options.experts;
-        // First choices before second ones. Sorted by expert, and within one as before.
+        // First choices before second ones; sorted by expert, with the order kept within an expert.
         let by_choice = routing.experts.f_transpose(0, 1)?.f_reshape([-1])?;
         let mut order = by_choice.f_argsort_stable(true, 0, false)?;
-        // The one wait for a GPU; `bincount` would be a second one.
+        // The only wait for a GPU; `bincount` would be a second one.
         let wanted = Tensor::f_zeros([experts], (Kind::Int64, tokens.device()))?;
         let wanted = wanted.f_scatter_add(0, &by_choice, &by_choice.f_ones_like()?)?;
         let wanted = Vec::<i64>::try_from(wanted)?;
         let mut taken = wanted.clone();
         if let Some(factor) = self.options.capacity_factor {
             let even = factor * (count * chosen) as f64 / experts as f64;
-            // Not more than there are, so that the number has room in an i64.
+            // Not more than the number of choices, so that it fits into an i64.
             let capacity = even.ceil().min((count * chosen) as f64) as i64;
             taken.iter_mut().for_each(|tokens| *tokens = (*tokens).min(capacity));
             let mut start = 0;
@@ -249,8 +253,8 @@ impl Experts {
         let dropped = wanted.iter().sum::<i64>() - taken.iter().sum::<i64>();
         *self.load.lock() = Some(ExpertLoad { tokens: taken.clone(), dropped });
 
-        // A row for each choice, so that no row is taken twice: gradients of rows that are would be added in an order that
-        // depends on threads on a GPU.
+        // A row for each choice, so that no row is used twice: gradients of repeated rows would be summed in an order
+        // that depends on threads on a GPU.
         let rows = tokens
             .f_unsqueeze(0)?
             .f_expand([chosen, -1, -1], false)?
@@ -274,12 +278,13 @@ impl Experts {
         Ok(sum.f_to_kind(options.0)?)
     }
 
-    /// Computes this rank's experts, the first `counts[0]` rows by the first one, and so on.
+    /// Computes this rank's experts: the first `counts[0]` rows with the first one, and so on.
     fn compute(&self, rows: &Tensor, counts: &[i64]) -> Result<Tensor> {
         let (gate_up, down) = (self.gate_up.f_unbind(0)?, self.down.f_unbind(0)?);
         let pieces = rows.f_split_with_sizes(counts, 0)?;
         let mut all = gate_up.iter().zip(&down).zip(&pieces).filter(|(_, rows)| rows.size()[0] > 0);
-        // Without rows an expert computes none, so that all ranks have the same graph: their backwards meet in messages.
+        // Without rows, an expert computes an empty product, so that all ranks have the same graph: their backwards
+        // exchange messages.
         let first = all.next().or_else(|| gate_up.iter().zip(&down).zip(&pieces).next());
         let outputs = first.into_iter().chain(all).map(|((gate_up, down), rows)| {
             let halves = linear(rows, gate_up, None)?.f_chunk(2, -1)?;
@@ -305,7 +310,7 @@ impl Module<&Tensor> for Experts {
 }
 
 impl ExpertsOptions {
-    /// Notes what cannot be built.
+    /// Records errors for sizes that cannot be built.
     fn check(&self, path: &ParamPath<'_>) {
         let Self { experts, experts_per_token: chosen, jitter, .. } = *self;
         if experts < 1 {
@@ -329,7 +334,7 @@ impl ExpertsOptions {
     }
 }
 
-/// A gated perceptron that all tokens go through.
+/// Shared expert: a gated feed-forward layer for all tokens.
 #[derive(Debug)]
 struct SharedExperts {
     gate: Linear,
@@ -362,7 +367,7 @@ impl SharedExperts {
     }
 }
 
-/// The kind in which routers compute.
+/// Returns the type in which routers compute.
 fn router_kind(kind: Kind) -> Kind {
     if kind == Kind::Double { kind } else { Kind::Float }
 }

@@ -1,4 +1,4 @@
-//! All dimensions of a sample in one.
+//! Flattening of a sample's dimensions.
 
 use brigade_torch::Result;
 use tch::Tensor;

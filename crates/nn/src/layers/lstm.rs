@@ -1,4 +1,4 @@
-//! Long short-term memory.
+//! Long short-term memory (LSTM).
 
 use std::borrow::Borrow;
 
@@ -8,15 +8,15 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath, Training};
 
-/// Layers of long short-term memory, gates in the order input, forget, cell, output
-/// ([torch.nn.LSTM](https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html)): from `[time, n, inputs]`
-/// to `[time, n, directions · hidden]`, or with [`LstmOptions::batch_first`] from `[n, time, inputs]`.
+/// Long short-term memory (LSTM) layers, with gates in the order input, forget, cell, output
+/// ([torch.nn.LSTM](https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html)): from `[time, n, inputs]` to
+/// `[time, n, directions · hidden]`, or with [`LstmOptions::batch_first`] from `[n, time, inputs]`.
 ///
 /// Parameters of layer `l`: `weight_ih_l{l}` `[4 · hidden, inputs]`, `weight_hh_l{l}` `[4 · hidden, hidden]`,
-/// `bias_ih_l{l}` and `bias_hh_l{l}` `[4 · hidden]`, and the same with `_reverse` of the backward direction, all
-/// uniform in `±1/√hidden`.
+/// `bias_ih_l{l}` and `bias_hh_l{l}` `[4 · hidden]`, and the same with the suffix `_reverse` for the backward
+/// direction, all initialised uniformly in `±1/√hidden`.
 ///
-/// It takes an input alone, and begins with zeros, or an input and a state.
+/// The input is a tensor, for a start from a state of zeros, or a tensor and a state.
 ///
 /// ```
 /// use brigade_nn::{Lstm, LstmOptions, Model, Module};
@@ -81,10 +81,10 @@ pub struct LstmState {
 }
 
 impl LstmState {
-    /// Zeros for `rows` samples, of the kind and on the device of `like`.
+    /// Returns a state of zeros for `rows` samples, with the type and on the device of `like`.
     ///
     /// # Errors
-    /// libtorch's, when there is no memory.
+    /// Returns libtorch's error if memory runs out.
     pub fn zeros(layers: usize, rows: i64, hidden: i64, like: &Tensor) -> Result<Self> {
         let zeros = || Tensor::f_zeros([layers as i64, rows, hidden], (like.kind(), like.device()));
         Ok(Self { hidden: zeros()?, cell: zeros()? })
@@ -104,8 +104,8 @@ impl Lstm {
         Self::with_options(path, inputs, hidden, LstmOptions::default())
     }
 
-    /// Registers the layers at the path. A probability of dropout outside `[0, 1]`, no layer, or a size
-    /// below 1 makes the model fail to build.
+    /// Registers the layers at the path. A dropout probability outside `[0, 1]`, no layer, or a size below 1 makes
+    /// building the model fail.
     pub fn with_options<'a>(
         path: impl Borrow<ParamPath<'a>>,
         inputs: i64,
@@ -160,15 +160,15 @@ impl Lstm {
 }
 
 impl LstmOptions {
-    /// Computes output and last state with these weights, in the order of [`Lstm::weights`]: for modules that
-    /// make an LSTM's weights from others at each step.
+    /// Computes output and last state with these weights, in the order of [`Lstm::weights`]: for modules that compute
+    /// an LSTM's weights from others at each step.
     ///
-    /// The state is brought to the input's kind, and the weights are where that is of 16 bits: under autocast a
-    /// layer's input may be, and the state of the step before it or the weights not. Where the processor would
-    /// emulate 16 bits, it computes in float32, several times faster, and the output alone has 16.
+    /// The state is converted to the input's type, and so are the weights if that has 16 bits: under autocast a layer's
+    /// input may have 16 bits while the previous state or the weights do not. On processors that emulate 16-bit types,
+    /// it computes in float32, which is several times faster, and only the output has 16 bits.
     ///
     /// # Errors
-    /// libtorch's, for shapes that do not fit.
+    /// Returns libtorch's error for shapes that do not match.
     pub fn apply(
         &self,
         input: &Tensor,
@@ -186,7 +186,7 @@ impl LstmOptions {
             }
             None if input.device() == Device::Cpu => (input.f_kind()?, None),
             None => {
-                // Of autocast's types cuDNN's LSTM is given float16 alone, whatever was asked for.
+                // cuDNN's LSTM supports only float16 under autocast, whichever type was requested.
                 let scope = Autocast::enter(input.device(), Kind::Float, true).map_err(refused)?;
                 let kind = match (scope.outer_kind(), input.f_kind()?) {
                     (_, Kind::Double) | (None, _) => input.f_kind()?,
@@ -196,12 +196,13 @@ impl LstmOptions {
             }
         };
         let as_input = |tensor: &Tensor| tensor.f_to_kind(kind);
-        // What autocast does for products, which it does not do for all of an LSTM's kernels.
+        // Does what autocast does for matrix products: it does not cover all LSTM kernels.
         let short = matches!(kind, Kind::Half | Kind::BFloat16) || emulated.is_some();
         let weight_as_input =
             |weight: &Tensor| if short { as_input(weight) } else { Ok(weight.shallow_clone()) };
-        // cuDNN wants them in one piece, and libtorch copies them there: they have places of their own, so that
-        // AWD-LSTM's can be made anew in each step. The copies are small beside the products, the warnings are not.
+        // cuDNN needs the weights in one contiguous piece, and libtorch copies them into one: they are separate tensors
+        // so that AWD-LSTM's can be computed anew in each step. The copies are small beside the products, but the
+        // warnings are not.
         let _filter = match input.device() {
             Device::Cpu => None,
             _ => Some(WarningFilter::enter("single contiguous chunk of memory").map_err(refused)?),
@@ -221,7 +222,7 @@ impl LstmOptions {
         Ok((output, LstmState { hidden, cell }))
     }
 
-    /// libtorch's operator leaves this to PyTorch's Python, and reads what is not there.
+    /// Checks the shapes. libtorch's operator leaves this to PyTorch's Python code, and would read out of bounds.
     fn check(&self, input: &Tensor, state: &LstmState, weights: &[Tensor]) -> Result<(), TchError> {
         let shape = |tensor: &Tensor, expected: &[i64], what: &str| {
             let found = tensor.size();
@@ -247,7 +248,7 @@ impl LstmOptions {
 impl Module<&Tensor> for Lstm {
     type Output = (Tensor, LstmState);
 
-    /// Begins with a state of zeros.
+    /// Computes the output from a state of zeros.
     fn forward(&self, input: &Tensor) -> Result<(Tensor, LstmState)> {
         let &[first, second, _] = input.size().as_slice() else {
             return Err(self.context.refuse(input, "an LSTM takes an input of three dimensions"));

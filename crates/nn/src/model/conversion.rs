@@ -1,4 +1,4 @@
-//! Other devices, types and orders of memory for the tensors of a model.
+//! Conversion of a model's tensors to other devices, types and memory formats.
 
 use std::fmt;
 
@@ -12,9 +12,9 @@ use crate::param_path::is_floating_point;
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Conversion {
     Device(Device),
-    /// Kind of floating-point tensors.
+    /// Type of floating-point tensors.
     Kind(Kind),
-    /// Memory order of tensors with four dimensions.
+    /// Memory format channels last of tensors with four dimensions.
     ChannelsLast,
 }
 

@@ -1,13 +1,13 @@
-//! Models whose weights are on several devices, in the host's memory and on the disk: device maps carried out.
+//! Placement of a model's weights on several devices, in the host's memory and on the disk, by a device map.
 //!
-//! `Model::place` carries a device map out. `crates/sharding/src/device_map.rs` finds the places from names, sizes
-//! and limits alone, by the rules of Accelerate; free memory comes from `brigade-hardware` and the devices.
+//! `Model::place` applies a device map. `crates/sharding/src/device_map.rs` computes the places from names, sizes and
+//! limits alone, by the rules of Accelerate; free memory is read from `brigade-hardware` and the devices.
 //!
 //! Each tensor has owners: the unit around it, otherwise the layer (`LayerWeights`), otherwise the model; a tied
 //! weight has several, which compute on one device. `Unit::run`, the forward of a layer and `Model::forward` hold
 //! their owners' parts of the ring (`Placed`), and move inputs. For a model without a map this costs a lock.
 //!
-//! A quantised weight is several tensors in the layout of the kernels. From a file they are packed anew at each read
+//! A quantised weight is several tensors in the layout of the kernels. They are packed at each read from a file
 //! (`dispatch/memory.rs`), since files do not depend on processors.
 
 mod memory;
@@ -40,13 +40,13 @@ use memory::{Homes, Sources};
 /// Placement of the weights of a model with a device map.
 pub(crate) struct Dispatched {
     placement: Placement,
-    /// Weights that are in no unit and in no layer: in memory for the whole forward.
+    /// Weights that are in no unit and in no layer; they are in memory for the whole forward.
     root: Arc<Placed>,
-    /// Rings, one for each device on which weights come and go.
+    /// Rings, one for each device to which weights are loaded on use.
     rings: Vec<Arc<WeightRing>>,
 }
 
-/// Parts of a ring that are filled while the one before is used.
+/// Number of places of a ring: one is filled while the other is used.
 const PLACES: usize = 2;
 
 /// Owner of a tensor, which computes with it: a unit, a layer outside of units, or the model itself, by their paths.
@@ -58,15 +58,16 @@ enum Owner {
 }
 
 impl<M> Model<M> {
-    /// Reads weights into a [deferred](Model::deferred) model, each tensor straight to where a device map has it, for inference
-    /// with a model that does not fit a device (Accelerate's `load_checkpoint_and_dispatch`). Tensors that the map has on the
-    /// disk stay in their file; no copy of it is written.
+    /// Reads weights into a [deferred](Model::deferred) model, each tensor directly to its place in a device map, for
+    /// inference with a model that does not fit a device (Accelerate's `load_checkpoint_and_dispatch`). Tensors that
+    /// the map has on the disk stay in their file; no copy of it is written.
     ///
-    /// Weights in the host's memory of a model that computes on a GPU, and weights on the disk, come into the memory of the
-    /// device that computes with them before their [unit](crate::Unit) or layer, and leave it behind: two places, each as large
-    /// as the largest unit that comes and goes, hold them in turns, so that a thread brings the next unit while this one
-    /// computes. Where a limit of the map has room for one place alone, a unit is brought when the one before is done. Inputs are moved to the device of a unit or layer. Outputs have the same bits on any map of the same kind of
-    /// device. Parameters need no gradient from then on.
+    /// Weights on the disk, and weights in the host's memory if the model computes on a GPU, are loaded to the
+    /// computing device before the forward of their [unit](crate::Unit) or layer and released after it. Two buffers,
+    /// each as large as the largest such unit, are used in turns: a thread loads the next unit while the present one
+    /// computes. If a limit of the map leaves room for only one buffer, a unit is loaded after the one before it is
+    /// done. Inputs are moved to the device of a unit or layer. Outputs are bitwise equal for any map on the same kind
+    /// of device. Parameters do not require gradients afterwards.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential};
@@ -93,7 +94,7 @@ impl<M> Model<M> {
     /// Returns the errors of [`Model::load_weights`] and of [`DeviceMap::resolve`];
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a model that is not deferred, is sharded or a stage of a
     /// pipeline, and for a unit or a tied weight that would be on several devices;
-    /// [`brigade_torch::ErrorKind::OutOfMemory`] when what the map has in memory does not fit.
+    /// [`brigade_torch::ErrorKind::OutOfMemory`] if the weights that the map has in memory do not fit.
     pub fn dispatch(mut self, weights: impl AsRef<Path>, map: &DeviceMap) -> Result<Self> {
         if !self.is_deferred() {
             return Err(Error::invalid_argument(
@@ -104,10 +105,10 @@ impl<M> Model<M> {
         self.place(map)
     }
 
-    /// Gives the parameters of a [deferred](Model::deferred) model their memory where a device map has them, see
-    /// [`Model::dispatch`]; their values come from weights that were loaded before ([`Model::load_weights`]), or are drawn. A
-    /// model in memory is moved where the map has it (Accelerate's `dispatch_model` and `cpu_offload`), and has nothing on the
-    /// disk then.
+    /// Allocates the parameters of a [deferred](Model::deferred) model at their places in a device map, see
+    /// [`Model::dispatch`]. Their values come from weights that were loaded before ([`Model::load_weights`]), or are
+    /// drawn. A model in memory is moved to its places in the map (Accelerate's `dispatch_model` and `cpu_offload`),
+    /// which may not be on the disk.
     ///
     /// # Errors
     /// Returns the errors of [`Model::dispatch`]; [`brigade_torch::ErrorKind::InvalidArgument`] for a parameter on the
@@ -118,7 +119,7 @@ impl<M> Model<M> {
 
     /// Places a deferred model's weights as [`Model::place`] does, and stores them in 8 or 4 bits
     /// ([`Model::quantize`]): each weight is read, quantised and freed. Weights that files store in 8 or 4 bits stay as
-    /// they are. Weights on the disk must be stored so, since they are read for every forward.
+    /// they are. Weights on the disk must be stored in the requested format, because they are read for every forward.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential, Weights};
@@ -152,15 +153,14 @@ impl<M> Model<M> {
         Some(&self.dispatched.as_ref()?.placement)
     }
 
-    /// Returns what has come into the memory of each device that computes with weights from elsewhere; empty where all weights
-    /// are where they are used.
+    /// Returns meters of the weights that were loaded to each device. Empty if all weights are where they are used.
     #[must_use]
     pub fn weight_rings(&self) -> Vec<WeightRingMeter> {
         let rings = self.dispatched.iter().flat_map(|it| &it.rings);
         rings.map(|ring| ring.meter()).collect()
     }
 
-    /// Returns the model's modules with their tensors, for which [`DeviceMap::resolve`] finds places.
+    /// Returns the model's modules with their tensors, as input of [`DeviceMap::resolve`].
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath};
@@ -202,13 +202,13 @@ impl<M> Model<M> {
         ModuleTree::new(tensors.collect::<Result<Vec<_>>>()?, units).map_err(Error::custom)
     }
 
-    /// Has the weights that belong to no unit and no layer in memory, until what is returned is dropped.
+    /// Loads the weights that belong to no unit and no layer, until the returned value is dropped.
     pub(crate) fn hold_root(&self) -> Result<Option<HeldWeights<'_>>> {
         self.dispatched.as_ref().map_or(Ok(None), |it| it.root.hold())
     }
 
-    /// Runs a function of the module other than its forward, such as one that generates, with the weights in memory that belong
-    /// to no unit and no layer, where a device map has them elsewhere.
+    /// Runs a function of the module other than its forward, for example text generation. Weights that belong to no
+    /// unit and no layer are loaded for it if a device map has them elsewhere.
     ///
     /// # Errors
     /// Returns the errors of `run`; the errors of reading the weights.
@@ -244,7 +244,7 @@ impl<M> Model<M> {
             let place = place_of(&placement, &entry.name)?;
             let is_parameter = entry.role == Role::Parameter;
             let device = owners.first().map_or(main, |owner| devices[owner]);
-            // Buffers are few bytes, and stay where they are used.
+            // Buffers are small, and stay where they are used.
             if is_parameter && (place == Place::Disk || device_of(place) != device) {
                 comes_and_goes.entry(owners.clone()).or_default().push(*index);
             } else {
@@ -280,13 +280,14 @@ impl<M> Model<M> {
         Ok(self)
     }
 
-    /// The innermost unit that has a name below it.
+    /// Returns the innermost unit that contains a name.
     fn unit_of(&self, name: &str) -> Option<&str> {
         let units = self.units.iter().map(|(unit, _)| unit.as_str());
         units.filter(|unit| is_under(name, unit)).max_by_key(|unit| unit.len())
     }
 
-    /// What computes with each tensor, by its index among the entries; of tied ones all that do.
+    /// Returns the owners that compute with each tensor, by its index among the entries. A tied tensor may have
+    /// several.
     fn owners(&self) -> IndexMap<usize, BTreeSet<Owner>> {
         let mut owners: IndexMap<usize, BTreeSet<Owner>> = IndexMap::new();
         for (index, entry) in self.entries().iter().enumerate() {
@@ -304,7 +305,7 @@ impl<M> Model<M> {
         owners
     }
 
-    /// The device on which each owner computes: that of its weights which stay on a GPU, else the main one.
+    /// Returns the device on which each owner computes: that of its weights which stay on a GPU, or else the main one.
     fn devices(
         &self,
         owners: &IndexMap<usize, BTreeSet<Owner>>,
@@ -339,7 +340,7 @@ impl<M> Model<M> {
         for owner in owners.values().flatten() {
             all.entry(owner.clone()).or_insert(main);
         }
-        // A ring brings a weight to one device.
+        // A ring loads a weight to one device.
         for (index, owners) in owners {
             let Some(first) = owners.first() else { continue };
             if let Some(other) = owners.iter().find(|owner| all[*owner] != all[first]) {
@@ -355,7 +356,7 @@ impl<M> Model<M> {
         Ok(all)
     }
 
-    /// A ring for each device on which weights come and go, and each owner's parts of it.
+    /// Creates a ring for each device to which weights are loaded on use, and assigns each owner its parts of it.
     #[expect(clippy::type_complexity, reason = "two lists that are taken apart at once")]
     fn rings(
         &self,
@@ -396,8 +397,8 @@ fn place_of(placement: &Placement, name: &str) -> Result<Place> {
         .ok_or_else(|| Error::invalid_argument(format!("the device map has no place for `{name}`")))
 }
 
-/// The number of places that a device's limit has room for beside what stays there: one at least, so that weights are not
-/// brought ahead of their use.
+/// Returns the number of buffers for which a device's limit has room beside the resident weights: at least one. With
+/// one, weights are not loaded ahead of their use.
 fn places(placement: &Placement, device: Device, parts: &[RingPart]) -> usize {
     let of = |part: &RingPart| {
         let tensors = part.tensors.iter().map(|(tensor, _)| tensor);
@@ -423,7 +424,7 @@ fn device_of(place: Place) -> Device {
     }
 }
 
-/// The format of quantised weights as maps count it.
+/// Converts the format of quantised weights to that of device maps.
 fn weight_format(format: QuantizedFormat) -> WeightFormat {
     match format {
         QuantizedFormat::Int8 => WeightFormat::Int8,
@@ -432,7 +433,7 @@ fn weight_format(format: QuantizedFormat) -> WeightFormat {
     }
 }
 
-/// Memory that is free on the devices of this machine.
+/// Returns the free memory on the devices of this machine.
 fn free_memory() -> Result<FreeMemory> {
     let mut free = Vec::new();
     for index in 0..cuda_devices().unwrap_or(0) {

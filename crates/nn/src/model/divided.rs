@@ -1,4 +1,4 @@
-//! Parameters of which each rank of a tensor group has a part.
+//! Parameters that the ranks of a tensor group divide.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use tch::Tensor;
 use super::Model;
 use crate::{ContextParallel, ExpertParallel, StateDict, TensorParallel, TensorRegion};
 
-/// A parameter of which each rank of a tensor group, or of the group that has experts between them, has a part.
+/// Parameter that the ranks of a tensor group, or of a group with divided experts, divide.
 #[derive(Debug)]
 pub struct DividedParameter {
     /// First of the parameter's names.
@@ -74,11 +74,11 @@ impl<M> Model<M> {
         Some(self.entries().iter().find(|entry| entry.name == name)?.whole_size())
     }
 
-    /// Fails where this rank has a part of the parameters, as a rank of a tensor group or of a pipeline, for an action that
-    /// needs all of them.
+    /// Checks that this rank has all parameters, for an action that needs them: a rank of a tensor group or of a
+    /// pipeline has only a part.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] with the action and what to use in its place.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] with the action and an alternative.
     pub fn check_undivided(&self, action: &str) -> Result<()> {
         if let Some(name) = self.elsewhere_names().next() {
             return Err(Error::invalid_argument(format!(

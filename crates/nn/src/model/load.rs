@@ -1,4 +1,4 @@
-//! A model's values, out and in.
+//! Reading and loading of a model's values.
 
 use std::collections::HashSet;
 
@@ -15,34 +15,33 @@ use crate::state_dict::ShapeMismatch;
 use crate::tensor_parallel::taken;
 use crate::{LoadReport, StateDict};
 
-/// Names and shapes of weights, wherever they are.
+/// Shapes of weights by name, in memory or in a file.
 pub(crate) type Shapes = IndexMap<String, Vec<i64>>;
 
-/// Tensors of a state with the model's tensors that they are for.
+/// Tensors of a state, each with the model's tensor that receives it.
 type MatchedValues<'s> = Vec<(&'s Tensor, Tensor)>;
 
 impl<M> Model<M> {
-    /// Parameters and saved buffers by name, in order of registration. The tensors are detached but
-    /// share the model's memory; [`StateDict::deep_clone`] makes a snapshot. Of parameters that ranks of a tensor group
-    /// divide they are this rank's parts; [`Model::whole_state_dict`] has them whole.
+    /// Returns the parameters and saved buffers by name, in order of registration. The tensors are detached but share
+    /// the model's memory; [`StateDict::deep_clone`] makes a snapshot. If the ranks of a tensor group divide a
+    /// parameter, its tensor is this rank's part; [`Model::whole_state_dict`] returns whole parameters.
     pub fn state_dict(&self) -> StateDict {
         let mut state = StateDict::new();
         for entry in self.saved() {
-            // Names are distinct since `build`, so this inserts every one.
+            // Names are unique after `build`, so every insertion succeeds.
             let inserted = state.insert(&entry.name, entry.tensor.detach());
             debug_assert!(inserted.is_ok());
         }
         state
     }
 
-    /// Copies values in, when the dictionary fits the model in every name and shape.
+    /// Copies the values of a dictionary into the model if they agree in every name and shape.
     ///
-    /// Kinds are converted and devices crossed. The prefixes that PyTorch's wrappers leave
-    /// (`module.` of DistributedDataParallel, `_orig_mod.` of `torch.compile`) are taken off where
-    /// all names have them and none of the model's does. They and the prefixes of a model in another module
-    /// (`model.`, `backbone.`) are taken off, too, where the whole model fits the names that have them; names without
-    /// them, such as those of a loss, are left out then. The report says so. Of the names of a shared parameter one
-    /// is enough.
+    /// Types are converted, and values copied between devices. The prefixes of PyTorch's wrappers (`module.` of
+    /// DistributedDataParallel, `_orig_mod.` of `torch.compile`) are removed if all names in the dictionary and none in
+    /// the model have them. These and the prefixes of a model in another module (`model.`, `backbone.`) are also
+    /// removed if the names that have them match the whole model; names without them, such as those of a loss, are left
+    /// out then. The report lists all of this. One of the names of a shared parameter is enough.
     ///
     /// # Errors
     /// [`crate::ModelError::Mismatch`] with the report: nothing was changed. [`crate::ModelError::Torch`] when libtorch
@@ -55,8 +54,8 @@ impl<M> Model<M> {
         plan.copy(state)
     }
 
-    /// Loads the tensors that fit and leaves the others unchanged. The report lists the tensors that did not fit. For a
-    /// pre-trained body under a new head.
+    /// Loads the tensors that fit and leaves the others unchanged. The report lists the tensors that did not fit. Use
+    /// it for a pre-trained body with a new head.
     ///
     /// # Errors
     /// [`crate::ModelError::Torch`] when libtorch cannot copy.
@@ -68,9 +67,10 @@ impl<M> Model<M> {
         plan.copy(state)
     }
 
-    /// Compares a state with the model as [`Model::load_state_dict`] does, and copies nothing. Returns each of its tensors
-    /// with the model's tensor that it is for, and the report. For models whose tensors cannot be copied into, such as
-    /// those that are spread over ranks; of a parameter that ranks of a tensor group divide the state has the whole.
+    /// Compares a state with the model as [`Model::load_state_dict`] does, without copying. Returns each of its tensors
+    /// with the model's tensor that should receive it, and the report. For models into whose tensors one cannot copy,
+    /// such as those that are divided over ranks. The state has whole parameters, even if the ranks of a tensor group
+    /// divide them.
     ///
     /// # Errors
     /// Returns the errors of [`Model::load_state_dict`].
@@ -104,7 +104,7 @@ impl<M> Model<M> {
         others.into_iter().find(|other| other.report.is_complete()).unwrap_or(plan)
     }
 
-    /// Compares the names that begin with `prefix`, without it.
+    /// Compares the names that begin with `prefix`, after removing it.
     fn plan_without(&self, prefix: &str, weights: &Shapes) -> LoadPlan {
         let mut report = LoadReport { prefix: prefix.to_owned(), ..LoadReport::default() };
         let mut values = Vec::new();
@@ -114,7 +114,7 @@ impl<M> Model<M> {
                 continue;
             }
             let Some((_, found, in_weights)) = weights.get_full(&name_of(entry)) else {
-                // Another name of the same parameter may have brought its values.
+                // Another name of the same parameter may have provided its values.
                 let first = if let Role::SameAs(first) = entry.role { first } else { index };
                 let same = |(i, _): &(usize, &Entry)| *i == first;
                 let also = |(_, e): &(usize, &Entry)| e.role == Role::SameAs(first);
@@ -148,17 +148,17 @@ impl<M> Model<M> {
     }
 }
 
-/// A tensor of weights with the model's tensor that it goes into.
+/// Tensor of weights with the model's tensor that receives it.
 pub(crate) struct Match {
     /// Name of the tensor in the weights.
     pub(crate) name: String,
     pub(crate) into: Tensor,
-    /// What the model's tensor is of it.
+    /// Part of the weights' tensor that the model's tensor receives.
     pub(crate) part: Option<TensorPart>,
 }
 
 impl Match {
-    /// The values that the model's tensor takes.
+    /// Returns the values for the model's tensor.
     fn own(&self, values: &Tensor) -> Result<Tensor, TchError> {
         match &self.part {
             Some(part) => tch::no_grad(|| taken(values, part)),
@@ -167,14 +167,14 @@ impl Match {
     }
 }
 
-/// Weights compared with a model, nothing copied yet.
+/// Result of comparing weights with a model, before anything is copied.
 pub(crate) struct LoadPlan {
     pub(crate) values: Vec<Match>,
     pub(crate) report: LoadReport,
 }
 
 impl LoadPlan {
-    /// The plan, when the two agree in every name and shape.
+    /// Returns the plan if names and shapes agree completely.
     pub(crate) fn complete(self) -> Result<Self, Error> {
         if self.report.is_complete() {
             Ok(self)

@@ -1,4 +1,4 @@
-//! Memory and values for the parameters of a deferred model.
+//! Memory and values of the parameters of a deferred model.
 
 use brigade_checkpoint::TensorReader;
 use brigade_torch::{QuantizedWeight, Result, TensorId, TensorRead, has_memory, loaded_kind};
@@ -12,24 +12,24 @@ use crate::quantized::{Quantizable, QuantizeReport, Weights};
 use crate::tensor_parallel::part_reads;
 
 impl<M> Model<M> {
-    /// Returns whether parameters have no memory yet: see [`Model::deferred`].
+    /// Returns `true` if parameters have no memory yet: see [`Model::deferred`].
     #[must_use]
     pub fn is_deferred(&self) -> bool {
         self.deferred.is_some()
     }
 
     /// Allocates the parameters of a [deferred](Model::deferred) model and sets their values, all of them on this rank.
-    /// Does nothing for other models. Beside the model one parameter is in memory at a time.
+    /// Does nothing for other models. Needs memory for at most one parameter in addition to the model.
     ///
     /// # Errors
-    /// [`ModelError::Torch`] when memory runs out; those of [`Model::load_weights`] for values that are read from a file.
-    /// Some parameters have their values then, and the others have none: build the model anew.
+    /// [`ModelError::Torch`] when memory runs out; those of [`Model::load_weights`] for values that are read from a
+    /// file. After an error only some parameters have their values: build a new model.
     pub fn materialize(&mut self) -> Result<()> {
         self.materialize_as(&Weights::default()).map(drop)
     }
 
-    /// As [`Model::materialize`], with the weights that are chosen quantised. Those that files hold in a format of the kernels
-    /// are taken as they are.
+    /// Does the same as [`Model::materialize`], and quantises the selected weights. Weights that files have in a format
+    /// of the kernels are kept as they are.
     pub(super) fn materialize_as(&mut self, weights: &Weights) -> Result<QuantizeReport> {
         let Some(values) = self.take_deferred_values() else {
             return Ok(QuantizeReport::default());
@@ -64,18 +64,18 @@ impl<M> Model<M> {
         self.freeze_quantized()
     }
 
-    /// Takes the values that a [deferred](Model::deferred) model is to have, for what gives parameters their memory by
-    /// itself, such as sharded training; `None` for other models.
+    /// Returns the pending values of a [deferred](Model::deferred) model, for code that allocates parameters itself,
+    /// such as sharded training. Returns `None` for other models.
     pub fn take_deferred_values(&mut self) -> Option<DeferredValues> {
         self.deferred.take()
     }
 
-    /// Returns the values that the parameters are to have, where they have no memory yet.
+    /// Returns the values of parameters that have no memory yet.
     pub(crate) fn deferred_values(&mut self) -> Option<&mut DeferredValues> {
         self.deferred.as_mut()
     }
 
-    /// Fails where parameters have no memory yet.
+    /// Fails if parameters have no memory yet.
     pub(crate) fn check_values(&self, action: &'static str) -> Result<()> {
         match self.deferred {
             Some(_) => Err(ModelError::Deferred { action }.into()),
@@ -84,7 +84,7 @@ impl<M> Model<M> {
     }
 }
 
-/// Gives a parameter its memory and values.
+/// Allocates a parameter and sets its values.
 fn fill(entry: &Entry, value: DeferredValue<'_>) -> Result<()> {
     let mut tensor = entry.tensor.shallow_clone();
     let mut allocate = || {
@@ -111,7 +111,7 @@ fn fill(entry: &Entry, value: DeferredValue<'_>) -> Result<()> {
     }
 }
 
-/// A tensor of a file, in the file's kind.
+/// Reads a tensor of a file, in the file's type.
 pub(super) fn whole(from: TensorReader<'_>) -> Result<Tensor> {
     let path = from.path().to_owned();
     let kind = loaded_kind(from.name(), from.info().dtype)

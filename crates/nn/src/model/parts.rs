@@ -1,4 +1,4 @@
-//! A model's parts by name: layers with their hooks, children, groups of parameters.
+//! Parts of a model by name: layers with their hooks, children, groups of parameters.
 
 use brigade_torch::{NamedTensor, Result};
 use tch::Tensor;
@@ -7,7 +7,7 @@ use super::Model;
 use crate::error::ModelError;
 use crate::hooks::ForwardHook;
 
-/// A part of a model: parameters under a chosen name, as an optimizer's group or a stage of freezing.
+/// Group of parameters with a name, for example for an optimizer's group or a stage of freezing.
 #[derive(Debug)]
 pub struct NamedGroup {
     /// Name of the group.
@@ -20,10 +20,9 @@ impl<M> Model<M> {
     /// Registers a hook that is called with each output of the layer of this name, until the handle is dropped
     /// (`register_forward_hook` of PyTorch). If it returns `None` the output is unchanged, a tensor replaces it.
     ///
-    /// The layers are those of [`Model::layers`]: what registers itself at a path of this crate, so all
-    /// layers of this crate, and modules in [`crate::Named`]. Modules of `tch::nn` and TorchScript
-    /// call no hooks. In a [`crate::Recompute`] a hook is
-    /// called a second time in the backward.
+    /// The layers are those of [`Model::layers`]: all that register themselves at a path, which are all layers of this
+    /// crate, and modules in [`crate::Named`]. Modules of `tch::nn` and TorchScript call no hooks. In a
+    /// [`crate::Recompute`] a hook is called a second time in the backward.
     ///
     /// ```
     /// use std::sync::{Arc, Mutex};
@@ -60,15 +59,14 @@ impl<M> Model<M> {
         Ok(self.hooks.add(layer, Box::new(hook)))
     }
 
-    /// The full names of the layers, in the order in which they were made: what
-    /// [`Model::forward_hook`] takes.
+    /// Returns the full names of the layers, in the order of their creation, for [`Model::forward_hook`].
     #[must_use]
     pub fn layers(&self) -> &[String] {
         &self.layers
     }
 
-    /// The names of the direct children of a module that have parameters, in order of registration: of the
-    /// whole model for `""`. Joined to the module's name with a dot they are names for
+    /// Returns the names of the direct children of a module that have parameters, in order of registration. For `""`
+    /// these are those of the whole model. Joined to the module's name with a dot they are names for
     /// [`Model::parameters_under`] and [`Model::requires_grad_under`].
     ///
     /// ```
@@ -115,7 +113,7 @@ impl<M> Model<M> {
         Ok(parameters)
     }
 
-    /// Splits the parameters into groups, each of the modules named; every parameter comes into exactly one.
+    /// Divides the parameters into groups, given by names of modules. Every parameter has to be in exactly one group.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath};

@@ -10,15 +10,15 @@ use crate::param_registry::{Entry, Role};
 use crate::quantized::{Quantizable, QuantizeReport, QuantizedSlot, Weights};
 
 impl<M> Model<M> {
-    /// Stores the weights of linear layers in 8 or 4 bits, or brings all weights into another floating-point kind. A deferred
-    /// model gets its memory by it, as by [`Model::materialize`]: each weight is read, or drawn, then quantised and dropped,
-    /// so that one whole weight is in memory beside what stays.
+    /// Stores the weights of linear layers in 8 or 4 bits, or converts all weights to another floating-point type. A
+    /// deferred model is allocated as by [`Model::materialize`]: each weight is read, or drawn, then quantised and
+    /// freed, so that at most one whole weight is in memory in addition to the result.
     ///
-    /// Weights that files hold in 8 or 4 bits stay as they are, whatever is chosen, but for [`Weights::float`].
+    /// Weights that files have in 8 or 4 bits are kept in their format, except for [`Weights::float`].
     ///
-    /// From then on the model is for inference: it is in evaluation, parameters are frozen, and a quantised weight has a name
-    /// and a shape but no floating-point values. Each layer computes as [`QuantizedWeight::linear`] does. [`Model::save_quantized`]
-    /// writes the weights as they are.
+    /// Afterwards the model is only for inference: it is in evaluation mode, parameters are frozen, and a quantised
+    /// weight has a name and a shape but no floating-point values. Each layer computes as [`QuantizedWeight::linear`]
+    /// does. [`Model::save_quantized`] writes the weights as they are.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath, Relu, Sequential, Weights};
@@ -36,10 +36,10 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for layers whose input features the groups do not
-    /// divide, a pattern that fits no layer, a head that shares the embedding's weight, and a model whose parameters are
-    /// divided between ranks or sharded; for a weight with values that are infinite or NaN, and when memory runs out, with the
-    /// weights until then quantised.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`], with nothing changed, for layers whose number of input features
+    /// is not a multiple of the group size, a pattern that matches no layer, a head that is tied to the embedding, and
+    /// a model whose parameters are divided over ranks or sharded. Also for a weight with infinite or NaN values, and
+    /// if memory runs out; earlier weights are quantised then.
     pub fn quantize(&mut self, weights: &Weights) -> Result<QuantizeReport> {
         self.check_quantizable(weights)?;
         if let Some(kind) = weights.kind() {
@@ -81,7 +81,7 @@ impl<M> Model<M> {
         self.slot(parameter)?.get()
     }
 
-    /// Fails where weights are quantised: what needs floating-point values cannot be done then.
+    /// Checks that no weights are quantised, for an action that needs floating-point values.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`].
@@ -96,17 +96,17 @@ impl<M> Model<M> {
         )))
     }
 
-    /// The place of a parameter's quantised weight, where it is quantised.
+    /// Returns the slot of a parameter's quantised weight, if it is quantised.
     pub(crate) fn quantized_slot(&self, parameter: &str) -> Option<&QuantizedSlot> {
         self.slot(parameter).filter(|slot| slot.is_set())
     }
 
-    /// The place of a parameter's quantised weight, where its layer can compute with one.
+    /// Returns the slot of a parameter's quantised weight, if its layer can compute with one.
     pub(crate) fn slot(&self, parameter: &str) -> Option<&QuantizedSlot> {
         Some(&self.quantizable.iter().find(|it| it.name == parameter)?.slot)
     }
 
-    /// Quantises the values of a parameter, `[in, out]` where the layer has them transposed.
+    /// Quantises the values of a parameter, which are `[in, out]` if the layer has them transposed.
     pub(super) fn quantize_one(
         &self,
         name: &str,
@@ -123,7 +123,7 @@ impl<M> Model<M> {
         self.set_quantized(name, slot, quantized.map_err(|error| named(name, &error))?)
     }
 
-    /// Gives a layer its quantised weight, and takes the memory of the parameter.
+    /// Sets a layer's quantised weight, and frees the memory of the parameter.
     pub(super) fn set_quantized(
         &self,
         name: &str,
@@ -152,7 +152,7 @@ impl<M> Model<M> {
         report
     }
 
-    /// Brings a model with quantised weights into evaluation, without gradients.
+    /// Switches a model with quantised weights to evaluation mode, without gradients.
     pub(super) fn freeze_quantized(&mut self) -> Result<QuantizeReport> {
         let report = self.quantize_report();
         if !report.layers.is_empty() {
@@ -162,7 +162,7 @@ impl<M> Model<M> {
         Ok(report)
     }
 
-    /// The parameters that are to be quantised.
+    /// Returns the parameters that are to be quantised.
     fn chosen<'m>(
         &'m self,
         weights: &'m Weights,
@@ -212,8 +212,8 @@ impl<M> Model<M> {
 }
 
 impl QuantizedSlot {
-    /// Brings a quantised weight to another device; its numbers have no other kinds or orders. `tensor` is the parameter,
-    /// which has no memory.
+    /// Moves a quantised weight to another device; its numbers have no other types or memory formats. `tensor` is the
+    /// parameter, which has no memory.
     pub(super) fn convert(
         &self,
         to: Conversion,
@@ -236,7 +236,7 @@ fn named(name: &str, error: &Error) -> Error {
     Error::invalid_argument(format!("quantize: `{name}`: {error}"))
 }
 
-/// The text of errors for reads of a quantised parameter.
+/// Returns the error message for reads of a quantised parameter.
 fn no_values(name: &str) -> String {
     format!(
         "parameter `{name}` is quantised and has no floating-point values: a quantised model is for inference, and \

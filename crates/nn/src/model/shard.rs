@@ -1,4 +1,4 @@
-//! Models whose parameters are spread over ranks.
+//! Models whose parameters are divided over ranks.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{Model, is_under};
 use crate::param_path::is_floating_point;
 use crate::param_registry::Role;
 
-/// The name of the module that has a tensor of this name.
+/// Returns the name of the module of a tensor.
 fn module_of(name: &str) -> &str {
     name.rsplit_once('.').map_or("", |(module, _)| module)
 }
@@ -23,7 +23,7 @@ impl<M> Model<M> {
     /// # Errors
     /// [`brigade_torch::ErrorKind::Tensor`] for a tensor that has no type.
     pub fn sharding_parameters(&self) -> Result<Vec<Parameter>> {
-        // The module itself computes with its buffers: a parameter of another type does not meet them.
+        // The module computes with its buffers: a parameter of another type could not be combined with them.
         let has_float_buffer = |module: &str| {
             let mut buffers =
                 self.entries.iter().filter(|it| matches!(it.role, Role::Buffer { .. }));
@@ -53,8 +53,8 @@ impl<M> Model<M> {
         described.collect()
     }
 
-    /// Splits the parameters over the ranks of groups according to a plan, and returns the sharder and this rank's
-    /// shards, for an optimizer. From then on the model's own parameters are whole only inside their units, and its
+    /// Divides the parameters over the ranks of groups according to a plan, and returns the sharder and this rank's
+    /// shards, for an optimizer. Afterwards the model's own parameters are whole only inside their units, and its
     /// forward runs in [`Sharder::run_root`]. All ranks must have the same values before.
     ///
     /// ```

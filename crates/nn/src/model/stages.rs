@@ -1,4 +1,4 @@
-//! Models of which a rank has some stages.
+//! Models of which a rank has some pipeline stages.
 
 use brigade_torch::NamedTensor;
 
@@ -26,7 +26,7 @@ impl Cut {
     ) -> Result<Self, String> {
         let (mut stages, row) = PipelineStages::new(pipeline, rows)?;
         let of_names = stages_of(&stages, &row, &entries)?;
-        // The stages of each tensor, at the place of its first name.
+        // Stages of each tensor, at the index of its first name.
         let mut of_tensors: Vec<Vec<usize>> = vec![Vec::new(); entries.len()];
         for (index, (entry, stage)) in entries.iter().zip(of_names).enumerate() {
             let first = if let Role::SameAs(first) = entry.role { first } else { index };

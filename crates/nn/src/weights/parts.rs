@@ -1,4 +1,4 @@
-//! Weights in several files with an index, out.
+//! Writing of weights in several files with an index.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -41,9 +41,9 @@ const STEM: &str = "model";
 pub struct PartsWriter {
     folder: PathBuf,
     tensors: Vec<(String, TensorInfo)>,
-    /// Places in the list, of each file.
+    /// Indices in the list of tensors, by file.
     parts: Vec<Vec<usize>>,
-    /// The open file, and its number.
+    /// Index of the open file.
     part: usize,
     writer: WeightsWriter,
 }
@@ -108,12 +108,12 @@ impl PartsWriter {
         self.writer.write(tensor)
     }
 
-    /// Puts the last file in its place, writes the index where there are several, and removes the weights of an earlier save
-    /// in this folder, which would be read instead of the new ones or beside them.
+    /// Renames the last file to its final name, writes the index if there are several files, and removes the weights of
+    /// an earlier save in this folder, which would otherwise be read instead of the new ones or in addition to them.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when a tensor is missing; [`brigade_checkpoint::Error`] when the system
-    /// refuses.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if a tensor is missing; [`brigade_checkpoint::Error`] if a file
+    /// cannot be written or renamed.
     pub fn finish(self) -> Result<(), Error> {
         let Self { folder, tensors, parts, part, writer } = self;
         if part + 1 < parts.len() {
@@ -148,7 +148,7 @@ impl PartsWriter {
         remove_others(&folder, &written)
     }
 
-    /// The tensor that is written first into a file: of those with the widest elements the first.
+    /// Returns the tensor that is written first into a file: the first one among those with the widest elements.
     fn first_of(&self, part: usize) -> Option<usize> {
         let width = |place: &usize| std::cmp::Reverse(self.tensors[*place].1.dtype.bits());
         self.parts.get(part)?.iter().copied().min_by_key(width)

@@ -1,4 +1,4 @@
-//! State dictionaries of `torch.save`.
+//! Reading of `torch.save`'s state dictionaries.
 
 use std::collections::HashMap;
 use std::io::{self, BufWriter, Write};
@@ -16,7 +16,7 @@ use super::safetensors::{CHUNK_BYTES, write_whole};
 use crate::StateDict;
 use crate::error::ModelError;
 
-/// A state dictionary of a file.
+/// Loads a state dictionary of a file.
 pub(super) fn load(
     path: &Path,
     mut file: PthFile,
@@ -37,7 +37,7 @@ fn check_kind(path: &Path, name: &str, spec: &StoredTensor) -> Result<(), Error>
     kind.map(drop).map_err(|fact| super::unsupported(path, fact))
 }
 
-/// A tensor of a state dictionary, as it is written.
+/// Tensor of a state dictionary, as it is stored.
 struct Stored<'t> {
     dtype: Dtype,
     tensor: &'t Tensor,
@@ -78,7 +78,7 @@ pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
     .map_err(|source| super::io("write", path, source))
 }
 
-/// A view of its storage, which is read when its first tensor is asked for.
+/// Returns a tensor as a view of its storage, which is read at the first tensor that uses it.
 fn view(
     file: &mut PthFile,
     storages: &mut HashMap<String, (StorageKey, Tensor)>,

@@ -1,4 +1,4 @@
-//! Safetensors out.
+//! Writing of safetensors files.
 
 use std::collections::HashMap;
 use std::fs::{File, Permissions};
@@ -16,7 +16,7 @@ use super::io;
 use crate::StateDict;
 use crate::error::ModelError;
 
-/// What is copied out of a tensor at a time: small enough for a processor's cache.
+/// Number of bytes that are copied out of a tensor at a time: few enough for a processor's cache.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
 
 pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
@@ -32,7 +32,7 @@ pub(super) fn save(state: &StateDict, path: &Path) -> Result<(), Error> {
     writer.finish()
 }
 
-/// A name, its tensor, and its quantised weight with whether the tensor is transposed.
+/// Name of a tensor, the tensor, and its quantised weight with `true` if the tensor is transposed.
 type SavedWeight<'m> = (&'m str, Tensor, Option<(QuantizedWeight, bool)>);
 
 /// Writes a model's tensors, quantised weights in Brigade's layout.
@@ -88,7 +88,7 @@ fn write_tensor(
 /// Returns the type and shape of a tensor that is to be written to `path`.
 ///
 /// # Errors
-/// [`brigade_checkpoint::Error::Unsupported`] for a type that files of weights lack.
+/// [`brigade_checkpoint::Error::Unsupported`] for a type that weights files do not support.
 pub fn info_of(name: &str, tensor: &Tensor, path: &Path) -> Result<TensorInfo, Error> {
     let kind = tensor.f_kind().map_err(ModelError::torch(format!("read the kind of {name}")))?;
     let dtype = dtype_of(kind).ok_or_else(|| brigade_checkpoint::Error::Unsupported {
@@ -99,8 +99,8 @@ pub fn info_of(name: &str, tensor: &Tensor, path: &Path) -> Result<TensorInfo, E
     Ok(TensorInfo { dtype, shape })
 }
 
-/// Writes a safetensors file one tensor after the other, so that they need not be in memory together. The file appears
-/// whole or not at all, as with [`save`](super::save).
+/// Writes a safetensors file one tensor after the other, so that they need not be in memory together. The file is
+/// created atomically, as with [`save`](super::save).
 ///
 /// ```
 /// use brigade_checkpoint::{Dtype, TensorInfo};
@@ -125,16 +125,16 @@ pub struct WeightsWriter {
     path: PathBuf,
     file: NamedTempFile,
     infos: Vec<TensorInfo>,
-    /// Places in the list that was given, in the order of the file.
+    /// Indices in the given list, in the order of the file.
     order: Vec<usize>,
     written: usize,
 }
 
 impl WeightsWriter {
-    /// Begins a file of these tensors.
+    /// Creates a file for these tensors.
     ///
     /// # Errors
-    /// [`brigade_checkpoint::Error`] for a type that safetensors lacks, and when the system refuses.
+    /// [`brigade_checkpoint::Error`] for a type that safetensors does not support, and if the file cannot be created.
     pub fn create(path: impl AsRef<Path>, tensors: &[(&str, TensorInfo)]) -> Result<Self, Error> {
         let path = path.as_ref();
         let layout = layout(path, tensors)?;
@@ -151,7 +151,7 @@ impl WeightsWriter {
         })
     }
 
-    /// Returns the place in the list of the tensor that has to be written next; `None` after the last.
+    /// Returns the index of the tensor that has to be written next, or `None` after the last.
     #[must_use]
     pub fn next_place(&self) -> Option<usize> {
         self.order.get(self.written).copied()
@@ -160,8 +160,9 @@ impl WeightsWriter {
     /// Writes the tensor of [`WeightsWriter::next_place`], of any device.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a tensor of another shape or type than was told, and after the
-    /// last; [`brigade_checkpoint::Error`] when the system refuses; libtorch's, when it cannot be copied.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a tensor whose shape or type differs from the given list, and
+    /// after the last; [`brigade_checkpoint::Error`] if the file cannot be written; libtorch's error if the tensor
+    /// cannot be copied.
     pub fn write(&mut self, tensor: &Tensor) -> Result<(), Error> {
         let expected = self.next_place().map(|place| &self.infos[place]);
         let shape: Vec<u64> = tensor.size().iter().map(|size| size.unsigned_abs()).collect();
@@ -184,11 +185,11 @@ impl WeightsWriter {
         Ok(())
     }
 
-    /// Puts the file in its place, once all tensors were written.
+    /// Renames the file to its final name, once all tensors were written.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when a tensor is missing; [`brigade_checkpoint::Error`] when the
-    /// system refuses. An older file of that name is still there then.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if a tensor is missing; [`brigade_checkpoint::Error`] if the file
+    /// cannot be written or renamed. An older file of that name is kept then.
     pub fn finish(self) -> Result<(), Error> {
         if self.written < self.order.len() {
             return Err(Error::invalid_argument(format!(
@@ -202,7 +203,7 @@ impl WeightsWriter {
     }
 }
 
-/// Writes a file that appears whole or not at all, even when the machine stops.
+/// Creates a file atomically, even if the machine stops.
 pub(super) fn write_whole(
     path: &Path,
     write: impl FnOnce(&mut &File) -> std::io::Result<()>,
@@ -219,12 +220,12 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// A file beside the one that it will become.
+/// Creates a temporary file in the folder of the final one.
 fn temporary(path: &Path) -> std::io::Result<NamedTempFile> {
     tempfile::Builder::new()
         .prefix(".")
         .suffix(".part")
-        // Less the umask, as any other file; the default of temporary files is 0600.
+        // Subject to the umask, as any other file; the default of temporary files is 0600.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(folder_of(path))
 }
@@ -232,6 +233,6 @@ fn temporary(path: &Path) -> std::io::Result<NamedTempFile> {
 fn persist(file: NamedTempFile, path: &Path) -> std::io::Result<()> {
     file.as_file().sync_all()?;
     file.persist(path)?;
-    // The rename is in the folder, which is flushed by itself.
+    // The rename changes the folder, which is flushed separately.
     File::open(folder_of(path))?.sync_all()
 }

@@ -1,4 +1,4 @@
-//! An optimizer's state: given as a value, and checked and taken from one.
+//! Saving and loading of an optimizer's state.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +41,7 @@ impl OptimizerInner {
         GroupState { numbers, parameters: group.names().to_vec() }
     }
 
-    /// Checks everything first; a mismatch changes nothing.
+    /// Loads a state. Everything is checked first; a mismatch changes nothing.
     pub(crate) fn load_state_dict(&mut self, state: &OptimizerState, adopt: bool) -> Result<()> {
         self.check_state(state)?;
         let mut states = self.states.none();
@@ -62,7 +62,7 @@ impl OptimizerInner {
         Ok(())
     }
 
-    /// Fails with the first thing that keeps the state from being loaded.
+    /// Returns the first mismatch that prevents loading the state.
     fn check_state(&self, state: &OptimizerState) -> Result<(), StateMismatch> {
         self.check_shapes(state, &Tensor::size)?;
         let steps = state.parameters.iter().flat_map(|parameter| {
@@ -78,7 +78,7 @@ impl OptimizerInner {
         Ok(())
     }
 
-    /// Does the same by the shapes of the state's tensors alone.
+    /// Checks the state by the shapes of its tensors alone.
     pub(crate) fn check_shapes<T>(
         &self,
         state: &OptimizerState<T>,
@@ -116,7 +116,8 @@ impl OptimizerInner {
             .try_for_each(|(index, found)| self.check_slots(index, found, shape))
     }
 
-    /// A parameter has no state before its first step; after it, every slot that is not optional.
+    /// Checks the slots of a parameter: it has none before its first step, and every slot that is not optional after
+    /// it.
     fn check_slots<T>(
         &self,
         index: usize,
@@ -166,12 +167,12 @@ impl OptimizerInner {
         }
     }
 
-    /// The names of what is kept of each parameter.
+    /// Returns the names of the slots.
     fn slots(&self) -> &[&'static str] {
         self.states.names()
     }
 
-    /// The shape of a slot for a parameter of this size.
+    /// Returns the shape of a slot for a parameter of this size.
     pub(super) fn slot_shape(&self, slot: usize, size: &[i64]) -> Option<Vec<i64>> {
         if slot < self.rule.slots().len() {
             self.rule.slot_shape(slot, size)
@@ -210,7 +211,7 @@ fn same_names<'a>(
     }
 }
 
-/// The numbers that a schedule or the user moves must be there; the rule's own must be equal.
+/// Compares hyperparameters: those that a schedule or the user may change must exist; those of the rule must be equal.
 fn same_numbers(
     group: usize,
     found: &BTreeMap<String, f64>,

@@ -1,4 +1,4 @@
-//! The settings of an optimizer of any kind, and those of one with a rule of one's own.
+//! Settings of an optimizer of any kind, and of one with a user-defined rule.
 
 use std::fmt;
 
@@ -13,7 +13,8 @@ use crate::rule::Rule;
 use brigade_torch::Error;
 use brigade_torch::Result;
 
-/// The settings of an optimizer of any kind, for code that lets its caller choose one: every builder of this crate.
+/// Settings of an optimizer of any kind, for code that lets its caller choose one. All builders of this crate implement
+/// it.
 ///
 /// ```
 /// use brigade_optim::{AdamW, OptimizerSettings, Overrides, Sgd};
@@ -33,10 +34,10 @@ pub trait OptimizerSettings: fmt::Debug + Send + Sync {
     /// Returns the learning rate of the settings.
     fn settings_lr(&self) -> f64;
 
-    /// Makes an optimizer of these parameters, with some settings replaced.
+    /// Builds an optimizer of these parameters, with some settings replaced.
     ///
     /// # Errors
-    /// As `build` of the settings.
+    /// Returns the errors of the settings' `build`.
     fn build_with(&self, parameters: &[NamedTensor], overrides: Overrides) -> Result<Optimizer>;
 }
 
@@ -49,10 +50,10 @@ pub struct Overrides {
     pub weight_decay: Option<f64>,
     /// `true` if norms and biases have no weight decay.
     pub no_decay_on_norms_and_biases: Option<bool>,
-    /// The names of the parameters that have no weight decay, in place of the rule for norms and biases: for a caller
-    /// that knows the layers.
+    /// Names of the parameters without weight decay, in place of the rule for norms and biases: for a caller that knows
+    /// the layers.
     pub without_decay: Option<Vec<String>>,
-    /// Parameter groups, in place of the settings' own where there is one.
+    /// Parameter groups, in place of the settings' own. Empty keeps those.
     pub groups: Vec<Group>,
 }
 
@@ -69,7 +70,7 @@ impl Overrides {
     }
 }
 
-/// The settings of an optimizer with a rule of one's own; made by [`Optimizer::with_rule`].
+/// Settings of an optimizer with a user-defined rule, from [`Optimizer::with_rule`].
 #[derive(Debug)]
 #[must_use]
 pub struct OptimizerBuilder<R> {
@@ -91,7 +92,7 @@ impl<R: Rule + 'static> OptimizerBuilder<R> {
         self
     }
 
-    /// Makes the optimizer of a model's trained parameters, or of a list of named ones.
+    /// Builds the optimizer of a model's trained parameters, or of a list of named ones.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for a number out of range, a model without a trained

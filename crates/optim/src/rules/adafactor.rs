@@ -11,8 +11,8 @@ use crate::rule::{Rule, ShardedStep, Slots, Step};
 use crate::shards::{Shards, wide};
 
 builder! {
-    /// Adafactor (Shazeer and Stern, 2018), with the defaults and the arithmetic of `torch.optim.Adafactor`:
-    /// it keeps of a matrix only the means of squares of its rows and columns.
+    /// Adafactor (Shazeer and Stern, 2018), with the defaults and the arithmetic of `torch.optim.Adafactor`: for a
+    /// matrix it keeps only the means of squares of rows and columns.
     ///
     /// The learning rate is 0.01 unless set and is relative to the parameter's size; the weight decay is 0
     /// unless set, and decoupled.
@@ -72,8 +72,8 @@ const COL_VAR: usize = 1;
 const VARIANCE: usize = 2;
 
 impl AdafactorRule {
-    /// The step before its length is bounded, by the variance that rows and columns give, or whose elements are kept. A
-    /// matrix has the mean of its rows' means from all ranks.
+    /// Computes the step before its length is limited, from the variance of rows and columns, or of elements if these
+    /// are kept. For a matrix, the mean of the rows' means over all ranks is given.
     fn update(
         &self,
         parameter: &Tensor,
@@ -110,7 +110,7 @@ fn machine_epsilon(kind: Kind) -> f64 {
     }
 }
 
-/// The sum of squares as a scalar in double precision.
+/// Returns the sum of squares as a scalar in double precision.
 fn square_sum(tensor: &Tensor) -> Result<Tensor> {
     let norm = tensor.f_norm_scalaropt_dtype(2, Kind::Double)?;
     Ok(norm.f_square()?)
@@ -122,18 +122,18 @@ fn write(into: &Tensor, values: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// The elements of the whole parameter.
+/// Returns the number of elements of the whole parameter.
 fn elements(shards: &Shards, shard: &Tensor) -> f64 {
     let whole = |shape: &[i64]| shape.iter().map(|&size| size as f64).product();
     shards.whole_shape(shard).map_or_else(|| shard.numel() as f64, whole)
 }
 
-/// The rows of a matrix whose rows are spread: means over them are sums over ranks.
+/// Returns the number of rows of a matrix whose rows are divided: means over them are sums over ranks.
 fn spread_rows(shards: &Shards, shard: &Tensor) -> Option<i64> {
     shards.whole_shape(shard).filter(|shape| shape.len() == 2).map(|shape| shape[0])
 }
 
-/// Moves a mean by the part that the newest values have in it.
+/// Updates a running mean. `part` is the weight of the newest values.
 fn move_mean(mean: &Tensor, values: &Tensor, part: f64) -> Result<()> {
     write(mean, &wide(mean)?.f_lerp(&values.f_to_kind(wide(mean)?.f_kind()?)?, part)?)
 }
@@ -220,7 +220,7 @@ impl Rule for AdafactorRule {
     fn step_shards(&self, step: &mut ShardedStep<'_>) -> Result<()> {
         let shards = step.shards();
         let part = |slots: &Slots<'_>| (slots.steps() as f64).powf(self.beta2_decay);
-        // The squares of each weight; of a matrix also those of each column's gradients, and the rows' means.
+        // The squares of each weight; for a matrix also those of each column's gradients, and the rows' means.
         let mut sums = shards.sums();
         step.each_group(|step| {
             for slot in [ROW_VAR, COL_VAR, VARIANCE] {
@@ -248,7 +248,7 @@ impl Rule for AdafactorRule {
             })
         })?;
         let mut sums = sums.reduce()?;
-        // What the second pass has of each parameter: its mean square, and the mean of its rows' means.
+        // Inputs of the second pass for each parameter: its mean square, and the mean of its rows' means.
         let mut means = Vec::new();
         let mut squares = shards.sums();
         step.each_group(|step| {

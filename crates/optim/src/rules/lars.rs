@@ -10,8 +10,9 @@ use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, ShardedStep, Step};
 
 builder! {
-    /// LARS (You, Gitman and Ginsburg, 2017), and LARC, which clips its rate: SGD with momentum, each
-    /// parameter at a rate that follows the ratio of its norm to its gradient's. In fastai's form.
+    /// LARS (You, Gitman and Ginsburg, 2017), and LARC, which clips its rate: SGD with momentum, where each parameter
+    /// has a learning rate that is proportional to the ratio of its norm to that of its gradient. The arithmetic is
+    /// fastai's.
     ///
     /// The weight decay is 0 unless set, and decoupled.
     ///
@@ -92,7 +93,7 @@ fn fill_buffers(step: &mut Step<'_>) -> Result<()> {
     if step.momentum == 0.0 { Ok(()) } else { step.fill_missing(MOMENTUM_BUFFER) }
 }
 
-/// Those of all parameters, if there is a momentum.
+/// Returns the momentum buffers of all parameters, or none without a momentum.
 fn buffers<'s>(step: &'s Step<'_>) -> Vec<&'s Tensor> {
     if step.momentum == 0.0 { Vec::new() } else { step.list(MOMENTUM_BUFFER) }
 }

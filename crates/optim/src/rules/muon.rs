@@ -16,8 +16,8 @@ builder! {
     /// Muon (Jordan et al., 2024), with the defaults and the arithmetic of `torch.optim.Muon`: momentum whose
     /// singular values are all made nearly 1. For the matrices of hidden layers.
     ///
-    /// It steps matrices only. Biases, norms, embeddings and the last layer want another optimizer:
-    /// [`Muon::only`] and its like choose parameters, and a model may have two optimizers.
+    /// It steps matrices only. Biases, norms, embeddings and the last layer need another optimizer: select parameters
+    /// with [`Muon::only`] and [`Muon::except`]. A model may have two optimizers.
     ///
     /// The learning rate is 0.001 unless set; the weight decay is 0.1 unless set, and decoupled.
     ///
@@ -33,14 +33,15 @@ builder! {
         options: Options { weight_decay: 0.1, ..Options::decoupled(1e-3) },
         momentum: f64 = 0.95,
         nesterov: bool = true,
-        /// Sets the polynomial a x + b x^3 + c x^5 that the singular values go through.
+        /// Sets the coefficients (a, b, c) of the polynomial a x + b x^3 + c x^5 that is applied to the singular
+        /// values.
         coefficients: (f64, f64, f64) = (3.4445, -4.775, 2.0315),
-        /// Sets the number of times that the singular values go through the polynomial.
+        /// Sets the number of times that the polynomial is applied.
         #[doc(alias = "ns_steps")]
         iterations: u32 = 5,
         /// Sets the lower bound of the momentum's norm.
         eps: f64 = 1e-7,
-        /// Sets how a parameter's shape changes its learning rate.
+        /// Sets the rule by which a parameter's shape scales its learning rate.
         #[doc(alias = "adjust_lr_fn")]
         rate: MuonRate = MuonRate::Original,
     }
@@ -143,7 +144,8 @@ impl Rule for MuonRule {
         true
     }
 
-    /// Each matrix has an owner among the ranks, which gets its rows, makes it orthogonal, and sends the rows back.
+    /// Steps matrices whose rows are divided over ranks: each matrix has an owner among the ranks, which receives its
+    /// rows, orthogonalises it, and sends the rows back.
     fn step_shards(&self, step: &mut ShardedStep<'_>) -> Result<()> {
         let shards = step.shards();
         let mut directions = Vec::new();
@@ -175,16 +177,16 @@ impl Rule for MuonRule {
     }
 }
 
-/// This rank's rows of the direction of a matrix' step.
+/// This rank's rows of the direction of a matrix's step.
 #[derive(Debug)]
 struct Direction {
     rows: Tensor,
-    /// The shape of the matrix whose rows are spread; `None` where every rank has all of it.
+    /// Shape of the whole matrix if its rows are divided, or `None` if every rank has all of it.
     whole: Option<[i64; 2]>,
 }
 
 impl MuonRule {
-    /// The numbers of a step without those that groups have of their own.
+    /// Returns the hyperparameters of a step, without those of the groups.
     fn numbers(&self) -> MuonStep {
         MuonStep {
             lr: 1.0,
@@ -208,7 +210,7 @@ impl MuonRule {
         let whole_here = whole_here.map(|it| wide(&it.rows)).collect::<Result<Vec<_>>>()?;
         matrices.extend(whole_here);
         let zeros = || matrices.iter().map(Tensor::f_zeros_like).collect::<Result<Vec<_>, _>>();
-        // From zeros, and without a momentum, the weight becomes the step.
+        // With zeros as the weight, and without a momentum, the weight becomes the step.
         let (mut steps, buffers) = (zeros()?, zeros()?);
         matrix_step::muon(
             &steps.iter().collect::<Vec<_>>(),
@@ -226,13 +228,13 @@ impl MuonRule {
     }
 }
 
-/// Which rank has all rows of a matrix for the time of a step.
+/// Assignment of matrices to the ranks that have all their rows during a step.
 struct Owners<'a> {
     shards: &'a Shards,
     /// This rank's rows of each matrix, and the whole shape.
     spread: Vec<(&'a Tensor, [i64; 2])>,
     owners: Vec<usize>,
-    /// What is sent: in 32 bits, unless a matrix has 64.
+    /// Type and device of messages: float32, or float64 if a matrix has it.
     options: (Kind, Device),
 }
 
@@ -250,17 +252,17 @@ impl<'a> Owners<'a> {
         Ok(Self { shards, spread, owners: share_out(&costs, shards.group().size()), options })
     }
 
-    /// The places of the matrices that a rank owns.
+    /// Returns the indices of the matrices that a rank owns.
     fn of(&self, rank: usize) -> impl Iterator<Item = usize> {
         (0..self.spread.len()).filter(move |&place| self.owners[place] == rank)
     }
 
-    /// The rows that a rank has of a matrix.
+    /// Returns the range of a matrix's rows that a rank has.
     fn rows(&self, place: usize, rank: usize) -> Range<i64> {
         self.shards.rows_of(rank, self.spread[place].1[0])
     }
 
-    /// The shape of what a rank has of a matrix.
+    /// Returns the shape of a rank's rows of a matrix.
     fn shape(&self, place: usize, rank: usize) -> [i64; 2] {
         let rows = self.rows(place, rank);
         [rows.end - rows.start, self.spread[place].1[1]]
@@ -280,7 +282,7 @@ impl<'a> Owners<'a> {
         whole.collect()
     }
 
-    /// Returns this rank's rows of all matrices, whose owners give whole ones: `own` are those of this rank.
+    /// Returns this rank's rows of all matrices, which their owners send. `own` are the whole matrices of this rank.
     fn scatter(&self, own: &[Tensor]) -> Result<Vec<Tensor>> {
         let this = self.shards.group().rank();
         let blocks = self.exchange(
@@ -297,7 +299,7 @@ impl<'a> Owners<'a> {
         Ok(self.owners.iter().filter_map(|&owner| blocks[owner].next()).collect())
     }
 
-    /// Sends blocks to each rank, and returns those that it gets from each, of the shapes that are given. One message.
+    /// Sends blocks to each rank, and returns those received from each, in the given shapes. Takes one message.
     fn exchange(
         &self,
         sent: impl Fn(usize) -> Result<Vec<Tensor>>,
@@ -313,7 +315,7 @@ impl<'a> Owners<'a> {
             for block in sent(rank)? {
                 flat.push(block.f_to_kind(self.options.0)?.f_reshape([-1])?);
             }
-            // Offloaded shards lie in the host's memory, and the group's messages may not.
+            // Offloaded shards are in the host's memory, which the group's messages may not use.
             Ok(Tensor::f_cat(&flat, 0)?.f_to_device(self.shards.group().device())?)
         });
         let inputs = inputs.collect::<Result<Vec<_>>>()?;
@@ -333,7 +335,7 @@ impl<'a> Owners<'a> {
     }
 }
 
-/// Gives each piece of work to a rank: the largest first, always to the rank that has the least so far.
+/// Assigns each piece of work to a rank: the largest first, always to the rank with the least work so far.
 fn share_out(costs: &[f64], ranks: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..costs.len()).collect();
     order.sort_by(|&a, &b| costs[b].total_cmp(&costs[a]));
@@ -342,7 +344,7 @@ fn share_out(costs: &[f64], ranks: usize) -> Vec<usize> {
     for place in order {
         let least = (0..ranks).min_by(|&a, &b| loads[a].total_cmp(&loads[b])).unwrap_or(0);
         owners[place] = least;
-        // Matrices without elements go round as well.
+        // Matrices without elements are distributed as well.
         loads[least] += costs[place].max(1.0);
     }
     owners

@@ -25,7 +25,7 @@ builder! {
         momentum: f64 = 0.0,
         /// Sets the damping of the momentum.
         dampening: f64 = 0.0,
-        /// Switches Nesterov momentum on or off; it needs a momentum and no dampening.
+        /// Switches Nesterov momentum on or off. Nesterov momentum needs a momentum and no dampening.
         nesterov: bool = false,
         maximize: bool = false,
     }
@@ -112,8 +112,8 @@ impl Rule for SgdRule {
             return fused::sgd(parameters, gradients, &[], &kernel(false), &device);
         }
         if step.on_device {
-            // Whether a buffer is new is known on the device only, where a first step may have been left out.
-            // One of zeros gives the gradient; with dampening the count says whether it is new.
+            // Only the device has the information whether a buffer is new, because a first step may have been skipped.
+            // With a buffer of zeros the result is the gradient; with dampening the step count shows whether it is new.
             step.fill_missing(MOMENTUM_BUFFER)?;
             for alike in step.by_count() {
                 let buffers = alike.list(MOMENTUM_BUFFER);
@@ -127,8 +127,8 @@ impl Rule for SgdRule {
             }
             return Ok(());
         }
-        // The kernel takes all buffers of a call as new or none: a parameter whose first gradient comes
-        // late is stepped in a call of its own.
+        // The kernel treats all buffers of a call as new or none: a parameter whose first gradient comes late is
+        // stepped in a separate call.
         let (old, new): (Vec<usize>, Vec<usize>) = (0..chosen.len()).partition(|&index| {
             step.states.has(chosen[index], MOMENTUM_BUFFER) && step.states.steps(chosen[index]) > 1
         });

@@ -31,7 +31,7 @@ impl EventLoop {
                     self.send(agent, &message);
                 }
                 Action::Adopt { agent, connection } => self.adopt(agent, connection),
-                // It may be cut off, and come back until it is lost: over this connection or another.
+                // A disconnected agent may come back until it is lost, over this connection or another one.
                 Action::Close(agent) if told_end == Some(agent) => {
                     self.close_within(agent, self.limits.heartbeat_timeout());
                 }
@@ -48,7 +48,7 @@ impl EventLoop {
         }
     }
 
-    /// The hold on the election, where there was one.
+    /// Returns the lease of the election, if there was one.
     fn lease(&self) -> Option<&LeaderLease> {
         self.listener.as_ref().and_then(|listener| listener.lease.as_ref())
     }
@@ -67,7 +67,7 @@ impl EventLoop {
         }
     }
 
-    /// Takes in a connection, unless the system cannot poll it.
+    /// Registers a connection, unless the system cannot poll it.
     pub(super) fn enter(
         &mut self,
         agent: AgentId,
@@ -99,7 +99,7 @@ impl EventLoop {
     /// Closes a connection now.
     pub(super) fn remove(&mut self, agent: AgentId) -> Option<Peer> {
         let peer = self.peers.remove(&agent)?;
-        // The poll forgets a descriptor that is closed, but not while a duplicate exists.
+        // The poll drops a descriptor that is closed, but not while a duplicate exists.
         let _ = self.epoll.delete(peer.wire.read_fd());
         if peer.polled_for_writing && !peer.wire.is_one_socket() {
             let _ = self.epoll.delete(peer.wire.write_fd());
@@ -119,14 +119,14 @@ impl EventLoop {
         }
     }
 
-    /// Closes a connection once everything has been sent and the other side has closed it, too, or
-    /// after a moment.
+    /// Closes a connection once everything has been sent and the other side has closed it, too, or after a short time
+    /// limit.
     pub(super) fn close(&mut self, agent: AgentId) {
         self.close_within(agent, Duration::ZERO);
     }
 
-    /// The same where the other side of a TCP connection has this long from its last sign on. Closes
-    /// at once where that has been silent for so long that it would not hear either.
+    /// Does the same as [`Self::close`], but waits at least this long after the last sign of life on a TCP connection.
+    /// Closes at once if the peer has been silent for so long that it is considered lost.
     fn close_within(&mut self, agent: AgentId, silence: Duration) {
         let silent = |peer: &Peer| {
             let is_member = peer.is_remote() && matches!(peer.stage, Stage::Member);
@@ -158,13 +158,13 @@ impl EventLoop {
         }
         if waits != peer.polled_for_writing {
             peer.polled_for_writing = waits;
-            // They fail for a descriptor that is not polled, which it is.
+            // Fails only for a descriptor that is not polled.
             let _ = poll_for_writing(&self.epoll, &peer.wire, FIRST + agent.0, waits);
         }
         if !waits && matches!(peer.stage, Stage::Closing) {
             peer.wire.finish();
             if peer.origin == Origin::Local {
-                // It reads what is left in the socket.
+                // The peer can still read the data that is left in the socket.
                 self.remove(agent);
             }
         }

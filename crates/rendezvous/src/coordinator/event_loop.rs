@@ -16,7 +16,7 @@ use crate::listener::{Limits, Listener, MAX_UNSENT};
 use crate::wake::{self, Receiver};
 use crate::{AgentId, Event, Formation, JobResult, Rules, TimeLimits, ToAgent};
 
-/// Everything the thread has.
+/// State of the coordinator's thread.
 pub(super) struct EventLoop {
     pub(super) formation: Formation,
     pub(super) start: Instant,
@@ -34,12 +34,12 @@ pub(super) struct EventLoop {
     /// Addresses whose refusal has been reported.
     pub(super) refused: Vec<IpAddr>,
     pub(super) job_result: Option<JobResult>,
-    /// Connections that have not joined and when they were accepted, in order; those that have joined
-    /// or are gone are taken out when one is accepted.
+    /// Connections that have not joined, with the time at which each was accepted, in order. Those that have joined or
+    /// are closed are removed when another one is accepted.
     strangers: VecDeque<(Instant, AgentId)>,
     stranger_limits: Limits,
-    /// When to accept again: the system had no descriptor left, or there are as many strangers as may
-    /// be.
+    /// Time at which connections are accepted again, after the system had no descriptor left or the limit of
+    /// connections that have not joined was reached.
     deaf_until: Option<Instant>,
     /// `true` if connections that have not joined take all places: one that joins or closes makes room.
     is_full: bool,
@@ -90,7 +90,7 @@ impl EventLoop {
         })
     }
 
-    /// Runs until the job is over and all agents know; `None` where the result is not waited for.
+    /// Runs until the job is over and all agents are informed. Returns `None` if the result is not waited for.
     pub(super) fn run(mut self) -> Option<JobResult> {
         while !self.abandoned && !self.is_done() {
             self.wait();
@@ -102,7 +102,7 @@ impl EventLoop {
         self.job_result.filter(|_| !self.abandoned)
     }
 
-    /// All agents are to look for another coordinator.
+    /// Ends the loop without a result, so that all agents search for another coordinator.
     pub(super) fn abandon(&mut self) {
         self.abandoned = true;
     }
@@ -116,11 +116,11 @@ impl EventLoop {
     fn wait(&mut self) {
         let mut events = [EpollEvent::empty(); 64];
         let mut timeout = self.timeout();
-        // What has come counts before time does: so all of it is read first.
+        // All received data is read first: it takes precedence over time limits.
         for _ in 0..MAX_ROUNDS {
             let Ok(count) = self.epoll.wait(&mut events, timeout) else {
-                // EINTR: this process was stopped and goes on. What has come meanwhile counts before
-                // the clock does, too.
+                // EINTR: this process was stopped and has continued. Data that was received in the meantime also takes
+                // precedence over time limits.
                 timeout = EpollTimeout::ZERO;
                 continue;
             };
@@ -128,7 +128,7 @@ impl EventLoop {
                 match event.data() {
                     WAKE => self.take_commands(),
                     DOOR => self.accept(),
-                    // Another process is the coordinator: the agents are to go there.
+                    // Another process has been elected as the coordinator, and the agents must connect to it.
                     LEASE => self.abandoned = true,
                     number => self.ready(AgentId(number - FIRST), event.events()),
                 }
@@ -182,7 +182,7 @@ impl EventLoop {
         }
     }
 
-    /// Sends a message to all agents of this kind that have joined.
+    /// Sends a message to all joined agents for which `wanted` is true.
     fn send_all(&mut self, message: &ToAgent, wanted: impl Fn(&Peer) -> bool) {
         let wanted = |peer: &Peer| matches!(peer.stage, Stage::Member) && wanted(peer);
         let members = self.peers.iter().filter(|(_, peer)| wanted(peer));
@@ -204,7 +204,7 @@ impl EventLoop {
     fn accept(&mut self) {
         let now = Instant::now();
         if let Some(until) = self.full_until(now) {
-            // Those that wait in the system's queue meanwhile are not lost.
+            // Connections that wait in the system's queue in the meantime are not lost.
             self.is_full = true;
             return self.stop_accepting(until);
         }
@@ -221,14 +221,14 @@ impl EventLoop {
                 self.stop_accepting(now + DEAF);
                 self.say("cannot accept connections: too many open files (see ulimit -n)");
             }
-            // One that has gone again, or none.
+            // The connection was closed already, or there is none.
             Err(_) => {}
         }
     }
 
-    /// Makes room for one more stranger; the time until then where there is none yet. The one that
-    /// goes is the oldest of the address that has most of them, so that a host that opens many
-    /// connections pushes out its own.
+    /// Makes room for one more connection that has not joined. Returns the time until which there is none. The address
+    /// with most of these connections loses its oldest one, so that a host that opens many connections only displaces
+    /// its own.
     fn full_until(&mut self, now: Instant) -> Option<Instant> {
         if self.strangers.len() < self.stranger_limits.strangers {
             return None;
@@ -261,7 +261,7 @@ impl EventLoop {
 
     fn stop_accepting(&mut self, until: Instant) {
         if let (None, Some(listener)) = (self.deaf_until, &self.listener) {
-            // Fails for one that is not polled, which it is.
+            // Fails only for a listener that is not polled. This one is.
             let _ = self.epoll.delete(listener);
         }
         self.deaf_until = Some(until);
@@ -273,7 +273,7 @@ impl EventLoop {
         }
     }
 
-    /// Does what is due.
+    /// Performs the work that is due.
     fn keep_time(&mut self) {
         let now = Instant::now();
         while let Some((since, agent)) = self.strangers.front().copied()
@@ -300,7 +300,7 @@ impl EventLoop {
             && let Some(listener) = &self.listener
         {
             (self.deaf_until, self.is_full) = (None, false);
-            // Where that fails no host can join any more; the job goes on with those it has.
+            // If this fails, no further host can join. The job continues with its hosts.
             let _ = self.epoll.add(listener, EpollEvent::new(EpollFlags::EPOLLIN, DOOR));
         }
         if self.next_beat <= now {
@@ -322,10 +322,10 @@ fn is_exhausted(error: &io::Error) -> bool {
 const WAKE: u64 = 0;
 const DOOR: u64 = 1;
 const LEASE: u64 = 2;
-/// Agents' numbers begin here in the poll.
+/// First number of an agent in the poll.
 pub(super) const FIRST: u64 = 3;
 /// Maximum number of polls between two looks at the clock.
 const MAX_ROUNDS: usize = 64;
-/// No message with which an agent joins is longer.
+/// Maximum length of the message with which an agent joins.
 const MAX_JOIN: usize = 4 << 10;
 const DEAF: Duration = Duration::from_secs(1);

@@ -13,7 +13,7 @@ use crate::handshake::{self, Answer, MAX_GREETING};
 use crate::{AgentId, Event, FromAgent, Join, MAX_FRAME_LEN, OUTPUT_CREDIT, Stream};
 
 impl EventLoop {
-    /// The poll says that something can be done with this connection.
+    /// Handles events of the poll for a connection.
     pub(super) fn ready(&mut self, agent: AgentId, what: EpollFlags) {
         if what.intersects(EpollFlags::EPOLLOUT | EpollFlags::EPOLLERR)
             && let Some(peer) = self.peers.get_mut(&agent)
@@ -26,7 +26,7 @@ impl EventLoop {
         }
     }
 
-    /// Takes in what has come, up to a limit, so that no connection keeps the others waiting.
+    /// Reads data up to a limit, so that no connection delays the others.
     pub(super) fn read(&mut self, agent: AgentId) {
         for _ in 0..MAX_MESSAGES {
             if !self.read_one(agent) {
@@ -36,7 +36,7 @@ impl EventLoop {
         self.unread.push(agent);
     }
 
-    /// False when there is nothing more.
+    /// Reads one message. Returns `false` if there is nothing more.
     fn read_one(&mut self, agent: AgentId) -> bool {
         let Some(peer) = self.peers.get_mut(&agent) else { return false };
         let before = peer.wire.last_received();
@@ -57,7 +57,7 @@ impl EventLoop {
                 true
             }
             Ok(None) => {
-                // A piece of a long message is a sign of life, too.
+                // A part of a long message is a sign of life, too.
                 let alive =
                     matches!(peer.stage, Stage::Member) && peer.wire.last_received() > before;
                 if alive {
@@ -92,7 +92,7 @@ impl EventLoop {
         }
     }
 
-    /// Once for each address: a refused host may try again and again.
+    /// Reports a refused host, once for each address: it may try again and again.
     fn say_refused(&mut self, agent: AgentId, reason: &str) {
         let Some(Origin::Tcp(address)) = self.peers.get(&agent).map(|peer| peer.origin) else {
             return;
@@ -108,7 +108,7 @@ impl EventLoop {
         match (&peer.stage, message.printable()) {
             (Stage::Joining, FromAgent::Join(join)) => self.join(agent, join),
             (Stage::Joining, _) => self.drop_peer(agent, "it sent a message before it joined"),
-            // Last words are shown, too.
+            // Output of a closing connection is shown, too.
             (Stage::Member | Stage::Closing, FromAgent::Output { stream, bytes }) => {
                 self.output(agent, stream, bytes);
             }
@@ -132,7 +132,7 @@ impl EventLoop {
         let Some(peer) = self.peers.get_mut(&agent) else { return };
         if let (Some(listener), Origin::Tcp(_)) = (&self.listener, peer.origin) {
             peer.wire.lift_limit();
-            // An agent of another job must not learn the name of this one.
+            // The name of this job must not be disclosed to an agent of another job.
             let ours = peer.wire.job_tag(&listener.run_id).is_some_and(|tag| tag == join.run_id);
             join.run_id = if ours { listener.run_id.clone() } else { String::new() };
         }
@@ -199,7 +199,7 @@ impl EventLoop {
         }
     }
 
-    /// The reason for the end of a session has come.
+    /// Handles the reason for the end of a session.
     pub(super) fn explain(&mut self, agent: AgentId, how: String) {
         if let Some(at) = self.ended.iter().position(|ended| ended.agent == agent) {
             self.ended.swap_remove(at);
@@ -210,7 +210,7 @@ impl EventLoop {
         }
     }
 
-    /// A session's time is over.
+    /// Handles the end of a session, with its reason if it has come in time.
     pub(super) fn gone(&mut self, ended: Ended) {
         let Ended { agent, how, .. } = ended;
         if self.remove(agent).is_none_or(|peer| !matches!(peer.stage, Stage::Closing)) {
@@ -221,7 +221,7 @@ impl EventLoop {
 
 /// Maximum number of messages of one agent that are read before the others get their turn.
 const MAX_MESSAGES: usize = 64;
-/// An agent keeps to its credit; the piece that exceeds it is allowed.
+/// Maximum amount of unshown output in bytes: an agent keeps to its credit, except that the last piece may exceed it.
 const MAX_UNSHOWN: u64 = OUTPUT_CREDIT + MAX_FRAME_LEN as u64;
 /// Time that the end of a session waits for its reason.
 const EXPLANATION: Duration = Duration::from_millis(500);

@@ -1,4 +1,4 @@
-//! Output of ranks on other hosts, on its way to the user.
+//! Output of ranks on other hosts, to be shown to the user.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -35,7 +35,7 @@ pub struct Piece {
     pub(super) _credit: Credit,
 }
 
-/// Gives back to an agent what it may send.
+/// Returns the output credit to an agent when it is dropped.
 #[derive(Debug)]
 pub(super) struct Credit {
     pub(super) shared: Shared,

@@ -1,11 +1,11 @@
-//! The coordinator's end of one connection.
+//! The coordinator's side of one connection.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::connection::Connection;
 
-/// A connection to an agent, or to a process that may become one.
+/// Connection to an agent, or to a process that may join as one.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) wire: Connection,
@@ -13,19 +13,19 @@ pub(super) struct Peer {
     pub(super) origin: Origin,
     /// Name of the host for messages: the agent's own once it has joined.
     pub(super) host: Arc<str>,
-    /// Output that has come and has not been shown.
+    /// Number of bytes of output that were received and are not shown yet.
     pub(super) unshown: u64,
-    /// The poll waits for it to take more, too.
+    /// Whether the poll also waits until the connection can be written to.
     pub(super) polled_for_writing: bool,
-    /// Why it has ended, where the session knows better.
+    /// Reason for the end of the connection, where the ssh session reports it in more detail.
     pub(super) explained: Option<String>,
 }
 
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// Has said nothing yet.
+    /// Nothing was received yet.
     Greeting,
-    /// Is about to join; over TCP its first message proves that it knows the secret.
+    /// The agent has not joined yet. Over TCP, its first message proves that it has the secret.
     Joining,
     Member,
     /// The peer receives the remaining data and is then closed. It may still send.
@@ -65,7 +65,7 @@ impl Peer {
     }
 }
 
-/// A session that has ended, and until when a reason may come.
+/// Session that has ended, and the time until which a reason may still be received.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) agent: crate::AgentId,

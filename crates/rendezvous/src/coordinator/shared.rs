@@ -7,30 +7,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::AgentId;
 use crate::wake::Sender;
 
-/// A message to the coordinator's thread.
+/// Message to the coordinator's thread.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// An agent in this process.
+    /// Adds an agent in this process.
     Local(AgentId, OwnedFd),
-    /// An ssh session.
+    /// Adds an ssh session.
     Session {
         agent: AgentId,
         reader: OwnedFd,
         writer: OwnedFd,
         host: String,
     },
-    /// Why that session has ended.
+    /// Reason for the end of a session.
     Explain(AgentId, String),
     Interrupt(i32),
     /// Signal to forward to all ranks, without other effects.
     Forward(i32),
     /// Output of an agent that has been shown.
     Shown(AgentId, u64),
-    /// The end is not waited for.
+    /// The end of the job is not waited for.
     Abandon,
 }
 
-/// The way to the coordinator's thread, and the numbers of its agents.
+/// Sender to the coordinator's thread, and counter of the numbers of its agents.
 #[derive(Clone, Debug)]
 pub(super) struct Shared {
     commands: Sender<Command>,
@@ -46,7 +46,7 @@ impl Shared {
         AgentId(self.agents.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A thread that has ended takes no commands: connections in them are closed.
+    /// Sends a command. If the thread has ended, the command is dropped, and connections in it are closed.
     pub(super) fn tell(&self, command: Command) {
         let _ = self.commands.send(command);
     }

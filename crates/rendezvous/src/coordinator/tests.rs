@@ -1,4 +1,4 @@
-//! The thread over real sockets: what agents and strangers do to it.
+//! Tests of the coordinator's thread over real sockets, with agents and strangers.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -19,12 +19,12 @@ fn rules(nodes: usize) -> Rules {
     Rules { run_id: "j".into(), min_nodes: nodes, max_nodes: nodes, ..Rules::default() }
 }
 
-/// What reaches the user.
+/// Text that is shown to the user.
 #[derive(Debug)]
 enum Shown {
     Piece(Piece),
     Line(String),
-    /// A host, and how many of its ranks have reported.
+    /// Name of a host, and the number of its ranks that have reported progress.
     Progress(String, usize),
 }
 
@@ -42,7 +42,7 @@ impl OutputSink for mpsc::Sender<Shown> {
     }
 }
 
-/// A session as ssh makes it: two streams of bytes.
+/// Creates a session like one over ssh: two streams of bytes.
 fn session(coordinator: &Coordinator, host: &str) -> (SessionId, Link) {
     timed_session(coordinator, host, TimeLimits::default())
 }
@@ -54,7 +54,7 @@ fn timed_session(coordinator: &Coordinator, host: &str, limits: TimeLimits) -> (
     (id, Link::new(inside.into(), out.into(), Some(limits)).unwrap())
 }
 
-/// A session without the thread that beats.
+/// Creates a session without the thread that sends heartbeats.
 fn mute_session(coordinator: &Coordinator, host: &str) -> (UnixStream, UnixStream) {
     let (reader, out) = UnixStream::pair().unwrap();
     let (writer, inside) = UnixStream::pair().unwrap();
@@ -74,7 +74,7 @@ fn join(link: &mut Link, host: &str) {
     link.send(&join_request(host));
 }
 
-/// The next message; waits for it.
+/// Waits for the next message.
 fn next(link: &mut Link) -> Result<ToAgent, LinkError> {
     loop {
         link.flush();
@@ -136,7 +136,7 @@ fn output_is_shown_and_credit_comes_back() {
     assert_eq!(next(&mut link).unwrap(), ToAgent::Taken { bytes: 1000 });
     link.send(&FromAgent::Finished { attempt: 0 });
     assert!(matches!(next(&mut link).unwrap(), ToAgent::End(_)));
-    // Its last words.
+    // Its last message.
     link.send(&FromAgent::Say { text: "done".into() });
     drop(link);
     assert_eq!(coordinator.wait().code, 0);
@@ -149,7 +149,7 @@ fn a_paused_terminal_stops_nothing_else() {
     let (sink, shown) = mpsc::channel();
     let coordinator = Coordinator::start(rules(1), None, Some(Box::new(sink))).unwrap();
     let (_, mut link) = start(&coordinator, "node1");
-    // Nothing shows anything; the agent stops at its credit, and other messages go on.
+    // No output is shown; the agent stops at its credit, and other messages continue.
     for _ in 0..OUTPUT_CREDIT / 1024 {
         link.send(&output(1024));
     }
@@ -247,7 +247,7 @@ fn an_agent_that_does_not_read_is_lost_and_not_waited_for() {
     let (_, mut deaf) = session(&coordinator, "deaf");
     join(&mut deaf, "deaf");
     let (_, mut good) = start(&coordinator, "good");
-    // More is sent than the system keeps for a reader that does not read.
+    // More is sent than the system buffers for a reader that does not read.
     loop {
         coordinator.forward(10);
         match next(&mut good).unwrap() {
@@ -286,7 +286,7 @@ fn listening_within(nodes: usize, limits: Limits) -> (Coordinator, u16, mpsc::Re
     (coordinator.unwrap(), port, shown)
 }
 
-/// The link of an agent that knows the secret.
+/// Returns the link of an agent that has the secret.
 fn guest(port: u16) -> Link {
     let mut rendezvous = Rendezvous::start(RendezvousPlan {
         method: DiscoveryMethod::Static { node_rank: 1, address: "127.0.0.1".into(), port },
@@ -314,14 +314,14 @@ fn strangers_are_closed_and_cost_nothing() {
     let mut words: Vec<Vec<u8>> = vec![
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
         vec![0xff; 100],
-        // A whole message of ours before the handshake, and giant ones that are announced.
+        // A complete message of this protocol before the handshake, and announced messages of excessive length.
         encode(&FromAgent::Join(Join::new("node2"))),
         (MAX_FRAME_LEN as u32).to_be_bytes().to_vec(),
         vec![0xff, 0xff],
         [&[1, 1][..], &[0; 257]].concat(),
         [&[0, 200][..], &[0x91; 200]].concat(),
         [&[0, 8][..], b"brigade\0"].concat(),
-        // Of another side, of no kind, with a version that is longer than all.
+        // Of the other side, of an unknown kind, with an excessive version length.
         [&[0, 14][..], b"brigade\0\x10\0\0\0\x02\0"].concat(),
         [&[0, 14][..], b"brigade\0\xff\0\0\0\x02\0"].concat(),
         [&[0, 14][..], b"brigade\0\x01\0\0\0\x02\xff"].concat(),
@@ -331,11 +331,11 @@ fn strangers_are_closed_and_cost_nothing() {
         let mut stranger = open();
         stranger.write_all(&word).unwrap();
         let mut answer = Vec::new();
-        // Closed, or reset because it left something unread.
+        // Closed, or reset because something was left unread.
         let _ = stranger.read_to_end(&mut answer);
         assert!(answer.is_empty(), "{word:?} got {answer:?}");
     }
-    // Those that say nothing do not keep others out.
+    // Silent connections do not keep others out.
     let silent: Vec<_> = (0..50).map(|_| open()).collect();
     let mut link = coordinator.link().unwrap();
     join(&mut link, "node1");
@@ -351,7 +351,7 @@ fn strangers_are_closed_and_cost_nothing() {
 fn a_giant_message_before_the_join_is_not_waited_for() {
     let (_coordinator, port, shown) = listening(1);
     let mut link = guest(port);
-    // It knows the secret, and has not joined: four megabytes are not collected for it.
+    // The agent has the secret, but has not joined: four megabytes are not buffered for it.
     link.send(&output(MAX_FRAME_LEN - 100));
     while link.needs_write() && link.receive().is_ok() {
         let mut fds = [PollFd::new(link.write_fd(), PollFlags::POLLOUT)];
@@ -363,7 +363,7 @@ fn a_giant_message_before_the_join_is_not_waited_for() {
     assert!(shown.try_recv().is_err(), "it was never a member");
 }
 
-/// Waits until the other side has closed this connection; false when it is open after all.
+/// Waits until the other side has closed this connection. Returns `false` if it stays open.
 fn is_closed(connection: &mut TcpStream, limit: Duration) -> bool {
     connection.set_read_timeout(Some(limit)).unwrap();
     match connection.read(&mut [0; 1]) {
@@ -382,7 +382,7 @@ fn a_thousand_silent_connections_keep_no_agent_out() {
     let mut held = std::collections::VecDeque::new();
     let mut open = || {
         held.push_back(TcpStream::connect(("127.0.0.1", port)).unwrap());
-        // Never more than these have a place, so that all before them have lost theirs.
+        // Only this many have a place, so all earlier ones have lost theirs.
         if held.len() > 2 * limits.strangers {
             let mut oldest = held.pop_front().unwrap();
             assert!(is_closed(&mut oldest, Duration::from_secs(60)), "one stays for ever");
@@ -392,7 +392,7 @@ fn a_thousand_silent_connections_keep_no_agent_out() {
     let mut link = guest(port);
     join(&mut link, "node2");
     (0..500).for_each(|_| open());
-    // One that has joined is not pushed out, whatever comes after it.
+    // An agent that has joined keeps its place when others come.
     assert!(matches!(next_but_waiting(&mut link), ToAgent::Start(_)));
     assert!(matches!(next_but_waiting(&mut own), ToAgent::Start(_)));
     for link in [&mut own, &mut link] {
@@ -431,7 +431,7 @@ fn silent_connections_end_by_themselves() {
 
 #[test]
 fn a_full_house_is_waited_for_and_not_emptied() {
-    // Newcomers wait in the system's queue while those before them may still join.
+    // New connections wait in the system's queue while earlier ones may still join.
     let hour = Duration::from_secs(3600);
     let limits = Limits { strangers: 2, greeting: hour, grace: hour };
     let (coordinator, port, _shown) = listening_within(1, limits);
@@ -440,7 +440,7 @@ fn a_full_house_is_waited_for_and_not_emptied() {
     let mut third = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let shortly = Duration::from_millis(100);
     assert!(!is_closed(&mut first[0], shortly) && !is_closed(&mut third, shortly));
-    // Nor does that cost the coordinator its attention.
+    // Nor does that keep the coordinator from serving others.
     let mut link = coordinator.link().unwrap();
     join(&mut link, "node1");
     assert!(matches!(next(&mut link).unwrap(), ToAgent::Start(_)));
@@ -460,7 +460,7 @@ fn an_agent_that_falls_silent_is_lost_and_one_that_beats_is_not() {
         let _ = poll(&mut fds, PollTimeout::from(10_u8));
         match alive.receive().unwrap() {
             Some(ToAgent::Stop { reason, .. }) => break reason,
-            // The coordinator beats, too: else this would end with an error.
+            // The coordinator sends heartbeats, too: otherwise this would end with an error.
             _ => alive.keep_up(std::time::Instant::now()).unwrap(),
         }
     };

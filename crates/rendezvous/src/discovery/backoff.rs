@@ -14,7 +14,7 @@ pub(super) struct RetryPolicy {
     limit: Duration,
     pause: Duration,
     longest: Duration,
-    /// Each line once: two things may fail by turns.
+    /// Lines that were reported. Each is reported once, because two errors may alternate.
     printed: Vec<String>,
 }
 
@@ -41,7 +41,7 @@ impl RetryPolicy {
             notices.tell(RendezvousNotice::Say(line));
             self.printed.push(last);
         }
-        // Once more after the first second in any case, and at the end.
+        // In any case another attempt is made after the first second, and at the end.
         let next =
             if tried < QUIET { QUIET.min(self.limit) } else { self.limit } - tried.min(self.limit);
         let pause = self.pause.min(next.max(SHORTEST_PAUSE));
@@ -56,5 +56,5 @@ impl RetryPolicy {
 const MAX_LINES: usize = 16;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// Agents are started at about the same time; the first second is not worth a line.
+/// Time without notices. Agents are started at about the same time, so errors in the first second are normal.
 const QUIET: Duration = Duration::from_secs(1);

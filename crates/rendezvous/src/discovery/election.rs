@@ -19,11 +19,11 @@ use crate::listener::{BindAddress, Listener};
 struct Winner {
     address: String,
     port: u16,
-    /// Two coordinators on one host have the same address, and may have the same port.
+    /// Process number. Two coordinators on one host have the same address, and may have the same port.
     pid: u32,
 }
 
-/// Looks for the coordinator, or becomes it, until one of it works.
+/// Searches for the coordinator, or runs for election, until there is a working one.
 pub(super) fn meet(
     plan: &RendezvousPlan,
     endpoints: &str,
@@ -81,7 +81,7 @@ impl Election<'_> {
         let endpoint = Endpoint::new(self.plan, &address, port);
         match endpoint.connect(notices) {
             Ok(link) => Ok(RendezvousNotice::Join(link)),
-            // Its key outlives it for a moment, and another process may have its port by then.
+            // The key exists for a moment after its process has ended, and another process may have the port by then.
             Err(Failure::Now(RendezvousError::NotACoordinator { how, .. })) => {
                 Err(Failure::Later(format!("the coordinator at {}: {how}", endpoint.name())))
             }
@@ -120,7 +120,7 @@ impl Election<'_> {
                 Ok(RendezvousNotice::Serve { listener, address })
             }
             lost => {
-                // It would end by itself, a little later.
+                // The lease would also end by itself, a little later.
                 let _ = self.client.revoke(&lease);
                 lost?;
                 Err(Failure::Later("another host is being elected".into()))

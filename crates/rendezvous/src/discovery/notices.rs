@@ -17,12 +17,12 @@ pub(super) struct Notices {
 }
 
 impl Notices {
-    /// An agent that has given up takes no notice: a connection in it is closed.
+    /// Sends a notice. If the agent has given up, the notice is dropped, which closes a connection in it.
     pub(super) fn tell(&self, notice: RendezvousNotice) {
         let _ = self.sender.send(notice);
     }
 
-    /// Waits so long at most, and for this descriptor if there is one. True when the agent has
+    /// Waits for at most `limit`, or until the given descriptor, if any, is ready. Returns `true` if the agent has
     /// given up.
     pub(super) fn wait(&self, other: Option<(BorrowedFd<'_>, PollFlags)>, limit: Duration) -> bool {
         self.given_up.wait_or(other, limit)

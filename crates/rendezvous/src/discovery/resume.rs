@@ -1,4 +1,4 @@
-//! Finding the same coordinator again, after the connection to it was lost or has fallen silent.
+//! Reconnecting to the same coordinator after the connection to it was lost or became silent.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -8,9 +8,9 @@ use super::notices::Notices;
 use super::tcp::{Endpoint, Failure};
 use super::{RendezvousError, RendezvousNotice, RendezvousPlan};
 
-/// Connects to the address until that works, or until it is certain that the coordinator has ended:
-/// its host answers, and nothing listens there. A coordinator that is `patient`ly waited for may
-/// still be there when nothing seems to be: a gateway may have answered.
+/// Connects to the address until that succeeds, or until it is certain that the coordinator has ended: its host
+/// responds, and nothing listens at the port. With `patient`, a closed port is not taken as a proof: a gateway may have
+/// responded in place of the host.
 pub(super) fn meet(
     plan: &RendezvousPlan,
     address: SocketAddr,

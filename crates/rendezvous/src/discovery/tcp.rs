@@ -1,4 +1,4 @@
-//! Discovery at an address that all agents know.
+//! Discovery at an address that all agents have in their settings.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -34,13 +34,13 @@ fn listen(plan: &RendezvousPlan, address: &str, port: u16) -> io::Result<Listene
     let bind_address = match plain(address).parse::<IpAddr>() {
         Ok(address) if address.is_loopback() => BindAddress::Loopback(address),
         Err(_) if address == "localhost" => BindAddress::Loopback(Ipv4Addr::LOCALHOST.into()),
-        // Whatever the name stands for here, others may know it by another address.
+        // Other hosts may use another address for the name.
         _ => BindAddress::Unspecified,
     };
     Listener::bind(port, bind_address, &plan.run_id, plan.secret.clone())
 }
 
-/// Tries to serve, if that is this agent's part, and to find the coordinator, until one of it works.
+/// Tries to serve, if this agent may be the coordinator, and to find the coordinator, until one of them succeeds.
 pub(super) fn meet(
     plan: &RendezvousPlan,
     address: &str,
@@ -64,7 +64,7 @@ pub(super) fn meet(
         let met = found.map_err(Failure::Later).and_then(|all| endpoint.try_all(&all, notices));
         let last = match met {
             Ok(link) => return Ok(RendezvousNotice::Join(link)),
-            // Another agent of this host would have answered.
+            // Another agent of this host would have responded.
             Err(Failure::Now(RendezvousError::NotACoordinator { .. })) if taken_since.is_some() => {
                 return Err(RendezvousError::PortTaken { port });
             }
@@ -78,9 +78,9 @@ pub(super) fn meet(
     }
 }
 
-/// Why it did not work this time.
+/// Reason why an attempt has failed.
 pub(super) enum Failure {
-    /// A permanent failure.
+    /// Permanent failure.
     Now(RendezvousError),
     Later(String),
 }
@@ -98,7 +98,7 @@ impl<'a> Endpoint<'a> {
     }
 
     pub(super) fn name(&self) -> String {
-        // It may be from etcd.
+        // The address may come from etcd.
         let (address, port) = (printable(self.address), self.port);
         if address.contains(':') {
             format!("[{address}]:{port}")
@@ -141,8 +141,8 @@ impl<'a> Endpoint<'a> {
         self.introduce(stream, TimeLimits::ANSWER, notices).map(|link| link.to(*address))
     }
 
-    /// Proves over a connection that both sides belong together. The coordinator may take that long
-    /// to answer.
+    /// Performs the handshake over a connection, by which both sides prove that they have the same secret. `limit` is
+    /// the time limit for the coordinator's answer.
     pub(super) fn introduce(
         &self,
         stream: TcpStream,
@@ -179,7 +179,7 @@ impl<'a> Endpoint<'a> {
                     let how = error.to_string();
                     return Err(Failure::Now(RendezvousError::NotACoordinator { endpoint, how }));
                 }
-                // Before a balancer has a peer to pass it on to, or while a job ends.
+                // A load balancer without a backend yet, or a job that is ending.
                 Err(error) => return Err(Failure::Later(error.to_string())),
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -213,16 +213,16 @@ fn plain(address: &str) -> &str {
     address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address)
 }
 
-/// A port that is not in use and that the system chooses as the near end: TCP lets a socket
-/// connect to itself then.
+/// Returns `true` if a socket is connected to itself, which TCP allows if the system chooses an unused destination port
+/// as the local one.
 fn is_self(stream: &TcpStream) -> bool {
     matches!((stream.local_addr(), stream.peer_addr()), (Ok(near), Ok(far)) if near == far)
 }
 
 const MAX_PAUSE: Duration = Duration::from_millis(500);
-/// A coordinator that is about to end lets the port go within this time.
+/// Time within which a coordinator that is about to end releases the port.
 const TAKEN: Duration = Duration::from_secs(4);
-/// A reason may quote what we have sent.
+/// Maximum length of an answer: a reason may quote sent texts.
 const MAX_ANSWER_LEN: usize = 64 << 10;
-/// The output that may wait, and a longest message on top.
+/// Maximum amount of unsent data: the output that may wait, and a message of maximum length.
 const MAX_UNSENT: usize = 2 * MAX_FRAME_LEN;

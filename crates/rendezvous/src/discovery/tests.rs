@@ -1,4 +1,4 @@
-//! Discovery over the loopback, with and without a coordinator there.
+//! Tests of discovery over the loopback interface, with and without a coordinator.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -38,7 +38,7 @@ fn wait(rendezvous: &mut Rendezvous) -> RendezvousNotice {
     }
 }
 
-/// Past what is only said.
+/// Returns the first notice that is not just a message for the user.
 fn outcome(plan: RendezvousPlan) -> RendezvousNotice {
     let mut rendezvous = Rendezvous::start(plan).unwrap();
     loop {
@@ -78,7 +78,7 @@ fn next(link: &mut Link) -> ToAgent {
     }
 }
 
-/// Two agents, one of them with the coordinator, run a job.
+/// Runs a job of two agents, one of them with the coordinator.
 fn run(coordinator: Coordinator, mut links: [Link; 2], master: &str) {
     for (number, link) in links.iter_mut().enumerate() {
         let host = format!("node{number}");
@@ -156,7 +156,7 @@ fn another_secret_is_refused() {
     drop(coordinator);
 }
 
-/// A peer that answers like this.
+/// Peer that sends this answer.
 struct Stranger {
     port: u16,
     over: Arc<AtomicBool>,
@@ -192,7 +192,7 @@ impl Drop for Stranger {
     }
 }
 
-/// A port that is not in use and given to no other program.
+/// Returns a port that is not in use and is reserved for this process.
 fn free_port() -> (OwnedFd, u16) {
     let fd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
     setsockopt(&fd, sockopt::ReuseAddr, &true).unwrap();
@@ -232,7 +232,7 @@ fn giving_up_is_possible_at_any_time() {
     drop(Rendezvous::start(plan(method)).unwrap());
 }
 
-/// One connection over which nothing comes must not use up the time in which the seat is kept.
+/// A silent connection must not use up the time for which the seat is kept.
 #[test]
 fn a_way_back_that_is_silent_is_given_up_soon() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -240,7 +240,7 @@ fn a_way_back_that_is_silent_is_given_up_soon() {
     let limits = TimeLimits::new(Duration::from_secs(6), Duration::from_secs(30));
     let method = DiscoveryMethod::Resume { address, patient: true, delay: Duration::ZERO };
     let _rendezvous = Rendezvous::start(RendezvousPlan { limits, ..plan(method) }).unwrap();
-    // Kept open, and silent. A busy machine may hold this process up in one round, not in all.
+    // Kept open, and silent. A busy machine may delay this process in one round, but not in all.
     let mut silent = vec![listener.accept().unwrap()];
     let given_up_soon = (0..5).any(|_| {
         let accepted = std::time::Instant::now();

@@ -1,4 +1,4 @@
-//! The little of etcd's v3 interface that an election needs, in JSON over HTTP.
+//! Client for the part of etcd's v3 interface that an election needs, in JSON over HTTP.
 
 use std::io;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(crate) struct Client {
     http: Agent,
     /// Endpoint URLs, such as `http://etcd1:2379`.
     endpoints: Vec<String>,
-    /// The one that answered last.
+    /// Index of the endpoint that has answered last.
     current: usize,
     user: Option<String>,
     password: Option<String>,
@@ -27,31 +27,31 @@ pub(crate) struct Client {
     token: Option<String>,
 }
 
-/// A lease's number, as etcd writes it.
+/// ID of a lease, as etcd writes it.
 pub(crate) type Lease = String;
 
 /// Result of an attempt to create a key.
 #[derive(Debug)]
 pub(crate) enum Created {
     Now,
-    /// The existing values of the keys.
+    /// The keys exist: their values.
     Not([Option<Vec<u8>>; 2]),
 }
 
-/// Why etcd did not do what it was asked for.
+/// Reason why etcd did not process a request.
 #[derive(Debug)]
 pub(crate) enum ClientError {
     /// A temporary failure: a later request may succeed.
     Away(String),
-    /// A permanent failure.
+    /// Permanent failure.
     Unusable(EtcdError),
 }
 
 type Result<T> = std::result::Result<T, ClientError>;
 
 impl Client {
-    /// Of "etcd1:2379,etcd2:2379"; fails with the part that is not an address, or with a file that cannot
-    /// be used.
+    /// Creates a client of the endpoints in "etcd1:2379,etcd2:2379". Fails with the part that is not an address, or
+    /// with a file that cannot be used.
     pub(crate) fn new(
         endpoints: &str,
         access: &EtcdAccess,
@@ -76,7 +76,7 @@ impl Client {
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
-            // It is in the cluster; a proxy for the world outside would not find it.
+            // etcd is inside the cluster, which a proxy for the internet could not reach.
             .proxy(None)
             .timeout_global(Some(PATIENCE));
         if let Some(tls) = access.tls_config()? {
@@ -92,37 +92,37 @@ impl Client {
         })
     }
 
-    /// The host of a member, to find out by which of our addresses it is reached.
+    /// Returns the host name of the current member, to determine which local address is used to reach it.
     pub(crate) fn host(&self) -> &str {
         let endpoint = &self.endpoints[self.current];
         endpoint.split_once("://").map_or(endpoint, |(_, host)| host)
     }
 
-    /// A lease that ends after this time unless it is kept alive.
+    /// Requests a lease that ends after this time unless it is kept alive.
     pub(crate) fn grant(&mut self, time: Duration) -> Result<Lease> {
         let granted: GrantAnswer = self.call("lease/grant", &json!({ "TTL": time.as_secs() }))?;
         Ok(granted.id)
     }
 
-    /// False when the lease has ended.
+    /// Renews a lease. Returns `false` if it has ended.
     pub(crate) fn keep_alive(&mut self, lease: &str) -> Result<bool> {
         let kept: KeepAliveAnswer = self.call("lease/keepalive", &json!({ "ID": lease }))?;
         Ok(kept.result.ttl.is_some_and(|left| left != "0"))
     }
 
-    /// Ends a lease, and with it the keys that hang on it.
+    /// Ends a lease, which deletes its keys.
     pub(crate) fn revoke(&mut self, lease: &str) -> Result<()> {
         self.call::<Value>("lease/revoke", &json!({ "ID": lease })).map(drop)
     }
 
-    /// The values of two keys at one moment.
+    /// Reads the values of two keys in one transaction.
     pub(crate) fn look(&mut self, keys: [&str; 2]) -> Result<[Option<Vec<u8>>; 2]> {
         let look: Vec<Value> = keys.iter().map(|key| range(key)).collect();
         let done: Done = self.call("kv/txn", &json!({ "success": look }))?;
         done.values().map_err(away)
     }
 
-    /// Creates a key under a lease if neither it nor the other one is there.
+    /// Creates a key with a lease if neither it nor the other key exists.
     pub(crate) fn create(
         &mut self,
         [key, other]: [&str; 2],
@@ -143,7 +143,7 @@ impl Client {
         }
     }
 
-    /// Writes one key and deletes another at one moment, if the other one hangs on this lease.
+    /// Writes one key and deletes another in one transaction, if the other one has this lease.
     pub(crate) fn replace(
         &mut self,
         old: (&str, &str),
@@ -162,7 +162,7 @@ impl Client {
         self.call::<Done>("kv/txn", &request).map(drop)
     }
 
-    /// Asks one member after the other, beginning with the one that answered last.
+    /// Sends a request to one member after the other, beginning with the one that has answered last.
     fn call<T: DeserializeOwned>(&mut self, what: &str, request: &Value) -> Result<T> {
         let mut last = away("no endpoint");
         for _ in 0..self.endpoints.len() {
@@ -181,8 +181,8 @@ impl Client {
         Err(last)
     }
 
-    /// Asks the current member, with a token where there is a user. A token that has ended, or was given
-    /// before the users of this etcd changed, is replaced once.
+    /// Sends a request to the current member, with a token if there is a user. A token that has expired, or was issued
+    /// before etcd's users changed, is replaced once.
     fn ask_as_user(&mut self, what: &str, request: &Value) -> Result<String> {
         for is_last in [false, true] {
             if let (Some(user), None) = (&self.user, &self.token) {
@@ -207,7 +207,7 @@ impl Client {
         Err(away("etcd rejects the token that it issued"))
     }
 
-    /// The answer's body, or why the member refuses.
+    /// Sends a request to the current member. Returns the body of the response, or the refusal.
     fn ask(&self, what: &str, request: &Value) -> Result<std::result::Result<String, Refusal>> {
         let endpoint = &self.endpoints[self.current];
         let failed = |error: ureq::Error| failure(endpoint, error);
@@ -228,7 +228,7 @@ impl Client {
         }
         match serde_json::from_str::<Refusal>(&body) {
             Ok(refusal) => Ok(Err(Refusal { message: printable(&refusal.message), ..refusal })),
-            // The gateway's own words, when it was spoken to without TLS.
+            // The gateway's message for a connection without TLS.
             Err(_) if status == 400 && body.contains("HTTPS") => {
                 let (endpoint, reason) = (endpoint.clone(), "it accepts only TLS".to_owned());
                 Err(ClientError::Unusable(EtcdError::NotTls { endpoint, reason }))
@@ -244,7 +244,7 @@ impl Client {
         }
     }
 
-    /// What a refusal means: whether it is about the user.
+    /// Converts a refusal to an error: it may be about the user.
     fn refused(&self, refusal: Refusal, authenticating: bool) -> ClientError {
         let endpoint = self.endpoints[self.current].clone();
         let Refusal { code, message: reason } = refusal;
@@ -253,7 +253,7 @@ impl Client {
             INVALID_ARGUMENT | FAILED_PRECONDITION if authenticating => {
                 EtcdError::Denied { endpoint, user, reason }
             }
-            // etcd's words for a request without a token where users are in force.
+            // etcd's message for a request without a token when authentication is enabled.
             INVALID_ARGUMENT if reason.contains("user name is empty") => {
                 EtcdError::Denied { endpoint, user, reason }
             }
@@ -269,8 +269,8 @@ fn away(text: impl Into<String>) -> ClientError {
     ClientError::Away(text.into())
 }
 
-/// What a request that had no answer means: by the kinds of errors of TLS, which are final, and not by
-/// their words.
+/// Converts a request's failure to an error. TLS failures are permanent; they are recognized by their types, not their
+/// messages.
 fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
     use rustls::{AlertDescription as Alert, Error as Tls};
 
@@ -285,8 +285,7 @@ fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
         error => (None, error.to_string()),
     };
     let Some(tls) = tls else {
-        // So ends a conversation in which one side speaks TLS and the other does not; but also one with
-        // a member that is just starting.
+        // This is the result if only one side uses TLS, but also if the member is just starting.
         let hint = match (is_end, endpoint.starts_with("https:")) {
             (true, true) => "; does it use TLS?",
             (true, false) => "; does it accept only TLS (--rdzv-conf protocol=https)?",
@@ -315,7 +314,7 @@ fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
     })
 }
 
-/// etcd's words where it has users and its HTTP gateway gets a certificate that could name one.
+/// etcd's message if it has users and its HTTP gateway gets a certificate that may contain a user name.
 const COMMON_NAME: &str = "CommonName of client";
 const NO_COMMON_NAME: &str =
     "with users, etcd's HTTP gateway rejects certificates with a CommonName: leave it out";
@@ -364,8 +363,8 @@ struct Refusal {
 }
 
 impl Refusal {
-    /// Another token may be accepted. JSON Web Tokens are bound to a revision of the users and roles;
-    /// that etcd has another one by now is told with a code that stands for much else.
+    /// Returns `true` if another token may be accepted. JSON Web Tokens are bound to a revision of the users and roles;
+    /// etcd reports an outdated revision with a code that it also uses for many other errors.
     fn is_about_the_token(&self) -> bool {
         self.code == UNAUTHENTICATED
             || (self.code == INVALID_ARGUMENT && self.message.contains(OLD_REVISION))
@@ -379,7 +378,7 @@ const PERMISSION_DENIED: u32 = 7;
 const FAILED_PRECONDITION: u32 = 9;
 const UNAUTHENTICATED: u32 = 16;
 
-/// Response to a transaction. etcd leaves out fields that are empty or false.
+/// Response to a transaction. etcd omits fields that are empty or false.
 #[derive(Deserialize)]
 struct Done {
     #[serde(default)]
@@ -421,7 +420,7 @@ impl Done {
     }
 }
 
-/// An etcd that lives answers in milliseconds.
+/// Time limit for a response: a running etcd responds within milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 const MAX_ANSWER_LEN: u64 = 1 << 20;
 
@@ -449,9 +448,9 @@ mod tests {
         }
     }
 
-    /// An etcd with the user root, started with these flags; `None` where there is no etcd.
+    /// Starts etcd with the user root and these flags. Returns `None` if etcd is not installed.
     fn with_root(test: &str, flags: &[String]) -> Option<(Etcd, Client)> {
-        // What is looked at is not public, so that these tests are libtest's.
+        // These tests need private items, so they are tests of libtest in this file.
         if is_missed(Need::Etcd, "brigade-rendezvous", &format!("etcd::client::tests::{test}")) {
             return None;
         }
@@ -482,7 +481,7 @@ mod tests {
         let first = root.token.clone().expect("a token");
         root.look(["a", "b"]).unwrap();
         assert_eq!(root.token.as_ref(), Some(&first), "it is used again");
-        // As etcd sees one that has ended, or that it gave before it was started again.
+        // An expired token, or one that etcd has issued before it was restarted.
         root.token = Some("DXbIoRBqPtlxgGlI.7".into());
         assert_eq!(root.look(["a", "b"]).unwrap(), [None, None]);
         let lease = root.grant(Duration::from_secs(60)).unwrap();
@@ -511,7 +510,7 @@ mod tests {
 
     #[test]
     fn answers() {
-        // As etcd 3.4 sends them.
+        // Responses of etcd 3.4.
         let absent = r#"{"header":{},"responses":[{"response_range":{"header":{},"kvs":[{"key":"Zm9v","value":"YmFy"}],"count":"1"}},{"response_range":{"header":{}}}]}"#;
         let done: Done = serde_json::from_str(absent).unwrap();
         assert!(!done.succeeded);

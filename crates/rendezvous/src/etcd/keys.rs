@@ -1,6 +1,6 @@
-//! The names under which a job lies in etcd.
+//! Names of a job's keys in etcd.
 
-/// The keys of a job.
+/// Keys of a job.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
     coordinator: String,

@@ -1,4 +1,4 @@
-//! The winner's hold on the election: a lease that is kept alive, and a mark when the job is over.
+//! Leadership of the elected coordinator: a lease that is kept alive, and a mark when the job is over.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,7 +14,7 @@ use super::keys::Keys;
 use crate::masked_thread;
 use crate::wake::Flag;
 
-/// Held by the coordinator; dropping it lets another process be elected.
+/// Lease of the coordinator. Dropping it lets another process be elected.
 #[derive(Debug)]
 pub(crate) struct LeaderLease {
     shared: Arc<Shared>,
@@ -24,12 +24,12 @@ pub(crate) struct LeaderLease {
 
 #[derive(Debug)]
 struct Shared {
-    /// Readable when another process has been elected.
+    /// Flag that is set when another process has been elected.
     lost: Flag,
     leave: Flag,
-    /// The job's exit code once it is over.
+    /// Exit code of the job, once it is over.
     code: AtomicI16,
-    /// When etcd was last asked for the lease and gave it.
+    /// Time of the last request for the lease that etcd granted.
     confirmed: Mutex<Instant>,
 }
 
@@ -50,7 +50,7 @@ struct Hold {
 }
 
 impl LeaderLease {
-    /// Keeps what has been won, with a lease that was asked for at `asked`.
+    /// Keeps the leadership, with a lease that was requested at `asked`.
     pub(crate) fn hold(
         client: Client,
         keys: Keys,
@@ -70,8 +70,8 @@ impl LeaderLease {
         Ok(Self { shared, time, thread: Some(thread) })
     }
 
-    /// No other process can have been elected: the lease is younger than its time. Without that, a
-    /// host that is cut off would begin an attempt of its own beside that of the others.
+    /// Returns `true` if no other process can have been elected, because the lease has not expired. Without this check,
+    /// a host that is cut off would begin an attempt in parallel to that of the others.
     pub(crate) fn is_held(&self) -> bool {
         self.shared.is_confirmed(self.time)
     }
@@ -106,16 +106,16 @@ impl Hold {
                 Ok(true) => self.time / 3,
                 Ok(false) => {
                     self.shared.lost.set();
-                    // Nothing of ours is left there.
+                    // No key of this process is left in etcd.
                     return;
                 }
-                // What runs does not need etcd to go on. An agent that loses the coordinator does, and the
+                // A running attempt does not need etcd. An agent that loses the coordinator does, and so does the
                 // coordinator before it begins an attempt.
                 Err(_) => RETRY,
             };
         }
         if !self.shared.is_confirmed(self.time) {
-            // etcd does not answer: it would not now, and another thread waits for this one. The lease
+            // etcd did not answer before and probably would not now, and another thread waits for this one. The lease
             // ends by itself.
             return;
         }
@@ -126,17 +126,18 @@ impl Hold {
         let _ = self.client.revoke(&self.lease);
     }
 
-    /// False when another process has been elected.
+    /// Renews the lease. Returns `false` if another process has been elected.
     fn keep(&mut self) -> Result<bool, ClientError> {
         let mut asked = Instant::now();
         if !self.client.keep_alive(&self.lease)? {
-            // It has ended: etcd was away, or this host stood still.
+            // The lease has expired: etcd was not reachable, or this host was suspended.
             asked = Instant::now();
             self.lease = self.client.grant(self.time)?;
             match self.client.create(self.keys.both(), &self.value, &self.lease)? {
                 Created::Now => {}
                 Created::Not([there, over]) => {
-                    // Ours from before, whose lease may end any moment: confirmed by the next turn.
+                    // The key is this process's earlier one, whose lease may end at any moment. The next call confirms
+                    // it.
                     return Ok(over.is_none() && there.as_ref() == Some(&self.value));
                 }
             }

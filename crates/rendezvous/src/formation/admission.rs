@@ -5,25 +5,23 @@ use std::time::Duration;
 use super::member::{Activity, Member};
 use super::{AgentId, Formation, State};
 
-/// Limits how often hosts that join may restart the others, for such a restart costs them work and
-/// uses up none of `max_restarts`.
+/// Limits how often joining hosts may restart the others, because such a restart costs work and does not count against
+/// `max_restarts`.
 ///
-/// The first host that joins a running job is admitted at once. After that an attempt runs for at
-/// least [`Rules::join_interval`](super::Rules::join_interval) before hosts are admitted again, twice
-/// as long each time, up to [`LONGEST`]. Once twice the interval has passed without such a restart, it
-/// is the shortest one again. Hosts that wait are admitted together, and at any restart after a
-/// failure, which `max_restarts` limits.
+/// The first host that joins a running job is admitted at once. After that an attempt runs for at least
+/// [`Rules::join_interval`](super::Rules::join_interval) before hosts are admitted again, twice as long each time, up
+/// to [`LONGEST`]. Once twice the interval has passed without such a restart, the shortest interval applies again.
+/// Waiting hosts are admitted together, and also at any restart after a failure, which `max_restarts` limits.
 ///
-/// A host that leaves stops the attempt whatever the interval, since its ranks are missing; but it
-/// must have been admitted before it can leave.
+/// A host that leaves stops the attempt regardless of the interval, since its ranks are missing; but it must have been
+/// admitted before it can leave.
 #[derive(Debug, Default)]
 pub(super) struct Admission {
-    /// When an attempt last began with hosts that joined a running job, and for how long none is
-    /// admitted after that.
+    /// Start of the last attempt to which joining hosts were admitted, and the time after it in which none is admitted.
     last: Option<(Duration, Duration)>,
-    /// The attempt was stopped for hosts that join, so that the next one has them.
+    /// `true` if the attempt was stopped for joining hosts, so that the next one includes them.
     open: bool,
-    /// When hosts that wait are admitted to the running attempt.
+    /// Time at which waiting hosts are admitted to the running attempt.
     pub(super) due: Option<Duration>,
 }
 
@@ -48,8 +46,8 @@ impl Admission {
 }
 
 impl Member {
-    /// It was not in the attempt before, under this coordinator or the one before it, so that it has to
-    /// be admitted.
+    /// Returns `true` if the member was not in the previous attempt, under this coordinator or the one before it, so
+    /// that it has to be admitted.
     pub(super) fn is_new(&self) -> bool {
         !self.previous_member && self.join.last_attempt.is_none()
     }
@@ -67,8 +65,8 @@ impl Formation {
         self.stop_for_membership_change(reason);
     }
 
-    /// An attempt begins: `newcomers` says whether with hosts that were not in the one before, though
-    /// that one had not failed.
+    /// Records the start of an attempt. `newcomers` is `true` if it has hosts that were not in the previous attempt,
+    /// which had not failed.
     pub(super) fn admitted(&mut self, newcomers: bool) {
         if newcomers || self.admission.open {
             self.admission.record(self.now, self.rules.join_interval);
@@ -76,14 +74,14 @@ impl Formation {
         self.admission.open = false;
     }
 
-    /// Hosts could take part in another attempt, and the present one has room for them.
+    /// Returns `true` if hosts could take part in another attempt, and the present one has room for them.
     pub(super) fn has_room(&self) -> bool {
         matches!(self.state, State::Running)
             && self.count(Member::takes_part) < self.rules.max_nodes
             && self.count(|member| member.activity == Activity::Finished) == 0
     }
 
-    /// The host for which the running attempt is stopped once [`Formation::admission_wait`] is over.
+    /// Returns the host for which the running attempt is stopped once [`Formation::admission_wait`] is over.
     fn next_admitted(&self) -> Option<AgentId> {
         if !self.has_room() {
             return None;
@@ -95,7 +93,7 @@ impl Formation {
         members.next().map(|(id, _)| *id)
     }
 
-    /// Notes when hosts that wait are admitted to the running attempt.
+    /// Sets the time at which waiting hosts are admitted to the running attempt.
     pub(super) fn plan_admission(&mut self) {
         self.admission.due = self.next_admitted().map(|_| self.admission.earliest());
     }
@@ -111,10 +109,10 @@ impl Formation {
     }
 }
 
-/// No host waits longer than that for a job with room.
+/// Maximum time that a host waits for a job with room.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Why a host has to wait, for messages.
+/// Reason for a host to wait, for messages.
 pub(super) const JOINED_LATELY: &str = "a host has joined a running attempt shortly before";
 
 #[cfg(test)]
@@ -137,7 +135,7 @@ mod tests {
         now += seconds(600);
         admission.record(now, seconds(30));
         assert_eq!(admission.earliest(), now + seconds(30));
-        // Without an interval nothing is held back.
+        // Without an interval nothing is delayed.
         let mut admission = Admission::default();
         for _ in 0..3 {
             admission.record(now, seconds(0));

@@ -1,4 +1,4 @@
-//! The inputs of the decision (events) and its outputs (actions).
+//! The inputs of the state machine (events) and its outputs (actions).
 
 use super::job_event::Record;
 use crate::{FromAgent, JobResult, Join, ToAgent};

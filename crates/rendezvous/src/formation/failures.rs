@@ -11,27 +11,27 @@ use super::member::{Clock, signed};
 use crate::message::MAX_FAULTS;
 use crate::{Cause, ExitStatus, JobResult, RankFailure};
 
-/// The failures of an attempt: of ranks, of hosts, and interruptions.
+/// Failures of an attempt: of ranks and of hosts, and interruptions.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
-    /// The first of each agent; kept when the agent is lost.
+    /// First failure of each agent's ranks. Kept when the agent is lost.
     of_ranks: BTreeMap<AgentId, (RankFailure, Clock)>,
-    /// The first one, with the moment since when the host may have been gone.
+    /// First lost host, with the earliest time at which it may have been lost.
     loss: Option<(i64, HostLoss)>,
     pub(super) interrupted: Option<i32>,
-    /// Since when the ranks are being stopped though nothing had failed: because hosts come or
-    /// leave. Ranks that fail after that do so because the others stop.
+    /// Time since which the ranks are being stopped because hosts join or leave, without a failure. Ranks that fail
+    /// later fail because the others stop.
     pub(super) membership_changed_at: Option<Duration>,
-    /// The agent that was interrupted, and the last signal.
+    /// Agents that were interrupted, for the last signal.
     interrupters: BTreeSet<Option<AgentId>>,
     last_signal: Option<i32>,
-    /// The ranks were killed at a second request to stop.
+    /// Whether the ranks were killed at a second request to stop.
     pub(super) killed: bool,
-    /// Ranks were stopped before they had ended by themselves.
+    /// Whether ranks were stopped before they had ended by themselves.
     pub(super) cut_short: bool,
 }
 
-/// A host that is gone.
+/// Loss of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HostLoss {
     pub(super) host: String,
@@ -41,22 +41,22 @@ pub(super) struct HostLoss {
 /// Time at which a lost host was last known to be alive.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LastSeen {
-    /// The connection broke now.
+    /// The connection broke at this time.
     Disconnected(Duration),
     /// The host has been silent since this time.
     Silent(Duration),
-    /// The host was alive at this time, but did not do what it was asked to.
+    /// The host was alive at this time, but did not do what was requested.
     Unresponsive(Duration),
 }
 
-/// Effect of an interruption, in addition to the earlier ones.
+/// Kind of an interruption, in relation to the earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Interruption {
-    /// The first, or another signal.
+    /// The first interruption, or one with another signal.
     New,
-    /// The same signal on another host: a scheduler sends it to all of them.
+    /// The same signal on another host, because a scheduler sends it to all hosts.
     Echo,
-    /// The same user once more.
+    /// The same signal again on the same host.
     Again,
 }
 
@@ -85,7 +85,7 @@ impl Failures {
         }
     }
 
-    /// A better idea of an agent's clock came.
+    /// Replaces the estimate of an agent's clock by a more exact one.
     pub(super) fn set_clock(&mut self, agent: AgentId, clock: Clock) {
         if let Some((_, known)) = self.of_ranks.get_mut(&agent) {
             *known = clock;
@@ -94,13 +94,14 @@ impl Failures {
 
     pub(super) fn lose(&mut self, agent: AgentId, loss: HostLoss, last_seen: LastSeen) {
         let mut since = match last_seen {
-            // The ranks of other hosts see a host go at the same time, and may be heard earlier.
+            // The ranks of other hosts notice the loss of a host at the same time, and their failures may be received
+            // earlier.
             LastSeen::Disconnected(now) => signed(now.as_millis()).saturating_sub(NEWS_TIMEOUT),
             LastSeen::Silent(heard) => signed(heard.as_millis()),
             LastSeen::Unresponsive(now) => signed(now.as_millis()),
         };
         if let Some((failure, clock)) = self.of_ranks.get(&agent) {
-            // It was still there to tell what had failed before.
+            // The host was alive when its earlier failure occurred.
             since = since.max(clock.ours(failure.at).saturating_add(1));
         }
         if self.loss.as_ref().is_none_or(|(known, _)| since < *known) {
@@ -131,7 +132,7 @@ impl Failures {
         };
         let failure = self.first_failure(unexplained).map(|(_, failure)| failure);
         let code = match &failure {
-            // The reader of some host's output has gone: what its ranks still did is not known.
+            // The reader of some host's output has ended, so the further output of its ranks is unknown.
             _ if signal == Signal::SIGPIPE as i32 => ExitStatus::Signal(signal).exit_code(),
             Some(failure) => code_of(failure),
             None if self.loss.is_none() && !self.cut_short && self.of_ranks.is_empty() => 0,
@@ -147,7 +148,7 @@ impl Failures {
             .filter(|(failure, _)| counts(failure.exit_status))
             .min_by_key(|(failure, clock)| clock.ours(failure.at))?;
         let mut first = failure.clone();
-        // A rank whose device is broken may be noticed later than those that wait for it.
+        // The failure of a rank with a broken device may be reported later than those of ranks that wait for it.
         for (other, _) in self.of_ranks.values() {
             add_faults(&mut first, &other.device_faults);
         }
@@ -180,12 +181,12 @@ pub(super) fn job_result(cause: Cause) -> JobResult {
     JobResult { code, cause: Some(cause) }
 }
 
-/// A failure is never reported as success, whatever an agent claims.
+/// Returns the exit code of a failure. It is never 0, whatever the agent reports.
 fn code_of(failure: &RankFailure) -> u8 {
     failure.exit_status.exit_code().max(1)
 }
 
-/// A signal that exists, whatever an agent claims.
+/// Returns the signal if it exists, whatever the agent reports.
 pub(super) fn checked(signal: i32) -> i32 {
     if (1..=64).contains(&signal) { signal } else { Signal::SIGTERM as i32 }
 }
@@ -195,5 +196,6 @@ pub(super) fn name(signal: i32) -> String {
     Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |known| known.to_string())
 }
 
-/// Milliseconds by which the word that a connection broke may be behind the word of what it caused.
+/// Allowance in milliseconds for the delay of the report of a broken connection relative to the reports of failures
+/// that it caused.
 const NEWS_TIMEOUT: i64 = 1_000;

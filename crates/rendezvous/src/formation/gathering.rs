@@ -1,5 +1,4 @@
-//! How hosts are gathered for an attempt: which are waited for, for how long, and in which order they get
-//! their ranks.
+//! Gathering of hosts for an attempt: which hosts are waited for, how long, and the order of their ranks.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,22 +12,22 @@ use super::rules::REGROUP;
 use super::{Action, AgentId, Formation, HostPart, JobEvent, Rules, State};
 use crate::{Assignment, Cause, ToAgent};
 
-/// Waiting for enough hosts.
+/// State of waiting for enough hosts.
 #[derive(Debug)]
 pub(super) struct Gathering {
     since: Duration,
-    /// Before the first attempt of this coordinator.
+    /// `true` before the first attempt of this coordinator.
     first: bool,
     /// End of the wait for more hosts than needed.
     last_call: Option<Duration>,
     /// `true` once the waiting hosts have been informed how many are missing.
     notified: bool,
-    /// The attempt before was stopped without a failure, so that hosts which were not in it have to
-    /// wait until they may be admitted.
+    /// `true` if the previous attempt was stopped without a failure, so that hosts which were not in it have to wait
+    /// for admission.
     membership_changed: bool,
-    /// Until when they have to wait, where the others are too few without them.
+    /// Time until which they have to wait, if the others are too few without them.
     admission: Option<Duration>,
-    /// The host that was lost last.
+    /// Host that was lost last.
     pub(super) loss: Option<HostLoss>,
 }
 
@@ -114,8 +113,8 @@ impl Formation {
         self.form();
     }
 
-    /// There are enough hosts, but some of them are cut off: whether they come back is known soon,
-    /// and an attempt that begins without them would wait for them.
+    /// Returns `true` if there are enough hosts, but some are disconnected. They come back or are lost soon, and an
+    /// attempt that begins without them would wait for them.
     pub(super) fn waits_for_absent(&self) -> bool {
         matches!(self.state, State::Gathering(_))
             && self.members.values().any(|member| member.disconnection.is_some())
@@ -152,7 +151,7 @@ impl Formation {
         if let Some(counted) = left.map(|member| member.join.restarts).max() {
             self.restarts = self.restarts.max(counted);
             if first {
-                // What the old coordinator's end cost.
+                // The end of the old coordinator costs a restart.
                 if self.restarts >= self.rules.max_restarts {
                     let host = "the coordinator's host".into();
                     let how = format!("no restart is left of {}", self.rules.max_restarts);
@@ -167,7 +166,7 @@ impl Formation {
         let order = self.choose(!membership_changed || self.admission_wait().is_zero());
         self.admitted(membership_changed && order.iter().any(|id| self.members[id].is_new()));
         for member in self.members.values_mut() {
-            // Counted.
+            // This attempt is counted.
             member.join.last_attempt = None;
         }
         let attempt = self.next_attempt;
@@ -239,8 +238,8 @@ impl Formation {
         }
     }
 
-    /// The hosts of the next attempt, in the order of their ranks. A host that has had a part keeps it;
-    /// others take part where they are admitted.
+    /// Returns the hosts of the next attempt, in the order of their ranks. A host that took part before keeps its
+    /// place; others take part if they are admitted.
     fn choose(&self, admits: bool) -> Vec<AgentId> {
         let may = |member: &Member| member.duplicate_of.is_none() && (admits || !member.is_new());
         let mut order: Vec<(&AgentId, &Member)> =

@@ -1,4 +1,4 @@
-//! Events of a job that are written down: one for each thing that an operator may ask about later.
+//! Events of a job for its record: one for each occurrence that an operator may want to look up later.
 
 use std::time::Duration;
 

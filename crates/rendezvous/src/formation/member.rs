@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::AgentId;
 use crate::{Assignment, Join, Millis};
 
-/// An agent that has joined.
+/// Agent that has joined.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) join: Join,
@@ -14,20 +14,20 @@ pub(super) struct Member {
     /// Position of the member in the order of joining.
     pub(super) order: u64,
     pub(super) joined: Duration,
-    /// Took part in the last attempt, so that its place is not given away.
+    /// `true` if the member took part in the last attempt, so that its place is kept.
     pub(super) previous_member: bool,
-    /// The member with the node rank that this one asks for. It may have ended.
+    /// Other member that has requested the same node rank. It may have ended.
     pub(super) duplicate_of: Option<AgentId>,
     pub(super) activity: Activity,
     /// Assignment of the member in the last attempt that it was asked to start.
     pub(super) assignment: Option<Assignment>,
-    /// Process numbers of its ranks in that attempt, once they are told; none where a rank's end is.
+    /// Process numbers of the member's ranks in that attempt, once they are reported. `None` for a rank that has ended.
     pub(super) ranks: Vec<Option<i32>>,
-    /// Number of the member's last request to stop the job, as it counts them.
+    /// Number of the member's last request to stop the job, in its own count.
     pub(super) requests: u32,
-    /// Number of the member's last request for its seat, as it counts them.
+    /// Number of the member's last request for its seat, in its own count.
     pub(super) resumes: u32,
-    /// Why it can take part in no other attempt.
+    /// Reason why the member cannot take part in another attempt.
     pub(super) stuck: Option<String>,
     /// Details of the disconnection, while the member has no connection.
     pub(super) disconnection: Option<Disconnection>,
@@ -37,7 +37,7 @@ pub(super) struct Member {
     pub(super) clock: Clock,
 }
 
-/// The connection to an agent is broken, and its seat is kept.
+/// Broken connection of an agent whose seat is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Disconnection {
     /// Time until which the seat is kept.
@@ -51,11 +51,11 @@ pub(super) struct Disconnection {
 pub(super) enum Activity {
     /// The agent has no processes.
     Idle,
-    /// Has been told to start.
+    /// A start was sent to the agent.
     Running,
     /// All ranks of the agent have ended with exit code 0.
     Finished,
-    /// Has been told to stop and has not answered.
+    /// A stop was sent to the agent, which has not answered.
     Stopping { finished: bool },
 }
 
@@ -64,7 +64,7 @@ impl Member {
         self.activity != Activity::Idle
     }
 
-    /// When it is lost, if no message comes from it until then.
+    /// Returns when the member is lost if nothing is received from it before.
     pub(super) fn lost_at(&self, heartbeat_timeout: Duration) -> Duration {
         match &self.disconnection {
             Some(away) => away.until,
@@ -72,14 +72,14 @@ impl Member {
         }
     }
 
-    /// Asked places come first, then the order of joining.
+    /// Returns the sort key of the member: requested node ranks come first, then the order of joining.
     pub(super) fn place(&self) -> (usize, u64) {
         (self.join.node_rank.unwrap_or(usize::MAX), self.order)
     }
 }
 
-/// Tells an agent's clock from the coordinator's: the smallest difference between when a message
-/// was sent and when it came is the clocks' own, plus the shortest way.
+/// Estimate of the offset between an agent's clock and the coordinator's: the smallest difference between the sending
+/// and receiving times of messages is the clock offset plus the shortest transmission time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Clock {
     ahead: Option<i64>,
@@ -91,18 +91,18 @@ impl Clock {
         self.ahead = Some(self.ahead.map_or(ahead, |least| least.min(ahead)));
     }
 
-    /// A moment of the agent's on the coordinator's clock.
+    /// Converts a time of the agent's clock to the coordinator's clock.
     pub(super) fn ours(self, at: Millis) -> i64 {
         signed(at.into()).saturating_add(self.ahead.unwrap_or(0))
     }
 
-    /// The same, no later than now.
+    /// Does the same as [`Self::ours`], limited to the present time.
     pub(super) fn here(self, at: Millis, now: Duration) -> Duration {
         Duration::from_millis(u64::try_from(self.ours(at)).unwrap_or(0)).min(now)
     }
 }
 
-/// Milliseconds beyond 292 million years are all the same.
+/// Converts to a signed number. Values beyond 292 million years are clamped.
 pub(super) fn signed(millis: u128) -> i64 {
     i64::try_from(millis).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Hosts that come, are silent, come back, and go.
+//! Membership: hosts that join, are silent, reconnect, and leave.
 
 use std::mem;
 use std::time::Duration;
@@ -23,10 +23,10 @@ impl Formation {
     ) {
         let seat = self.seat_of(&join).filter(|_| join.last_attempt.is_none());
         match (join.resume, seat) {
-            // Its first request was lost on its way: it has had no part, and is new here.
+            // The first request was lost in transit. The host has taken part in no attempt, and counts as new.
             (1.., None) if join.last_attempt.is_none() => {}
             (1.., _) => return self.resumes(agent, &join),
-            // That first request, which was only slow.
+            // The first request, which was received after the second one.
             (0, Some(seat)) if self.members[&seat].resumes > 0 => {
                 return self.actions.push(Action::Close(agent));
             }
@@ -91,10 +91,9 @@ impl Formation {
         }
     }
 
-    /// An agent that has lost its connection, or has found it silent, comes over a new one.
+    /// Handles an agent that has lost its connection, or received nothing over it, and connects again.
     ///
-    /// What was on its way to it may be lost, so that it is told again; it does the same. Both sides
-    /// take no notice of what they know.
+    /// Messages in transit may be lost, so both sides repeat theirs. Each ignores what it has received before.
     pub(super) fn resumes(&mut self, connection: AgentId, join: &Join) {
         if let Some(reason) = self.foreign(join) {
             return self.refuse(connection, &join.host, reason);
@@ -109,7 +108,7 @@ impl Formation {
             return self.refuse(connection, &join.host, reason);
         };
         if join.resume <= member.resumes {
-            // It was late, and another connection came before it.
+            // This connection was slow, and a later one was received before it.
             self.actions.push(Action::Close(connection));
             return;
         }
@@ -141,7 +140,7 @@ impl Formation {
                     self.send(id, ToAgent::Start(start));
                 }
             }
-            // It does not even have the message about the attempt that is being stopped.
+            // The agent has not received the start of the attempt that is being stopped.
             (State::Stopping(_), Activity::Stopping { .. }) if start.is_some() => {
                 self.stopped(id, port, false, None);
             }
@@ -150,7 +149,7 @@ impl Formation {
         }
     }
 
-    /// The member that this agent is already.
+    /// Returns the member that this agent is already, if any.
     fn seat_of(&self, join: &Join) -> Option<AgentId> {
         let is_it = |member: &Member| {
             member.remote && !join.agent.is_empty() && member.join.agent == join.agent
@@ -158,7 +157,7 @@ impl Formation {
         self.members.iter().find(|(_, member)| is_it(member)).map(|(id, _)| *id)
     }
 
-    /// Why this agent does not belong here.
+    /// Returns the reason why this agent does not belong to the job, if there is one.
     fn foreign(&self, join: &Join) -> Option<String> {
         let host = &join.host;
         if join.protocol != PROTOCOL {
@@ -179,7 +178,7 @@ impl Formation {
         None
     }
 
-    /// Why this agent cannot take part, whatever the others do.
+    /// Returns the reason why this agent cannot take part, independent of the other hosts, if there is one.
     fn refusal(&self, join: &Join) -> Option<String> {
         let foreign = self.foreign(join);
         if foreign.is_some() {
@@ -207,7 +206,7 @@ impl Formation {
                 join.nproc,
             ));
         }
-        // Numbers go up from there, and none is used twice.
+        // Attempts are numbered upwards from there, and no number is used twice.
         (join.last_attempt.is_some_and(|last| last > u32::MAX / 2)).then(|| {
             format!("{host} cannot have seen attempt {}", join.last_attempt.unwrap_or_default())
         })
@@ -277,7 +276,7 @@ impl Formation {
         }
     }
 
-    /// The node rank of a lost host goes to the first one that waits for it.
+    /// Gives the node rank of a lost host to the first host that waits for it.
     pub(super) fn hand_over_seat(&mut self, lost: AgentId) {
         let waits = |(_, member): &(&AgentId, &Member)| member.duplicate_of == Some(lost);
         let successor = self.members.iter().filter(waits).min_by_key(|(_, member)| member.order);
@@ -302,7 +301,7 @@ impl Formation {
         if self.duplicates == 0 || matches!(self.state, State::Over(_)) {
             return;
         }
-        // So a host that asked for its node rank in the meantime is refused.
+        // Hosts that requested this host's node rank in the meantime are therefore refused.
         let vain = |(_, member): &(&AgentId, &Member)| {
             member.duplicate_of == Some(agent) && member.joined < self.now
         };
@@ -316,7 +315,7 @@ impl Formation {
 
     pub(super) fn closed(&mut self, agent: AgentId, how: String) {
         if matches!(self.state, State::Over(_)) {
-            // It has been told, or will not come back to hear of it.
+            // The agent was informed, or will not reconnect.
             self.members.remove(&agent);
         } else if let Some(host) = self.expected.remove(&agent) {
             self.gone(HostLoss { host, how });
@@ -325,8 +324,8 @@ impl Formation {
         }
     }
 
-    /// The connection to an agent broke. Its seat is kept: a cut is mended, or a gateway has
-    /// forgotten the connection, and the agent comes back.
+    /// Handles the broken connection of an agent. Its seat is kept, because the agent reconnects after a network
+    /// failure or when a gateway has dropped the connection.
     pub(super) fn disconnected(&mut self, agent: AgentId, how: String, reset: bool) {
         let (now, limits) = (self.now, self.rules.limits);
         let Some(member) = self.members.get_mut(&agent).filter(|member| member.remote) else {
@@ -378,7 +377,7 @@ impl Formation {
             }
         }
         if over {
-            // Those that are connected have been told.
+            // The connected agents were informed.
             self.members.retain(|id, _| !silent.contains(id));
         } else {
             lines.into_iter().for_each(|line| self.say(line));
@@ -426,13 +425,13 @@ impl Formation {
                 self.say(format!("{} is lost: {}", loss.host, loss.how));
                 self.failures.lose(agent, loss, last_seen);
             }
-            // Its work is done.
+            // All ranks of the host have finished.
             Activity::Finished | Activity::Stopping { finished: true } => {}
         }
         self.hand_over_seat(agent);
     }
 
-    /// A host goes as it should: what its ranks leave undone does not count as a failure.
+    /// Handles a host that leaves in an orderly way. Unfinished work of its ranks does not count as a failure.
     pub(super) fn leaves(&mut self, agent: AgentId) {
         let Some(member) = self.members.remove(&agent) else { return };
         if member.duplicate_of.is_some() {
@@ -450,7 +449,7 @@ impl Formation {
         self.hand_over_seat(agent);
     }
 
-    /// A host that had no part is gone.
+    /// Handles the loss of a host that has taken part in no attempt.
     fn gone(&mut self, loss: HostLoss) {
         if matches!(self.state, State::Over(_)) {
             return;
@@ -463,7 +462,7 @@ impl Formation {
         }
     }
 
-    /// Hosts on which the next attempt can count.
+    /// Returns the number of hosts for the next attempt.
     pub(super) fn present(&self) -> usize {
         self.count(|member| member.duplicate_of.is_none())
     }

@@ -7,7 +7,7 @@ use super::{Action, AgentId, CauseKind, Formation, JobCause, JobEvent, Record};
 use crate::{Cause, ExitStatus, Millis};
 
 impl Formation {
-    /// Records an event, where events are recorded.
+    /// Records an event, if events are recorded.
     pub(super) fn record(&mut self, event: JobEvent) {
         self.record_at(self.now, event);
     }
@@ -23,7 +23,7 @@ impl Formation {
         self.record(JobEvent::Cause(Box::new(cause)));
     }
 
-    /// The attempt was stopped for another one with other hosts.
+    /// Records that the attempt was stopped for another one with other hosts.
     pub(super) fn record_change(&mut self) {
         let reason = self.last_stop.as_ref().map(|(_, reason)| reason.clone());
         self.record(JobEvent::Cause(Box::new(JobCause {

@@ -1,4 +1,4 @@
-//! The rules of a job: how many hosts, how many restarts, how long one waits.
+//! Rules of a job: numbers of hosts and restarts, and time limits.
 
 use std::time::Duration;
 
@@ -55,7 +55,8 @@ impl Default for Rules {
     }
 }
 
-/// No host starts more ranks: a larger number is a mistake, or a peer that is not ours.
+/// Maximum number of ranks per host. A larger number is a mistake, or comes from a peer with another protocol.
 pub(super) const MAX_RANKS_PER_HOST: usize = 1 << 16;
-/// Time that a new coordinator waits for the agents of the old one. Longer than the pauses with which they look for it.
+/// Time for which a new coordinator waits for the agents of the earlier one. It is longer than the pauses between their
+/// attempts to connect.
 pub(super) const REGROUP: Duration = Duration::from_millis(700);

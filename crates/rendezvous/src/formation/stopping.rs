@@ -1,4 +1,4 @@
-//! Stopping of an attempt, and what follows: another attempt, or the end of the job.
+//! Stopping of an attempt, and its consequence: another attempt, or the end of the job.
 
 use std::mem;
 use std::time::Duration;
@@ -48,8 +48,8 @@ impl Formation {
         }
     }
 
-    /// It is to stop, and is given up where it does not in time. One that is away is waited for as
-    /// long as its seat is kept, but not by a user who waits.
+    /// Returns `true` if a stop was sent to the member, and the member is abandoned at the time limit. A disconnected
+    /// member is waited for while its seat is kept, unless the user has asked to kill the ranks.
     pub(super) fn may_be_stuck(&self, member: &Member) -> bool {
         let is_waited_for = member.disconnection.is_some() && !self.failures.killed;
         matches!(member.activity, Activity::Stopping { .. }) && !is_waited_for
@@ -67,7 +67,7 @@ impl Formation {
         }
     }
 
-    /// Stops the attempt, without a failure, for another one with other hosts.
+    /// Stops the attempt without a failure, for another one with other hosts.
     pub(super) fn stop_for_membership_change(&mut self, reason: String) {
         if matches!(self.state, State::Running) {
             self.failures.membership_changed_at = Some(self.now);
@@ -110,8 +110,8 @@ impl Formation {
         }
     }
 
-    /// Handles a request to stop the job, by the user of this agent or of the coordinator, who has then been informed
-    /// there.
+    /// Handles a request to stop the job, by the user of this agent or of the coordinator. That user has been informed
+    /// on the host of the request.
     pub(super) fn interrupt(&mut self, signal: i32, by: Option<AgentId>) {
         let member = by.and_then(|id| self.members.get(&id));
         let named = match member {
@@ -125,7 +125,7 @@ impl Formation {
                 self.end(failures::job_result(Cause::Interrupted { signal, failure: None }));
             }
             (_, Some(standby)) if waits && !self.has_stopped(standby) => {
-                // The job goes on without it.
+                // The job continues without it.
                 let job_result = failures::job_result(Cause::Interrupted { signal, failure: None });
                 self.send(standby, ToAgent::End(job_result));
                 self.lose(standby, named, LastSeen::Unresponsive(self.now));
@@ -194,7 +194,7 @@ impl Formation {
         }
     }
 
-    /// Hosts whose ranks cannot be killed take part in nothing more.
+    /// Excludes hosts whose ranks cannot be killed from further attempts.
     fn dismiss_stuck_hosts(&mut self) -> Option<HostLoss> {
         let stuck = |(id, member): (&AgentId, &Member)| Some((*id, member.stuck.clone()?));
         let mut loss = None;
@@ -211,7 +211,7 @@ impl Formation {
         loss
     }
 
-    /// All agents have stopped the attempt.
+    /// Continues after all agents have stopped the attempt.
     pub(super) fn settle(&mut self) {
         let failures = mem::take(&mut self.failures);
         let first = failures.first();
@@ -249,7 +249,7 @@ impl Formation {
 
     pub(super) fn end(&mut self, mut job_result: JobResult) {
         if self.stuck && job_result.code != 0 {
-            // Something is left that a scheduler, or a user, has to know of.
+            // A scheduler or user has to be informed of the remaining processes.
             job_result.code = ExitStatus::Signal(Signal::SIGKILL as i32).exit_code();
         }
         if let Some(cause) = &job_result.cause {

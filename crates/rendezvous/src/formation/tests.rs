@@ -1,4 +1,4 @@
-//! Rule by rule: what happens, and what the decision makes of it.
+//! Tests of the formation rule by rule: events in, actions out.
 
 use super::*;
 use crate::{Cause, ExitStatus, Join, RankFailure, Stream, TimeLimits};
@@ -11,11 +11,11 @@ mod losing;
 mod recording;
 mod resuming;
 
-/// A formation and its clock, told what happens in words.
+/// A formation and its clock, with events and actions as text.
 struct Job {
     formation: Formation,
     now: Duration,
-    /// How often a user has asked it to stop.
+    /// Number of the user's requests to stop.
     requests: u32,
 }
 
@@ -39,7 +39,7 @@ impl Job {
         Self { formation: Formation::new(rules), now: Duration::ZERO, requests: 0 }
     }
 
-    /// Two hosts in their first attempt.
+    /// Returns a job of two hosts in their first attempt.
     fn of_two(max_restarts: u32) -> Self {
         let mut job = Self::new(rules(2, 2, max_restarts));
         job.join(1, join(1));
@@ -95,7 +95,7 @@ impl Job {
         self.say(id, FromAgent::Interrupted { signal, count })
     }
 
-    /// Time passes; the agents that are named beat every second.
+    /// Lets time pass. The given agents send a heartbeat every second.
     fn pass(&mut self, seconds: u64, alive: &[u64]) -> Vec<String> {
         let end = self.now + Duration::from_secs(seconds);
         let mut shown = Vec::new();

@@ -53,14 +53,14 @@ pub struct Receiver<T> {
 #[derive(Debug)]
 struct Shared<T> {
     state: Mutex<State<T>>,
-    /// Set while there are items; changed with the lock.
+    /// Set while there are items. Changed only under the lock.
     ready: Flag,
 }
 
 #[derive(Debug)]
 struct State<T> {
     items: VecDeque<T>,
-    /// The receiver is gone.
+    /// Whether the receiver was dropped.
     is_closed: bool,
 }
 
@@ -127,7 +127,7 @@ impl<T> Drop for Receiver<T> {
         let mut state = self.shared.state.lock();
         state.is_closed = true;
         let items = mem::take(&mut state.items);
-        // Dropping a value may do anything, even send here.
+        // Dropping a value may run any code, which may even send to this channel.
         drop(state);
         drop(items);
     }
@@ -173,7 +173,7 @@ mod tests {
         for _ in 0..seen.len() {
             poll(&mut [PollFd::new(receiver.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)
                 .unwrap();
-            // One for each poll: the rest must keep the descriptor readable.
+            // Receives one value per poll, because the descriptor must remain readable for the others.
             let value = receiver.try_recv().unwrap();
             assert!(!mem::replace(&mut seen[value], true));
         }

@@ -32,13 +32,13 @@ impl Flag {
 
     /// Sets the flag and wakes its waiters.
     pub fn set(&self) {
-        // Fails only when the counter is full, and then it is set.
+        // Fails only if the counter is at its maximum, and then the flag is set.
         let _ = self.0.write(1);
     }
 
     /// Clears the flag, so that it can be set for a next event.
     pub fn clear(&self) {
-        // Fails when it was not set.
+        // Fails if the flag was not set.
         let _ = self.0.read();
     }
 

@@ -8,11 +8,11 @@ use rand_pcg::rand_core::Rng;
 use super::{Sequence, SequenceLabel};
 use crate::IGNORED;
 
-/// Hides tokens for a model to find, as BERT was trained: of those that are not special, each is chosen with a
-/// probability of 15 %; of the chosen ones 80 % become the mask's token, 10 % any token and 10 % stay. Labels are the
-/// chosen tokens as they were, and -100 for the others.
+/// Masking of tokens for masked language modelling, as in BERT: each token that is not special is chosen with a
+/// probability of 15 %; of the chosen ones 80 % become the mask token, 10 % a random token and 10 % stay unchanged.
+/// Labels are the original tokens at the chosen positions, and -100 elsewhere.
 ///
-/// What is chosen follows from the loader's seed, the epoch and the sample, so it is new in each epoch and the same
+/// The choice follows from the loader's seed, the epoch and the sample, so it differs in each epoch and is the same
 /// with any number of threads and ranks.
 #[derive(Clone, Debug)]
 pub struct MaskedTokens {
@@ -81,7 +81,7 @@ impl MaskedTokens {
         self
     }
 
-    /// Hides tokens of a sequence; its labels are the hidden ones.
+    /// Masks tokens of a sequence, and sets its labels.
     pub(super) fn hide(&self, sequence: &Sequence, seed: u64) -> Result<Sequence> {
         let mut random = Draw(stream(seed, &[]));
         let mut hidden = sequence.clone();
@@ -132,7 +132,7 @@ impl MaskedTokens {
 struct Draw<R>(R);
 
 impl<R: Rng> Draw<R> {
-    /// A number from 0 up to 1.
+    /// Returns a number from 0 up to 1.
     fn share(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -141,7 +141,7 @@ impl<R: Rng> Draw<R> {
         self.share() < probability
     }
 
-    /// A number below a bound, each equally likely but for less than 2^-40.
+    /// Returns a number below a bound. All are equally likely, except for a bias of less than 2^-40.
     fn below(&mut self, bound: usize) -> i64 {
         ((u128::from(self.0.next_u64()) * bound as u128) >> 64) as i64
     }

@@ -6,8 +6,8 @@ use brigade_torch::Result;
 
 use crate::IGNORED;
 
-/// Gives each token the label of its word, for the classification of tokens: -100 for tokens of no word, and for those
-/// of a word after its first one unless `all_tokens`.
+/// Returns the label of each token's word, for token classification. It is -100 for tokens outside of words, and unless
+/// `all_tokens` for all tokens of a word except the first.
 ///
 /// ```
 /// use brigade_text::align_labels;
@@ -37,9 +37,9 @@ pub fn align_labels(words: &[Option<u32>], labels: &[i64], all_tokens: bool) -> 
     words.iter().map(label).collect()
 }
 
-/// Finds words by the places of tokens in their text: a token that begins where the one before it ends is of its word,
-/// so that `don't` is one word however many tokens it has. It is the rule by which Hugging Face hides whole words;
-/// special tokens are of none.
+/// Finds words by the offsets of tokens in their text: a token that begins where the previous one ends belongs to the
+/// same word, so that `don't` is one word regardless of its tokens. Hugging Face masks whole words by the same rule.
+/// Special tokens belong to no word.
 ///
 /// ```
 /// use brigade_text::words_of_offsets;

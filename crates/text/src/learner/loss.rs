@@ -1,4 +1,4 @@
-//! The loss of a language model, computed with its head.
+//! Loss of a language model, computed together with its head.
 
 use std::sync::Arc;
 
@@ -12,18 +12,17 @@ use brigade_train::{AutocastOptions, Precision};
 use parking_lot::Mutex;
 use tch::{Device, Tensor};
 
-/// The cross-entropy of a language model's words, with the scores of a part of them in memory at a time while the
-/// model trains.
+/// Cross-entropy of a language model. In training, only a part of the scores is in memory at a time.
 #[derive(Debug)]
 pub(super) struct HeadLoss {
     head: LanguageModelHead,
-    /// How scores are read, and what is computed of them where the head gives all.
+    /// Loss of full scores, for a head that computes all of them.
     scores: ClassesLast<LabelSmoothingCrossEntropy>,
     smoothing: f64,
     precision: Arc<Mutex<Precision>>,
 }
 
-/// Fuses the loss with the head for the time of a fit, where nothing looks at the scores.
+/// Fuses the loss with the head during a fit, if nothing uses the scores.
 #[derive(Debug)]
 pub(super) struct FuseLoss {
     head: LanguageModelHead,
@@ -38,13 +37,13 @@ impl HeadLoss {
         (Self { head: head.clone(), scores, smoothing, precision }, fuse)
     }
 
-    /// In the fit's precision: the model's output has left it.
+    /// Runs `body` in the fit's precision: the model's output is computed outside of it.
     fn autocast<R>(&self, device: Device, body: impl FnOnce() -> R) -> Result<R> {
         let precision = *self.precision.lock();
         AutocastOptions { precision, cache: false }.run(device, body)
     }
 
-    /// What the model gave as scores.
+    /// Returns the scores of a model's output.
     fn scored(&self, output: &Tensor) -> Result<Tensor> {
         if self.head.is_fused() {
             self.autocast(output.device(), || self.head.scores(output))?
@@ -90,7 +89,7 @@ impl Callback for FuseLoss {
     fn before_fit(&mut self, learner: &mut LearnerState) -> Step {
         if !learner.is_evaluation() {
             *self.precision.lock() = learner.accelerator().mixed_precision();
-            // Metrics of training batches look at the scores.
+            // Metrics of training batches need the scores.
             self.head.fuse_loss(!learner.has_train_metrics());
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What training a recurrent network needs besides the loop: its state, and AR and TAR.
+//! Callbacks for recurrent networks: the hidden state, and AR and TAR.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -16,8 +16,8 @@ use tch::{Device, Tensor};
 /// Resets the hidden state of a recurrent model before training, before validation and after the fit, and keeps it
 /// in checkpoints in the middle of an epoch (fastai's `ModelResetter`).
 ///
-/// A checkpoint has the states of all ranks' rows, in the order of the ranks; a run that goes on with another
-/// number of ranks and as many rows in all deals them out anew.
+/// A checkpoint contains the states of all ranks' rows, in the order of the ranks. A run that resumes with another
+/// number of ranks, and the same total number of rows, divides them again.
 #[derive(Debug)]
 pub struct ModelResetter {
     state: RecurrentState,
@@ -169,7 +169,7 @@ impl Callback for RnnRegularizer {
     }
 }
 
-/// A layer's state in a checkpoint.
+/// State of a layer in a checkpoint.
 #[derive(Serialize, Deserialize)]
 struct SavedLayer {
     dtype: Dtype,

@@ -1,4 +1,4 @@
-//! What Learners of texts can do besides: encoders in files, and text that goes on.
+//! Methods of text Learners: encoder files, and text generation.
 
 use std::any::Any;
 use std::path::Path;
@@ -53,18 +53,18 @@ pub trait TextLearner {
     /// On every rank when rank 0 cannot write; when the model has no encoder of an AWD-LSTM.
     fn save_encoder(&self, path: impl AsRef<Path>) -> Result<()>;
 
-    /// Reads the encoder of a language model, this crate's or fastai's, and freezes everything but the head. Every
-    /// rank calls it.
+    /// Loads the encoder of a language model, this crate's or fastai's, and freezes everything but the head. Every rank
+    /// has to call it.
     ///
     /// # Errors
-    /// When the file cannot be read, or does not fit: nothing was changed.
+    /// Fails if the file cannot be read, or does not match the model: nothing was changed.
     fn load_encoder(&mut self, path: impl AsRef<Path>) -> Result<()>;
 
-    /// Goes on with a text: returns it with so many words after it, drawn from libtorch's generator. It needs no
-    /// other rank.
+    /// Continues a text: returns it followed by `words` words, drawn from libtorch's generator. No other rank has to
+    /// take part.
     ///
     /// # Errors
-    /// When the model is no language model, or the data do not say how texts are split.
+    /// Fails if the model is not a language model, or the data have no tokenizer.
     fn generate(&mut self, text: &str, words: usize, options: &Generate) -> Result<String>;
 }
 
@@ -128,7 +128,7 @@ impl TextLearner for Learner {
     }
 }
 
-/// The name of the encoder's place in the model.
+/// Returns the name of the encoder in the model.
 fn encoder_name(learner: &LearnerState) -> Result<String> {
     let of_language_model = learner.module::<LanguageModel>().map(AwdLstmModel::encoder);
     let encoder = of_language_model
@@ -142,7 +142,7 @@ fn encoder_name(learner: &LearnerState) -> Result<String> {
     Ok(encoder.name().to_owned())
 }
 
-/// Joins the words of a text, without those that begin it and fill it up.
+/// Joins the words of a text, without tokens for its beginning and padding.
 fn written(ids: &[i64], vocabulary: &Vocabulary, decode: bool) -> Result<String> {
     let token = |id: &i64| u32::try_from(*id).ok().and_then(|id| vocabulary.token(id));
     let tokens: TokenList =

@@ -1,4 +1,4 @@
-//! What is known of texts before a batch is made, and that all ranks have found the same.
+//! Texts after tokenization, and the check that all ranks have the same.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -13,20 +13,20 @@ use super::{Options, Part, TextTarget};
 use crate::Categories;
 use crate::error::TextError;
 
-/// The texts as numbers, divided and labelled.
+/// Texts as token ids, divided and labelled.
 pub(super) struct Found {
     pub(super) ids: TokenIds,
     pub(super) vocabulary: Arc<Vocabulary>,
     pub(super) train: Vec<usize>,
     pub(super) valid: Vec<usize>,
     pub(super) labels: Labels,
-    /// The number of the token that fills up; a language model needs none.
+    /// Id of the padding token. A language model needs none.
     pub(super) pad_id: Option<i64>,
 }
 
-/// The labels of all texts.
+/// Labels of all texts.
 pub(super) enum Labels {
-    /// Of a language model.
+    /// No labels: the texts are for a language model.
     None,
     Classes(Categories, Vec<i64>),
     Several(Categories, Vec<Vec<f32>>),
@@ -63,7 +63,7 @@ impl Found {
         Ok(Self { ids, vocabulary, train, valid, labels, pad_id })
     }
 
-    /// What is equal on ranks that have found the same.
+    /// Returns a text that is equal on ranks with equal data.
     fn fingerprint(&self) -> String {
         let mut hasher = DefaultHasher::new();
         (&self.train, &self.valid).hash(&mut hasher);
@@ -82,8 +82,8 @@ impl Found {
     }
 }
 
-/// Returns what this rank has found when all ranks have found the same; else an error on every rank, so that none waits
-/// for one that has failed.
+/// Returns this rank's data if all ranks have the same, or else an error on every rank, so that none waits for one that
+/// has failed.
 pub(super) fn agreed(accelerator: &Accelerator, local: Result<Found>) -> Result<Found> {
     let told = match &local {
         Ok(found) => Ok(found.fingerprint()),
@@ -105,7 +105,7 @@ pub(super) fn agreed(accelerator: &Accelerator, local: Result<Found>) -> Result<
     }
 }
 
-/// Divides texts into those to train with and those to validate with.
+/// Divides texts into training and validation texts.
 fn divide(source: &TextSource, part: &Part, seed: u64) -> Result<(Vec<usize>, Vec<usize>)> {
     let len = source.len();
     let is_valid: Vec<bool> = match (part, source.is_valid()) {
@@ -140,7 +140,7 @@ fn divide(source: &TextSource, part: &Part, seed: u64) -> Result<(Vec<usize>, Ve
     )))
 }
 
-/// Draws a share of the texts, as fastai's `RandomSplitter`: the first ones of a permutation.
+/// Draws a share of the texts like fastai's `RandomSplitter`: the first ones of a permutation.
 fn share(len: usize, share: f64, seed: u64) -> Result<Vec<bool>> {
     if !(share > 0.0 && share < 1.0) {
         return Err(Error::invalid_argument(format!(
@@ -157,7 +157,7 @@ fn share(len: usize, share: f64, seed: u64) -> Result<Vec<bool>> {
     Ok(is_valid)
 }
 
-/// Makes targets of the labels of all texts that are used; those of others are never looked at.
+/// Converts the labels of all used texts to targets. Labels of unused texts are ignored.
 fn labels(
     source: &TextSource,
     target: &TextTarget,

@@ -1,4 +1,4 @@
-//! From texts that are found to loaders.
+//! Creation of loaders from tokenized texts.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::{
     Backwards, Documents, LabelledTexts, LanguageModelData, Padding, SortedSampler, Subset,
 };
 
-/// Makes the loaders: the same on all ranks.
+/// Creates the loaders, which are the same on all ranks.
 pub(super) fn loaders(
     origin: Origin,
     options: Options,
@@ -28,7 +28,7 @@ pub(super) fn loaders(
 ) -> Result<TextDataLoaders> {
     let seed = options.seed.unwrap_or_else(draw_seed);
     let seed = accelerator.processes().broadcast_object(seed, 0)?;
-    // From here on ranks meet before the first error is returned.
+    // From here on ranks synchronise before the first error is returned.
     let source = origin.open(&options.part).map_err(|error| TextError::from(error).into());
     let corpus = corpus(source.as_ref().ok(), &options, accelerator)?;
     let local = source.and_then(|source| match corpus {
@@ -41,8 +41,8 @@ pub(super) fn loaders(
     Maker { found, options, seed, batch_size, world, split_batches }.data()
 }
 
-/// Splits the texts, or reads their tokens from the cache; `None` without a source. The outer error is that of ranks
-/// that do not reach each other.
+/// Tokenizes the texts, or reads their tokens from the cache. Returns `None` without a source. The outer error is that
+/// of ranks that cannot reach each other.
 fn corpus(
     source: Option<&TextSource>,
     options: &Options,
@@ -60,19 +60,19 @@ fn corpus(
     };
     let threads = if accelerator.processes().is_local_main_process() { available } else { share };
     let split = |source| cache.corpus(tokenizer, source, ParallelOptions::new().threads(threads));
-    // The first rank's failure is not that of the others, which may be able to: what each has is compared later.
+    // The first rank's failure need not be that of the others, which may succeed: the results are compared later.
     let made =
         accelerator.processes().local_main_process_first(|| Ok::<_, Error>(source.map(split)))?;
     Ok(made.map(|corpus| Ok(corpus.map_err(TextError::from)?)))
 }
 
-/// What makes loaders of what was found.
+/// Data from which loaders are created.
 struct Maker {
     found: Found,
     options: Options,
     seed: u64,
     batch_size: usize,
-    /// The number of ranks that read other texts.
+    /// Number of ranks that read other texts.
     world: usize,
     split_batches: bool,
 }
@@ -98,7 +98,8 @@ impl Maker {
         Ok(TextDataLoaders { train, valid, vocabulary, tokenizer, classes, codec })
     }
 
-    /// The batch size of all ranks together: of training, or of validation, whose batches the Learner never splits.
+    /// Returns the batch size of all ranks together: of training, or of validation, whose batches the Learner never
+    /// splits.
     fn rows(&self, training: bool) -> usize {
         let split = training && self.split_batches;
         if split { self.batch_size } else { self.batch_size.saturating_mul(self.world) }
@@ -158,7 +159,7 @@ impl Maker {
         Ok((train, valid))
     }
 
-    /// Makes the loader to train with, and the one to validate with where there are texts for it.
+    /// Creates the training loader, and the validation loader if there are validation texts.
     fn both(
         &self,
         loader: impl Fn(&[usize], bool) -> Result<DataLoader<TextBatches>>,

@@ -1,8 +1,8 @@
 //! Files of corpora.
 //!
-//! Layout, little-endian: a header with a checksum of itself, from byte 4,096 on the numbers of all texts, then four
-//! tables: where each text ends, how often each token is there, where each token ends, and the tokens, one after the
-//! other. The header has a checksum of the numbers and one of the tables.
+//! Layout, little-endian: a header with its own checksum, from byte 4,096 on the token numbers of all texts, then four
+//! tables: the end of each text, the number of occurrences of each token, the end of each token, and the concatenated
+//! tokens. The header has a checksum of the numbers and one of the tables.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ use crate::corpus::{Key, Parts, Store, Width};
 use crate::files::io_error;
 use crate::{Error, Result, TokenCorpus, TokenList};
 
-/// What a file says of itself.
+/// Header of a corpus file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) key: [u8; 32],
@@ -28,7 +28,7 @@ pub(super) struct Header {
 pub(super) const MAGIC: &[u8; 8] = b"BRIGTOKS";
 const VERSION: u32 = 1;
 const HEADER: usize = 96;
-/// Where the numbers begin, on a page of their own.
+/// Offset of the numbers, which begin on a page of their own.
 pub(super) const NUMBERS: u64 = 4096;
 
 impl Header {
@@ -57,7 +57,7 @@ impl Header {
         bytes
     }
 
-    /// Reads a header, or says what is wrong.
+    /// Parses a header. The error describes what is wrong.
     fn from_bytes(bytes: &[u8; HEADER]) -> Result<Self, String> {
         if &bytes[..8] != MAGIC {
             return Err("it does not begin as a corpus does".into());
@@ -96,7 +96,7 @@ impl Header {
         })
     }
 
-    /// Where the tables begin, and where the file ends.
+    /// Returns the offset of the tables and the end of the file.
     fn places(self) -> Option<(u64, u64)> {
         let tables = self.numbers.checked_mul(self.width.bytes() as u64)?.checked_add(NUMBERS)?;
         let end = tables
@@ -109,7 +109,7 @@ impl Header {
 
 const CHECKED: usize = 88;
 
-/// Opens a file, and compares all of it with its checksums.
+/// Opens a file, and verifies the checksums of all of it.
 pub(super) fn open(path: &Path) -> Result<TokenCorpus> {
     let failed = io_error(path);
     let damaged = |detail: String| Error::Format { path: path.into(), detail };
@@ -121,7 +121,7 @@ pub(super) fn open(path: &Path) -> Result<TokenCorpus> {
     }
     file.read_exact_at(&mut header, 0).map_err(&failed)?;
     let header = Header::from_bytes(&header).map_err(&damaged)?;
-    // Nothing is allocated that the file does not hold.
+    // Nothing is allocated that the file does not contain.
     let (tables, end) = header.places().filter(|(_, end)| *end == length).ok_or_else(|| {
         damaged(format!("it has {length} bytes, but its header declares another number"))
     })?;
@@ -140,7 +140,7 @@ pub(super) fn open(path: &Path) -> Result<TokenCorpus> {
     Ok(TokenCorpus::new(Parts { key: Key(header.key), tokens, times, ends, store }))
 }
 
-/// The tables: tokens, how often each is there, and where texts end.
+/// Parses the tables: tokens, occurrences of each token, and ends of the texts.
 fn parts(header: &Header, bytes: &[u8]) -> Option<(TokenList, Vec<u64>, Vec<u64>)> {
     let mut rest = bytes;
     let mut table = |rows: u64| -> Option<Vec<u64>> {
@@ -158,7 +158,7 @@ fn parts(header: &Header, bytes: &[u8]) -> Option<(TokenList, Vec<u64>, Vec<u64>
     fits.then_some((tokens, times, ends))
 }
 
-/// The checksum of a part of a file.
+/// Computes the checksum of a part of a file.
 fn checksum(file: &File, start: u64, end: u64) -> std::io::Result<u32> {
     let mut hasher = crc32fast::Hasher::new();
     let mut buffer = vec![0; BUFFER.min(usize::try_from(end - start).unwrap_or(BUFFER))];

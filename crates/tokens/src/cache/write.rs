@@ -1,4 +1,4 @@
-//! How files of corpora are written.
+//! Writing of corpus files.
 
 use std::fs;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -12,7 +12,7 @@ use crate::corpus::{Builder, Key, Parts, Sink, Store, Width, widened};
 use crate::files::{folder_of, io_error, sync_folder};
 use crate::{Result, TokenCorpus};
 
-/// A file of numbers under a name for the time being.
+/// File of numbers under a temporary name.
 pub(super) struct FileSink {
     writer: BufWriter<NamedTempFile>,
     crc: crc32fast::Hasher,
@@ -25,7 +25,7 @@ impl FileSink {
         let file = tempfile::Builder::new()
             .prefix(&prefix(path))
             .suffix(SUFFIX)
-            // The process's umask takes away what it does not allow.
+            // The umask of the process removes permissions.
             .permissions(fs::Permissions::from_mode(0o666))
             .tempfile_in(folder_of(path))?;
         let mut writer = BufWriter::with_capacity(1 << 20, file);
@@ -69,7 +69,7 @@ impl Sink for FileSink {
     }
 }
 
-/// Writes the tables and the header, gives the file its name, and opens it.
+/// Writes the tables and the header, renames the file to its final name, and opens it.
 pub(super) fn finish(builder: Builder<FileSink>, key: Key, path: &Path) -> Result<TokenCorpus> {
     let failed = io_error(path);
     let mut sink = None;
@@ -86,7 +86,7 @@ pub(super) fn finish(builder: Builder<FileSink>, key: Key, path: &Path) -> Resul
     format::open(path)
 }
 
-/// Writes a corpus that is there.
+/// Writes an existing corpus.
 pub(super) fn save(corpus: &TokenCorpus, path: &Path) -> Result<()> {
     let failed = io_error(path);
     let mut sink = FileSink::create(path).map_err(&failed)?;
@@ -127,20 +127,20 @@ fn complete(sink: FileSink, parts: &Parts, width: Width, path: &Path) -> io::Res
     Ok(())
 }
 
-/// Removes the files that killed processes left; called with the lock, so that none of them is being written.
+/// Removes the files that killed processes have left. The caller holds the lock, so none of them is being written.
 pub(super) fn remove_leftovers(path: &Path) {
     let Ok(files) = fs::read_dir(folder_of(path)) else { return };
     for file in files.flatten() {
         let name = file.file_name();
         let name = name.to_string_lossy();
         if name.starts_with(&prefix(path)) && name.ends_with(SUFFIX) {
-            // One that cannot be removed takes room, and is nothing worse.
+            // A file that cannot be removed is harmless.
             let _ = fs::remove_file(file.path());
         }
     }
 }
 
-/// How the name of a file begins that will become `path`.
+/// Returns the prefix of the temporary names of the file `path`.
 fn prefix(path: &Path) -> String {
     format!(".{}-", path.file_name().unwrap_or_default().to_string_lossy())
 }

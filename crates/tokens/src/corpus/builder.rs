@@ -1,4 +1,4 @@
-//! How a corpus is made.
+//! Building of a corpus.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -11,12 +11,12 @@ use crate::files::io_error;
 use crate::parallel::each_text;
 use crate::{Error, ParallelOptions, Result, TextSource, TokenList, Tokenizer};
 
-/// What tells a corpus from others: a hash of its texts and of what splits them.
+/// Identity of a corpus: a hash of its texts and its tokenizer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Key(pub(crate) [u8; 32]);
 
 impl Key {
-    /// The version of this crate counts, because rules may change with it.
+    /// Computes the key. It includes the version of this crate, because tokenization rules may change with it.
     pub(crate) fn new(tokenizer: &dyn Tokenizer, content: &Content) -> Self {
         let mut hasher = Sha256::new();
         let describes = tokenizer.describe().to_string();
@@ -28,18 +28,18 @@ impl Key {
     }
 }
 
-/// 64 hexadecimal digits.
+/// Formats the key as 64 hexadecimal digits.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-/// A hash of all texts: of the hashes of each, so that threads share the work.
+/// Hash of all texts. It is a hash of the hashes of each text, so that threads can share the work.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Content([u8; 32]);
 
-/// Hashes all texts.
+/// Computes the hash of all texts.
 pub(crate) fn content_of(texts: &TextSource, options: ParallelOptions<'_>) -> Result<Content> {
     let mut all = Sha256::new();
     each_text(
@@ -54,12 +54,12 @@ pub(crate) fn content_of(texts: &TextSource, options: ParallelOptions<'_>) -> Re
     Ok(Content(all.finalize().into()))
 }
 
-/// What numbers go to while a corpus is made.
+/// Destination of the numbers while a corpus is built.
 pub(crate) trait Sink: Write + Sized {
-    /// Says where they go, for messages.
+    /// Returns the path of the destination, for messages.
     fn place(&self) -> PathBuf;
 
-    /// Gives back all numbers that were written, as they are now, to be written anew with twice as many bytes each.
+    /// Returns the sink with all written numbers widened to twice as many bytes each.
     fn widen(self) -> io::Result<Self>;
 }
 
@@ -75,7 +75,7 @@ impl Sink for Vec<u8> {
     }
 }
 
-/// Writes numbers of two bytes as numbers of four.
+/// Converts numbers of two bytes to numbers of four bytes.
 pub(crate) fn widened(narrow: &[u8], mut wide: impl Write) -> io::Result<()> {
     let (numbers, _) = narrow.as_chunks();
     numbers.iter().try_for_each(|number| {
@@ -83,7 +83,7 @@ pub(crate) fn widened(narrow: &[u8], mut wide: impl Write) -> io::Result<()> {
     })
 }
 
-/// Numbers tokens in the order in which they come.
+/// Builder that numbers tokens in the order in which they come.
 pub(crate) struct Builder<S> {
     sink: Option<S>,
     width: Width,
@@ -91,7 +91,7 @@ pub(crate) struct Builder<S> {
     tokens: TokenList,
     times: Vec<u64>,
     ends: Vec<u64>,
-    /// The numbers of one text, encoded.
+    /// Encoded numbers of one text.
     encoded: Vec<u8>,
 }
 
@@ -108,7 +108,7 @@ impl<S: Sink> Builder<S> {
         }
     }
 
-    /// Splits all texts and adds their tokens; returns the hash of what was read.
+    /// Tokenizes all texts and adds their tokens. Returns the hash of the texts that were read.
     pub(crate) fn add_all(
         &mut self,
         tokenizer: &dyn Tokenizer,
@@ -157,7 +157,7 @@ impl<S: Sink> Builder<S> {
         }
     }
 
-    /// Gives the next number to a token.
+    /// Assigns the next number to a token.
     fn number(&mut self, token: &str) -> Result<u32> {
         let next = self.tokens.len();
         if next == self.width.numbers() {
@@ -173,7 +173,7 @@ impl<S: Sink> Builder<S> {
         Ok(number)
     }
 
-    /// Goes on with numbers of four bytes.
+    /// Continues with numbers of four bytes.
     fn widen(&mut self) -> Result<()> {
         if self.width == Width::Four {
             return Ok(());
@@ -189,7 +189,7 @@ impl<S: Sink> Builder<S> {
         Ok(())
     }
 
-    /// Makes the corpus, of whose numbers `store` knows where they are now.
+    /// Creates the corpus. `store` returns the final place of the numbers.
     pub(crate) fn finish(self, key: Key, store: impl FnOnce(S, Width) -> Store) -> Result<Parts> {
         let Self { sink, width, tokens, times, ends, .. } = self;
         let lost = || Error::InvalidArgument("the numbers of the corpus could not be kept".into());

@@ -1,4 +1,4 @@
-//! Where the numbers of a corpus are.
+//! Storage of a corpus's numbers.
 
 use std::fmt;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use crate::files::io_error;
 use crate::{Error, Result};
 
-/// How many bytes a number has.
+/// Number of bytes per number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Width {
     Two,
@@ -23,7 +23,7 @@ impl Width {
         }
     }
 
-    /// How many different numbers it holds.
+    /// Returns how many different numbers the width can represent.
     pub(crate) const fn numbers(self) -> usize {
         match self {
             Self::Two => 1 << 16,
@@ -32,11 +32,12 @@ impl Width {
     }
 }
 
-/// The numbers of all texts, one after the other, little-endian.
+/// Numbers of all texts, concatenated, little-endian.
 pub(crate) enum Store {
     Memory(Vec<u8>, Width),
-    /// In a file from an offset on. It is read at offsets, not mapped: a file that is cut short meanwhile is then an
-    /// error, where a map would end the process with SIGBUS, and the page cache holds it once for all ranks either way.
+    /// In a file from an offset on. It is read at offsets, not mapped: if the file is truncated in the meantime, a read
+    /// returns an error, whereas a map would end the process with SIGBUS. The page cache holds it once for all ranks in
+    /// either case.
     File {
         file: File,
         path: PathBuf,
@@ -52,7 +53,7 @@ impl Store {
         }
     }
 
-    /// Gives `count` numbers from the one with number `first` on to `visit`.
+    /// Passes `count` numbers, beginning with the one at index `first`, to `visit`.
     pub(super) fn read(
         &self,
         first: u64,
@@ -73,7 +74,7 @@ impl Store {
         self.pieces(first, count, &mut decode)
     }
 
-    /// Gives `count` numbers from the one with number `first` on to `visit`, as bytes, in pieces.
+    /// Passes `count` numbers, beginning with the one at index `first`, to `visit` in pieces of bytes.
     pub(crate) fn pieces(
         &self,
         first: u64,
@@ -103,7 +104,7 @@ impl Store {
         }
     }
 
-    /// The error where a number is none of the corpus.
+    /// Returns the error for a number that the corpus does not have.
     pub(super) fn damaged(&self) -> Error {
         let path = match self {
             Self::Memory(..) => "the corpus in memory".into(),
@@ -126,5 +127,5 @@ impl fmt::Debug for Store {
     }
 }
 
-/// A multiple of both widths.
+/// Buffer size in bytes: a multiple of both widths.
 const BUFFER: usize = 16 << 10;

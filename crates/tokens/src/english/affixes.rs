@@ -1,4 +1,4 @@
-//! What spaCy's patterns take off the ends of a text without spaces, and where they split it.
+//! Prefixes, suffixes and infixes of spaCy's patterns, for texts without spaces.
 //!
 //! The patterns' alternatives begin with different characters or end in different ones, so each function looks at a
 //! few characters at one place; `tests/fastai/tables.py` checks that the patterns still have this form.
@@ -8,7 +8,7 @@ use super::characters::{
     PREFIX, QUOTE, SPLITS, SUFFIX,
 };
 
-/// Returns the bytes of the prefix, 0 without one.
+/// Returns the length of the prefix in bytes, or 0 without one.
 pub(super) fn prefix(text: &str) -> usize {
     let mut characters = text.chars();
     let Some(first) = characters.next() else { return 0 };
@@ -26,7 +26,8 @@ pub(super) fn prefix(text: &str) -> usize {
     }
 }
 
-/// Returns the bytes of the suffix, 0 without one: the longest, for the pattern is searched from the left.
+/// Returns the length of the suffix in bytes, or 0 without one. It is the longest one, because the pattern is searched
+/// from the left.
 pub(super) fn suffix(text: &str) -> usize {
     let mut backwards = text.chars().rev();
     let Some(last) = backwards.next() else { return 0 };
@@ -47,7 +48,7 @@ pub(super) fn suffix(text: &str) -> usize {
     alone.max(found).max(after_digit)
 }
 
-/// Whether a period at the end is a suffix, by the two characters before it.
+/// Returns `true` if a period at the end is a suffix, depending on the two characters before it.
 fn is_period_apart(before: Option<char>, second: Option<char>) -> bool {
     let Some(before) = before else { return false };
     let class = CHARACTERS.of(before);
@@ -56,7 +57,7 @@ fn is_period_apart(before: Option<char>, second: Option<char>) -> bool {
         || (class & ALPHA_UPPER != 0 && is(second, ALPHA_UPPER))
 }
 
-/// The bytes behind the last digit, if they are a unit or a currency; these have no digits.
+/// Returns the length in bytes of a unit or a currency after the last digit. Units and currencies contain no digits.
 fn after_digit(text: &str) -> usize {
     let window = text.len().saturating_sub(CHARACTERS.longest_after_digit() + 1);
     let digit = text.as_bytes()[window..].iter().rposition(u8::is_ascii_digit);
@@ -81,11 +82,11 @@ pub(super) fn infix(text: &str, from: usize) -> Option<(usize, usize)> {
     None
 }
 
-/// The bytes of the infix at the beginning of `rest`, which begins with `character`.
+/// Returns the length in bytes of the infix at the beginning of `rest`, which begins with `character`.
 fn infix_at(before: Option<char>, character: char, class: Class, rest: &str) -> usize {
     let is_digit = |it: Option<char>| it.is_some_and(|it| it.is_ascii_digit());
     let after = |bytes: usize| rest[bytes..].chars().next();
-    // Of a run of hyphens, the whole run is an infix or none.
+    // In a run of hyphens, either the whole run is an infix or nothing.
     let between = |bytes: usize| {
         let fits = (is(before, ALPHA) || is_digit(before)) && is(after(bytes), ALPHA);
         if fits { bytes } else { 0 }

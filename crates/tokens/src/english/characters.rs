@@ -1,4 +1,4 @@
-//! The classes of characters that spaCy's patterns and Python's regular expressions name.
+//! Character classes of spaCy's patterns and Python's regular expressions.
 //!
 //! Rust's own classes follow a newer Unicode and differ from Python's (`\x1c` to `\x1f` are spaces there), and spaCy's
 //! letters are ranges of its own.
@@ -6,36 +6,36 @@
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
-/// What is known about a character: a set of the constants below.
+/// Properties of a character: a set of the constants below.
 pub(crate) type Class = u16;
 
-/// Python's `str.isspace` and `\s`.
+/// Space as in Python's `str.isspace` and `\s`.
 pub(crate) const SPACE: Class = 1;
-/// Python's `\w`.
+/// Word character as in Python's `\w`.
 pub(crate) const WORD: Class = 1 << 1;
-/// Python's `\d`.
+/// Decimal digit as in Python's `\d`.
 pub(crate) const DECIMAL: Class = 1 << 2;
-/// Python's Unicode has given it a meaning.
+/// Assigned character in the version of Unicode that Python uses.
 pub(crate) const ASSIGNED: Class = 1 << 3;
-/// A letter.
+/// Letter of spaCy's `ALPHA`.
 pub(crate) const ALPHA: Class = 1 << 4;
-/// A small letter, or one of a script without capitals.
+/// Lowercase letter, or a letter of a script without capitals.
 pub(crate) const ALPHA_LOWER: Class = 1 << 5;
-/// A capital, or a letter of a script without capitals.
+/// Uppercase letter, or a letter of a script without capitals.
 pub(crate) const ALPHA_UPPER: Class = 1 << 6;
-/// A quotation mark.
+/// Quotation mark of spaCy's patterns.
 pub(crate) const QUOTE: Class = 1 << 7;
-/// A pictogram.
+/// Pictogram of spaCy's patterns.
 pub(crate) const ICON: Class = 1 << 8;
-/// A prefix by itself.
+/// Character that is a prefix by itself.
 pub(crate) const PREFIX: Class = 1 << 9;
-/// A suffix by itself.
+/// Character that is a suffix by itself.
 pub(crate) const SUFFIX: Class = 1 << 10;
-/// A period after it is a suffix.
+/// Character after which a period is a suffix.
 pub(crate) const BEFORE_PERIOD: Class = 1 << 11;
-/// The last character of what is a suffix after a digit: a unit or a currency.
+/// Last character of a suffix that follows a digit: a unit or a currency.
 pub(crate) const ENDS_AFTER_DIGIT: Class = 1 << 12;
-/// A text without such characters has neither prefix, suffix nor infix and is no address of the web.
+/// Character that splits: a text without such characters has neither prefix, suffix nor infix and is not a URL.
 pub(crate) const SPLITS: Class = 1 << 13;
 
 const NAMES: [(&str, Class); 12] = [
@@ -52,22 +52,22 @@ const NAMES: [(&str, Class); 12] = [
     ("suffix", SUFFIX | SPLITS),
     ("before-period", BEFORE_PERIOD),
 ];
-/// The characters of patterns of several characters: each such pattern has one of these, or one with [`SPLITS`] from
-/// its class. Digits stand before units, the period is in every address.
+/// Characters of patterns with several characters: each such pattern has one of these, or one with [`SPLITS`] from its
+/// class. Digits precede units, and every URL has a period.
 const IN_PATTERNS: &str = "0123456789.+-*^,–—~:<>=/$'’";
 const PAGE: usize = 256;
 
-/// The class of each character, and the suffixes that stand after a digit.
+/// Class of each character, and the suffixes that may follow a digit.
 #[derive(Debug)]
 pub(crate) struct Characters {
-    /// The number of the page for each 256 code points; equal pages are one.
+    /// Index of the page for each 256 code points. Equal pages are stored once.
     index: Box<[u8]>,
     pages: Vec<[Class; PAGE]>,
     after_digit: HashSet<&'static str>,
     longest_after_digit: usize,
 }
 
-/// The table of the English tokenizer.
+/// Table of the English tokenizer.
 pub(crate) static CHARACTERS: LazyLock<Characters> =
     LazyLock::new(|| Characters::parse(include_str!("characters.txt")));
 
@@ -114,30 +114,30 @@ impl Characters {
         self.pages[usize::from(self.index[point / PAGE])][point % PAGE]
     }
 
-    /// Whether a character has one of these properties.
+    /// Returns `true` if a character has one of these properties.
     #[inline]
     pub(crate) fn is(&self, character: char, class: Class) -> bool {
         self.of(character) & class != 0
     }
 
-    /// Whether a text is a suffix where it stands after a digit.
+    /// Returns `true` if a text is a suffix when it follows a digit.
     pub(crate) fn is_after_digit(&self, text: &str) -> bool {
         text.len() <= self.longest_after_digit && self.after_digit.contains(text)
     }
 
-    /// The bytes of the longest suffix after a digit.
+    /// Returns the length of the longest suffix after a digit, in bytes.
     pub(crate) fn longest_after_digit(&self) -> usize {
         self.longest_after_digit
     }
 }
 
-/// `41-5a` or `5f`, inclusive.
+/// Parses an inclusive range of code points, such as `41-5a` or `5f`.
 fn range(text: &str) -> Option<(usize, usize)> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     Some((usize::from_str_radix(first, 16).ok()?, usize::from_str_radix(last, 16).ok()?))
 }
 
-/// Whether a character is a space for Python.
+/// Returns `true` if Python treats a character as a space.
 #[inline]
 pub(crate) fn is_space(character: char) -> bool {
     match character {
@@ -146,7 +146,7 @@ pub(crate) fn is_space(character: char) -> bool {
     }
 }
 
-/// The next space from this byte on, by its first byte and that after it.
+/// Returns the start and end of the next space at or after this byte.
 #[inline]
 pub(crate) fn next_space(text: &str, from: usize) -> Option<(usize, usize)> {
     let mut from = from;
@@ -162,13 +162,13 @@ pub(crate) fn next_space(text: &str, from: usize) -> Option<(usize, usize)> {
     }
 }
 
-/// The value of a decimal digit of any script, as Python's `int` reads it.
+/// Returns the value of a decimal digit of any script, as Python's `int` does.
 pub(crate) fn decimal(character: char) -> Option<u32> {
     let characters = &*CHARACTERS;
     if !characters.is(character, DECIMAL) {
         return None;
     }
-    // Digits stand in tens, and some scripts' tens one after another.
+    // Digits are in groups of ten, and some scripts' groups are adjacent.
     let point = character as u32;
     let before = (0..point).rev().map_while(char::from_u32);
     let before = before.take_while(|it| characters.is(*it, DECIMAL)).count();

@@ -1,11 +1,11 @@
-//! Special cases that the affixes have taken apart, found again among the tokens.
+//! Special cases that were split as affixes, searched among the tokens.
 
 use super::{Symbol, Token};
 
-/// The special cases as sequences of the tokens into which the affixes alone split them, in a tree.
+/// Tree of the special cases, each as the sequence of tokens into which the affix rules alone split it.
 #[derive(Debug)]
 pub(super) struct Phrases {
-    /// By the first token's symbol.
+    /// Root nodes by the symbol of the first token.
     first: Vec<Option<usize>>,
     nodes: Vec<Node>,
 }
@@ -16,7 +16,7 @@ struct Node {
     next: Vec<(Symbol, usize)>,
 }
 
-/// Tokens from one to before another.
+/// Range of tokens, with an exclusive end.
 type Span = (usize, usize);
 
 impl Phrases {
@@ -24,7 +24,7 @@ impl Phrases {
         Self { first: Vec::new(), nodes: Vec::new() }
     }
 
-    /// Adds a sequence.
+    /// Adds a sequence of symbols.
     pub(super) fn insert(&mut self, symbols: &[Symbol]) {
         let Some((first, rest)) = symbols.split_first() else { return };
         let first = *first as usize;
@@ -52,8 +52,8 @@ impl Phrases {
         self.nodes[at].ends = true;
     }
 
-    /// Returns the sequences among the tokens, in order and apart from each other: spaCy's choice among those that
-    /// overlap, the longest first and of equally long ones the first. A sequence that is left out hides others, too.
+    /// Returns the non-overlapping sequences among the tokens, in order. Among overlapping ones spaCy prefers the
+    /// longest, and among equally long ones the first. A rejected sequence blocks others, too.
     pub(super) fn find(&self, tokens: &[Token]) -> Vec<Span> {
         let mut spans = self.all(tokens);
         if spans.len() < 2 {
@@ -108,9 +108,9 @@ mod tests {
         };
         assert_eq!(find(&[0, 1, 0, 1, 2]), [(1, 2), (3, 5)]);
         assert_eq!(find(&[1, 2, 3]), [(0, 2)]);
-        // The first two are left out, and hide the first alone.
+        // The first two are rejected, and block only the first token.
         assert_eq!(find(&[1, 2, 3, 4]), [(1, 4)]);
-        // The second pair is left out, and hides the third.
+        // The second pair is rejected, and blocks the third.
         assert_eq!(find(&[5, 5, 5, 5]), [(0, 2)]);
         assert_eq!(find(&[]), []);
     }

@@ -1,12 +1,12 @@
-//! Which texts spaCy takes for addresses of the web.
+//! Detection of URLs by spaCy's rules.
 
 use super::characters::{ALPHA_LOWER, CHARACTERS, DECIMAL, WORD};
 
-/// Whether a text without spaces is an address: spaCy's `URL_MATCH`.
+/// Returns `true` if a text without spaces is a URL by spaCy's `URL_MATCH`.
 ///
-/// An optional scheme, an optional part up to an `@`, a public IPv4 address or a host whose last part is of small
-/// letters, an optional port, an optional path. The pattern's choices are settled by the character that follows, so
-/// the time is linear in the text.
+/// An optional scheme, an optional part up to an `@`, a public IPv4 address or a host whose last part is in lowercase
+/// letters, an optional port, an optional path. The next character decides each of the pattern's choices, so the time
+/// is linear in the length of the text.
 pub(super) fn is_url(text: &str) -> bool {
     if !text.contains('.') {
         return false;
@@ -20,7 +20,7 @@ pub(super) fn is_url(text: &str) -> bool {
     {
         return true;
     }
-    // Whatever stands before an `@` may be a name and a password; one character at least.
+    // The part before an `@` may be a name and a password, with at least one character.
     let first = text.chars().next().map_or(0, char::len_utf8);
     text[first..].match_indices('@').any(|(at, _)| is_host_and_path(&text[first + at + 1..]))
 }
@@ -37,7 +37,7 @@ fn is_host_and_path(text: &str) -> bool {
         || after_address(text).is_some_and(is_port_and_path)
 }
 
-/// `(?::\d{2,5})?(?:[/?#]\S*)?$`
+/// Matches `(?::\d{2,5})?(?:[/?#]\S*)?$`.
 fn is_port_and_path(text: &str) -> bool {
     let text = match text.strip_prefix(':') {
         Some(port) => {
@@ -52,7 +52,7 @@ fn is_port_and_path(text: &str) -> bool {
     text.is_empty() || text.starts_with(['/', '?', '#'])
 }
 
-/// What follows a host: labels, each with a period after it, and a last part of 2 to 63 small letters.
+/// Returns the text after a host: labels, each followed by a period, and a last part of 2 to 63 lowercase letters.
 fn after_host(text: &str) -> Option<&str> {
     let mut rest = text;
     while let Some(next) = after_label(rest) {
@@ -65,7 +65,8 @@ fn after_host(text: &str) -> Option<&str> {
     (2..=63).contains(&domain.chars().take(64).count()).then_some(rest)
 }
 
-/// `(?:X[X_-]{0,62})?X\.` with X a letter or digit, or anything from U+00A1 to U+FFFF.
+/// Returns the text after a label: `(?:X[X_-]{0,62})?X\.` with X a letter or digit, or a character from U+00A1 to
+/// U+FFFF.
 fn after_label(text: &str) -> Option<&str> {
     let (label, rest) =
         split_run(text, |letter| is_in_label(letter) || matches!(letter, '_' | '-'));
@@ -78,7 +79,7 @@ fn is_in_label(character: char) -> bool {
     character.is_ascii_alphanumeric() || ('\u{a1}'..='\u{ffff}').contains(&character)
 }
 
-/// What follows four numbers with periods between them, unless they are of a private network.
+/// Returns the text after an IPv4 address, unless the address belongs to a private network.
 fn after_address(text: &str) -> Option<&str> {
     let mut rest = text;
     let mut parts = [""; 4];
@@ -103,7 +104,7 @@ fn after_address(text: &str) -> Option<&str> {
     (fits && !private).then_some(rest)
 }
 
-/// The first two of up to three characters, and how many there are.
+/// Returns the first two of up to three characters, and their number.
 fn digits(text: &str) -> Option<([char; 2], usize)> {
     let mut characters = text.chars();
     let first = characters.next()?;
@@ -113,7 +114,7 @@ fn digits(text: &str) -> Option<([char; 2], usize)> {
     (length <= 3).then_some(([first, second], length))
 }
 
-/// `[1-9]\d?|1\d\d|2[01]\d|22[0-3]`
+/// Matches the first number of an address: `[1-9]\d?|1\d\d|2[01]\d|22[0-3]`.
 fn is_first(text: &str) -> bool {
     match digits(text) {
         Some((['1', _], 3) | (['2', '0' | '1'], 3)) => true,
@@ -123,7 +124,7 @@ fn is_first(text: &str) -> bool {
     }
 }
 
-/// `1?\d{1,2}|2[0-4]\d|25[0-5]`
+/// Matches a middle number of an address: `1?\d{1,2}|2[0-4]\d|25[0-5]`.
 fn is_middle(text: &str) -> bool {
     match digits(text) {
         Some((['1', _], 3) | (['2', '0'..='4'], 3)) => true,
@@ -133,7 +134,7 @@ fn is_middle(text: &str) -> bool {
     }
 }
 
-/// `[1-9]\d?|1\d\d|2[0-4]\d|25[0-4]`
+/// Matches the last number of an address: `[1-9]\d?|1\d\d|2[0-4]\d|25[0-4]`.
 fn is_last(text: &str) -> bool {
     match digits(text) {
         Some((['1', _], 3) | (['2', '0'..='4'], 3)) => true,
@@ -143,7 +144,7 @@ fn is_last(text: &str) -> bool {
     }
 }
 
-/// Splits behind the longest run of such characters at the beginning.
+/// Splits a text after the longest run of such characters at its beginning.
 fn split_run(text: &str, is: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(|it| !is(it)).unwrap_or(text.len()))
 }

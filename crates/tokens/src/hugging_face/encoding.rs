@@ -1,4 +1,4 @@
-//! What becomes of a text.
+//! Encoded texts, and truncation.
 
 use std::ops::Range;
 
@@ -66,27 +66,28 @@ pub struct Truncation {
 }
 
 impl Truncation {
-    /// Keeps at most `max_length` tokens, and cuts the longer text of a pair on its right.
+    /// Truncates to at most `max_length` tokens, and removes tokens from the longer text of a pair, on its right.
     #[must_use]
     pub const fn new(max_length: usize) -> Self {
         Self { max_length, strategy: TruncationStrategy::LongestFirst, side: Side::Right }
     }
 
-    /// Sets which text of a pair is cut.
+    /// Sets which text of a pair is truncated.
     #[must_use]
     pub const fn strategy(mut self, strategy: TruncationStrategy) -> Self {
         self.strategy = strategy;
         self
     }
 
-    /// Sets from which side texts are cut.
+    /// Sets from which side tokens are removed.
     #[must_use]
     pub const fn side(mut self, side: Side) -> Self {
         self.side = side;
         self
     }
 
-    /// What is left beside `around` special tokens, which are fewer than the longest text may have.
+    /// Returns the crate's parameters for the tokens other than the `around` special tokens, which are fewer than the
+    /// maximum length.
     pub(super) fn params(self, around: usize) -> truncation::TruncationParams {
         truncation::TruncationParams {
             direction: self.side.into(),
@@ -96,7 +97,8 @@ impl Truncation {
         }
     }
 
-    /// How many tokens of a text are enough, of the first (0) or second (1).
+    /// Returns the number of tokens of the first (0) or second (1) text after which tokenization can stop, or `None` if
+    /// all are needed.
     pub(super) fn enough(self, type_id: u32) -> Option<usize> {
         let all = match self.strategy {
             TruncationStrategy::LongestFirst => false,

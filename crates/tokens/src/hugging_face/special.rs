@@ -7,7 +7,7 @@ use tokenizers::models::ModelWrapper;
 
 use super::Side;
 
-/// A token with a meaning for models.
+/// Token with a meaning for models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SpecialToken {
     /// Beginning of a text (`bos_token`).
@@ -38,7 +38,7 @@ impl SpecialToken {
         Self::Mask,
     ];
 
-    /// Its key in the settings.
+    /// Returns the token's key in the settings.
     const fn key(self) -> &'static str {
         match self {
             Self::Begin => "bos_token",
@@ -51,7 +51,7 @@ impl SpecialToken {
         }
     }
 
-    /// Its usual names.
+    /// Returns the token's usual names.
     const fn names(self) -> &'static [&'static str] {
         match self {
             Self::Begin => &["<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|endoftext|>"],
@@ -65,7 +65,7 @@ impl SpecialToken {
     }
 }
 
-/// What the files beside `tokenizer.json` say.
+/// Settings from the files beside `tokenizer.json`.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     names: [Option<String>; SpecialToken::ALL.len()],
@@ -75,7 +75,8 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// `special_tokens_map.json` is older than `tokenizer_config.json`, which counts where both name a token.
+    /// Reads the settings. `special_tokens_map.json` is older than `tokenizer_config.json`, which takes precedence if
+    /// both name a token.
     pub(super) fn read(
         inner: &Inner,
         json: &[u8],
@@ -86,7 +87,7 @@ impl Settings {
             Some("left") => Side::Left,
             _ => Side::Right,
         };
-        // What has no limit says so with 10^30.
+        // No limit is written as 10^30.
         let max_length = config.and_then(|config| config.get("model_max_length")?.as_u64());
         let max_length = max_length.filter(|length| *length < LARGE);
         let added = inner.get_added_tokens_decoder();
@@ -120,7 +121,7 @@ impl Settings {
         self.names.iter().flatten()
     }
 
-    /// The settings as `tokenizer_config.json` has them.
+    /// Returns the settings in the format of `tokenizer_config.json`.
     pub(super) fn to_json(&self) -> Value {
         let mut json = Map::new();
         for token in SpecialToken::ALL {
@@ -148,13 +149,13 @@ struct UnigramModel {
     unk_id: Option<u32>,
 }
 
-/// The unknown token of the model itself.
+/// Returns the unknown token of the model itself.
 fn unknown_of(inner: &Inner, json: &[u8]) -> Option<String> {
     let name = match inner.get_model() {
         ModelWrapper::BPE(model) => model.get_unk_token().clone(),
         ModelWrapper::WordPiece(model) => Some(model.unk_token.clone()),
         ModelWrapper::WordLevel(model) => Some(model.unk_token.clone()),
-        // The model keeps it to itself.
+        // The model's field is private.
         ModelWrapper::Unigram(_) => {
             let file: UnigramFile = serde_json::from_slice(json).ok()?;
             inner.id_to_token(file.model.unk_id?)
@@ -163,5 +164,5 @@ fn unknown_of(inner: &Inner, json: &[u8]) -> Option<String> {
     name.filter(|name| inner.token_to_id(name).is_some())
 }
 
-/// No model takes as many tokens.
+/// Larger values mean that there is no maximum length: no model supports as many tokens.
 const LARGE: u64 = 1 << 40;

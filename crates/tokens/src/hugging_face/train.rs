@@ -1,4 +1,4 @@
-//! Byte-level BPE from texts.
+//! Training of byte-level BPE.
 
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
@@ -11,11 +11,11 @@ use super::{HuggingFaceTokenizer, refused};
 use crate::parallel::catch_panic;
 use crate::{Error, Result, TextSource};
 
-/// Makes a byte-level BPE tokenizer from texts, as GPT-2's was made: Python's `ByteLevelBPETokenizer`.
+/// Trains a byte-level BPE tokenizer on texts, as GPT-2's was trained: Python's `ByteLevelBPETokenizer`.
 ///
-/// Texts are split into words with the spaces before them, words into bytes, and the most common pairs of neighbours are
-/// joined again and again. The same texts give the same tokenizer, whatever the number of threads. Memory holds the
-/// different words of the texts.
+/// Texts are split into words with the spaces before them, words into bytes, and the most common pairs of neighbours
+/// are merged repeatedly. The same texts give the same tokenizer, with any number of threads. Memory is proportional to
+/// the number of distinct words.
 #[derive(Clone, Debug)]
 pub struct BpeTrainer {
     vocab_size: usize,
@@ -46,17 +46,17 @@ impl BpeTrainer {
         self
     }
 
-    /// Sets whether a space is put before each text, so that its first word is as others.
+    /// Sets whether a space is added before each text, so that its first word is tokenized like others.
     #[must_use]
     pub fn add_prefix_space(mut self, add: bool) -> Self {
         self.add_prefix_space = add;
         self
     }
 
-    /// Trains a tokenizer. The threads are those of rayon's pool for the process (`RAYON_NUM_THREADS`).
+    /// Trains a tokenizer, on the threads of rayon's global pool (`RAYON_NUM_THREADS`).
     ///
     /// # Errors
-    /// When the vocabulary has no room for the bytes and special tokens, or a text cannot be read.
+    /// Fails if the vocabulary has no room for the bytes and special tokens, or a text cannot be read.
     pub fn train(&self, texts: &TextSource) -> Result<HuggingFaceTokenizer> {
         let least = ByteLevel::alphabet().len() + self.special_tokens.len();
         if self.vocab_size < least {
@@ -80,7 +80,7 @@ impl BpeTrainer {
             inner.with_pre_tokenizer(Some(byte_level));
             inner.with_decoder(Some(ByteLevel::default()));
             inner.with_post_processor(Some(ByteLevel::default().trim_offsets(false)));
-            // The trainer takes texts, not errors: the first one ends them.
+            // The trainer takes texts, not errors: the iterator ends at the first error.
             let failed = Mutex::new(None);
             let all = texts.texts()?.map_while(|text| match text {
                 Ok(text) => Some(text),

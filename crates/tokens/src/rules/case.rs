@@ -1,10 +1,10 @@
-//! Capitals.
+//! Rules for capital letters.
 
 use std::borrow::Cow;
 
 use crate::english::characters::{ASSIGNED, CHARACTERS, is_space, next_space};
 
-/// Writes words in capitals small, with `xxup` before those of two characters or more.
+/// Converts words in capitals to lowercase, with `xxup` before those of two characters or more.
 ///
 /// A word goes from space to space, begins with `A` to `Z` and has none of `a` to `z`.
 ///
@@ -19,9 +19,10 @@ pub fn replace_all_caps(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// Writes words with one capital, the first, small, with `xxmaj` before those of two characters or more.
+/// Converts words whose only capital is the first letter to lowercase, with `xxmaj` before those of two characters or
+/// more.
 ///
-/// A word goes from space to space, begins with `A` to `Z` and has none of these otherwise.
+/// A word goes from space to space, begins with `A` to `Z` and has no other letter of these.
 ///
 /// ```
 /// use brigade_tokens::rules::replace_maj;
@@ -34,7 +35,8 @@ pub fn replace_maj(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// Writes words with a capital first small where `is` holds for what comes after it, with a token before them.
+/// Converts words with a capital first letter to lowercase, with a token before them, if `is` returns `true` for the
+/// rest of the word.
 fn replace_words<'a>(text: &'a str, token: &str, is: impl Fn(&str) -> bool) -> Cow<'a, str> {
     let mut out = String::new();
     let (mut from, mut done) = (0, 0);
@@ -62,7 +64,7 @@ fn replace_words<'a>(text: &'a str, token: &str, is: impl Fn(&str) -> bool) -> C
     Cow::Owned(out)
 }
 
-/// Writes a text small and without spaces at its ends, with `xxbos ` before it and ` xxeos` after it where wanted.
+/// Converts a text to lowercase and trims it, with `xxbos ` before it if `add_bos`, and ` xxeos` after it if `add_eos`.
 ///
 /// ```
 /// use brigade_tokens::rules::lowercase;
@@ -74,7 +76,7 @@ pub fn lowercase(text: &str, add_bos: bool, add_eos: bool) -> String {
     if add_bos {
         out.push_str("xxbos ");
     }
-    // No space has a small form, and none comes from another character.
+    // Trimming first is safe: no space has a lowercase form, and none is the lowercase form of another character.
     push_lowercase(&mut out, text.trim_matches(is_space));
     if add_eos {
         out.push_str(" xxeos");
@@ -82,7 +84,7 @@ pub fn lowercase(text: &str, add_bos: bool, add_eos: bool) -> String {
     out
 }
 
-/// Appends a text in small letters: Python's `lower`.
+/// Appends a text in lowercase: Python's `lower`.
 pub(super) fn push_lowercase(out: &mut String, text: &str) {
     if text.is_ascii() {
         let start = out.len();
@@ -100,7 +102,7 @@ pub(super) fn push_lowercase(out: &mut String, text: &str) {
     out.push_str(&text[done..].to_lowercase());
 }
 
-/// Appends a text in capitals: Python's `upper`.
+/// Appends a text in uppercase: Python's `upper`.
 pub(super) fn push_uppercase(out: &mut String, text: &str) {
     for character in text.chars() {
         if is_mapped(character, character.to_uppercase()) {
@@ -111,7 +113,7 @@ pub(super) fn push_uppercase(out: &mut String, text: &str) {
     }
 }
 
-/// Whether Python knows this pair, too: Rust's tables follow a newer Unicode.
+/// Returns `true` if Python has this mapping, too: Rust's tables are of a newer version of Unicode.
 fn is_mapped(character: char, mut other: impl Iterator<Item = char>) -> bool {
     CHARACTERS.is(character, ASSIGNED) && other.all(|it| CHARACTERS.is(it, ASSIGNED))
 }

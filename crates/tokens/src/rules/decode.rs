@@ -1,12 +1,12 @@
-//! Texts from tokens.
+//! Decoding of special tokens.
 
 use super::case::{push_lowercase, push_uppercase};
 use crate::english::characters::{decimal, is_space};
 use crate::{Error, Result, TokenList};
 
-/// Undoes what the rules have done to capitals and repetitions, as fastai's `decode_spec_tokens`.
+/// Reverts the rules for capitals and repetitions, as fastai's `decode_spec_tokens` does.
 ///
-/// As there, after a first `xxrep` or `xxwrep` every token is repeated, until a token of capitals comes.
+/// As in fastai, after a first `xxrep` or `xxwrep` every token is repeated, until a token for capitals follows.
 ///
 /// ```
 /// use brigade_tokens::TokenList;
@@ -18,7 +18,7 @@ use crate::{Error, Result, TokenList};
 /// ```
 ///
 /// # Errors
-/// When repetitions make a text of more than 1 GiB: a count may be any number.
+/// Fails if repetitions make a text of more than 1 GiB: a count may be any number.
 pub fn decode_special_tokens(tokens: &TokenList) -> Result<TokenList> {
     let mut decoded = TokenList::new();
     let (mut rule, mut count) = (None, None);
@@ -69,8 +69,8 @@ pub fn decode_special_tokens(tokens: &TokenList) -> Result<TokenList> {
 
 const MOST_REPEATED: usize = 1 << 30;
 
-/// A number as Python's `int` reads it: spaces around it, a sign, digits of any script, `_` between them. One below 0
-/// repeats as 0 does, and one that is too large is as large as can be.
+/// Parses a number as Python's `int` does: spaces around it, a sign, digits of any script, `_` between them. A negative
+/// number counts as 0, and one that is too large as the largest number.
 fn integer(text: &str) -> Option<usize> {
     let text = text.trim_matches(is_space);
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);

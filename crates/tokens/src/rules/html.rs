@@ -1,13 +1,13 @@
-//! What is left of HTML in texts.
+//! Removal of HTML from texts.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// Replaces what fastai has seen in documents: broken and whole references to characters, `<br />`, `\n` and `\"` in
-/// two characters, ` @-@ ` of WikiText, and `...` by ` …`.
+/// Replaces the remains of markup that fastai's `fix_html` replaces: broken and whole character references, `<br />`,
+/// `\n` and `\"` in two characters, ` @-@ ` of WikiText, and `...` by ` …`.
 ///
-/// References by name are those of HTML 5, with and without their `;`, as Python's `html.unescape` reads them.
+/// Named references are those of HTML 5, with and without their `;`, as in Python's `html.unescape`.
 ///
 /// ```
 /// use brigade_tokens::rules::fix_html;
@@ -30,7 +30,7 @@ pub fn fix_html(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// What is replaced by what, one after another, with a byte that few texts have.
+/// Replacements, in the order in which they are applied, each with a rare byte of the text to replace.
 const REPLACEMENTS: &[(u8, &str, &str)] = &[
     (b';', "#39;", "'"),
     (b';', "amp;", "&"),
@@ -47,7 +47,7 @@ const REPLACEMENTS: &[(u8, &str, &str)] = &[
     (b'.', "...", " …"),
 ];
 
-/// Replaces references to characters; `None` where there is none.
+/// Replaces character references. Returns `None` if there are none.
 fn unescape(text: &str) -> Option<String> {
     let mut next = memchr::memchr(b'&', text.as_bytes())?;
     let mut out = String::with_capacity(text.len());
@@ -68,7 +68,7 @@ fn unescape(text: &str) -> Option<String> {
     Some(out)
 }
 
-/// Appends what the number after `&#` stands for, and returns the rest.
+/// Appends the character of the number after `&#`, and returns the rest.
 fn push_number<'a>(out: &mut String, text: &'a str) -> &'a str {
     let (digits, radix) = match text.strip_prefix(['x', 'X']) {
         Some(digits) => (digits, 16),
@@ -86,7 +86,7 @@ fn push_number<'a>(out: &mut String, text: &'a str) -> &'a str {
     match number {
         0 => out.push(char::REPLACEMENT_CHARACTER),
         0x80..=0x9f => out.extend(WINDOWS_1252.chars().nth(number as usize - 0x80)),
-        // Control characters and code points that never mean anything.
+        // Control characters and code points that are never assigned.
         0x1..=0x8 | 0xb | 0xe..=0x1f | 0x7f | 0xfdd0..=0xfdef => {}
         _ => match char::from_u32(number) {
             Some(_) if number & 0xfffe == 0xfffe => {}
@@ -97,11 +97,11 @@ fn push_number<'a>(out: &mut String, text: &'a str) -> &'a str {
     rest.strip_prefix(';').unwrap_or(rest)
 }
 
-/// What `&#128;` and those after it stand for.
+/// Characters of `&#128;` and the following numbers.
 const WINDOWS_1252: &str = "€\u{81}‚ƒ„…†‡ˆ‰Š‹Œ\u{8d}Ž\u{8f}\u{90}‘’“”•–—˜™š›œ\u{9d}žŸ";
 
-/// Appends what the name after `&` stands for, and returns the rest. Of a name that is none, the longest beginning
-/// that is one counts.
+/// Appends the characters of the name after `&`, and returns the rest. For an unknown name, its longest prefix that is
+/// a name is used.
 fn push_name<'a>(out: &mut String, text: &'a str) -> &'a str {
     let names = &*NAMES;
     let ends = |it: char| matches!(it, '\t' | '\n' | '\x0c' | ' ' | '<' | '&' | '#' | ';');
@@ -114,7 +114,7 @@ fn push_name<'a>(out: &mut String, text: &'a str) -> &'a str {
         out.push_str(value);
         return &text[end + 1..];
     }
-    // Two characters at least, unless the whole is a name; none of HTML's is shorter.
+    // A prefix has at least two characters; no name in HTML is shorter.
     let mut lengths = (2..=end).rev().filter(|it| text.is_char_boundary(*it));
     match lengths.find_map(|length| Some((length, names.get(&text[..length])?))) {
         Some((length, value)) => {
@@ -128,10 +128,10 @@ fn push_name<'a>(out: &mut String, text: &'a str) -> &'a str {
     }
 }
 
-/// As many characters as Python's pattern takes.
+/// Maximum number of characters of a name in Python's pattern.
 const LONGEST_NAME: usize = 32;
 
-/// HTML 5's names, some with their `;` and some without.
+/// Names in HTML 5, some with their `;` and some without.
 static NAMES: LazyLock<HashMap<&str, String>> = LazyLock::new(|| {
     let lines = include_str!("entities.txt").lines();
     let value = |codes: &str| -> Option<String> {

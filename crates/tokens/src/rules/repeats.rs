@@ -1,11 +1,11 @@
-//! Repeated characters and words.
+//! Rules for repeated characters and words.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use crate::english::characters::{CHARACTERS, WORD, is_space, next_space};
 
-/// Writes a character that occurs three times or more in a row as ` xxrep COUNT CHARACTER `.
+/// Replaces a character that occurs three times or more in a row with ` xxrep COUNT CHARACTER `.
 ///
 /// ```
 /// use brigade_tokens::rules::replace_rep;
@@ -31,7 +31,7 @@ pub fn replace_rep(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The next character that occurs three times or more in a row: where, which, how often.
+/// Returns the next character that occurs three times or more in a row: its offset, the character, and the count.
 fn next_run(text: &str, from: usize) -> Option<(usize, char, usize)> {
     let bytes = text.as_bytes();
     let mut at = from;
@@ -49,7 +49,7 @@ fn next_run(text: &str, from: usize) -> Option<(usize, char, usize)> {
     None
 }
 
-/// The bytes of the character that begins with this byte.
+/// Returns the length in bytes of the character that begins with this byte.
 fn width(first: u8) -> usize {
     match first {
         0..0x80 => 1,
@@ -64,7 +64,7 @@ fn push_repeated(out: &mut String, token: &str, count: usize, what: &str) {
     let _ = write!(out, " {token} {count} {what} ");
 }
 
-/// Writes a word that occurs three times or more in a row as ` xxwrep COUNT WORD `.
+/// Replaces a word that occurs three times or more in a row with ` xxwrep COUNT WORD `.
 ///
 /// ```
 /// use brigade_tokens::rules::replace_wrep;
@@ -74,8 +74,8 @@ fn push_repeated(out: &mut String, token: &str, count: usize, what: &str) {
 pub fn replace_wrep(text: &str) -> Cow<'_, str> {
     let mut out = String::new();
     let mut done = 0;
-    // Where a word begins, and where the space before it: at the beginning, or behind a space that the match before
-    // has not used up.
+    // Start of a word, and of the space before it: the beginning of the text, or the position after a space that the
+    // previous match has not consumed.
     let mut word = Some((0, 0));
     let mut from = 0;
     loop {
@@ -102,24 +102,24 @@ pub fn replace_wrep(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Whether the word at `start` may be the one at `next`, or a second space stands there: most are told apart by their
-/// first letters.
+/// Returns `true` if the word at `start` may be repeated at `next`, or if there is a second space. Most words differ in
+/// the first letter.
 fn may_be_repeated(text: &[u8], start: usize, next: usize) -> bool {
     let ascii = |it: &u8| (b'!'..=b'\x7f').contains(it);
     text.get(next).is_some_and(|letter| *letter == text[start] || !ascii(letter))
 }
 
-/// A word that occurs several times, with spaces between.
+/// Word that occurs several times, separated by spaces.
 struct Repeated<'a> {
     word: &'a str,
     count: usize,
-    /// The byte behind its last occurrence.
+    /// Offset after the last occurrence of the word.
     end: usize,
-    /// The byte behind the character that follows.
+    /// Offset after the following character.
     after: usize,
 }
 
-/// `(\w+)\s+((?:\1\s+)+)\1(\s|\W|$)` at the beginning.
+/// Matches `(\w+)\s+((?:\1\s+)+)\1(\s|\W|$)` at the beginning.
 fn repeated_word(text: &str) -> Option<Repeated<'_>> {
     let is_word = |letter: char| match letter {
         '\0'..='\x7f' => letter.is_ascii_alphanumeric() || letter == '_',

@@ -40,13 +40,13 @@ impl Default for FolderOptions {
 }
 
 impl FolderOptions {
-    /// Takes all files whose names end in `.txt`, in folders within folders too.
+    /// Selects all files whose names end in `.txt`, in nested folders too.
     #[must_use]
     pub fn new() -> Self {
         Self { extensions: vec!["txt".into()], folders: Vec::new(), recurse: true, split: None }
     }
 
-    /// Sets the endings of names after the last dot, whose case does not matter. Without any, all files are texts.
+    /// Sets the extensions of text files, compared without case. Without any, all files are texts.
     #[must_use]
     pub fn extensions<E: Into<String>>(mut self, extensions: impl IntoIterator<Item = E>) -> Self {
         let extensions = extensions.into_iter().map(Into::into);
@@ -56,22 +56,22 @@ impl FolderOptions {
         self
     }
 
-    /// Looks only in these folders right below the root, and `.` for the root itself.
+    /// Restricts the search to these folders directly below the root; `.` is the root itself.
     #[must_use]
     pub fn folders<F: Into<String>>(mut self, folders: impl IntoIterator<Item = F>) -> Self {
         self.folders = folders.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Sets whether folders within folders are looked into.
+    /// Sets whether nested folders are searched.
     #[must_use]
     pub fn recurse(mut self, recurse: bool) -> Self {
         self.recurse = recurse;
         self
     }
 
-    /// Divides the texts into training and validation texts by the name of the folder around their own one, like
-    /// fastai's `GrandparentSplitter`. Texts of other folders are left out.
+    /// Divides the texts into training and validation texts by the name of the parent of their folder, like fastai's
+    /// `GrandparentSplitter`. Texts of other folders are omitted.
     #[must_use]
     pub fn split_by_folder(mut self, train: impl Into<String>, valid: impl Into<String>) -> Self {
         self.split = Some((train.into(), valid.into()));
@@ -79,11 +79,10 @@ impl FolderOptions {
     }
 
     /// Finds the files, sorted by the bytes of their paths, so that all ranks have the same order. The label of each is
-    /// the name of the folder that it is in. Links are followed; files and folders whose names begin with a dot are
-    /// left out.
+    /// the name of its folder. Symbolic links are followed; files and folders whose names begin with a dot are omitted.
     ///
     /// # Errors
-    /// When a folder cannot be read, or there are no such files.
+    /// Fails if a folder cannot be read, or there are no such files.
     pub fn open(&self, root: impl AsRef<Path>) -> Result<TextSource> {
         let root = root.as_ref();
         let depth = if self.recurse { usize::MAX } else { 1 };
@@ -117,7 +116,7 @@ impl FolderOptions {
         Ok(TextSource::new(Files(paths), found))
     }
 
-    /// Whether a folder is looked into, or a file looked at.
+    /// Returns `true` if a folder is searched, or a file considered.
     fn enters(&self, entry: &DirEntry) -> bool {
         let name = entry.file_name();
         let listed = self.folders.is_empty() || self.folders.iter().any(|it| name == it.as_str());
@@ -129,7 +128,7 @@ impl FolderOptions {
         }
     }
 
-    /// Whether a file's name is that of a text.
+    /// Returns `true` if a file's name is that of a text.
     fn takes(&self, name: &OsStr) -> bool {
         let name = name.as_bytes();
         let ending = name.rsplit(|byte| *byte == b'.').next().unwrap_or_default();
@@ -137,7 +136,7 @@ impl FolderOptions {
         !name.starts_with(b".") && (self.extensions.is_empty() || self.extensions.iter().any(of))
     }
 
-    /// Says where was looked, for a message.
+    /// Describes the searched folders, for a message.
     fn within(&self) -> String {
         let mut within = String::new();
         if !self.folders.is_empty() {
@@ -152,12 +151,12 @@ impl FolderOptions {
     }
 }
 
-/// The name of the folder around the one that a file is in.
+/// Returns the name of the parent of a file's folder.
 fn around(path: &Path) -> &OsStr {
     path.parent().and_then(Path::parent).and_then(Path::file_name).unwrap_or_default()
 }
 
-/// Takes files as texts without labels.
+/// Creates a source of files without labels.
 pub(super) fn of_files(paths: Vec<PathBuf>) -> Result<TextSource> {
     if paths.is_empty() {
         let (name, detail) = ("the list of files".into(), "it is empty".into());
@@ -167,7 +166,7 @@ pub(super) fn of_files(paths: Vec<PathBuf>) -> Result<TextSource> {
     Ok(TextSource::new(Files(paths), found))
 }
 
-/// A text a file.
+/// Reader of files with one text each.
 #[derive(Debug)]
 struct Files(Vec<PathBuf>);
 

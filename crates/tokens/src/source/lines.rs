@@ -1,4 +1,4 @@
-//! Texts in the lines of a file.
+//! Files with one text per line.
 
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone, Debug)]
 pub struct LinesOptions {
-    /// The fields of a text, where a line is a JSON object.
+    /// Names of the fields of a text, if each line is a JSON object.
     json: Option<Vec<String>>,
     label: Option<String>,
     valid: Option<String>,
@@ -37,20 +37,20 @@ impl Default for LinesOptions {
 }
 
 impl LinesOptions {
-    /// Takes each line for a text, without its end. Lines with nothing but white space are left out.
+    /// Reads each line as a text, without its end. Lines with nothing but white space are skipped.
     #[must_use]
     pub fn new() -> Self {
         Self { json: None, label: None, valid: None, keep_blank: false }
     }
 
-    /// Takes each line for a JSON object, in which these fields are a text.
+    /// Reads each line as a JSON object with these fields of a text.
     #[must_use]
     pub fn json<F: Into<String>>(fields: impl IntoIterator<Item = F>) -> Self {
         let fields = fields.into_iter().map(Into::into).collect();
         Self { json: Some(fields), ..Self::new() }
     }
 
-    /// Sets the field of the object with the label: a text, a number, or a truth value.
+    /// Sets the field of the object with the label: a string, a number, or a Boolean.
     #[must_use]
     pub fn label_field(mut self, field: impl Into<String>) -> Self {
         self.label = Some(field.into());
@@ -64,17 +64,17 @@ impl LinesOptions {
         self
     }
 
-    /// Sets whether lines with nothing but white space are texts. In JSON they never are.
+    /// Sets whether lines with nothing but white space are texts. They never are in JSON files. Defaults to `false`.
     #[must_use]
     pub fn keep_blank(mut self, keep: bool) -> Self {
         self.keep_blank = keep;
         self
     }
 
-    /// Opens a file, and reads all of it once for labels and the places of lines.
+    /// Opens a file, and reads all of it once for labels and the offsets of lines.
     ///
     /// # Errors
-    /// When it cannot be read, has no texts, a line is not UTF-8 or not JSON, or a field is missing.
+    /// Fails if it cannot be read, has no texts, a line is not UTF-8 or not JSON, or a field is missing.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<TextSource> {
         let path = path.as_ref();
         if self.json.is_none() && (self.label.is_some() || self.valid.is_some()) {
@@ -120,14 +120,14 @@ impl LinesOptions {
     }
 }
 
-/// Where a line begins.
+/// Position of a line.
 #[derive(Clone, Copy, Debug)]
 struct Line {
     offset: u64,
     number: u64,
 }
 
-/// The lines of a file from a place on.
+/// Iterator over the lines of a file from a position on.
 struct Lines<'a> {
     path: &'a Path,
     options: &'a LinesOptions,
@@ -135,7 +135,7 @@ struct Lines<'a> {
     next: Line,
 }
 
-/// A line that was read.
+/// Line that was read.
 enum Parsed {
     Text(String),
     Object(Map<String, Value>),
@@ -208,7 +208,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// A field as a text: a text, a number, or a truth value.
+/// Converts a field to a text: a string, a number, or a Boolean.
 fn value_of(path: &Path, place: Line, object: &Map<String, Value>, field: &str) -> Result<String> {
     let detail = match object.get(field) {
         Some(Value::String(text)) => return Ok(text.clone()),
@@ -224,7 +224,7 @@ fn no_field(field: &str, object: &Map<String, Value>) -> String {
     format!("it has no field {field:?}; its fields are {fields:?}")
 }
 
-/// An open file of lines.
+/// Reader of a file with one text per line.
 #[derive(Debug)]
 struct TextLines {
     path: PathBuf,

@@ -3,14 +3,14 @@
 use super::{Found, Reader, TextSource, Unread};
 use crate::{Error, Result};
 
-/// All fields of all texts, one after the other.
+/// Fields of all texts, concatenated.
 #[derive(Debug)]
 struct Rows {
     fields: Vec<String>,
     each: usize,
 }
 
-/// Takes rows of as many fields each.
+/// Creates a source of rows with the same number of fields each.
 pub(super) fn open<const FIELDS: usize>(
     rows: impl Iterator<Item = [String; FIELDS]>,
 ) -> Result<TextSource> {

@@ -49,8 +49,8 @@ impl ParquetOptions {
         self
     }
 
-    /// Sets the column with the label: texts, numbers, or truth values. Numbers are the names that the metadata of Hugging
-    /// Face's `ClassLabel` gives them, where there are such.
+    /// Sets the column with the label: strings, numbers, or Booleans. Numbers are converted to the names in the
+    /// metadata of Hugging Face's `ClassLabel`, if the file has them.
     #[must_use]
     pub fn label_column(mut self, column: impl Into<String>) -> Self {
         self.label = Some(column.into());
@@ -64,11 +64,11 @@ impl ParquetOptions {
         self
     }
 
-    /// Opens tables, whose rows are taken one table after the other, and reads their labels. Texts are read in order, a
-    /// group of rows at a time; a single one takes the time of its whole group.
+    /// Opens tables, whose rows are concatenated, and reads their labels. Texts are read in order, a row group at a
+    /// time; reading a single text takes the time of its whole group.
     ///
     /// # Errors
-    /// When a file cannot be read or is damaged, a column is missing or of another type, or there are no rows.
+    /// Fails if a file cannot be read or is damaged, a column is missing or of another type, or there are no rows.
     pub fn open<P: Into<PathBuf>>(&self, paths: impl IntoIterator<Item = P>) -> Result<TextSource> {
         if self.text.is_empty() {
             return Err(Error::InvalidArgument("a text has one column at least".into()));
@@ -106,7 +106,7 @@ impl ParquetOptions {
             let (name, detail) = ("the list of tables".into(), "they have no rows".into());
             return Err(Error::NoTexts { name, detail });
         };
-        // Some tables with a column and some without it: nothing that belongs together.
+        // Some tables have the column and some do not: they do not belong together.
         for (name, found) in [(LABEL, labels.len()), (IS_VALID, is_valid.len())] {
             if found != 0 && found != len {
                 return Err(Error::InvalidArgument(format!(
@@ -150,7 +150,7 @@ fn optional(table: &Table, wanted: Option<&str>, default: &str) -> Result<Option
     }
 }
 
-/// The names of a `ClassLabel`.
+/// Returns the names of a `ClassLabel`.
 fn classes(table: &Table, column: &str) -> Vec<String> {
     let json = table.metadata("huggingface").and_then(|text| serde_json::from_str(text).ok());
     let names = json.as_ref().and_then(|json: &Json| {
@@ -160,7 +160,7 @@ fn classes(table: &Table, column: &str) -> Vec<String> {
     names.map(|name| name.as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// Gives the cells of a column as texts.
+/// Passes the cells of a column as texts to a function.
 fn each_cell(
     table: &Table,
     number: usize,
@@ -190,16 +190,16 @@ fn cell(path: &Path, row: usize, column: &str, value: Option<Value<'_>>) -> Resu
     }
 }
 
-/// An open table.
+/// Open table.
 #[derive(Debug)]
 struct Part {
     table: Table,
     columns: Vec<usize>,
-    /// The number of its first row among all.
+    /// Index of the table's first row among all rows.
     first: usize,
 }
 
-/// Open tables.
+/// Reader of several open tables.
 #[derive(Debug)]
 struct Tables {
     parts: Vec<Part>,
@@ -207,7 +207,7 @@ struct Tables {
 }
 
 impl Tables {
-    /// The texts of a group of rows; `first` is the number of its first row in the table.
+    /// Returns the texts of a row group. `first` is the index of its first row in the table.
     fn group(&self, part: &Part, group: usize, first: usize) -> Result<VecDeque<Vec<String>>> {
         let mut rows = VecDeque::new();
         for (field, (column, name)) in part.columns.iter().zip(&self.names).enumerate() {
@@ -235,7 +235,7 @@ impl Tables {
         Ok(rows)
     }
 
-    /// The table of a row.
+    /// Returns the table of a row.
     fn part(&self, index: usize) -> Option<&Part> {
         let after = self.parts.partition_point(|part| part.first <= index);
         self.parts.get(after.checked_sub(1)?)

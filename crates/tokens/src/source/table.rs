@@ -40,7 +40,7 @@ impl Default for CsvOptions {
     }
 }
 
-/// The columns that are read without being named, where a file has them.
+/// Names of the columns that are read by default, if a file has them.
 const LABEL: &str = "label";
 const IS_VALID: &str = "is_valid";
 
@@ -59,21 +59,23 @@ impl CsvOptions {
         }
     }
 
-    /// Sets what is between columns.
+    /// Sets the separator of columns. Defaults to a comma.
     #[must_use]
     pub fn delimiter(mut self, delimiter: u8) -> Self {
         self.delimiter = delimiter;
         self
     }
 
-    /// Sets whether the first line names the columns. Without names, columns are numbers from 0.
+    /// Sets whether the first line has the names of the columns. Without names, columns are numbered from 0. Defaults
+    /// to `true`.
     #[must_use]
     pub fn header(mut self, header: bool) -> Self {
         self.header = header;
         self
     }
 
-    /// Sets whether quotation marks are around columns, rather than a part of them: some files of GLUE are without.
+    /// Sets whether quotation marks enclose values, or are a part of them, as in some files of GLUE. Defaults to
+    /// `true`.
     #[must_use]
     pub fn quoting(mut self, quoting: bool) -> Self {
         self.quoting = quoting;
@@ -101,11 +103,11 @@ impl CsvOptions {
         self
     }
 
-    /// Opens a file, and reads all of it once for labels and the places of rows.
+    /// Opens a file, and reads all of it once for labels and the offsets of rows.
     ///
     /// # Errors
-    /// When it cannot be read, has no rows, a column is missing, lines differ in their number of columns, or what is
-    /// asked for is not UTF-8.
+    /// Fails if it cannot be read, has no rows, a column is missing, lines differ in their number of columns, or a
+    /// requested value is not UTF-8.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<TextSource> {
         let path = path.as_ref();
         if self.text.is_empty() {
@@ -176,7 +178,7 @@ impl CsvOptions {
         Ok(TextSource::new(table, found))
     }
 
-    /// Reads from an offset on.
+    /// Opens a reader from an offset on.
     fn reader(&self, path: &Path, offset: u64) -> Result<csv::Reader<BufReader<File>>> {
         Ok(ReaderBuilder::new()
             .delimiter(self.delimiter)
@@ -186,7 +188,7 @@ impl CsvOptions {
     }
 }
 
-/// Where a row begins.
+/// Position of a row.
 #[derive(Clone, Copy, Debug)]
 struct Row {
     offset: u64,
@@ -202,7 +204,7 @@ impl Row {
     }
 }
 
-/// The columns of a text.
+/// Indices of the columns of a text.
 #[derive(Debug)]
 struct Columns {
     text: Vec<usize>,
@@ -216,7 +218,7 @@ impl Columns {
     }
 }
 
-/// One column of a row as a text.
+/// Returns one column of a row as a text.
 fn field(path: &Path, record: &ByteRecord, row: Row, column: usize, name: &str) -> Result<String> {
     let bytes = record.get(column).ok_or_else(|| Error::Row {
         path: path.into(),
@@ -229,7 +231,7 @@ fn field(path: &Path, record: &ByteRecord, row: Row, column: usize, name: &str) 
     to_utf8(bytes.to_vec(), || format!("{}, line {}, column {name:?}", path.display(), row.line))
 }
 
-/// The error of the CSV reader.
+/// Converts an error of the CSV reader.
 fn refuse(path: &Path, error: &csv::Error) -> Error {
     match error.kind() {
         csv::ErrorKind::UnequalLengths { pos, expected_len, len } => Error::Row {
@@ -244,7 +246,7 @@ fn refuse(path: &Path, error: &csv::Error) -> Error {
     }
 }
 
-/// An open table.
+/// Reader of an open table.
 #[derive(Debug)]
 struct Table {
     path: PathBuf,

@@ -1,4 +1,4 @@
-//! How often tokens were seen.
+//! Counts of tokens.
 
 use std::collections::HashMap;
 
@@ -6,8 +6,8 @@ use foldhash::fast::RandomState;
 
 /// Number of occurrences of each token, and the position of its first one.
 ///
-/// Threads that count different texts have counts of their own; what [`merge`](Self::merge) makes of them is the same
-/// whichever thread counted which text, and in which order they are merged.
+/// Threads that count different texts have separate counts. The result of [`merge`](Self::merge) does not depend on the
+/// division of texts among threads or the order of merging.
 ///
 /// ```
 /// use brigade_tokens::TokenCounts;
@@ -26,7 +26,7 @@ pub struct TokenCounts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Count {
     times: u64,
-    /// The text and the place in it.
+    /// Index of the text, and the position in it.
     first: (u64, u64),
 }
 
@@ -37,14 +37,14 @@ impl TokenCounts {
         Self::default()
     }
 
-    /// Counts the tokens of the text with the number `text`, each text once.
+    /// Counts the tokens of the text with the index `text`. Each text may be counted only once.
     pub fn add<'a>(&mut self, text: u64, tokens: impl IntoIterator<Item = &'a str>) {
         for (token, place) in tokens.into_iter().zip(0..) {
             self.add_times(token, 1, (text, place));
         }
     }
 
-    /// Counts a token that was seen some times, first at this text and place.
+    /// Adds `times` occurrences of a token, the first of which is at this text and position.
     pub(crate) fn add_times(&mut self, token: &str, times: u64, first: (u64, u64)) {
         if let Some(count) = self.counts.get_mut(token) {
             count.times += times;
@@ -63,13 +63,13 @@ impl TokenCounts {
         }
     }
 
-    /// Returns how often a token was seen.
+    /// Returns the number of occurrences of a token.
     #[must_use]
     pub fn get(&self, token: &str) -> u64 {
         self.counts.get(token).map_or(0, |count| count.times)
     }
 
-    /// Returns the number of different tokens.
+    /// Returns the number of distinct tokens.
     #[must_use]
     pub fn len(&self) -> usize {
         self.counts.len()
@@ -81,12 +81,12 @@ impl TokenCounts {
         self.counts.is_empty()
     }
 
-    /// Returns all tokens with how often they were seen, the most common first, equally common ones in the order in
-    /// which they were seen first: the order of Python's `Counter.most_common`.
+    /// Returns all tokens with their numbers of occurrences, the most common first, and equally common ones in the
+    /// order of their first occurrence: the order of Python's `Counter.most_common`.
     #[must_use]
     pub fn most_common(&self) -> Vec<(&str, u64)> {
         let mut all: Vec<(&Box<str>, &Count)> = self.counts.iter().collect();
-        // The token itself decides only where two texts had the same number.
+        // The token itself decides only if two texts had the same index.
         all.sort_unstable_by_key(|(token, count)| {
             (std::cmp::Reverse(count.times), count.first, *token)
         });

@@ -1,4 +1,4 @@
-//! Vocabularies in files.
+//! Vocabulary files.
 
 use std::fs;
 use std::path::Path;
@@ -11,19 +11,19 @@ use super::{FILLER, Vocabulary};
 use crate::files::{io_error, write_whole};
 use crate::{Error, Result};
 
-/// A vocabulary as it is written.
+/// Vocabulary in the file format.
 #[derive(Serialize, Deserialize)]
 struct Written {
     format: String,
     version: u32,
-    /// The number of the unknown token.
+    /// Id of the unknown token.
     unknown: Option<u32>,
-    /// Whether `xxfake` fills up, so that it is no token of a text.
+    /// `true` if `xxfake` is a filler, so that it is not a token of a text.
     filled: bool,
     tokens: Vec<Box<str>>,
 }
 
-/// The two layouts that are read: our own, and a plain list of tokens.
+/// The two supported layouts: Brigade's own, and a plain list of tokens.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Read {
@@ -35,16 +35,16 @@ const FORMAT: &str = "brigade-vocabulary";
 const VERSION: u32 = 1;
 
 impl Vocabulary {
-    /// Writes the vocabulary as JSON; the file is replaced when all of it is written.
+    /// Writes the vocabulary as JSON. An existing file is replaced when all of the new one is written.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let json = self.to_json();
         write_whole(path.as_ref(), |file| file.write_all(json.as_bytes()))
     }
 
-    /// Returns what [`save`](Self::save) writes.
+    /// Returns the JSON that [`save`](Self::save) writes.
     #[must_use]
     pub fn to_json(&self) -> String {
         let unknown = serde_json::json!(self.unknown);
@@ -56,11 +56,11 @@ impl Vocabulary {
         )
     }
 
-    /// Reads a vocabulary that [`save`](Self::save) wrote, or a list of tokens: as JSON, or, in a file whose name ends in
-    /// `.pkl`, as Python pickles it in protocols 2 to 5 (fastai's vocabularies). Nothing in a pickle is executed.
+    /// Reads a vocabulary that [`save`](Self::save) wrote, or a list of tokens: as JSON, or as a pickle of protocols 2
+    /// to 5 if the file's name ends in `.pkl` (fastai's vocabularies). Nothing in a pickle is executed.
     ///
     /// # Errors
-    /// When the file cannot be read, is not such a file, or is of a newer version.
+    /// Fails if the file cannot be read, has another format, or is of a newer version.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bytes = fs::read(path).map_err(io_error(path))?;
@@ -71,10 +71,10 @@ impl Vocabulary {
             .map_err(|error| Error::Format { path: path.into(), detail: error.to_string() })
     }
 
-    /// Reads what [`save`](Self::save) writes, or a JSON list of tokens.
+    /// Parses the JSON that [`save`](Self::save) writes, or a JSON list of tokens.
     ///
     /// # Errors
-    /// When the bytes are neither, or of a newer version.
+    /// Fails if the bytes are neither, or of a newer version.
     pub fn from_json(bytes: &[u8]) -> Result<Self> {
         let refuse = |detail: String| Err(Error::InvalidArgument(detail));
         let written = match serde_json::from_slice(bytes) {

@@ -60,7 +60,7 @@ impl ProcessGroup {
     }
 }
 
-/// The ranks in the text of Gloo's monitored barrier: "Ranks 1, 3 failed to pass monitoredBarrier …".
+/// Parses the ranks in the message of Gloo's monitored barrier: "Ranks 1, 3 failed to pass monitoredBarrier …".
 fn named_ranks(detail: &str) -> Vec<usize> {
     let Some((head, _)) = detail.split_once("failed to pass") else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Collectives in which every rank sends something else to every other.
+//! Collectives in which every rank sends different data to every other rank.
 
 use tch::{Kind, Tensor};
 
@@ -66,7 +66,7 @@ impl ProcessGroup {
             None => inputs.iter().map(Tensor::f_empty_like).collect::<Result<_, _>>()?,
         };
         if inputs.iter().all(|input| self.backend().is_gloo(input.device())) {
-            // c10d has no list form on Gloo: the flat one moves the same bytes.
+            // c10d has no list form for Gloo. The flat form transfers the same bytes.
             return self.all_to_all_by_bytes(&inputs, outputs);
         }
         let targets = outputs.iter().map(dense).collect::<Result<Vec<_>, _>>()?;
@@ -172,7 +172,7 @@ impl ProcessGroup {
         Ok(pending.giving(output).reading([input]))
     }
 
-    /// The sum of one count per rank.
+    /// Returns the sum of one count per rank.
     fn total(&self, operation: &'static str, rows: &[i64]) -> Result<i64, Error> {
         let sum = rows.iter().try_fold(0i64, |sum, &n| sum.checked_add(n).filter(|_| n >= 0));
         sum.filter(|_| rows.len() == self.size()).ok_or_else(|| {
@@ -184,7 +184,7 @@ impl ProcessGroup {
         })
     }
 
-    /// The list form of all_to_all as one flat exchange of bytes.
+    /// Performs the list form of all_to_all as one flat exchange of bytes.
     #[track_caller]
     fn all_to_all_by_bytes(
         &self,
@@ -200,7 +200,7 @@ impl ProcessGroup {
         let work = self.exchange("all_to_all", &Tensor::f_cat(&bytes, 0)?, &send, &receive)?;
         Ok(work.into_filling(outputs, move |flat, outputs| {
             for (piece, output) in flat.f_split_with_sizes(&receive, 0)?.iter().zip(outputs) {
-                // A copy: a piece may begin where its type must not.
+                // Copied, because a piece may begin at an address that is not aligned for its type.
                 let piece = Tensor::f_cat(&[piece], 0)?.f_view_dtype(output.f_kind()?)?;
                 tch::no_grad(|| output.f_copy_(&piece.f_view_as(output)?))?;
             }

@@ -64,7 +64,7 @@ impl ProcessGroup {
         let root = self.rank_number("broadcast_coalesced", root)?;
         self.check("broadcast_coalesced", || format!("from {root} {}", describe_all(tensors)))?;
         let since = Instant::now();
-        // c10d works on each as it is and copies into it under no_grad.
+        // c10d uses each tensor directly and copies into it under no_grad.
         let (started, done) = self.exclusively(|group| {
             let started = self.next_collective("broadcast_coalesced");
             (started, ffi::broadcast_coalesced(group, &borrow_all(tensors), bytes, root))

@@ -1,5 +1,5 @@
-//! What c10d allows beyond the safe functions: parts of several lengths, tensors in any order of their dimensions.
-//! Ranks are threads.
+//! Uses that c10d allows beyond the safe functions: parts of different lengths, and tensors with dimensions in any
+//! order. Ranks are threads.
 
 use std::thread;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::store::Store;
 
 const SIZE: usize = 3;
 
-/// Runs `act` on each rank, with the ranks' memory shared or not.
+/// Runs `act` on each rank, with or without shared memory of the ranks.
 fn on_all_ranks(act: impl Fn(&ProcessGroup) + Sync) {
     for share_memory in [true, false] {
         let store = Store::hash().expect("a store in memory");
@@ -43,7 +43,7 @@ fn finish(group: &ProcessGroup, start: impl FnOnce(&ffi::Group, i64) -> Begun) {
     pending.giving(()).wait().expect("it ends");
 }
 
-/// Numbers that are other ones on each rank, rows of `columns`.
+/// Rows of `columns` numbers that differ on each rank.
 fn numbers(rank: usize, rows: i64, columns: i64) -> Tensor {
     let places = Tensor::arange(rows * columns, (Kind::Float, Device::Cpu));
     (places * 0.37 + rank as f64).sin().view([rows, columns])

@@ -1,4 +1,4 @@
-//! Collectives that make one value of all ranks' values.
+//! Collectives that combine the values of all ranks.
 
 use tch::{Kind, Tensor};
 
@@ -370,7 +370,7 @@ impl ProcessGroup {
         Ok(found)
     }
 
-    /// The operation for c10d, and what to divide its result by.
+    /// Returns the operation for c10d and the divisor of its result.
     fn reduction(
         &self,
         operation: &'static str,

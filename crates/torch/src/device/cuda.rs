@@ -1,4 +1,4 @@
-//! GPUs through CUDA: whether this process can use them, and what is in the way.
+//! GPUs through CUDA: whether this process can use them, and the reason if it cannot.
 
 use tch::Device;
 
@@ -209,7 +209,7 @@ mod tests {
     fn this_machine_is_asked() {
         let found = cuda_devices();
         assert_eq!(cuda_compiled(), found != Err(CudaUnavailable::NotCompiled));
-        // As libtorch itself counts them.
+        // Counted in the same way as libtorch does.
         let counted = usize::try_from(tch::Cuda::device_count()).unwrap();
         assert_eq!(found.unwrap_or(0), if cuda_compiled() { counted } else { 0 });
     }

@@ -1,4 +1,4 @@
-//! Copies between the host and a GPU that nothing waits for.
+//! Copies between the host and a GPU without a wait.
 
 use tch::{Device, Tensor};
 
@@ -48,8 +48,8 @@ pub fn copy_to_device(from: &Tensor, device: Device) -> Result<Tensor, Error> {
         .map_err(|error| Error::libtorch("copy to a device", &error))
 }
 
-/// Begins to copy a tensor into another of its shape and kind, on this thread's stream where one of them is on a GPU, and
-/// does not wait for it. The tensor of the host is pinned, and stays as it is until the copy is done.
+/// Starts to copy a tensor into another of its shape and kind, on this thread's stream if one of them is on a GPU, and
+/// does not wait for it. The host's tensor is pinned, and must not change until the copy is complete.
 pub(crate) fn begin_copy(from: &Tensor, into: &Tensor) -> Result<(), Error> {
     ffi::copy_to_host(borrow(from), &borrow_optional(Some(into)))
         .map(drop)

@@ -220,26 +220,26 @@ impl TorchError {
     }
 }
 
-/// An exception that C++ has thrown.
+/// Exception that C++ has thrown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Thrown {
     kind: ThrownKind,
-    /// The user's line of it.
+    /// Part of the message that concerns the user.
     pub(crate) detail: String,
 }
 
-/// The type of an exception, as `cpp/errors.h` writes it.
+/// Type of an exception, as `cpp/errors.h` writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ThrownKind {
-    /// An exception `c10::DistStoreError`.
+    /// Exception of type `c10::DistStoreError`.
     Store,
-    /// An exception `c10::DistNetworkError`.
+    /// Exception of type `c10::DistNetworkError`.
     Network,
-    /// An exception `c10::DistBackendError` or `c10::DistError`.
+    /// Exception of type `c10::DistBackendError` or `c10::DistError`.
     Backend,
-    /// An exception `c10::NotImplementedError`.
+    /// Exception of type `c10::NotImplementedError`.
     NotImplemented,
-    /// An exception `c10::OutOfMemoryError` or `std::bad_alloc`.
+    /// Exception of type `c10::OutOfMemoryError` or `std::bad_alloc`.
     OutOfMemory,
     /// Any other exception of type `c10::Error`.
     Libtorch,
@@ -247,7 +247,7 @@ enum ThrownKind {
     TimeLimit,
     PeerLost,
     Aborted,
-    /// `gloo::IoException`: a lost connection, or a time limit.
+    /// Exception of type `gloo::IoException`: a lost connection, or a time limit.
     GlooIo,
     /// An exception of any other type.
     Other,
@@ -272,7 +272,7 @@ impl Thrown {
         Self { kind, detail: user_text(letters.as_str()).to_owned() }
     }
 
-    /// The kind of failure by the exception's type.
+    /// Returns the kind of failure by the exception's type.
     pub(crate) fn fault(&self) -> Fault {
         match self.kind {
             ThrownKind::Store => Fault::Store,
@@ -284,7 +284,7 @@ impl Thrown {
             ThrownKind::Aborted => Fault::Aborted,
             // libtorch's CPU allocator throws an exception without a specific type.
             ThrownKind::Libtorch if is_out_of_memory_message(&self.detail) => Fault::OutOfMemory,
-            // Nor does Gloo when a rank leaves the group while others still connect to it.
+            // Gloo does the same if a rank leaves the group while others still connect to it.
             ThrownKind::Libtorch if says_connection_lost(&self.detail) => Fault::PeerLost,
             ThrownKind::Libtorch => Fault::Invalid,
             ThrownKind::Backend => nccl_fault(&self.detail).unwrap_or(Fault::Backend),
@@ -292,7 +292,7 @@ impl Thrown {
         }
     }
 
-    /// Returns `true` if it is about communication between ranks, whatever else may be thrown beside it.
+    /// Returns `true` if the exception is about communication between ranks.
     pub(crate) fn is_of_a_group(&self) -> bool {
         !matches!(
             self.kind,
@@ -303,8 +303,8 @@ impl Thrown {
         )
     }
 
-    /// The same of an operation that has a time limit. libtorch and Gloo throw one type for a limit that
-    /// has passed and for other failures: what took as long as it might has timed out.
+    /// Does the same as [`Self::fault`] for an operation with a time limit. libtorch and Gloo throw one type for an
+    /// expired limit and for other failures: an operation that took as long as its limit has timed out.
     pub(crate) fn fault_after(&self, waited: Duration, limit: Duration) -> Fault {
         let may_wait = matches!(
             self.kind,
@@ -319,11 +319,11 @@ impl Thrown {
     }
 }
 
-/// The kind of a failure of NCCL, which has one type of exception for all: by the names of its results, and by what
-/// c10d's watchdog writes. None for other backends' texts.
+/// Returns the kind of a failure of NCCL, which has one type of exception for all: by the names of its results, and by
+/// the messages of c10d's watchdog. Returns `None` for texts of other backends.
 fn nccl_fault(text: &str) -> Option<Fault> {
     const KINDS: [(&str, Fault); 8] = [
-        // First, since a watchdog that has aborted a communicator gives its reason.
+        // First, since a watchdog that has aborted a communicator reports its reason.
         ("collective operation timeout", Fault::Timeout),
         ("ncclRemoteError", Fault::PeerLost),
         ("ncclSystemError", Fault::Network),
@@ -336,8 +336,8 @@ fn nccl_fault(text: &str) -> Option<Fault> {
     KINDS.iter().find(|(word, _)| text.contains(word)).map(|(_, fault)| *fault)
 }
 
-/// Returns the part of a text that concerns the user: without the place in libtorch's sources at the beginning of
-/// Gloo's texts, and without the backtrace at the end of others.
+/// Returns the part of a message that concerns the user: without the position in libtorch's sources at the beginning of
+/// Gloo's messages, and without the backtrace at the end of others.
 pub(crate) fn user_text(text: &str) -> &str {
     let text = text.split("\nException raised from").next().unwrap_or(text);
     let text = text.strip_prefix("Gloo connectFullMesh failed with ").unwrap_or(text);
@@ -349,14 +349,14 @@ pub(crate) fn user_text(text: &str) -> &str {
     text.trim()
 }
 
-/// Returns `true` if an error's text is Gloo's for a connection that its other end has closed.
+/// Returns `true` for Gloo's message for a connection that its other end has closed.
 fn says_connection_lost(text: &str) -> bool {
     ["Connection closed by peer", "Connection reset by peer"]
         .iter()
         .any(|words| text.contains(words))
 }
 
-/// libtorch's reason, where tch puts "Internal torch error" before it.
+/// Returns libtorch's reason, without tch's prefix "Internal torch error".
 fn reason(error: &tch::TchError) -> String {
     match error {
         tch::TchError::Torch(text) => user_text(text).to_owned(),
@@ -405,7 +405,7 @@ mod tests {
             (ThrownKind::NotImplemented, Fault::Unsupported, Fault::Unsupported),
             (ThrownKind::OutOfMemory, Fault::OutOfMemory, Fault::OutOfMemory),
         ] {
-            // Names and messages of users do not matter.
+            // Names and messages of users are not interpreted.
             let thrown = thrown(kind, "layer `timeout_abort` is not supported");
             assert_eq!(thrown.fault_after(short, limit), at_once, "{kind:?}");
             assert_eq!(thrown.fault_after(limit, limit), at_the_limit, "{kind:?}");

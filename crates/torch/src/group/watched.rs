@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use super::{Inner, ProcessGroup, Started};
 use crate::error::{Error, Fault};
 
-/// The pause between two questions whether work is done.
+/// Pause between two checks whether work is done.
 const PAUSE: Duration = Duration::from_millis(50);
 
 type Question = Box<dyn FnMut() -> Result<bool, Error> + Send>;
@@ -27,7 +27,7 @@ struct Watch {
     is_done: Question,
 }
 
-/// The work of a group that is watched, shared with the thread that watches.
+/// Watched work of a group, shared with the watching thread.
 #[derive(Default)]
 pub(crate) struct Watched {
     state: Mutex<State>,
@@ -50,8 +50,8 @@ impl ProcessGroup {
     /// A thread calls `is_done` (such as [`StreamEvent::is_done`](crate::StreamEvent::is_done)) every 50 ms. Work that
     /// is not done within the limit, counted from this call or from the end of the work before it, fails: the thread
     /// aborts the group, which ends NCCL's kernels, and the next `watch` or [`ProcessGroup::watched`] returns the
-    /// error. It is numbered as a collective, so that the error names ranks that had not come; all ranks call it in the
-    /// same order.
+    /// error. The work is numbered as a collective, so that the error contains the ranks that had not arrived. All
+    /// ranks must call this in the same order.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store, StreamEvent};
@@ -82,7 +82,7 @@ impl ProcessGroup {
         if !state.runs {
             let (group, shared) = (self.downgrade(), Arc::clone(watched));
             let watcher = thread::Builder::new().name("group-watch".into());
-            // Without a thread the limit does not apply, as before this call.
+            // If the thread cannot be started, the limit does not apply, as before this call.
             state.runs = watcher.spawn(move || shared.run(&group)).is_ok();
         }
         drop(state);
@@ -154,7 +154,7 @@ impl Watched {
                     let Some(group) = ProcessGroup::upgrade(group) else { return };
                     let detail = format!("the device has not done it within {:?}", watch.limit);
                     let error = group.failure_of(watch.started, Fault::Timeout, detail);
-                    // Before the abort, which can last until the graphs that use the communicator are dropped.
+                    // Stored before the abort, which can last until the graphs that use the communicator are dropped.
                     self.state.lock().failure = Some(error.into());
                     let _ = group.abort();
                     return;

@@ -1,8 +1,8 @@
 //! The thread that Kineto, libtorch's profiler, starts at the first recording.
 //!
-//! Kineto stops it when the process exits: it notifies a condition variable once and joins the thread. The thread does not
-//! look at what it was told before it waits, and then for five minutes. A process that exits between the thread's start and
-//! its wait stays for these five minutes, so the first recording begins once the thread waits.
+//! Kineto stops it when the process exits: it notifies a condition variable once and joins the thread. The thread does
+//! not check for the stop before it waits, and then waits for five minutes. A process that exits between the thread's
+//! start and its wait lasts for these five minutes, so the first recording begins once the thread waits.
 
 use std::collections::HashSet;
 use std::fs;
@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 static STARTED: Once = Once::new();
 
-/// Runs `start`; where it is the first in the process, returns when the threads that it has started wait.
+/// Runs `start`. If it is the first start in the process, returns only when the threads that it has started are
+/// waiting.
 pub(super) fn around_first_start<T, E>(start: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     if STARTED.is_completed() {
         return start();
@@ -29,7 +30,7 @@ pub(super) fn around_first_start<T, E>(start: impl FnOnce() -> Result<T, E>) -> 
     Ok(started)
 }
 
-/// Time limit of the wait, after which the program continues where the system does not show what threads do.
+/// Time limit of the wait, after which the program continues if the system does not report the state of threads.
 const LIMIT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_micros(200);
 

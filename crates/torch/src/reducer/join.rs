@@ -1,8 +1,8 @@
-//! Ranks that have run out of data while others still train.
+//! Training that continues after some ranks have run out of data.
 //!
-//! In a join, every forward that records gradients begins with one small all-reduce, the roll: which ranks
-//! still have data, and whose backward will reduce. A rank without data answers the roll and then sends
-//! what the others' reducers wait for: the buffers' broadcast, and zeros for every bucket
+//! In a join, every forward that records gradients begins with one small all-reduce, the roll. It determines which
+//! ranks still have data, and whether their backward will reduce. A rank without data takes part in the roll and then
+//! sends the messages that the others' reducers wait for: the buffers' broadcast, and zeros for every bucket
 //! (DistributedDataParallel's join, in one message for its three).
 
 use tch::{Kind, Tensor};
@@ -48,11 +48,11 @@ pub enum Shadowed {
 #[derive(Debug, Clone)]
 pub(crate) struct Join {
     options: JoinOptions,
-    /// Last active rank at the last roll that had one.
+    /// Last active rank at the most recent roll that had one.
     authority: Option<usize>,
 }
 
-/// Message of a rank at a roll.
+/// Values that the ranks send at a roll.
 const GONE: i64 = 0;
 const WITHOUT_REDUCTION: i64 = 1;
 const WITH_REDUCTION: i64 = 2;
@@ -61,7 +61,7 @@ const WITH_REDUCTION: i64 = 2;
 struct Roll {
     /// Ranks that still have data.
     active: usize,
-    /// The last of them: its buffers are taken.
+    /// Last of these ranks, whose buffers the others take.
     authority: Option<usize>,
     /// `true` if their backward reduces gradients.
     reduces: bool,
@@ -131,12 +131,12 @@ impl Reducer {
     }
 
     fn leave_join(&self) -> Option<Join> {
-        // Cannot fail: it replaces a number.
+        // Cannot fail: it only replaces a number.
         let _ = ffi::reducer_divide_by(self.raw(), 0);
         self.join.replace(None)
     }
 
-    /// The roll of a rank that has data, before its forward. Gives whose buffers are taken.
+    /// Performs the roll of a rank that has data, before its forward. Returns the rank whose buffers all ranks take.
     pub(crate) fn answer_roll(&self, sync: bool) -> Result<usize, Error> {
         let roll = self.roll(if sync { WITH_REDUCTION } else { WITHOUT_REDUCTION })?;
         let divide_by_all = self
@@ -151,7 +151,7 @@ impl Reducer {
     }
 
     fn roll(&self, mine: i64) -> Result<Roll, Error> {
-        // From another place of the program on each rank.
+        // Not checked in debug mode, because ranks call it from different places of the program.
         let group = self.group().unchecked();
         let mut answers = vec![0i64; group.size()];
         answers[group.rank()] = mine;
@@ -189,7 +189,7 @@ impl Reducer {
         Ok(Roll { active, authority, reduces: those(WITH_REDUCTION).next().is_some() })
     }
 
-    /// A failed message of the reducer's own, in words.
+    /// Rebuilds the buckets, with an error that is readable for the user.
     fn rebuild(&self) -> Result<(), Error> {
         ffi::reducer_rebuild_buckets(self.raw()).map(drop).map_err(|error| {
             let thrown = Thrown::read(&error);

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-/// The order in which parts are used, learned from their uses: after the same two parts comes the same third one, so that a
-/// part may be used several times in a row of uses, as a tied weight is.
+/// The order in which parts are used, learned from their uses. It assumes that the same two parts are followed by the
+/// same third one, so that a part may be used several times in a pass, such as a tied weight.
 #[derive(Debug)]
 pub(super) struct Order {
     parts: usize,
@@ -26,12 +26,12 @@ impl Order {
         self.last = (last, Some(part));
     }
 
-    /// The next different parts, at most so many, the nearest first: the order in which the parts were given where nothing
-    /// was learned.
+    /// Returns the next different parts, at most `count`, the nearest first. Where nothing was learned, the order is
+    /// that in which the parts were given.
     pub(super) fn next(&self, count: usize) -> Vec<usize> {
         let mut next: Vec<usize> = Vec::new();
         let (mut before, mut last) = self.last;
-        // Parts that come again within a row of uses make it longer than the number of parts.
+        // With parts that are used several times, a pass is longer than the number of parts.
         for _ in 0..2 * self.parts {
             if next.len() >= count {
                 break;
@@ -67,14 +67,14 @@ mod tests {
 
     #[test]
     fn a_part_that_is_used_twice_in_a_pass_has_two_successors() {
-        // A tied weight: the embedding is first, and the head last.
+        // A tied weight: the embedding is used first, and the head last.
         let mut order = Order::new(3);
         for _ in 0..2 {
             for part in [0, 2, 1, 0] {
                 order.note(part);
             }
         }
-        // The head was used: the next pass begins with the same weight, then the blocks in their order.
+        // After the head, the next pass begins with the same weight, followed by the blocks in their order.
         assert_eq!(order.next(3), [0, 2, 1]);
         order.note(0);
         assert_eq!(order.next(2), [2, 1]);

@@ -1,29 +1,29 @@
-//! Changes of colour: lighting in logits, and the hue.
+//! Colour transforms: lighting in logits, and the hue.
 
 use tch::{TchError, Tensor};
 
 use crate::transforms::SampleRng;
 
-/// A change of lighting in logits, by fastai's rules: `sigmoid(contrast · (logit(x) + brightness))`, and a blend with
-/// the grey of the logits.
+/// Lighting transform in logits, by fastai's rules: `sigmoid(contrast · (logit(x) + brightness))`, and a blend with the
+/// grey of the logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Lighting {
-    /// fastai's `Brightness`: the logit of a number uniform in `0.5 · (1 ± max)` is added.
+    /// fastai's `Brightness`: adds the logit of a number that is uniform in `0.5 · (1 ± max)`.
     Brightness {
         /// Maximum change (fastai's `max_lighting`). Defaults to 0.2.
         max: f64,
         /// Probability of the transform. Defaults to 0.75.
         p: f64,
     },
-    /// fastai's `Contrast`: multiplies by a number log-uniform from `1 − max` to its inverse.
+    /// fastai's `Contrast`: multiplies by a factor that is log-uniform from `1 − max` to its inverse.
     Contrast {
         /// Maximum change (fastai's `max_lighting`). Defaults to 0.2.
         max: f64,
         /// Probability of the transform. Defaults to 0.75.
         p: f64,
     },
-    /// fastai's `Saturation`: multiplies the distance from the grey of the same pixel by a number log-uniform from
-    /// `1 − max` to its inverse. Images must have one channel or three.
+    /// fastai's `Saturation`: multiplies the distance from the grey of the same pixel by a factor that is log-uniform
+    /// from `1 − max` to its inverse. Images must have one channel or three.
     Saturation {
         /// Maximum change (fastai's `max_lighting`). Defaults to 0.2.
         max: f64,
@@ -32,8 +32,8 @@ pub enum Lighting {
     },
 }
 
-/// fastai's `Hue`: turns the hue by a number log-uniform from `1 − max` to its inverse, of which whole turns change
-/// nothing, after all changes of [`Lighting`]. Images must have one channel, which has no hue, or three.
+/// fastai's `Hue`: rotates the hue, after all [`Lighting`] transforms, by a number that is log-uniform from `1 − max`
+/// to its inverse; whole turns have no effect. Images must have one channel, which has no hue, or three.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hue {
     /// Maximum change (fastai's `max_hue`). Defaults to 0.1.
@@ -48,15 +48,15 @@ impl Default for Hue {
     }
 }
 
-/// The shares of red, green and blue in fastai's grey, which add up to a little less than 1.
+/// Weights of red, green and blue in fastai's grey, which add up to a little less than 1.
 const GREY: [f64; 3] = [0.2989, 0.5870, 0.1140];
 
-/// A number log-uniform from `1 − max` to its inverse.
+/// Returns a number that is log-uniform from `1 − max` to its inverse.
 fn around_one(max: f64, random: &mut SampleRng) -> f64 {
     random.uniform((1.0 - max).ln(), -(1.0 - max).ln()).exp()
 }
 
-/// What changes of lighting, one after the other, do to logits: `contrast · (x + brightness) + grey · grey(x)`.
+/// Combined effect of several lighting transforms on logits: `contrast · (x + brightness) + grey · grey(x)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Light {
     pub(super) brightness: f64,
@@ -65,7 +65,7 @@ pub(super) struct Light {
 }
 
 impl Light {
-    /// Draws for the changes of one sample, each from the next of its streams.
+    /// Draws the lighting transforms of one sample, each from the next of its streams.
     pub(super) fn drawn(changes: &[Lighting], next: &mut impl FnMut() -> SampleRng) -> Self {
         let mut light = Self { brightness: 0.0, contrast: 1.0, grey: 0.0 };
         for change in changes {
@@ -95,7 +95,7 @@ impl Light {
         light
     }
 
-    /// Blends with the grey of what came before.
+    /// Blends with the grey of the previous result.
     pub(super) fn saturate(&mut self, share: f64) {
         let (rest, whole) = (1.0 - share, GREY.iter().sum::<f64>());
         self.grey = share * self.grey + rest * (self.contrast + whole * self.grey);
@@ -103,7 +103,7 @@ impl Light {
         self.contrast *= share;
     }
 
-    /// Applies it to images in 0 to 1, with its numbers as `[n, 1, 1, 1]`.
+    /// Applies the transform to images in 0 to 1, with parameters `[n, 1, 1, 1]`.
     pub(super) fn apply(
         images: &Tensor,
         brightness: &Tensor,
@@ -120,7 +120,7 @@ impl Light {
     }
 }
 
-/// The grey of images `[n, c, h, w]`: `[n, 1, h, w]`.
+/// Returns the grey `[n, 1, h, w]` of images `[n, c, h, w]`.
 fn grey_of(images: &Tensor) -> Result<Tensor, TchError> {
     if images.size().get(1) == Some(&1) {
         return images.f_mul_scalar(GREY.iter().sum::<f64>());
@@ -130,13 +130,13 @@ fn grey_of(images: &Tensor) -> Result<Tensor, TchError> {
 }
 
 impl Hue {
-    /// Draws the turn of one sample: a part of the full circle.
+    /// Draws the rotation of one sample, as a fraction of the full circle.
     pub(super) fn drawn(self, random: &mut SampleRng) -> f64 {
         let drawn = around_one(self.max, random);
         if random.chance(self.p) { drawn } else { 0.0 }
     }
 
-    /// Turns the hue of images in 0 to 1, by turns `[n, 1, 1, 1]`.
+    /// Rotates the hue of images in 0 to 1, by fractions `[n, 1, 1, 1]` of the full circle.
     pub(super) fn apply(images: &Tensor, turns: &Tensor) -> Result<Tensor, TchError> {
         if images.size().get(1) == Some(&1) {
             return Ok(images.shallow_clone());
@@ -145,7 +145,7 @@ impl Hue {
         let (red, green, blue) = (channel(0)?, channel(1)?, channel(2)?);
         let most = images.f_amax([1i64].as_slice(), true)?;
         let range = most.f_sub(&images.f_amin([1i64].as_slice(), true)?)?;
-        // Of a grey pixel any number will do.
+        // The hue of a grey pixel is arbitrary.
         let divisor = range.f_masked_fill(&range.f_eq(0.0)?, 1.0)?;
         let sixths = |first: &Tensor, second: &Tensor, offset: f64| {
             first.f_sub(second)?.f_div(&divisor)?.f_add_scalar(offset)

@@ -1,4 +1,4 @@
-//! Data sets whose batches have what was drawn for them.
+//! Data sets whose batches contain the random parameters of their augmentation.
 
 use brigade_data::{BatchContext, BatchedDataset};
 use brigade_torch::Result;
@@ -7,16 +7,14 @@ use tch::Tensor;
 use super::Augment;
 
 impl Augment {
-    /// Wraps a data set, so that its batches have a third tensor with the numbers drawn: images, labels,
-    /// `[n, 25]`.
+    /// Wraps a data set, so that its batches have a third tensor with the random parameters: images, labels, `[n, 25]`.
     #[must_use]
     pub fn dataset<D>(&self, dataset: D) -> AugmentedDataset<D> {
         AugmentedDataset { dataset, augment: self.clone() }
     }
 }
 
-/// A data set of images whose batches have the numbers that an [`Augment`] has drawn for them:
-/// [`Augment::dataset`].
+/// Data set of images whose batches contain the random parameters of an [`Augment`]; created by [`Augment::dataset`].
 #[derive(Clone, Debug)]
 pub struct AugmentedDataset<D> {
     dataset: D,
@@ -31,7 +29,7 @@ impl<D> AugmentedDataset<D> {
 
     /// Transforms the images of a batch in the thread that makes the batch, on the device of the images: a GPU whose
     /// [data set is on it](brigade_data::TensorDataset::to_device) computes them beside the training step. Batches are
-    /// images, unchanged labels, and the numbers for [`Augment::targets`].
+    /// images, unchanged labels, and the parameters for [`Augment::targets`].
     ///
     /// ```
     /// use brigade_data::{DataLoader, TensorDataset};
@@ -63,7 +61,7 @@ impl<D> AugmentedDataset<D> {
     }
 }
 
-/// A data set of images whose batches are transformed: [`AugmentedDataset::applied`].
+/// Data set of images whose batches are transformed; created by [`AugmentedDataset::applied`].
 #[derive(Clone, Debug)]
 pub struct AppliedDataset<D>(AugmentedDataset<D>);
 
@@ -80,7 +78,7 @@ where
     fn batch(&self, indices: &[usize], context: &BatchContext) -> Result<Self::Batch> {
         let (images, labels, drawn) = self.0.batch(indices, context)?;
         let augment = &self.0.augment;
-        // Once, for what comes later as well.
+        // Once, also for the later uses.
         let drawn = augment.checked(&images, &drawn)?;
         Ok((augment.apply(&images, &drawn)?, labels, drawn))
     }

@@ -1,4 +1,4 @@
-//! What is drawn for a batch: a row of numbers for each sample.
+//! Random parameters of a batch: a row for each sample.
 
 use brigade_rank_env::text::counted;
 use brigade_torch::{Error, Result, copy_to_device, from_vec};
@@ -10,9 +10,9 @@ use super::geometry::Geometric;
 use super::homography::Homography;
 use crate::transforms::SampleRng;
 
-/// Columns of what is drawn for a sample: a map (row by row), brightness, contrast, the part of its grey, the turn of its
-/// hue, a rectangle (left, top, right, bottom), the keys of its noise, the share of the sample itself in a mixture, its
-/// partner, the rectangle that is the partner's.
+/// Number of random parameters per sample: a homography (row by row), brightness, contrast, the weight of its grey, the
+/// rotation of its hue, a rectangle (left, top, right, bottom), the keys of its noise, the share of the sample itself
+/// in a mixture, its partner, the rectangle of the partner.
 const COLUMNS: usize = 25;
 pub(super) const LIGHT: i64 = 9;
 pub(super) const HUE: i64 = 12;
@@ -22,15 +22,15 @@ pub(super) const SHARE: i64 = 19;
 pub(super) const PARTNER: i64 = 20;
 pub(super) const CUT: i64 = 21;
 
-/// The first place of a batch's transforms among a sample's streams, behind those of the sample itself.
+/// Index of the first of a batch's transforms among a sample's streams, after those of the sample's own transforms.
 const BATCH_PLACE: usize = 1 << 20;
 
 impl Augment {
-    /// Draws the numbers of a batch `[n, c, h, w]`, `[n, 25]` in `f32` on the CPU: a row follows from its
-    /// sample's seed, but for the numbers of a mixture, which follow from all of them.
+    /// Draws the random parameters of a batch `[n, c, h, w]`: `[n, 25]` in `f32` on the CPU. A row follows from its
+    /// sample's seed, except for the parameters of a mixture, which follow from all seeds.
     ///
     /// # Errors
-    /// When there are not as many seeds as images, or the batch has another shape.
+    /// Fails if the number of seeds differs from that of the images, or the batch has another shape.
     pub fn draw(&self, seeds: &[u64], images: &Tensor) -> Result<Tensor> {
         let (height, width) = match images.size().as_slice() {
             &[rows, _, height, width] if rows == seeds.len() as i64 => (height, width),
@@ -77,7 +77,7 @@ impl Augment {
             .map_err(|error| Error::invalid_argument(error.to_string()))
     }
 
-    /// The numbers on the device of the rows that they were drawn for.
+    /// Returns the parameters on the device of the rows for which they were drawn.
     pub(super) fn checked(&self, rows: &Tensor, drawn: &Tensor) -> Result<Tensor> {
         let (shape, size) = (rows.size(), drawn.size());
         if size != [shape.first().copied().unwrap_or(-1), COLUMNS as i64] {

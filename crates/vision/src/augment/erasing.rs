@@ -1,4 +1,4 @@
-//! Rectangles that are erased.
+//! Random erasing of rectangles.
 
 use std::f64::consts::TAU;
 
@@ -6,7 +6,7 @@ use tch::{Kind, TchError, Tensor};
 
 use crate::transforms::SampleRng;
 
-/// torchvision's `RandomErasing`: a rectangle of each chosen image gets one value, or noise, after normalisation.
+/// torchvision's `RandomErasing`: fills a rectangle of each chosen image with one value, or noise, after normalisation.
 ///
 /// ```
 /// use brigade_vision::augment::{Augment, RandomErasing};
@@ -38,14 +38,16 @@ impl Default for RandomErasing {
 }
 
 impl RandomErasing {
-    /// Makes fastai's: up to 0.3 of the area, ratios of 0.3 to its inverse, and noise of mean 0 and deviation 1. One
-    /// rectangle of each chosen image, where fastai takes the same one of the whole batch.
+    /// Returns fastai's settings: up to 0.3 of the area, ratios of 0.3 to its inverse, and noise with mean 0 and
+    /// standard deviation 1. Each chosen image has its own rectangle, whereas fastai uses the same one for the whole
+    /// batch.
     #[must_use]
     pub fn fastai() -> Self {
         Self { scale: [0.0, 0.3], ratio: [0.3, 1.0 / 0.3], deviation: 1.0, ..Self::default() }
     }
 
-    /// Draws for an image of this size: a rectangle (left, top, right, bottom), and two keys of its noise.
+    /// Draws the parameters for an image of this size: a rectangle (left, top, right, bottom), and two keys of its
+    /// noise.
     pub(super) fn draw(&self, [width, height]: [f64; 2], random: &mut SampleRng) -> [f32; 6] {
         if !random.chance(self.p) {
             return [0.0; 6];
@@ -65,7 +67,7 @@ impl RandomErasing {
         [0.0; 6]
     }
 
-    /// Fills what is inside of its sample's rectangle, `[n, 1, h, w]`, with the keys of each sample's noise.
+    /// Fills the inside of each sample's rectangle, `[n, 1, h, w]`, with the sample's value or noise.
     pub(super) fn fill(
         &self,
         images: &Tensor,
@@ -81,28 +83,29 @@ impl RandomErasing {
     }
 }
 
-/// How many keys there are: each is a number of `f32`.
+/// Number of different keys: each has to be exact in `f32`.
 const KEYS: u64 = 1 << 24;
 
-/// Normal noise of mean 0 and deviation 1 for images of this shape: a function of the two keys of each sample, `[n]`,
-/// and of a number's place in it, so that it is the same on every device and in every batch.
+/// Returns normal noise with mean 0 and standard deviation 1 for images of this shape: a function of the two keys of
+/// each sample, `[n]`, and of an element's position, so that it is the same on every device and in every batch.
 fn noise(shape: &[i64], keys: [&Tensor; 2]) -> Result<Tensor, TchError> {
     let [first, second] = keys;
     let numbers: i64 = shape.iter().skip(1).product();
     let places = Tensor::f_arange(numbers, (Kind::Int64, first.device()))?.f_view([1, -1])?;
-    // In (0, 1): numbers of 32 bits and a half. The keys are numbers of f32, so that what is mixed in place is a copy.
+    // In (0, 1): 32-bit numbers plus one half. The keys are of type f32, so the conversion makes a copy, which is mixed
+    // in place.
     let uniform = |keys: &Tensor| {
         let keys = hash(keys.f_to_kind(Kind::Int64)?.f_view([-1, 1])?)?;
         let drawn = hash(places.f_bitwise_xor_tensor(&keys)?)?;
         drawn.f_to_kind(Kind::Float)?.f_add_scalar(0.5)?.f_mul_scalar(2f64.powi(-32))
     };
-    // A normal variate, by the method of Box and Muller.
+    // A normal variate, by the Box-Muller method.
     let radius = uniform(first)?.f_log()?.f_mul_scalar(-2.0)?.f_clamp_min(0.0)?.f_sqrt()?;
     let angle = uniform(second)?.f_mul_scalar(TAU)?;
     radius.f_mul(&angle.f_cos()?)?.f_view(shape)
 }
 
-/// Mixes the bits of numbers of 32 bits in place, which lie in 64 so that no product overflows.
+/// Mixes the bits of 32-bit numbers in place. They are stored in 64 bits so that no product overflows.
 fn hash(mut numbers: Tensor) -> Result<Tensor, TchError> {
     const FACTOR: i64 = 0x045D_9F3B;
     for _ in 0..2 {

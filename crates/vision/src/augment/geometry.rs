@@ -1,12 +1,12 @@
-//! Maps of the plane: what torchvision and fastai draw, as one homography for each sample.
+//! Geometric transforms of torchvision and fastai, as one homography for each sample.
 
 use super::homography::Homography;
 use crate::transforms::SampleRng;
 
-/// A random map of the plane.
+/// Random geometric transform.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Geometric {
-    /// fastai's `Flip`: left and right change places.
+    /// fastai's `Flip`: mirrors left and right.
     Flip {
         /// Probability of the transform. Defaults to 0.5.
         p: f64,
@@ -16,14 +16,14 @@ pub enum Geometric {
         /// Probability of the transform. Defaults to 0.5.
         p: f64,
     },
-    /// fastai's `Rotate`: about the centre, uniform up to so many degrees either way.
+    /// fastai's `Rotate`: a rotation about the centre, uniform up to the maximum angle in both directions.
     Rotate {
         /// Maximum angle in degrees. Defaults to 10.
         max_degrees: f64,
         /// Probability of the transform. Defaults to 0.5.
         p: f64,
     },
-    /// fastai's `Zoom`: a uniform factor, and a part of the image that is uniform among those it leaves.
+    /// fastai's `Zoom`: enlarges by a uniform factor, and shows a uniformly chosen part of the result.
     Zoom {
         /// Minimum zoom factor. Defaults to 1.
         min: f64,
@@ -32,24 +32,25 @@ pub enum Geometric {
         /// Probability of a factor other than 1. Defaults to 0.5.
         p: f64,
     },
-    /// fastai's `RandomResizedCropGPU` with equal sides: a square part of the image, anywhere in it, whose area
-    /// is uniform from a share of the image's up to all of it. fastai draws one for a whole batch, this one for
-    /// each image. It belongs after the other maps, and to a square [`Augment::size`](super::Augment::size):
-    /// so large images, turned and warped at their size, give crops without borders (presizing).
+    /// fastai's `RandomResizedCropGPU` with equal sides: a square part at any position of the image, whose area is
+    /// uniform from a share of the image's up to all of it. fastai draws one for a whole batch, this one for each
+    /// image. Use it after the other transforms, and with a square [`Augment::size`](super::Augment::size): large
+    /// images that are rotated and warped at their size then give crops without borders (presizing).
     Crop {
         /// Minimum share of the area. Defaults to 0.75.
         min_scale: f64,
     },
-    /// torchvision's `RandomCrop` with padding: a part of [`Augment::size`](super::Augment::size), or of the image's
-    /// own size, anywhere in the image with so many pixels of [`Padding`](super::Padding) on each side. With flips
-    /// alone beside it, pixels are moved and not resampled: they keep their values. fastai's maps are of the part.
+    /// torchvision's `RandomCrop` with padding: a part of size [`Augment::size`](super::Augment::size), or of the
+    /// image's own size, at any position in the image with this many pixels of [`Padding`](super::Padding) on each
+    /// side. Combined only with flips, pixels are moved without resampling and keep their values. fastai's transforms
+    /// then apply to the part.
     PaddedCrop {
         /// Number of padding pixels on each side. CIFAR-10 is usually trained with 4.
         padding: u32,
     },
     /// torchvision's `RandomResizedCrop`: a part of random area and shape, resampled to
-    /// [`Augment::size`](super::Augment::size). Without antialiasing: a part that is more than twice as large loses
-    /// detail unevenly, so large images are to be resized before, as
+    /// [`Augment::size`](super::Augment::size). There is no antialiasing: a part that is more than twice as large loses
+    /// detail unevenly, so large images should be resized before, as
     /// [`ImageDataset::resized_on`](crate::ImageDataset::resized_on) does with antialiasing.
     ResizedCrop {
         /// Minimum and maximum share of the area. Defaults to 0.08 and 1.
@@ -64,7 +65,7 @@ pub enum Geometric {
         /// Probability of the transform, for each axis. Defaults to 0.5.
         p: f64,
     },
-    /// torchvision's `RandomAffine`, and with degrees alone its `RandomRotation`, about the centre.
+    /// torchvision's `RandomAffine`, or with only `degrees` its `RandomRotation`, about the centre.
     Affine {
         /// Minimum and maximum angle in degrees, counter-clockwise.
         degrees: [f64; 2],
@@ -102,14 +103,14 @@ impl Geometric {
         Self::ResizedCrop { scale: [0.08, 1.0], ratio: [3.0 / 4.0, 4.0 / 3.0] }
     }
 
-    /// Whether what follows sees a part of the output's size in place of the image.
+    /// Returns `true` if the following transforms see a part of the output's size instead of the image.
     fn crops(&self) -> bool {
         matches!(self, Self::PaddedCrop { .. } | Self::ResizedCrop { .. })
     }
 }
 
-/// Whether maps lead from pixels to pixels, with nothing between two of them, for an image and an output of these
-/// widths and heights.
+/// Returns `true` if the transforms map pixels exactly to pixels, without interpolation, for an image and an output of
+/// these widths and heights.
 pub(super) fn moves_whole_pixels(maps: &[Geometric], from: [f64; 2], to: [f64; 2]) -> bool {
     let same_size = from == to || maps.iter().any(Geometric::crops);
     same_size
@@ -121,17 +122,17 @@ pub(super) fn moves_whole_pixels(maps: &[Geometric], from: [f64; 2], to: [f64; 2
 }
 
 impl Homography {
-    /// Draws the maps one after the other, each from a stream of its own, for an image and an output of
-    /// these widths and heights.
+    /// Draws the transforms in order, each from a stream of its own, for an image and an output of these widths and
+    /// heights.
     pub(super) fn drawn(
         maps: &[Geometric],
         from: [f64; 2],
         to: [f64; 2],
         next: &mut impl FnMut() -> SampleRng,
     ) -> Self {
-        // fastai multiplies its matrices in units of half the output, and warps what they give.
+        // fastai multiplies its matrices in units of half the output, and warps the result.
         let (mut affine, mut warp, mut pixels) = (Self::IDENTITY, Self::IDENTITY, Self::IDENTITY);
-        // fastai's maps come last. torchvision's see what those before them have left.
+        // fastai's transforms come last. torchvision's see the result of those before them.
         let (from, mut seen) = (if maps.iter().any(Geometric::crops) { to } else { from }, from);
         for map in maps {
             let mut random = next();
@@ -190,7 +191,7 @@ impl Homography {
         }
     }
 
-    /// A part of an image with a border, of the output's size.
+    /// Returns a part of an image with a border, of the output's size.
     fn part(padding: f64, from: [f64; 2], to: [f64; 2], random: &mut SampleRng) -> Self {
         let mut start = |axis: usize| {
             let rest = from[axis] + 2.0 * padding - to[axis];
@@ -200,8 +201,8 @@ impl Homography {
         Self::affine([1.0, 0.0, left], [0.0, 1.0, top])
     }
 
-    /// torchvision's `RandomResizedCrop.get_params`: ten tries, then the largest part of an allowed shape in the
-    /// middle.
+    /// Draws a part as torchvision's `RandomResizedCrop.get_params` does: ten tries, then the largest part of an
+    /// allowed shape in the middle.
     fn resized(
         scale: [f64; 2],
         ratio: [f64; 2],
@@ -211,7 +212,7 @@ impl Homography {
     ) -> Self {
         let of_part = |left: f64, top: f64, wide: f64, tall: f64| {
             let [x, y] = [wide / to[0], tall / to[1]];
-            // Pixels are squares: their centres lie half of one from their edges.
+            // Pixels are squares: their centres are half a pixel from their edges.
             let centre = |start: f64, scale: f64| start + 0.5 * scale - 0.5;
             Self::affine([x, 0.0, centre(left, x)], [0.0, y, centre(top, y)])
         };
@@ -236,9 +237,9 @@ impl Homography {
         of_part(((width - wide) / 2.0).floor(), ((height - tall) / 2.0).floor(), wide, tall)
     }
 
-    /// A square part, by the rule of random resized crops: ten tries, then the largest in the middle.
+    /// Draws a square part, by the rule of random resized crops: ten tries, then the largest one in the middle.
     fn cropped(min_scale: f64, [width, height]: [f64; 2], random: &mut SampleRng) -> Self {
-        // Units lie between the centres of the outer pixels.
+        // Units are measured between the centres of the outer pixels.
         let along = |side: f64, start: f64, length: f64| {
             let length = (length - 1.0).max(1.0);
             [(side - 1.0) / length, (2.0 * start + side - 1.0) / length - 1.0]
@@ -259,7 +260,7 @@ impl Homography {
         part(side, ((width - side) / 2.0).floor(), ((height - side) / 2.0).floor())
     }
 
-    /// fastai's `_WarpCoord`, in units of half the image.
+    /// Draws fastai's `_WarpCoord`, in units of half the image.
     fn warped(magnitude: f64, p: f64, random: &mut SampleRng) -> Self {
         let mut draw = || {
             let drawn = random.uniform(-magnitude, magnitude);
@@ -280,7 +281,7 @@ impl Homography {
                 let scale = random.uniform(scale[0], scale[1]);
                 let shear = shear.map(|[low, high]| random.uniform(low, high));
                 let centre = [(width - 1.0) / 2.0, (height - 1.0) / 2.0];
-                // torchvision counts angles against the clock, with y downwards.
+                // torchvision counts angles counter-clockwise, with y downwards.
                 Self::inverse_affine(-angle, shift, scale, shear, centre)
             }
             Geometric::Perspective { distortion, p } => {
@@ -343,7 +344,7 @@ mod tests {
 
     #[test]
     fn crops_are_squares_of_whole_pixels_inside_of_the_image() {
-        // Each pixel knows its column and its row.
+        // The values of each pixel are its column and its row.
         let column = Tensor::arange(60, (Kind::Float, tch::Device::Cpu)).view([1, 1, 1, 60]);
         let row = Tensor::arange(40, (Kind::Float, tch::Device::Cpu)).view([1, 1, 40, 1]);
         let image = Tensor::cat(
@@ -366,7 +367,7 @@ mod tests {
             lefts.insert(at(0, 0, 0).round() as i64);
         }
         assert!(lefts.len() > 15 && lefts.contains(&0), "{lefts:?}");
-        // What no try fits gives the largest square in the middle.
+        // If no try fits, the result is the largest square in the middle.
         let all = Augment::new().then(Geometric::Crop { min_scale: 1.0 }).size(Size::from(40));
         let part = all.apply(&image, &all.draw(&[1], &image).unwrap()).unwrap();
         assert!((part - image.narrow(3, 10, 40)).abs().max().double_value(&[]) < 1e-3);

@@ -1,20 +1,20 @@
-//! Maps of the plane as matrices.
+//! Homographies as matrices.
 
-/// A map from a pixel of the output to a place in the image, both counted from the centre of the first
-/// pixel, in homogeneous coordinates.
+/// Map from a pixel of the output to a position in the image, both relative to the centre of the first pixel, in
+/// homogeneous coordinates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Homography([[f64; 3]; 3]);
 
 impl Homography {
     pub(super) const IDENTITY: Self = Self([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]);
 
-    /// Row by row.
+    /// Returns the elements of the matrix, row by row.
     pub(super) fn numbers(self) -> [f64; 9] {
         let [[a, b, c], [d, e, f], [g, h, i]] = self.0;
         [a, b, c, d, e, f, g, h, i]
     }
 
-    /// The map that applies `first` and then this one.
+    /// Returns the map that applies `first` and then this one.
     pub(super) fn after(self, first: Self) -> Self {
         let sum = |row: usize, column: usize| -> f64 {
             (0..3).map(|inner| self.0[row][inner] * first.0[inner][column]).sum()
@@ -26,7 +26,7 @@ impl Homography {
         Self([[a, b, c], [d, e, f], [0.0, 0.0, 1.0]])
     }
 
-    /// From pixels to -1 ..= 1 between the centres of the outer ones.
+    /// Returns the map from pixels to -1 ..= 1 between the centres of the outer pixels.
     fn to_units([width, height]: [f64; 2]) -> Self {
         let [x, y] = [width, height].map(|length| 2.0 / (length - 1.0).max(1.0));
         Self::affine([x, 0.0, -1.0], [0.0, y, -1.0])
@@ -37,13 +37,13 @@ impl Homography {
         Self::affine([x, 0.0, x], [0.0, y, y])
     }
 
-    /// fastai's affine matrix and then its warp, both in units of half the output and of half the image.
+    /// Returns fastai's affine matrix followed by its warp, both in units of half the output and of half the image.
     pub(super) fn composed(mut affine: Self, warp: Self, from: [f64; 2], to: [f64; 2]) -> Self {
         if affine == Self::IDENTITY && warp == Self::IDENTITY && from == to {
-            // Exact: no pixel lies beside itself.
+            // Exact: without rounding, each pixel maps to itself.
             return Self::IDENTITY;
         }
-        // Angles are of pixels, not of an image that is squeezed into a square.
+        // Angles are those of pixels, not of an image that is squeezed into a square.
         let [width, height] = from;
         affine.0[0][1] *= height / width;
         affine.0[1][0] *= width / height;
@@ -71,13 +71,14 @@ impl Homography {
         Self::between(to, from)
     }
 
-    /// torchvision's corners are of pixels, the centres of which lie half a pixel further.
+    /// Returns the map between torchvision's corners, which are those of pixels; the pixels' centres are half a pixel
+    /// further.
     pub(super) fn perspective(to: [[f64; 2]; 4], from: [[f64; 2]; 4]) -> Self {
         let half = |by: f64| Self::affine([1.0, 0.0, by], [0.0, 1.0, by]);
         half(-0.5).after(Self::between(to, from)).after(half(0.5))
     }
 
-    /// torchvision's `_get_inverse_affine_matrix`, about a centre; angles in degrees.
+    /// Returns torchvision's `_get_inverse_affine_matrix` about a centre, with angles in degrees.
     pub(super) fn inverse_affine(
         angle: f64,
         [x, y]: [f64; 2],
@@ -96,7 +97,7 @@ impl Homography {
         shift(cx, cy).after(linear).after(shift(-cx - x, -cy - y))
     }
 
-    /// The map that takes four points to four others; the identity where there is none.
+    /// Returns the map that takes four points to four others, or the identity if there is none.
     fn between(from: [[f64; 2]; 4], to: [[f64; 2]; 4]) -> Self {
         let mut rows = [[0.0; 9]; 8];
         for (pair, (&[x, y], &[u, v])) in rows.chunks_exact_mut(2).zip(from.iter().zip(&to)) {
@@ -112,7 +113,7 @@ impl Homography {
     }
 }
 
-/// Solves eight linear equations, whose right sides are the last column, by elimination with pivots.
+/// Solves eight linear equations by elimination with pivoting. The right sides are the last column.
 fn solved(mut rows: [[f64; 9]; 8]) -> Option<[f64; 8]> {
     for column in 0..8 {
         let largest = |row: &usize| rows[*row][column].abs();
@@ -153,7 +154,7 @@ mod tests {
         serde_json::from_str(include_str!("../../tests/golden/batch_augment.json")).unwrap()
     }
 
-    /// The golden image by a map and by lighting, against the library's.
+    /// Compares a homography and lighting of the golden image with the library's result.
     fn agrees(name: &str, augment: &Augment, map: Homography, light: [f32; 2]) {
         let golden = golden();
         let image = Tensor::from_slice(&numbers(&golden["image"])).view([1, 2, 9, 12]);

@@ -9,19 +9,19 @@ use crate::transforms::SampleRng;
 /// Method by which each image is mixed with another one of its batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mix {
-    /// fastai's `MixUp` (Zhang et al., 2017): `share · own + (1 − share) · partner`, with a share for each
-    /// sample, `max(λ, 1 − λ)` for λ of Beta(α, α), and a random partner.
+    /// fastai's `MixUp` (Zhang et al., 2017): `share · own + (1 − share) · partner`, with a share for each sample,
+    /// `max(λ, 1 − λ)` for λ of Beta(α, α), and a random partner.
     MixUp {
         /// Parameter α of the beta distribution. fastai's default is 0.4.
         alpha: f64,
     },
-    /// torchvision's `v2.MixUp`: one share for the batch, and the sample before as partner.
+    /// torchvision's `v2.MixUp`: one share for the batch, with the previous sample as the partner.
     MixUpBatch {
         /// Parameter α of the beta distribution. torchvision's default is 1.
         alpha: f64,
     },
-    /// torchvision's `v2.CutMix` (Yun et al., 2019): one rectangle of all images is the partner's, the
-    /// sample before; the share is that of the area.
+    /// torchvision's `v2.CutMix` (Yun et al., 2019): one rectangle of all images is replaced by that of the partner,
+    /// the previous sample; the share is that of the area.
     CutMix {
         /// Parameter α of the beta distribution. torchvision's default is 1.
         alpha: f64,
@@ -29,9 +29,9 @@ pub enum Mix {
 }
 
 impl Mix {
-    /// A row for each sample: share, partner, rectangle.
+    /// Draws a row for each sample: share, partner, rectangle.
     pub(super) fn draw(self, seeds: &[u64], [width, height]: [f64; 2]) -> Vec<[f32; 6]> {
-        // One stream for the batch, from all its samples in their order.
+        // One stream for the batch, from the seeds of all its samples in order.
         let seed = seeds.iter().fold(MIX, |sum, seed| sum.rotate_left(5).wrapping_mul(MIX) ^ seed);
         let mut random = SampleRng::new(seed, 0);
         let rows = seeds.len();
@@ -127,10 +127,10 @@ impl MixedLabels {
     }
 }
 
-/// Draws a number from Beta(α, α); 1 for an α that is not positive.
+/// Draws a number from Beta(α, α), or returns 1 if α is not positive.
 ///
-/// Up to 1 by Jöhnk's method, in logarithms: powers of 1/α underflow for a small α. It accepts fewer draws the larger α
-/// is, one of 10^11 for 20.
+/// For α up to 1 it uses Jöhnk's method, in logarithms because powers of 1/α underflow for a small α. That method
+/// accepts fewer draws for a larger α: one in 10^11 for 20.
 pub fn beta(alpha: f64, random: &mut SampleRng) -> f64 {
     if alpha.is_nan() || alpha <= 0.0 {
         return 1.0;
@@ -139,7 +139,7 @@ pub fn beta(alpha: f64, random: &mut SampleRng) -> f64 {
         return random.dirichlet(alpha, 2)[0];
     }
     loop {
-        // In (0, 1]: the logarithm is finite.
+        // In (0, 1], so that the logarithm is finite.
         let [left, right] = [(); 2].map(|()| (1.0 - random.uniform(0.0, 1.0)).ln() / alpha);
         let largest = left.max(right);
         let sum = largest + ((left - largest).exp() + (right - largest).exp()).ln();
@@ -149,7 +149,7 @@ pub fn beta(alpha: f64, random: &mut SampleRng) -> f64 {
     }
 }
 
-/// 2^64 divided by the golden ratio, odd: spreads the bits of seeds.
+/// Odd number near 2^64 divided by the golden ratio, to spread the bits of seeds.
 const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Points that follow their images.
+//! Transforms of points with their images.
 
 use brigade_torch::{Error, Result};
 use tch::{Kind, TchError, Tensor};
@@ -6,8 +6,8 @@ use tch::{Kind, TchError, Tensor};
 use super::{Augment, refused};
 
 impl Augment {
-    /// Maps points `[n, points, 2]`, `(x, y)` of -1 to 1 between the sides of the images, as the images of the
-    /// same batch before [`apply`](Self::apply): `images` is read for its size alone.
+    /// Maps points `[n, points, 2]`, `(x, y)` of -1 to 1 between the sides of the images, in the same way as the images
+    /// of the batch. `images` is the batch before [`apply`](Self::apply), of which only the size is used.
     ///
     /// # Errors
     /// Returns the errors of [`Augment::apply`].
@@ -33,8 +33,8 @@ impl Augment {
                 along.f_mul_scalar(from[index] / 2.0)?.f_sub_scalar(0.5)
             };
             let (x, y) = (axis(0)?, axis(1)?);
-            // The maps lead from the output to the image. Their inverses but for a factor, which a homography does
-            // not see: libtorch's own inverse has the host wait for a GPU.
+            // The maps lead from the output to the image. Their adjugates are inverses up to a factor, which does not
+            // change a homography; libtorch's own inverse would make the host wait for a GPU.
             let map = |index: i64| -> Result<Tensor, TchError> {
                 drawn.f_narrow(1, index, 1)?.f_to_kind(Kind::Double)
             };

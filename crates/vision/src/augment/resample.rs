@@ -1,4 +1,4 @@
-//! Where the pixels of the output come from.
+//! Resampling of images.
 
 use serde::{Deserialize, Serialize};
 use tch::{Kind, TchError, Tensor};
@@ -10,30 +10,30 @@ use crate::Size;
 /// Padding mode: values of the pixels outside the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Padding {
-    /// The image mirrored at its outer pixels: fastai's default, `PadMode.Reflection`.
+    /// Reflection: the image is mirrored at its outer pixels. fastai's default, `PadMode.Reflection`.
     #[default]
     Reflection,
-    /// The nearest pixel of the image: `PadMode.Border`.
+    /// Border: the value of the nearest pixel of the image. fastai's `PadMode.Border`.
     Border,
-    /// Zeros: `PadMode.Zeros`, and torchvision's default.
+    /// Zeros: fastai's `PadMode.Zeros`, and torchvision's default.
     Zeros,
 }
 
 impl Augment {
-    /// Whether every pixel of the output is one of the image's, or lies outside of it.
+    /// Returns `true` if every pixel of the output is a pixel of the image, or lies outside of it.
     pub(super) fn moves_whole_pixels(&self, images: &Tensor) -> bool {
         let size = images.size();
         let (from, to) = (Size2::of(&size), self.to(&size));
         moves_whole_pixels(&self.geometric, from.lengths(), to.lengths())
     }
 
-    /// The output's size for images of this shape.
+    /// Returns the output's size for images of this shape.
     fn to(&self, shape: &[i64]) -> Size2 {
         let set = |Size { width, height }| Size2 { width: width.into(), height: height.into() };
         self.size.map_or_else(|| Size2::of(shape), set)
     }
 
-    /// Takes each pixel of the output from where its map leads, which is a pixel: values stay what they are.
+    /// Copies each pixel of the output from the pixel to which its map leads: values are unchanged.
     pub(super) fn moved(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor, TchError> {
         let size = images.size();
         let (rows, channels) = (size[0], size[1]);
@@ -54,7 +54,7 @@ impl Augment {
                     Ok(inside)
                 }
                 Padding::Border => places.f_clamp(0, last),
-                // As often as it takes; one pixel is its own mirror.
+                // Reflected as often as necessary; a single pixel is its own mirror image.
                 Padding::Reflection => {
                     let turned = places.f_remainder((2 * last).max(1))?.f_sub_scalar(last)?;
                     turned.f_abs()?.f_neg()?.f_add_scalar(last)
@@ -72,7 +72,7 @@ impl Augment {
         }
     }
 
-    /// Looks each pixel of the output up in its image.
+    /// Interpolates each pixel of the output in its image.
     pub(super) fn resampled(
         &self,
         images: &Tensor,
@@ -81,10 +81,10 @@ impl Augment {
     ) -> Result<Tensor, TchError> {
         let size = images.size();
         let (from, to) = (Size2::of(&size), self.to(&size));
-        // Positions are computed in 32 bits also for images in 16.
+        // Positions are computed in float32 also for 16-bit images.
         let kind = if images.kind() == Kind::Double { Kind::Double } else { Kind::Float };
         let [xs, ys] = places(drawn, to, kind)?;
-        // From pixels to -1 ..= 1 between the centres of the outer ones.
+        // From pixels to -1 ..= 1 between the centres of the outer pixels.
         let unit = |places: &Tensor, length: i64| {
             places.f_mul_scalar(2.0 / (length - 1).max(1) as f64)?.f_sub_scalar(1.0)
         };
@@ -99,7 +99,7 @@ impl Augment {
     }
 }
 
-/// Width and height as libtorch counts them.
+/// Width and height as int64, for libtorch.
 #[derive(Clone, Copy)]
 struct Size2 {
     width: i64,
@@ -107,7 +107,7 @@ struct Size2 {
 }
 
 impl Size2 {
-    /// Of a batch `[n, c, h, w]`.
+    /// Returns the size of the images of a batch `[n, c, h, w]`.
     fn of(shape: &[i64]) -> Self {
         let side = |at: usize| shape.get(at).copied().unwrap_or_default();
         Self { width: side(3), height: side(2) }
@@ -118,9 +118,9 @@ impl Size2 {
     }
 }
 
-/// Where the map of each sample takes the pixels of the output: columns and rows of the image, `[n, h, w]` each. By
-/// elementwise operations: a product of matrices is rounded to 10 bits by GPUs that compute in TF32, and to 8 under
-/// autocast, which would move pixels.
+/// Returns the positions to which the map of each sample takes the pixels of the output: columns and rows of the image,
+/// `[n, h, w]` each. Computed with elementwise operations: a matrix product is rounded to 10 bits by GPUs that compute
+/// in TF32, and to 8 under autocast, which would move pixels.
 fn places(drawn: &Tensor, to: Size2, kind: Kind) -> Result<[Tensor; 2], TchError> {
     let options = (kind, drawn.device());
     let xs = Tensor::f_arange(to.width, options)?.f_view([1, 1, -1])?;
@@ -136,7 +136,7 @@ fn places(drawn: &Tensor, to: Size2, kind: Kind) -> Result<[Tensor; 2], TchError
     Ok([row(0)?.f_div(&depth)?, row(1)?.f_div(&depth)?])
 }
 
-/// libtorch's numbers.
+/// Interpolation mode, with libtorch's numbers.
 #[derive(Clone, Copy)]
 pub(super) enum Sampling {
     Bilinear = 0,

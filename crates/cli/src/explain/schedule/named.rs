@@ -19,7 +19,7 @@ pub(super) enum Named {
     Other(Other),
 }
 
-/// A schedule that is more than numbers.
+/// Schedule whose options are not only numbers.
 #[derive(Debug, Clone, Subcommand)]
 #[command(rename_all = "kebab-case")]
 pub(super) enum Other {

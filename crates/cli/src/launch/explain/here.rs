@@ -191,13 +191,13 @@ impl Here<'_> {
         }
     }
 
-    /// Describes the rendezvous.
+    /// Describes the rendezvous method and its address.
     fn rendezvous(&self) -> String {
         let NodeRange { min, max } = self.plan.options.nodes;
         let nodes = if min == max { min.to_string() } else { format!("{min} to {max}") };
         match &self.plan.options.rendezvous {
             RendezvousMode::OneHost => "one host".to_owned(),
-            // Cannot be requested on the command line: a launcher on another host does.
+            // A launcher on another host requests this; there is no command-line flag for it.
             RendezvousMode::Launcher { node_rank } => {
                 format!("{nodes} hosts, of which this is {node_rank}")
             }

@@ -9,13 +9,13 @@
 pub(super) enum Values {
     /// The documentation has no list of values.
     Any,
-    /// 0 or 1.
+    /// A flag, 0 or 1.
     Flag,
     /// A Boolean in one of the forms that PyTorch accepts.
     Switch,
     /// A whole number within these bounds.
     Range(i64, i64),
-    /// One of these words, in any case.
+    /// A word of this list, in any case.
     Words(&'static [&'static str]),
     /// A comma-separated list of these words, in any case. A leading `^` excludes them instead.
     List(&'static [&'static str]),

@@ -15,31 +15,31 @@ use super::{AgentState, Restarts};
 use crate::LaunchError;
 use crate::output::Tail;
 
-/// Ranks that are started together and stopped together.
+/// Ranks that are started and stopped together.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) part: Assignment,
     phase: Phase,
     ranks: Vec<Rank>,
-    /// Ranks that have failed and of which the coordinator does not know yet.
+    /// Ranks that have failed, and whose failure has not been reported to the coordinator.
     failures: Vec<Failure>,
-    /// The coordinator, or the user, has been told of faults of devices.
+    /// `true` once faults of devices have been reported to the coordinator or the user.
     told_faults: bool,
-    /// Signals that the ranks have been sent to stop them.
+    /// Signals that all ranks have been sent to stop them.
     asked: Vec<Signal>,
-    /// Ranks that are not asked yet.
+    /// Ranks that are not sent the signal yet.
     spared: Option<Spared>,
     stopping: Stopping,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Folder and files are being made. There is no process.
+    /// Folder and files are being created; no process exists.
     Preparing,
     Running,
-    /// The ranks have ended; processes that they started are being killed, until then at most.
+    /// The ranks have ended; remaining processes that they started are killed, until this time at most.
     Sweeping(Duration),
-    /// Ranks that SIGKILL did not end are being looked at.
+    /// The states of ranks that SIGKILL did not end are being read.
     Stuck,
 }
 
@@ -57,23 +57,23 @@ enum Stopping {
     /// The ranks have not been asked to stop.
     No,
     Until(Duration),
-    /// The ranks were killed at that time.
+    /// The ranks were killed at this time.
     Killed(Duration),
 }
 
 /// Ranks that are left alone for a while when the others are asked to stop.
 #[derive(Clone, Debug)]
 enum Spared {
-    /// All of them: those that have written an error are being looked for, until then.
+    /// All ranks, until this time at most: those that have written an error are being looked for.
     All(Duration),
-    /// Those that have written an error and are about to end, until then.
+    /// Ranks that have written an error and are about to end, until this time at most.
     Exiting(Vec<usize>, Duration),
 }
 
 /// Details of a failed rank besides its output.
 #[derive(Debug, Default)]
 pub(super) struct FailureDetails {
-    /// The error that it wrote, and how long before it ended.
+    /// The error that the rank wrote, and how long before its end.
     pub(super) error: Option<(String, Duration)>,
     /// Hint of the system about the reason.
     pub(super) hint: Option<String>,
@@ -81,7 +81,7 @@ pub(super) struct FailureDetails {
     pub(super) device_faults: Vec<DeviceFault>,
 }
 
-/// A rank that has failed, and what is still being collected about it.
+/// Failed rank, with the details that are collected about it.
 #[derive(Debug)]
 struct Failure {
     local_rank: usize,
@@ -91,19 +91,19 @@ struct Failure {
     details: Option<FailureDetails>,
 }
 
-/// An attempt of which no process is left here.
+/// Attempt of which no process is left on this host.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) attempt: u32,
-    /// The place of this host in it.
+    /// Node rank of this host in the attempt.
     pub(super) node_rank: usize,
-    /// Ranks had to be killed.
+    /// `true` if ranks had to be killed.
     killed: bool,
-    /// All ranks ended with 0.
+    /// `true` if all ranks ended with exit code 0.
     pub(super) finished: bool,
-    /// Until when the coordinator need not know, because output is still on its way.
+    /// Time until which the report to the coordinator may wait for the rest of the output.
     pub(super) until: Duration,
-    /// The coordinator may know.
+    /// `true` once the end has been reported to the coordinator.
     pub(super) reported: bool,
 }
 
@@ -129,7 +129,7 @@ impl Group {
         self.stopping != Stopping::No
     }
 
-    /// Ranks that have not ended.
+    /// Returns the number of ranks that have not ended.
     pub(super) fn running(&self) -> usize {
         self.running_ranks().count()
     }
@@ -138,7 +138,7 @@ impl Group {
         self.ranks.iter().enumerate().filter(|(_, rank)| rank.exit_status.is_none())
     }
 
-    /// When something is due, if nothing else happens before.
+    /// Returns when something is due if nothing else happens before.
     pub(super) fn deadline(&self, limits: &TimeLimits) -> Option<Duration> {
         let failure = self.failures.iter().map(Failure::ready_at).min();
         let spared = self.spared.as_ref().map(|spared| match spared {
@@ -157,11 +157,11 @@ impl Group {
 }
 
 impl Rank {
-    /// How it ended, where that is neither success nor what it was asked for.
+    /// Returns the exit status if it is a failure: neither success nor the effect of a signal that the rank was sent.
     fn failure(&self) -> Option<ExitStatus> {
         let explains = |signal: &Signal, exit_status: ExitStatus| {
             let code = |signal: Signal| ExitStatus::Signal(signal as i32).exit_code();
-            // One that ignores SIGINT is sent SIGTERM instead.
+            // A rank that ignores SIGINT is sent SIGTERM instead.
             let instead =
                 *signal == Signal::SIGINT && exit_status.exit_code() == code(Signal::SIGTERM);
             exit_status.exit_code() == code(*signal) || instead
@@ -174,7 +174,7 @@ impl Rank {
 }
 
 impl Failure {
-    /// When the coordinator is told, whatever is missing then.
+    /// Returns when to report the failure even if details are missing.
     fn ready_at(&self) -> Duration {
         let missing = |is_there: bool, limit| if is_there { Duration::ZERO } else { limit };
         self.seen
@@ -190,7 +190,7 @@ impl AgentState {
             .flatten()
             .any(|known| known.attempt == part.attempt);
         let ended = self.ended.as_ref().is_some_and(|ended| ended.attempt >= part.attempt);
-        // Said again after a break.
+        // Sent again after a lost connection.
         if known || ended {
             return;
         }
@@ -201,8 +201,8 @@ impl AgentState {
         self.next = Some(part);
     }
 
-    /// Begins the next attempt, once the output of the ranks before it is written: a reader that has
-    /// paused would else have this agent collect the pipes of attempt after attempt.
+    /// Begins the next attempt, once the output of the ranks before it is written: with a paused reader, this agent
+    /// would otherwise accumulate the pipes of attempt after attempt.
     pub(super) fn start_next(&mut self) {
         let free = self.draining == 0 && self.group.is_none() && self.ending.outcome().is_none();
         let Some(part) = self.next.take_if(|_| free) else { return };
@@ -246,7 +246,7 @@ impl AgentState {
         }
     }
 
-    /// The system has not started all ranks; those that it has end at their gates.
+    /// Handles a failed start of ranks; those that were started end at their gates.
     pub(super) fn start_failed(&mut self, attempt: u32, error: LaunchError) {
         let is_it = |group: &&mut Group| group.part.attempt == attempt;
         let Some(group) = self.group.as_mut().filter(is_it) else { return };
@@ -273,7 +273,7 @@ impl AgentState {
         self.record(FromAgent::Exited { attempt, local_rank, exit_status, at: millis(now) });
     }
 
-    /// Tells the coordinator what it only writes down, where it does.
+    /// Sends a message for the coordinator's event log, if it has one.
     fn record(&mut self, message: FromAgent) {
         if self.group.as_ref().is_some_and(|group| group.part.recorded) {
             self.recorded.push(message.clone());
@@ -293,8 +293,8 @@ impl AgentState {
         }
     }
 
-    /// Devices of this host have faults, and its ranks are being stopped: the reason for a job that hangs
-    /// or fails elsewhere may be here. A failure of this host's own carries them.
+    /// Reports faults of this host's devices while its ranks are being stopped: they may be the reason for a job that
+    /// hangs or fails on another host. A failed rank of this host carries them in its own report.
     pub(super) fn device_faults(&mut self, faults: Vec<DeviceFault>) {
         let Some(group) = &mut self.group else { return };
         if faults.is_empty() || group.told_faults || !group.failures.is_empty() {
@@ -315,7 +315,7 @@ impl AgentState {
         let Some(group) = &mut self.group else { return };
         let Failure { local_rank, exit_status, seen, tail, details } = failure;
         let FailureDetails { error, hint, device_faults } = details.unwrap_or_default();
-        // The error was written before the process went on to end, and others saw it going.
+        // The error was written before the process ended, and its peers noticed the end before this agent.
         let age = error.as_ref().map_or(Duration::ZERO, |(_, age)| *age);
         let unseen = if is_sudden(exit_status) { NEWS_TIMEOUT } else { Duration::ZERO };
         let at = millis(seen.saturating_sub(age.max(unseen)));
@@ -327,7 +327,7 @@ impl AgentState {
         }
         group.told_faults |= has_news;
         let (stream, last_lines) = match tail {
-            // The reader of our output has paused.
+            // The reader of this process's output has paused.
             None => (Stream::Stderr, vec![UNKNOWN_TAIL.to_owned()]),
             Some(tail) if tail.stderr.is_empty() => (Stream::Stdout, tail.stdout),
             Some(tail) => (Stream::Stderr, tail.stderr),
@@ -356,7 +356,8 @@ impl AgentState {
     pub(super) fn stop(&mut self, attempt: u32, signal: i32, reason: String) {
         let is = |part: &Assignment| part.attempt == attempt;
         if self.group.as_ref().is_some_and(|group| is(&group.part)) {
-            // The reader of some host's output has gone: that is not a reason for the ranks of this one.
+            // SIGPIPE: the reader of another host's output has closed it, which does not concern the ranks of this
+            // host.
             let signal = Signal::try_from(signal).ok().filter(|it| *it != Signal::SIGPIPE);
             let running = self.stop_group(signal.unwrap_or(Signal::SIGTERM));
             self.explain(reason, running);
@@ -371,7 +372,7 @@ impl AgentState {
         self.attempt_to_stop = Some(attempt);
     }
 
-    /// Gives how many ranks have to stop.
+    /// Returns the number of ranks that have to stop.
     fn stop_group(&mut self, signal: Signal) -> usize {
         let Some(group) = &mut self.group else { return 0 };
         if group.is_preparing() {
@@ -379,10 +380,10 @@ impl AgentState {
             return 0;
         }
         let running = group.running();
-        // What the user has sent here has been passed on already.
+        // A signal from the user of this host has been forwarded already.
         if !group.is_stopping() && signal == Signal::SIGTERM {
-            // The cause may be an error of a rank that is about to end: killed halfway it could not
-            // end with the code that belongs to it.
+            // The cause may be an error of a rank that is about to end: killed before that, it could not end with its
+            // own exit code.
             let finding = FINDING_TIMEOUT.min(self.facts.limits.shutdown_timeout() / 2);
             group.spared = Some(Spared::All(self.now + finding));
             self.act(Action::FindErrors);
@@ -393,14 +394,14 @@ impl AgentState {
         running
     }
 
-    /// An attempt of which no process was started yet.
+    /// Cancels an attempt of which no process was started yet.
     pub(super) fn cancel(&mut self) {
         if let Some(group) = self.group.take_if(|group| group.is_preparing()) {
             self.skip(&group.part);
         }
     }
 
-    /// An attempt that was over before it began here.
+    /// Skips an attempt that was over before it began here.
     fn skip(&mut self, part: &Assignment) {
         self.ended = Some(Ended {
             attempt: part.attempt,
@@ -412,8 +413,8 @@ impl AgentState {
         });
     }
 
-    /// Asks all ranks to stop. Those that have not stopped after the shutdown timeout, counted from
-    /// the first time, are killed.
+    /// Asks all ranks to stop. Those that have not stopped after the shutdown timeout, counted from the first request,
+    /// are killed.
     pub(super) fn ask_all(&mut self, signal: Signal) {
         let Some(group) = self.group.as_mut().filter(|group| !group.is_preparing()) else { return };
         group.spared = None;
@@ -422,7 +423,7 @@ impl AgentState {
         self.ask(all, signal);
     }
 
-    /// The same for a group that is not waited for any more.
+    /// Cancels an attempt that is being prepared, or asks its ranks to stop unless they are stopping already.
     pub(super) fn stop_quietly(&mut self) {
         self.cancel();
         if self.group.as_ref().is_some_and(|group| !group.is_stopping()) {
@@ -430,7 +431,7 @@ impl AgentState {
         }
     }
 
-    /// The rank was sent this signal by another process, so that ending by it is not a failure.
+    /// Notes that the rank was sent this signal by another process, so that ending by it is not a failure.
     pub(super) fn explain_ending(&mut self, local_rank: usize, signal: Signal) {
         let ranks = self.group.iter_mut().flat_map(|group| &mut group.ranks);
         ranks.skip(local_rank).take(1).for_each(|rank| rank.asked.push(signal));
@@ -457,8 +458,7 @@ impl AgentState {
         }
     }
 
-    /// These ranks have written an error and not ended: they have some time for that. The others
-    /// are asked now.
+    /// Gives these ranks, which have written an error and not ended, some time to end, and asks the others to stop now.
     pub(super) fn exiting(&mut self, exiting: &[usize]) {
         let Some(group) = &mut self.group else { return };
         if !matches!(group.spared, Some(Spared::All(_))) {
@@ -476,7 +476,7 @@ impl AgentState {
         self.ask(others, signal);
     }
 
-    /// Kills at once what still runs.
+    /// Kills at once all ranks that still run.
     pub(super) fn kill(&mut self) {
         let now = self.now;
         let Some(group) = self.group.as_mut().filter(|group| !group.is_preparing()) else { return };
@@ -488,7 +488,7 @@ impl AgentState {
         self.ask(all, Signal::SIGKILL);
     }
 
-    /// Does what is due for the ranks that are there.
+    /// Performs what is due for the current ranks.
     pub(super) fn advance_group(&mut self) {
         let now = self.now;
         let Some(group) = &mut self.group else { return };
@@ -520,7 +520,7 @@ impl AgentState {
         }
     }
 
-    /// Signals those ranks whose time is over.
+    /// Signals the spared ranks whose time is over.
     fn ask_spared(&mut self) {
         let now = self.now;
         let Some(group) = &mut self.group else { return };
@@ -554,7 +554,7 @@ impl AgentState {
         }
     }
 
-    /// Ranks that SIGKILL did not end, each with the letter of its state.
+    /// Handles the states of ranks that SIGKILL did not end: each is given with the kernel's letter for its state.
     pub(super) fn inspected(&mut self, states: &[(usize, char)]) {
         let Some(group) = self.group.as_ref().filter(|group| group.phase == Phase::Stuck) else {
             return;
@@ -585,7 +585,7 @@ impl AgentState {
             attempt: group.part.attempt,
             node_rank: group.part.node_rank,
             killed: matches!(group.stopping, Stopping::Killed(_)),
-            // Without ranks it has not begun.
+            // Without ranks the attempt has not begun.
             finished: all_done && !group.ranks.is_empty(),
             until: self.now + self.facts.limits.output(),
             reported: !self.connection.is_up(),
@@ -604,7 +604,7 @@ impl AgentState {
         let asked = self.attempt_to_stop == Some(attempt);
         if !ended.reported && (shown || asked && ended.until <= self.now) {
             ended.reported = true;
-            // Never before the last byte: a job whose output is lost did not succeed.
+            // Never before the last byte: an attempt whose output is lost did not succeed.
             if finished && shown {
                 self.send(FromAgent::Finished { attempt });
             }
@@ -615,7 +615,7 @@ impl AgentState {
         }
     }
 
-    /// Passes on what means nothing here. Any other signal would be a mistake of the caller.
+    /// Forwards a signal to the ranks if it has no effect on the agent. Any other signal is a mistake of the caller.
     pub(super) fn forward(&mut self, signal: i32) {
         let runs = self.group.as_ref().is_some_and(|group| group.phase == Phase::Running);
         if let Ok(signal @ (Signal::SIGUSR1 | Signal::SIGUSR2)) = Signal::try_from(signal)
@@ -626,7 +626,7 @@ impl AgentState {
     }
 }
 
-/// The rank was killed, by the system or by hand: the loss of a peer does not cause that.
+/// Returns `true` if the rank was killed, by the system or by hand: the loss of a peer does not cause that.
 fn is_sudden(exit_status: ExitStatus) -> bool {
     let signals =
         [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE];
@@ -635,21 +635,20 @@ fn is_sudden(exit_status: ExitStatus) -> bool {
     signals.into_iter().any(is)
 }
 
-/// A moment on the agent's clock as messages have it.
+/// Converts a time of the agent's clock to the form that messages use.
 fn millis(at: Duration) -> Millis {
     Millis::try_from(at.as_millis()).unwrap_or(Millis::MAX)
 }
 
 const UNKNOWN_TAIL: &str = "(unknown: the launcher's output was not being read)";
-/// How long after its peers the agent may see that a rank was killed: the kernel closes a process's
-/// connections before it tells the parent, and ranks on other hosts fail because of that at once. As
-/// long as the coordinator allows for a host that is lost.
+/// Maximum delay with which the agent is notified of a killed rank, compared with the rank's peers: the kernel closes a
+/// process's connections before it notifies the parent, and ranks on other hosts fail because of that at once. The same
+/// as the coordinator's allowance for a lost host.
 const NEWS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit for the last lines of a failed rank. It is used up only where nothing answers: a reader of the output has
 /// paused, or the host is very busy.
 const TAIL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit for reading a rank's error file, which may be on another host.
 const ERROR_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long it may take to see which ranks have written an error, as long as that leaves half of the
-/// shutdown timeout to SIGTERM.
+/// Time limit for finding the ranks that have written an error, if that leaves half of the shutdown timeout to SIGTERM.
 const FINDING_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! The connection to the coordinator: found, lost, made again, or given up.
+//! The connection to the coordinator: how it is found, lost, resumed, or given up.
 
 use std::time::Duration;
 
@@ -17,19 +17,20 @@ pub(super) enum Connection {
     /// The coordinator is being searched for.
     Searching,
     Up {
-        /// The coordinator is in this process.
+        /// `true` if the coordinator runs in this process.
         here: bool,
-        /// Nothing has come for a while: a new connection is tried beside this one.
+        /// `true` if nothing has been received for a while: another connection is tried beside this one.
         quiet: bool,
     },
-    /// It broke. The ranks run on while it is made again, until then.
+    /// The connection broke. The ranks run on while it is made again, until `until`.
     Resuming { since: Duration, until: Duration, how: String },
-    /// There is none. Another coordinator may be looked for once nothing runs here.
+    /// The connection is lost and cannot be restored. If `look_again`, another coordinator is looked for once nothing
+    /// runs here.
     Gone { look_again: bool },
 }
 
 impl Connection {
-    /// There is a coordinator that has a say: it can be asked, or soon be asked again.
+    /// Returns `true` if a coordinator decides about the job: it is connected, or the connection is being resumed.
     pub(super) fn is_up(&self) -> bool {
         matches!(self, Self::Up { .. } | Self::Resuming { .. })
     }
@@ -38,7 +39,7 @@ impl Connection {
         matches!(self, Self::Resuming { .. })
     }
 
-    /// What is said now may not arrive.
+    /// Returns `true` if messages that are sent now may be lost.
     fn is_cut(&self) -> bool {
         matches!(self, Self::Resuming { .. } | Self::Up { quiet: true, .. })
     }
@@ -70,8 +71,9 @@ impl AgentState {
         JoinRequest { resume, last: running.or(ended), restarts: self.restarts.used }
     }
 
-    /// A launcher's sessions are its own affair: their end is the launcher's end. A host that cannot
-    /// take part has nothing to come back for, and one that leaves at most has to say so.
+    /// Returns `true` if a lost connection may be resumed. The end of a launcher's session is the end of the launcher.
+    /// A host that cannot take part has no reason to reconnect, and one that leaves needs the connection only to report
+    /// that.
     fn can_resume(&self) -> bool {
         matches!(self.facts.kind, Kind::Peers | Kind::Elected)
             && self.ending.outcome().is_none()
@@ -110,14 +112,14 @@ impl AgentState {
                 self.connection = Connection::Resuming { since: self.now, until, how };
             }
             Connection::Up { .. } => self.lost(how),
-            // A connection that was to replace it; the next one is tried.
+            // The search was for a connection that was to replace it; the next one is tried.
             Connection::Searching | Connection::Resuming { .. } | Connection::Gone { .. } => {}
         }
     }
 
     pub(super) fn coordinator_gone(&mut self, how: String) {
         match &mut self.connection {
-            // What was seen first says more than that no coordinator answers now.
+            // The first symptom is more informative than the failure to reconnect.
             Connection::Resuming { how, .. } => {
                 let how = std::mem::take(how);
                 self.lost(how);
@@ -134,8 +136,8 @@ impl AgentState {
         }
     }
 
-    /// The coordinator has kept this host's seat. Whatever was sent meanwhile may be lost: what it
-    /// must know is said again, and means nothing where it knows.
+    /// Handles that the coordinator has kept this host's seat. Messages that were sent in the meantime may be lost: the
+    /// necessary ones are sent again, and the coordinator ignores those that it has received before.
     pub(super) fn resumed(&mut self) {
         let told = match &self.connection {
             Connection::Resuming { since, .. } => Some(self.now - *since),
@@ -174,7 +176,7 @@ impl AgentState {
         matches!(self.ending.outcome(), Some(Outcome::Left { .. }))
     }
 
-    /// This host leaves, and the coordinator may not know: without that word it would take the host for
+    /// Returns `true` if this host leaves and the coordinator may not have received that: it would take the host for
     /// lost, which costs a restart.
     pub(super) fn leaves_without_notice(&self) -> bool {
         self.leaves() && self.connection.is_cut()
@@ -204,7 +206,7 @@ impl AgentState {
         }
     }
 
-    /// The coordinator is gone: the ranks of this host cannot go on alone.
+    /// Handles the loss of the coordinator: the ranks of this host cannot go on alone.
     pub(super) fn lost(&mut self, how: String) {
         self.disconnect();
         (self.next, self.attempt_to_stop) = (None, None);
@@ -214,7 +216,7 @@ impl AgentState {
         if self.facts.forwards_output {
             self.act(Action::DropOutput);
         }
-        // A new coordinator counts the loss of the old one.
+        // A new coordinator counts the loss of the old one as a restart.
         let may_go_on = self.ended.is_none() && self.group.is_none() || self.restarts.are_left();
         let again = may_go_on && self.facts.kind == Kind::Elected && self.stuck.is_none();
         self.ended.iter_mut().for_each(|ended| ended.reported = true);
@@ -240,7 +242,7 @@ impl AgentState {
         }
     }
 
-    /// Looks for another coordinator, where the last one is lost and nothing runs here any more.
+    /// Looks for another coordinator once the last one is lost and nothing runs here any more.
     pub(super) fn look_again(&mut self) {
         if matches!(self.connection, Connection::Gone { look_again: true }) {
             self.connection = Connection::Searching;
@@ -248,7 +250,7 @@ impl AgentState {
         }
     }
 
-    /// Asks the coordinator to stop the job, or to let this host go.
+    /// Requests that the coordinator stop the job, or let this host leave.
     pub(super) fn ask_to_stop(&mut self, signal: Signal) {
         let number = signal as i32;
         let count = self.stop_request.map_or(1, |last| last.count.saturating_add(1));
@@ -263,7 +265,7 @@ impl AgentState {
         }
     }
 
-    /// The job can go on without this host.
+    /// Returns `true` if the job can go on without this host.
     pub(super) fn leaves_alone(&self) -> bool {
         let served_here = matches!(self.connection, Connection::Up { here: true, .. });
         self.facts.may_leave && self.connection.is_up() && !served_here

@@ -1,4 +1,4 @@
-//! Signals, readers that go, and how an agent leaves.
+//! Signals, closed readers of the output, and the exit of an agent.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use crate::{LaunchError, Outcome};
 pub(super) enum Ending {
     /// The host takes part in the job, or still may.
     No,
-    /// Nothing more will start here, and the agent leaves as soon as nothing of the job runs here. At least one of both
-    /// is there.
+    /// Nothing more will start here: the agent exits as soon as nothing of the job runs here. At least one of the two
+    /// fields is set.
     Decided {
         /// Outcome of the job.
         outcome: Option<Outcome>,
-        /// Why this host cannot take part.
+        /// Reason why this host cannot take part.
         error: Option<LaunchError>,
     },
     /// The result of the job has been shown.
@@ -28,19 +28,20 @@ pub(super) enum Ending {
     Over,
 }
 
-/// Output may still have to be written, and other hosts may have to be notified by a coordinator in this process.
+/// Waits at the exit: for output that is still to be written, and for a coordinator in this process that still has to
+/// inform other hosts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaving {
     /// `true` once the others have been informed.
     notified: bool,
-    /// Until when that is waited for; `None`: as long as it takes.
+    /// Time until which informing the others is waited for; `None` without a limit.
     end_notice: Option<Duration>,
-    /// Until when output is waited for; `None`: as long as it takes.
+    /// Time until which output is waited for; `None` without a limit.
     limit: Option<Duration>,
 }
 
 impl Ending {
-    /// The agent has said how the job ended.
+    /// Returns `true` once the result of the job has been shown.
     pub(super) fn has_reported(&self) -> bool {
         matches!(self, Self::Leaving(_) | Self::Over)
     }
@@ -68,7 +69,7 @@ impl Ending {
         }
     }
 
-    /// Decides how the job has ended; the first decision counts.
+    /// Sets the outcome of the job. The first call counts.
     pub(super) fn decide(&mut self, decided: Outcome) {
         match self {
             Self::No => *self = Self::Decided { outcome: Some(decided), error: None },
@@ -79,7 +80,7 @@ impl Ending {
         }
     }
 
-    /// This host cannot take part; the first reason counts.
+    /// Sets the reason why this host cannot take part. The first call counts.
     pub(super) fn fail(&mut self, reason: LaunchError) {
         match self {
             Self::No => *self = Self::Decided { outcome: None, error: Some(reason) },
@@ -91,14 +92,14 @@ impl Ending {
     }
 }
 
-/// The user's wish that this host stops.
+/// Request of the user that this host stops.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Interruption {
-    /// Signal that was received last.
+    /// Last received signal.
     pub(super) signal: Signal,
-    /// A signal came while the ranks were stopping.
+    /// `true` if a signal came while the ranks were stopping.
     pub(super) is_impatient: bool,
-    /// When to leave without an answer of the coordinator.
+    /// Time at which the agent leaves without an answer of the coordinator.
     pub(super) leave_at: Option<Duration>,
 }
 
@@ -108,11 +109,11 @@ impl Interruption {
     }
 }
 
-/// A request to the coordinator to stop the job.
+/// Request to the coordinator to stop the job.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StopRequest {
     pub(super) signal: Signal,
-    /// Its number, so that one that is sent again is not another one.
+    /// Number of the request, by which the coordinator recognizes one that is sent again.
     pub(super) count: u32,
 }
 
@@ -137,8 +138,8 @@ impl AgentState {
             self.ask_all(signal);
         }
         let leaves = self.leaves_alone();
-        // A second request, or a coordinator that does not answer, is reason enough to leave
-        // without its word. One that has only to be notified is looked for as long as it keeps the seat.
+        // After a second request, or without an answer of the coordinator, the agent leaves without waiting for it. A
+        // coordinator that only has to be informed is looked for as long as it keeps the seat.
         let hurries = if leaves { asks_again } else { stopping || self.connection.is_resuming() };
         if let Some(interruption) = &mut self.interruption {
             if hurries {
@@ -158,7 +159,7 @@ impl AgentState {
         }
     }
 
-    /// A rank that has the terminal for itself was interrupted there: the user wants the job to end.
+    /// Handles that a rank with a terminal of its own was interrupted there: the user requests the end of the job.
     pub(super) fn typed(&mut self, local_rank: usize, signal: Signal) {
         self.explain_ending(local_rank, signal);
         if self.interruption.is_none() {
@@ -172,7 +173,7 @@ impl AgentState {
         group_is || self.interruption.is_some() || self.output_closed
     }
 
-    /// The reader of our output has gone.
+    /// Handles that the reader of this process's output has closed it.
     pub(super) fn output_closed(&mut self) {
         if self.output_closed || self.interruption.is_some() {
             return;
@@ -194,20 +195,21 @@ impl AgentState {
         }
     }
 
-    /// Ranks may take long to stop, and what they have done is the coordinator's to judge.
+    /// Restarts the time limit for the coordinator's answer: ranks may take long to stop, and the coordinator decides
+    /// what their exit statuses mean.
     pub(super) fn wait_for_answer_from_now(&mut self) {
         if let Some(leave_at) = self.interruption.as_mut().and_then(|it| it.leave_at.as_mut()) {
             *leave_at = self.now + WORD_TIMEOUT;
         }
     }
 
-    /// When to leave without an answer of the coordinator.
+    /// Returns when to leave without an answer of the coordinator.
     pub(super) fn leave_at(&self) -> Option<Duration> {
         let waits = self.ending.outcome().is_none() || self.leaves_without_notice();
         if waits && self.group.is_none() { self.interruption?.leave_at } else { None }
     }
 
-    /// Leaves without the coordinator's word when that does not come.
+    /// Leaves without an answer of the coordinator when the time for it is over.
     pub(super) fn leave_when_due(&mut self) {
         if self.leave_at().is_none_or(|at| at > self.now) {
             return;
@@ -223,7 +225,7 @@ impl AgentState {
         let is_impatient = self.interruption.is_some_and(|it| it.is_impatient);
         self.ending = Ending::Leaving(Leaving {
             notified: self.others_notified,
-            // After an error the others have still to stop their ranks.
+            // After an error, the other hosts still have to stop their ranks.
             end_notice: result.is_ok().then(|| self.now + self.facts.limits.end_notice()),
             limit: is_impatient.then(|| self.now + LAST_LINES),
         });
@@ -235,7 +237,7 @@ impl AgentState {
         self.act(Action::Drain);
     }
 
-    /// What happens while it leaves: output is written, others are notified, a user loses patience.
+    /// Handles events during the exit: output was written, other hosts were informed, or the user sent another signal.
     pub(super) fn leaving(&mut self, event: &Event) {
         let Ending::Leaving(Leaving { mut notified, end_notice, mut limit }) = self.ending else {
             return;

@@ -1,7 +1,7 @@
-//! The inputs of the agent's decision (events) and its outputs (actions).
+//! The inputs of the agent's state machine (events) and its outputs (actions).
 //!
-//! All that an agent does goes through these two types: code that follows a job (a log of events,
-//! a line of progress) needs nothing else.
+//! All activity of an agent passes through these two types: code that follows a job (an event log, a progress line)
+//! needs nothing else.
 
 use std::time::Duration;
 
@@ -19,46 +19,45 @@ pub(in crate::agent) enum Event {
     FolderMade,
     /// A coordinator was found, or started in this process: the agent may join.
     Connected {
-        /// The coordinator is in this process.
+        /// `true` if the coordinator runs in this process.
         here: bool,
     },
-    /// This host cannot take part: there is no folder for its logs, or no coordinator.
+    /// This host cannot take part: the folder for its logs could not be created, or no coordinator was found.
     Failed(LaunchError),
-    /// A new connection to the coordinator that was lost, or has fallen silent: the agent may say
-    /// that it is still there.
+    /// A new connection was made to a coordinator that was lost or silent: the agent may resume its seat over it.
     Reconnected,
-    /// Nothing has come from the coordinator for [`TimeLimits::quiet`](brigade_rendezvous::TimeLimits),
-    /// or, after that, something again.
+    /// `true`: nothing was received from the coordinator for [`TimeLimits::quiet`](brigade_rendezvous::TimeLimits).
+    /// `false`: messages are received again after that.
     Quiet(bool),
-    /// The connection is gone.
+    /// The connection was lost.
     ConnectionLost {
         /// Description of how that was detected.
         how: String,
         /// `true` if the coordinator may still run, so that reconnecting is useful.
         may_resume: bool,
-        /// The other side has closed it, which is how a coordinator answers a host that leaves.
+        /// `true` if the other side closed it, which is how a coordinator answers a host that leaves.
         closed: bool,
     },
-    /// The coordinator does not run any more at its earlier address.
+    /// The coordinator no longer runs at its earlier address.
     CoordinatorGone {
         /// Description of how that was detected.
         how: String,
     },
     /// A message from the coordinator was received.
     Received(ToAgent),
-    /// A line for the user from the search for the coordinator, or from a coordinator here.
+    /// A line for the user came from the search for the coordinator, or from a coordinator in this process.
     Line(String),
-    /// A coordinator in this process has told all other agents that the job is over; sent at once
-    /// where there is none.
+    /// A coordinator in this process has informed all other agents that the job is over. Sent at once if there is no
+    /// such coordinator.
     OthersNotified,
     /// The folder and files of an attempt have been created.
     Prepared {
         /// Number of the attempt.
         attempt: u32,
     },
-    /// All ranks of the attempt have been started; their process numbers.
+    /// All ranks of the attempt have been started. Contains their process numbers.
     Started(Vec<i32>),
-    /// Its files could not be made, or its ranks not be started: none has run the program.
+    /// The files of an attempt could not be created, or its ranks not be started: none has run the program.
     StartFailed {
         /// Number of the attempt.
         attempt: u32,
@@ -72,66 +71,64 @@ pub(in crate::agent) enum Event {
         /// Exit status of the rank.
         exit_status: ExitStatus,
     },
-    /// The terminal has ended a rank that has it for itself: Ctrl-C. Comes before its [`Event::Exited`].
+    /// The terminal has interrupted a rank that has it for itself (Ctrl-C). Comes before its [`Event::Exited`].
     Typed {
         /// Local rank of the rank.
         local_rank: usize,
         /// Signal that the rank was sent.
         signal: Signal,
     },
-    /// The ranks that have written an error and not ended: the answer to [`Action::FindErrors`].
+    /// The local ranks that have written an error and not ended: the answer to [`Action::FindErrors`].
     Exiting(Vec<usize>),
-    /// Faults of the ranks' devices, as far as drivers have reported any: the other answer to
-    /// [`Action::FindErrors`].
+    /// Faults that drivers have reported for the ranks' devices: the other answer to [`Action::FindErrors`].
     DeviceFaults(Vec<DeviceFault>),
-    /// The last lines of a rank: an answer to [`Action::CollectFailure`].
+    /// The last output lines of a rank: an answer to [`Action::CollectFailure`].
     Tail {
         /// Local rank of the rank.
         local_rank: usize,
         /// Last output lines of the rank.
         tail: Tail,
     },
-    /// What is known of a failed rank besides: the other answer to [`Action::CollectFailure`].
+    /// Details of a failed rank besides its output: the other answer to [`Action::CollectFailure`].
     FailureDetails {
         /// Local rank of the rank.
         local_rank: usize,
-        /// The error that it wrote, and how long before it ended.
+        /// The error that the rank wrote, and how long before its end.
         error: Option<(String, Duration)>,
         /// Hint of the system about the reason.
         hint: Option<String>,
         /// Faults of the ranks' devices.
         device_faults: Vec<DeviceFault>,
     },
-    /// Nothing of the ranks is left but their numbers: the answer to [`Action::Sweep`].
+    /// All processes that the ranks left behind have ended: the answer to [`Action::Sweep`].
     Swept,
-    /// Ranks that SIGKILL did not end, each with the letter that the kernel has for its state: the
-    /// answer to [`Action::Inspect`].
+    /// Ranks that SIGKILL did not end, each with the kernel's letter for its state: the answer to [`Action::Inspect`].
     Inspected(Vec<(usize, char)>),
     /// All output has been written, or sent to the coordinator: the answer to [`Action::Drain`].
     Drained,
-    /// The reader of the output has gone.
+    /// The reader of the output has closed it.
     OutputClosed,
-    /// A signal for this process.
+    /// This process received a signal.
     Signal(Signal),
-    /// Time has passed, and nothing else happened.
+    /// Time has passed without another event.
     Tick,
 }
 
 /// Output of the agent's state machine.
 #[derive(Debug)]
 pub(in crate::agent) enum Action {
-    /// Make the folder for the job's files.
+    /// Creates the folder for the job's files.
     MakeFolder,
-    /// Look for the coordinator.
+    /// Searches for the coordinator.
     Connect,
     /// Searches for the coordinator of the earlier connection, until [`Action::StopReconnecting`].
     Reconnect {
         /// `true` if the coordinator may run although nothing seems to listen.
         patient: bool,
     },
-    /// The coordinator is heard again, or is lost.
+    /// Stops reconnecting: the coordinator answers again, or is lost.
     StopReconnecting,
-    /// Ask the coordinator to take part.
+    /// Requests to take part in the job.
     Join(JoinRequest),
     /// Sends a message to the coordinator.
     Send(FromAgent),
@@ -139,51 +136,51 @@ pub(in crate::agent) enum Action {
     SendStopped {
         /// Number of the attempt.
         attempt: u32,
-        /// Ranks had to be killed.
+        /// `true` if ranks had to be killed.
         killed: bool,
-        /// Ranks that could not be killed.
+        /// Description of the ranks that could not be killed.
         stuck: Option<String>,
     },
-    /// End the connection to the coordinator.
+    /// Ends the connection to the coordinator.
     Disconnect,
-    /// Make folder and files of an attempt.
+    /// Creates the folder and files of an attempt.
     Prepare {
         /// Number of the attempt.
         attempt: u32,
     },
-    /// Start the ranks of the attempt that was prepared.
+    /// Starts the ranks of the prepared attempt.
     Start(Assignment),
-    /// See which ranks are about to end because of an error of their own.
+    /// Finds the ranks that are about to end because of an error of their own.
     FindErrors,
-    /// Ask ranks to stop.
+    /// Sends ranks a signal to stop.
     Ask {
-        /// Local ranks of the ranks.
+        /// Local ranks of the receivers.
         local_ranks: Vec<usize>,
-        /// Signal to send.
+        /// The signal.
         signal: Signal,
     },
-    /// Pass a signal on to all ranks and their children, for them to make something of it.
+    /// Forwards a signal to all ranks and their children, which may handle it.
     Forward(Signal),
-    /// Suspend the ranks and this process, and continue the ranks when it is continued.
+    /// Suspends the ranks and this process, and continues the ranks when this process is continued.
     Suspend,
-    /// Collect what is known about a rank that has failed.
+    /// Collects the details of a failed rank.
     CollectFailure {
         /// Local rank of the rank.
         local_rank: usize,
         /// `true` if the rank was killed, so that the system may have recorded why.
         killed: bool,
     },
-    /// See in which state these ranks are, which SIGKILL did not end.
+    /// Reads the process states of these ranks, which SIGKILL did not end.
     Inspect(Vec<usize>),
-    /// Kill what the ranks have left behind.
+    /// Kills the processes that the ranks have left behind.
     Sweep,
-    /// Forget the ranks and what belongs to their attempt.
+    /// Reaps the ranks and frees the resources of their attempt.
     Release,
-    /// Forget the ranks, of which some cannot be killed: the reaper goes on waiting for them.
+    /// Abandons the ranks, some of which cannot be killed. The reaper continues to wait for them.
     LeaveToReaper,
-    /// Write all that the ranks have printed.
+    /// Writes all remaining output of the ranks.
     Drain,
-    /// Output is not taken any more.
+    /// Stops taking output.
     DropOutput,
     /// Shows a line to the user, unless the launch is quiet.
     Say(String),
@@ -191,19 +188,19 @@ pub(in crate::agent) enum Action {
     Report(Result<Outcome, LaunchError>),
     /// Exits the agent.
     Exit {
-        /// All output is written.
+        /// `true` if all output has been written.
         written: bool,
     },
 }
 
-/// What an agent says of itself when it joins, besides what never changes.
+/// Variable part of the message with which an agent joins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::agent) struct JoinRequest {
-    /// It has a part in the job, and was only cut off.
+    /// `true` if the host has a part in the job and only lost its connection.
     pub(in crate::agent) resume: bool,
-    /// The last attempt it took part in, and its place there.
+    /// Last attempt in which the host took part, and its node rank there.
     pub(in crate::agent) last: Option<LastPart>,
-    /// The restarts that were counted then.
+    /// Number of restarts when that attempt began.
     pub(in crate::agent) restarts: u32,
 }
 
@@ -211,6 +208,6 @@ pub(in crate::agent) struct JoinRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::agent) struct LastPart {
     pub(in crate::agent) attempt: u32,
-    /// The place of this host in it.
+    /// Node rank of this host in the attempt.
     pub(in crate::agent) node_rank: usize,
 }

@@ -1,4 +1,4 @@
-//! Rule by rule: what happens, and what an agent makes of it.
+//! Tests of the state machine rule by rule: events in, actions out.
 
 mod any_order;
 mod cut_off;
@@ -42,7 +42,7 @@ fn part(attempt: u32) -> Assignment {
     }
 }
 
-/// An agent, and what it does in words.
+/// An agent, and its actions as text.
 struct Host {
     state: AgentState,
     now: Duration,
@@ -57,7 +57,7 @@ impl Host {
         this
     }
 
-    /// One that has joined.
+    /// Returns an agent that has joined.
     fn joined(kind: Kind) -> Self {
         Self::joined_with(facts(kind))
     }
@@ -71,7 +71,7 @@ impl Host {
         this
     }
 
-    /// One whose ranks run.
+    /// Returns an agent whose ranks run.
     fn running(kind: Kind) -> Self {
         Self::running_with(facts(kind))
     }
@@ -211,7 +211,7 @@ fn a_coordinator_that_ends_before_the_ranks_is_not_waited_for() {
     let lost =
         Event::ConnectionLost { how: "it was closed".to_owned(), may_resume: false, closed: false };
     host.start(0);
-    // It has heard that ranks could not be started, has told all, and has ended.
+    // The coordinator has learnt that ranks could not be started, has informed all hosts, and has ended.
     let error = LaunchError::Refused { reason: "no".to_owned() };
     host.tell(Event::StartFailed { attempt: 0, error });
     host.tell(Event::OthersNotified);
@@ -230,7 +230,7 @@ fn a_host_is_finished_when_the_last_byte_of_its_output_is_on_its_way() {
     assert!(host.pass(1000.0).is_empty(), "however long the reader pauses");
     assert_eq!(host.tell(Event::Drained), ["send Finished { attempt: 0 }"]);
 
-    // Whatever stops a job does not wait for a reader that has paused.
+    // No cause of a stop waits for a reader that has paused.
     let mut host = Host::running(Kind::Launcher);
     host.stop(0, "no");
     host.tell(Event::Exiting(vec![]));
@@ -241,8 +241,8 @@ fn a_host_is_finished_when_the_last_byte_of_its_output_is_on_its_way() {
     assert_eq!(host.pass(0.2), ["stopped 0, killed false, stuck None"]);
 }
 
-/// Its connections are closed before the agent hears of it: ranks that fail because of that may be
-/// heard of earlier, here and on other hosts.
+/// A killed rank's connections are closed before the agent is notified: ranks that fail because of that may be reported
+/// earlier, here and on other hosts.
 #[test]
 fn a_rank_that_was_killed_comes_before_those_that_fail_because_of_it() {
     let told = |host: &mut Host, local_rank| {
@@ -265,7 +265,8 @@ fn a_rank_that_was_killed_comes_before_those_that_fail_because_of_it() {
         let second = told(&mut host, 0);
         assert!(second[0].contains("rank 2") && second[0].contains(" at 99300,"), "{second:?}");
     }
-    // A signal that the launcher has sent is not a failure; what a peer's end may cause is not counted earlier.
+    // A signal that the launcher has sent is not a failure, and a failure that the end of a peer may cause is not
+    // counted earlier.
     let mut host = Host::running(Kind::Peers);
     host.exit(1, 1);
     told(&mut host, 1);
@@ -281,7 +282,7 @@ fn the_first_failure_is_told_with_what_is_known() {
     let tail = Tail { stdout: vec![], stderr: vec!["no".to_owned()] };
     assert!(host.tell(Event::Tail { local_rank: 1, tail }).is_empty());
     host.now += Duration::from_millis(20);
-    // Its error was written before it ended.
+    // The rank's error was written before its end.
     let error = Some(("ValueError".to_owned(), Duration::from_millis(500)));
     let told = host.tell(Event::FailureDetails {
         local_rank: 1,
@@ -295,11 +296,11 @@ fn the_first_failure_is_told_with_what_is_known() {
             "failed: rank 3 on h1 (local rank 1, pid 42) failed: exit code 7 at 99500, [\"no\"], Some(\"ValueError\")"
         ]
     );
-    // One that came later is not the first.
+    // A later failure is not the first one.
     host.killed(0, Signal::SIGABRT);
     assert_eq!(host.pass(3.0), ["sweep"]);
 
-    // The last lines of a busy host's rank take a while.
+    // The last lines of a rank on a busy host take a while.
     let mut host = Host::running(Kind::Peers);
     host.exit(1, 7);
     host.tell(Event::FailureDetails {
@@ -313,7 +314,7 @@ fn the_first_failure_is_told_with_what_is_known() {
     let told = host.tell(Event::Tail { local_rank: 1, tail });
     assert!(told[0].contains("late"), "{told:?}");
 
-    // Nothing reads the output, and the folder of the errors does not answer.
+    // Nothing reads the output, and the file system of the error files does not answer.
     let mut host = Host::running(Kind::Peers);
     assert_eq!(host.killed(0, Signal::SIGKILL), ["collect 0, killed true"]);
     assert!(host.pass(1.9).is_empty());
@@ -331,7 +332,7 @@ fn ranks_that_write_an_error_have_time_to_end() {
     assert!(host.killed(0, Signal::SIGTERM).is_empty(), "that is not a failure");
     assert!(host.pass(2.9).is_empty());
     assert_eq!(host.pass(0.2), ["ask [1] SIGTERM"]);
-    // Where nothing tells in time, all are asked; a busy host may take its time.
+    // Without an answer in time, all ranks are asked to stop; a busy host may take longer.
     let mut host = Host::running(Kind::Peers);
     host.stop(0, "rank 0 failed");
     assert!(host.pass(0.9).is_empty());
@@ -369,10 +370,10 @@ fn ranks_that_do_not_stop_are_killed_and_those_that_cannot_be_are_left() {
             format!("stopped 0, killed true, stuck Some({text:?})"),
         ]
     );
-    // Whatever the result of the job is.
+    // Independent of the result of the job.
     assert_eq!(host.end(3), ["disconnect", "report 137", "drain"]);
 
-    // The job goes on without this host.
+    // The job continues without this host.
     let mut host = Host::running(Kind::Peers);
     host.receive(ToAgent::Kill);
     host.pass(10.0);
@@ -397,7 +398,7 @@ fn a_user_stops_a_job_and_loses_patience() {
         host.tell(Event::Signal(Signal::SIGINT)),
         ["ask [0, 1] SIGKILL", "send Interrupted { signal: 2, count: 2 }"]
     );
-    // One that ignores SIGINT was sent SIGTERM.
+    // A rank that ignores SIGINT was sent SIGTERM.
     host.killed(0, Signal::SIGTERM);
     host.killed(1, Signal::SIGKILL);
     let swept = host.tell(Event::Swept);
@@ -407,7 +408,7 @@ fn a_user_stops_a_job_and_loses_patience() {
     assert_eq!(host.pass(0.5), ["exit, written false"]);
 }
 
-/// As schedulers do, that send SIGTERM again after a while.
+/// Schedulers send SIGTERM again after a while.
 #[test]
 fn a_signal_that_comes_again_leaves_time_for_the_verdict() {
     let mut host = Host::running(Kind::OneHost);
@@ -415,7 +416,7 @@ fn a_signal_that_comes_again_leaves_time_for_the_verdict() {
         host.tell(Event::Signal(Signal::SIGTERM));
     }
     host.stop(0, "x");
-    // They write a checkpoint.
+    // The ranks write a checkpoint.
     host.pass(10.0);
     for local_rank in 0..2 {
         host.exit(local_rank, 0);
@@ -447,7 +448,7 @@ fn a_connection_that_breaks_is_made_again_while_the_ranks_run() {
     assert_eq!(host.tell(Event::Reconnected), ["join: resume true, last Some((0, 1)), 0 restarts"]);
     let resumed = host.receive(ToAgent::Resumed);
     assert_eq!(resumed, ["say: connected to node1:29400 again after 12.0 s"]);
-    // What the coordinator may have missed is said again.
+    // Messages that the coordinator may have missed are sent again.
     let mut host = Host::running(Kind::Peers);
     let lost = || Event::ConnectionLost {
         how: "it was reset".to_owned(),
@@ -462,7 +463,7 @@ fn a_connection_that_breaks_is_made_again_while_the_ranks_run() {
     let resumed = host.receive(ToAgent::Resumed);
     assert!(resumed[1].starts_with("failed: rank 2 on h1"), "{resumed:?}");
     assert_eq!(resumed[2], "send Interrupted { signal: 15, count: 1 }");
-    // What the coordinator says again is done once.
+    // A repeated message of the coordinator is acted on once.
     assert!(host.receive(ToAgent::Start(part(0))).is_empty());
     host.stop(0, "x");
     assert!(host.stop(0, "x").is_empty());
@@ -480,22 +481,22 @@ fn a_job_without_a_coordinator_ends_when_it_does_not_come_back() {
         host.killed(1, Signal::SIGTERM);
         host.tell(Event::Swept).last().unwrap().clone()
     };
-    // It has not come back in time.
+    // The coordinator did not come back in time.
     let mut host = Host::running(Kind::Peers);
     host.tell(broken());
     assert!(host.pass(29.0).is_empty());
     assert_eq!(host.pass(1.0), ["disconnect", "ask [0, 1] SIGTERM"]);
     assert_eq!(stops(&mut host), "drain");
     assert!(host.done.contains(&"report 1".to_owned()), "{:?}", host.done);
-    // It has ended, which is known at once.
+    // The coordinator has ended, which is detected at once.
     let mut host = Host::running(Kind::Peers);
     host.tell(broken());
     let gone = host.tell(Event::CoordinatorGone { how: "connection refused".to_owned() });
     assert_eq!(gone, ["disconnect", "ask [0, 1] SIGTERM"]);
-    // A launcher's session is the launcher's own affair.
+    // A launcher's session is not resumed.
     let mut host = Host::running(Kind::Launcher);
     assert_eq!(host.tell(broken()), ["disconnect", "drop output", "ask [0, 1] SIGTERM"]);
-    // Another one may be elected, once nothing runs here.
+    // Another coordinator may be elected once nothing runs here.
     let mut host = Host::running(Kind::Elected);
     host.tell(broken());
     let said = host.tell(Event::CoordinatorGone { how: "connection refused".to_owned() });
@@ -518,7 +519,7 @@ fn a_coordinator_that_is_silent_is_looked_for_beside_the_old_connection() {
         said,
         ["stop reconnecting", "say: the coordinator at node1:29400 sends messages again"]
     );
-    // Another connection is faster.
+    // A second connection is faster.
     host.tell(Event::Quiet(true));
     host.tell(Event::Reconnected);
     host.receive(ToAgent::Resumed);
@@ -540,7 +541,7 @@ fn files_that_do_not_answer_hold_up_nothing_else() {
         ["say: h2 failed", "stopped 0, killed false, stuck None"]
     );
     assert!(host.tell(Event::Prepared { attempt: 0 }).is_empty(), "too late");
-    // A user leaves while they are.
+    // A user stops the host while the files are made.
     let mut host = Host::joined(Kind::Peers);
     host.receive(ToAgent::Start(part(0)));
     host.tell(Event::Signal(Signal::SIGINT));
@@ -586,7 +587,7 @@ fn a_host_that_cannot_start_its_ranks_during_a_cut_says_so_afterwards() {
     assert_eq!(left, ["disconnect", "report error: this host cannot take part: no", "drain"]);
 }
 
-/// The coordinator was not asked to take it in, so that it has no word to wait for.
+/// The coordinator was never asked to admit the host, so there is no answer to wait for.
 #[test]
 fn a_host_that_cannot_ask_to_take_part_leaves() {
     let mut host = Host::running(Kind::Elected);
@@ -612,7 +613,7 @@ fn a_host_leaves_a_job_that_can_do_without_it() {
     assert_eq!(host.tell(Event::Swept), ["release", "drain", "report 143", "drain"]);
 }
 
-/// What it says while the connection is cut is lost: it says again that it leaves, and never asks for
+/// Messages that are sent while the connection is cut are lost: the agent repeats that it leaves, and never asks for
 /// the others to be stopped.
 #[test]
 fn a_host_that_leaves_during_a_cut_leaves_when_the_connection_is_back() {
@@ -633,7 +634,7 @@ fn a_host_that_leaves_during_a_cut_leaves_when_the_connection_is_back() {
     host.tell(Event::Signal(Signal::SIGTERM));
     host.tell(Event::Reconnected);
     assert_eq!(host.receive(ToAgent::Resumed)[1..], ["send Leaving"]);
-    // They have ended before.
+    // The ranks have ended before.
     for cut in [broken(), Event::Quiet(true)] {
         let mut host = Host::running(Kind::Elected);
         host.tell(cut);
@@ -650,22 +651,22 @@ fn a_host_that_leaves_during_a_cut_leaves_when_the_connection_is_back() {
     let heard = host.tell(Event::Quiet(false));
     assert_eq!(heard[0], "stop reconnecting");
     assert_eq!(heard[2..], ["report 143", "drain"]);
-    // It does not come back.
+    // The connection does not come back.
     let mut host = Host::running(Kind::Elected);
     host.tell(broken());
     stops(&mut host);
     assert!(host.pass(29.9).is_empty());
     assert_eq!(host.pass(0.2), ["disconnect", "report 143", "drain"]);
-    // It breaks when that has been said, so that it may not have arrived.
+    // The connection breaks after the message was sent, so that it may not have arrived.
     let mut host = Host::running(Kind::Elected);
     host.tell(Event::Signal(Signal::SIGTERM));
     assert_eq!(host.tell(broken()), ["reconnect, patient false"]);
     host.tell(Event::Reconnected);
     assert_eq!(host.receive(ToAgent::Resumed)[1..], ["send Leaving"]);
-    // That is how it is answered.
+    // The coordinator answers a host that leaves by closing the connection.
     let (how, may_resume, closed) = ("it was closed".to_owned(), true, true);
     assert_eq!(host.tell(Event::ConnectionLost { how, may_resume, closed }), ["disconnect"]);
-    // A caller has no time for that.
+    // An impatient user does not wait for that.
     let mut host = Host::running(Kind::Elected);
     host.tell(broken());
     stops(&mut host);
@@ -689,13 +690,13 @@ fn nothing_reads_the_output() {
 
 #[test]
 fn the_end_waits_for_what_is_still_to_be_said() {
-    // Others have still to be told, by a coordinator in this process.
+    // A coordinator in this process still has to inform the others.
     let mut host = Host::joined(Kind::Peers);
     host.end(0);
     assert!(host.tell(Event::Drained).is_empty());
     assert!(host.pass(31.9).is_empty());
     assert_eq!(host.pass(0.2), ["exit, written true"]);
-    // A reader that has paused is waited for, but not by a caller without time.
+    // A reader that has paused is waited for, but not if the user is impatient.
     let mut host = Host::joined(Kind::Peers);
     host.end(0);
     host.tell(Event::OthersNotified);
@@ -712,13 +713,13 @@ fn faults_of_devices_go_with_a_failure_or_are_said() {
         host.tell(Event::Tail { local_rank, tail: Tail { stdout: vec![], stderr: vec![] } });
         host.tell(Event::FailureDetails { local_rank, error: None, hint: None, device_faults })
     };
-    // This host's ranks wait for others and are stopped: the reason may be here.
+    // This host's ranks are stopped because others failed: the reason may be a device of this host.
     let mut host = Host::running(Kind::Peers);
     host.stop(0, "rank 7 failed");
     let said = host.tell(Event::DeviceFaults(vec![fault.clone()]));
     assert_eq!(said, ["say: Xid 79 on a GPU: gone; "]);
     assert!(host.tell(Event::DeviceFaults(vec![fault.clone()])).is_empty(), "once");
-    // A failure that comes later than another one is told for what is known of the devices.
+    // A later failure is reported, too, if it carries faults of devices.
     let mut host = Host::running(Kind::Peers);
     host.exit(1, 1);
     assert!(told(&mut host, 1, vec![])[0].starts_with("failed: rank 3"));

@@ -17,7 +17,7 @@ use super::{GREETING_LIMIT, LaunchRequest, Session};
 use crate::Program;
 
 impl Session {
-    /// The shell there waits for exactly these bytes, and then becomes what they are.
+    /// Sends this executable to the shell on the host, which reads exactly these bytes and then runs them.
     pub(super) fn send_brigade(
         &mut self,
         request: &LaunchRequest,
@@ -47,7 +47,7 @@ impl Session {
         }
     }
 
-    /// Has every file of the bundle there, and says where.
+    /// Copies the missing files of the bundle to the host. Returns how to start the program from there.
     pub(super) fn copy(
         &mut self,
         bundle: &Bundle,
@@ -117,7 +117,7 @@ impl Session {
 }
 
 impl Bundle {
-    /// How it is started from where its files are.
+    /// Returns how to start the program from the paths of its files on the host.
     fn copied(&self, places: Vec<OsString>) -> Copied {
         let mut copied = Copied::default();
         let moved = |i: usize| places[i] != self.files[i].path;
@@ -137,14 +137,14 @@ impl Bundle {
                     folder: folder.to_owned(),
                 });
             }
-            // It is where Python looks first.
+            // At its own path, which Python searches first.
             Contents::Module(_) => {}
         }
         copied
     }
 }
 
-/// "train.py and 3 files beside it"
+/// Describes the files, for example "train.py and 3 files beside it".
 fn several(first: &FileMark, count: usize) -> String {
     let name = first.name.display();
     match count - 1 {
@@ -157,7 +157,7 @@ fn several(first: &FileMark, count: usize) -> String {
 /// Paths of the copied files on a host.
 #[derive(Debug, Default)]
 pub(super) struct Copied {
-    /// Another than the user named, where it was copied.
+    /// Program to run in place of the one that the user named, if it was copied.
     pub(super) program: Option<Program>,
     pub(super) library_folders: Vec<OsString>,
 }
@@ -199,7 +199,7 @@ fn megabytes(bytes: u64) -> String {
     format!("{}.{} MB", bytes / 1_000_000, bytes / 100_000 % 10)
 }
 
-/// Digests of all files there, or the last piece of one on a slow line.
+/// Time limit for the digests of all files on the host, or for the last piece of a file on a slow connection.
 const LOOK_LIMIT: Duration = Duration::from_secs(600);
 const PROGRESS: Duration = Duration::from_secs(5);
 const PIECE: usize = 1 << 20;

@@ -20,8 +20,8 @@ use crate::init::{Redraw, redraw};
 /// BERT as a masked language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the tokens
 /// themselves.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `BertForMaskedLM`; the head has the
-/// weight of the embedding.
+/// Parameter names, initial values (for a seed) and outputs are those of transformers' `BertForMaskedLM`; the head is
+/// tied to the embedding.
 ///
 /// ```
 /// use brigade_models::{BertForMaskedLm, BertOptions};
@@ -64,7 +64,7 @@ impl BertForMaskedLm {
         let norm = norm(&transform / "LayerNorm", options);
         let decoder = &predictions / "decoder";
         let predicted = if options.tie_word_embeddings {
-            // transformers draws a decoder before it ties it.
+            // transformers initialises a decoder before it ties it.
             let deviation = options.initializer_range;
             path.redraw(dense.weight(), move |values| {
                 let form = (Kind::Float, Device::Cpu);
@@ -102,7 +102,7 @@ impl BertForMaskedLm {
         &self.bert
     }
 
-    /// Computes the body's hidden numbers `[batch, tokens, hidden_size]`.
+    /// Computes the body's hidden states `[batch, tokens, hidden_size]`.
     ///
     /// # Errors
     /// Returns the errors of the forward.
@@ -110,11 +110,11 @@ impl BertForMaskedLm {
         self.bert.forward(tokens)
     }
 
-    /// Computes the loss of labels `[batch, tokens]`, [`IGNORED_LABEL`] where nothing is to be predicted: as
-    /// [`crate::token_loss`] of the logits. The head's layers see the other positions only, some 15 % of them.
+    /// Computes the loss of labels `[batch, tokens]`, with [`IGNORED_LABEL`] at positions that are not predicted: the
+    /// same as [`crate::token_loss`] of the logits. The head computes only the other positions, about 15 %.
     ///
     /// # Errors
-    /// Returns the errors of the forward; labels that are no tokens.
+    /// Returns the errors of the forward, and an error for labels outside of the vocabulary.
     pub fn loss<'t>(
         &self,
         tokens: impl Into<Tokens<'t>>,
@@ -144,7 +144,7 @@ impl<'t, I: Into<Tokens<'t>>> Module<I> for BertForMaskedLm {
 }
 
 impl TensorParallelPlan for BertForMaskedLm {
-    /// The body's, and the head by its vocabulary.
+    /// Returns the body's plan, with the head divided by its vocabulary.
     fn tensor_plan() -> TensorPlan {
         Bert::tensor_plan()
             .and(TensorPlan::new().vocabulary("*predictions.decoder.weight").optional())
@@ -152,7 +152,7 @@ impl TensorParallelPlan for BertForMaskedLm {
 }
 
 impl LayerGroups for BertForMaskedLm {
-    /// The embeddings, whose weight the head shares, each layer, and the head.
+    /// Groups the parameters: the embeddings, to which the head is tied, each layer, and the head.
     fn layer_groups(&self) -> Vec<Vec<String>> {
         let mut groups = self.bert.layer_groups();
         groups.push(vec![self.head.clone()]);
@@ -162,7 +162,7 @@ impl LayerGroups for BertForMaskedLm {
 
 /// BERT as a classifier of texts or pairs of texts: from [`Tokens`] to logits `[batch, labels]`.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `BertForSequenceClassification`.
+/// Parameter names, initial values (for a seed) and outputs are those of transformers' `BertForSequenceClassification`.
 ///
 /// ```
 /// use brigade_models::{BertForSequenceClassification, BertOptions};
@@ -201,11 +201,11 @@ impl BertForSequenceClassification {
         &self.bert
     }
 
-    /// Computes the loss of logits by the options' problem type, or by the one that follows from the labels:
-    /// [`sequence_loss`].
+    /// Computes the loss of logits by the options' problem type, or by the one that follows from the labels, as
+    /// [`sequence_loss`] does.
     ///
     /// # Errors
-    /// Labels that do not fit.
+    /// Returns an error for labels that do not match.
     pub fn loss(&self, logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
         let outputs = logits.size().last().copied().unwrap_or(0);
         let told = || ProblemType::of(outputs, labels.kind());
@@ -223,14 +223,14 @@ impl<'t, I: Into<Tokens<'t>>> Module<I> for BertForSequenceClassification {
 }
 
 impl TensorParallelPlan for BertForSequenceClassification {
-    /// The body's; the classifier is whole on every rank.
+    /// Returns the body's plan; the classifier is whole on every rank.
     fn tensor_plan() -> TensorPlan {
         Bert::tensor_plan()
     }
 }
 
 impl LayerGroups for BertForSequenceClassification {
-    /// The embeddings, each layer, and the pooler with the classifier.
+    /// Groups the parameters: the embeddings, each layer, and the pooler with the classifier.
     fn layer_groups(&self) -> Vec<Vec<String>> {
         let mut groups = self.bert.layer_groups();
         if let Some(last) = groups.last_mut() {
@@ -242,7 +242,7 @@ impl LayerGroups for BertForSequenceClassification {
 
 /// BERT as a classifier of tokens: from [`Tokens`] to logits `[batch, tokens, labels]`.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `BertForTokenClassification`.
+/// Parameter names, initial values (for a seed) and outputs are those of transformers' `BertForTokenClassification`.
 ///
 /// ```
 /// use brigade_models::{BertForTokenClassification, BertOptions};
@@ -280,10 +280,10 @@ impl BertForTokenClassification {
         &self.bert
     }
 
-    /// Computes the loss of logits and labels `[batch, tokens]`: [`token_loss`].
+    /// Computes the loss of logits and labels `[batch, tokens]`, as [`token_loss`] does.
     ///
     /// # Errors
-    /// Labels that do not fit.
+    /// Returns an error for labels that do not match.
     pub fn loss(&self, logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
         token_loss(logits, labels, smoothing)
     }
@@ -298,14 +298,14 @@ impl<'t, I: Into<Tokens<'t>>> Module<I> for BertForTokenClassification {
 }
 
 impl TensorParallelPlan for BertForTokenClassification {
-    /// The body's; the classifier is whole on every rank.
+    /// Returns the body's plan; the classifier is whole on every rank.
     fn tensor_plan() -> TensorPlan {
         Bert::tensor_plan()
     }
 }
 
 impl LayerGroups for BertForTokenClassification {
-    /// The embeddings, each layer, and the classifier.
+    /// Groups the parameters: the embeddings, each layer, and the classifier.
     fn layer_groups(&self) -> Vec<Vec<String>> {
         let mut groups = self.bert.layer_groups();
         groups.push(vec![self.classifier.name.clone()]);

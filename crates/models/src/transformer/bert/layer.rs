@@ -1,4 +1,4 @@
-//! A layer of BERT.
+//! Layer of BERT.
 
 use brigade_nn::{Dropout, LayerNorm, Linear, Module, ParamPath, Training};
 use brigade_torch::Result;
@@ -10,7 +10,7 @@ use super::super::cache::LayerCache;
 use super::{BertOptions, norm};
 use crate::Activation;
 
-/// Attention and a perceptron, each beside its input and before a normalisation.
+/// Attention and a feed-forward layer, each with a residual connection and followed by a normalisation.
 #[derive(Debug)]
 pub(super) struct BertLayer {
     query: Linear,
@@ -64,7 +64,7 @@ impl BertLayer {
         }
     }
 
-    /// In the order in which they are drawn.
+    /// Returns the linear layers in the order in which they are initialised.
     pub(super) fn linear(&self) -> [&Linear; 6] {
         let Self { query, key, value, attention_dense, intermediate, output_dense, .. } = self;
         [query, key, value, attention_dense, intermediate, output_dense]

@@ -22,17 +22,17 @@ pub enum EarlyStopping {
     Never,
 }
 
-/// Texts that a beam search has found.
+/// Texts found by a beam search.
 #[derive(Debug)]
 pub struct Beams {
-    /// `[batch · num_return_sequences, tokens]`: the best of each text first, padded at the end.
+    /// Ids `[batch · num_return_sequences, tokens]`: the best of each text first, padded at the end.
     pub ids: Tensor,
-    /// `[batch · num_return_sequences]`, float: sums of log probabilities, divided by the length to the power of
+    /// Scores `[batch · num_return_sequences]`, float: sums of log probabilities, divided by the length to the power of
     /// `length_penalty`.
     pub scores: Tensor,
 }
 
-/// A beam search that has not begun: [`GenerationOptions::beam_search`].
+/// Prepared beam search: the result of [`GenerationOptions::beam_search`].
 pub struct BeamSearch<'m, M: CausalModel> {
     reader: Reader<'m, M>,
     prompt: Prompt,
@@ -43,9 +43,9 @@ pub struct BeamSearch<'m, M: CausalModel> {
 
 impl GenerationOptions {
     /// Prepares a search for the most probable texts that begin with the ids `[batch, tokens]`, with `num_beams`
-    /// continuations of each at a time. With `do_sample` continuations are drawn without replacement. Results, scores
-    /// included, are those of transformers 5; of `num_beam_groups`, which it has given up, those of its version 4, where the
-    /// groups are searched one after the other and the best of all of them are returned.
+    /// continuations of each at a time. With `do_sample`, continuations are drawn without replacement. Results,
+    /// including scores, are those of transformers 5. For `num_beam_groups`, which version 5 has removed, they are
+    /// those of version 4, where the groups are searched one after the other and the best of all groups are returned.
     ///
     /// ```
     /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options};
@@ -81,25 +81,25 @@ impl GenerationOptions {
 }
 
 impl<'m, M: CausalModel> BeamSearch<'m, M> {
-    /// Sets the function that gives the text of tokens, for stop strings.
+    /// Sets the decoder of tokens to text, for stop strings.
     #[must_use]
     pub fn decoded_by(mut self, decode: impl Fn(&[i64]) -> Result<String> + 'm) -> Self {
         self.decode = Some(Box::new(decode));
         self
     }
 
-    /// Computes as many forwards on every rank as the longest search needs:
-    /// [`GeneratedTokens::synchronized`](super::GeneratedTokens::synchronized).
+    /// Computes as many forwards on every rank as the longest search needs, as
+    /// [`GeneratedTokens::synchronized`](super::GeneratedTokens::synchronized) does.
     #[must_use]
     pub fn synchronized(mut self, any_rank: impl Fn(bool) -> Result<bool> + 'm) -> Self {
         self.reader.synchronize(any_rank);
         self
     }
 
-    /// Searches, and returns the best texts.
+    /// Runs the search, and returns the best texts.
     ///
     /// # Errors
-    /// The model's, and those of the function that decodes.
+    /// Returns the errors of the model and of the decoder.
     pub fn run(mut self) -> Result<Beams> {
         tch::no_grad(|| {
             let found = self.search()?;
@@ -155,7 +155,7 @@ impl<'m, M: CausalModel> BeamSearch<'m, M> {
         Ok(found.collect())
     }
 
-    /// Takes one token for each beam: the rows that the beams go on from, and their tokens.
+    /// Takes one token for each beam. Returns the rows that the beams continue, and their tokens.
     fn step(
         &mut self,
         scores: &Tensor,
@@ -169,7 +169,7 @@ impl<'m, M: CausalModel> BeamSearch<'m, M> {
         let scores = scores.f_view([texts, num_beams, vocabulary])?;
         let kept = (self.options.eos_token_id.len() as i64 + 1).max(2);
         let stops = StopStrings::new(&self.options.stop_strings, self.decode.as_ref())?;
-        // Of each text, how many beams of the groups before have taken a token.
+        // For each text, the number of beams in earlier groups that have taken a token.
         let taken = Tensor::f_zeros([texts, 1, vocabulary], (scores.kind(), scores.device()))?;
         let (mut parents, mut tokens) =
             (vec![0; (texts * num_beams) as usize], vec![0; (texts * num_beams) as usize]);
@@ -225,7 +225,7 @@ impl<'m, M: CausalModel> BeamSearch<'m, M> {
         Ok((parents, tokens))
     }
 
-    /// Log probabilities of a group's beams after the rules on tokens, and after those of sampling.
+    /// Returns the log probabilities of a group's beams after the rules on tokens and those of sampling.
     fn processed(
         &self,
         scores: &Tensor,
@@ -279,20 +279,20 @@ impl<M: CausalModel> std::fmt::Debug for BeamSearch<'_, M> {
     }
 }
 
-/// Score of what cannot be taken, as transformers has it.
+/// Score of an excluded token, as in transformers.
 const NEVER: f32 = -1e9;
 
-/// What a search goes by.
+/// Parameters of a search.
 struct Rules {
     length_penalty: f64,
     early_stopping: EarlyStopping,
-    /// Of one group.
+    /// Number of beams in one group.
     beams: usize,
-    /// The most tokens to write.
+    /// Maximum number of generated tokens.
     longest: i64,
 }
 
-/// A token that can follow a running beam.
+/// Token that may follow a running beam.
 struct Candidate {
     score: f32,
     beam: usize,
@@ -300,17 +300,17 @@ struct Candidate {
     ends: bool,
 }
 
-/// A text that goes on.
+/// Text that is being continued.
 #[derive(Clone)]
 struct Running {
-    /// Those that were written.
+    /// Generated tokens.
     tokens: Vec<i64>,
     score: f32,
-    /// The beam of the step before that it goes on from.
+    /// Index of the beam in the previous step that this one continues.
     parent: usize,
 }
 
-/// A text that has ended, or has room for one (`is_sent_finished` of transformers is false).
+/// Finished text, or an empty slot for one (`is_sent_finished` of transformers is false).
 #[derive(Clone)]
 struct Finished {
     tokens: Vec<i64>,
@@ -318,19 +318,19 @@ struct Finished {
     is_text: bool,
 }
 
-/// The search of one text by one group of beams. Scores are computed in 32 bits, as transformers does.
+/// Search of one text by one group of beams. Scores are computed in float32, as in transformers.
 struct TextSearch {
     running: Vec<Running>,
-    /// From the best on, as many as there are beams.
+    /// Finished texts, best first, one slot for each beam.
     finished: Vec<Finished>,
     can_improve: bool,
-    /// Whether all candidates of the last step have ended.
+    /// `true` if all candidates of the last step have ended.
     all_ended: bool,
 }
 
 impl TextSearch {
     fn new(rules: &Rules) -> Self {
-        // All beams begin alike: the first one alone counts in the first step.
+        // All beams are equal at first: only the first one counts in the first step.
         let score = |beam| if beam == 0 { 0.0 } else { NEVER };
         let running = (0..rules.beams)
             .map(|beam| Running { tokens: Vec::new(), score: score(beam), parent: beam })
@@ -340,7 +340,7 @@ impl TextSearch {
         Self { running, finished, can_improve: true, all_ended: false }
     }
 
-    /// Whether a further step can change the result.
+    /// Returns `true` if a further step can change the result.
     fn is_open(&self, rules: &Rules) -> bool {
         let is_full = rules.early_stopping == EarlyStopping::Full && self.is_full();
         self.can_improve && !is_full && !self.all_ended
@@ -350,7 +350,7 @@ impl TextSearch {
         self.finished.iter().all(|text| text.is_text)
     }
 
-    /// Takes the candidates, from the best on.
+    /// Processes the candidates, best first.
     fn step(&mut self, candidates: &[Candidate], rules: &Rules) {
         let written = self.running[0].tokens.len() as i64 + 1;
         let extended = |candidate: &Candidate| {
@@ -362,7 +362,8 @@ impl TextSearch {
         let is_closed = rules.early_stopping == EarlyStopping::Full && self.is_full();
         let mut finished = self.finished.clone();
         finished.extend(candidates.iter().enumerate().map(|(place, candidate)| {
-            // Those behind the first ones are there to go on from where all of the first end.
+            // Candidates after the first `beams` ones serve only as continuations, in case all of the first ones have
+            // ended.
             let is_text = candidate.ends && place < rules.beams;
             let mut score = candidate.score / divisor;
             for is_out in [is_closed, !self.can_improve, !is_text] {

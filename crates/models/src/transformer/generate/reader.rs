@@ -1,4 +1,4 @@
-//! What a model reads before each new token: the texts at first, then the token before.
+//! Input of the model before each new token: first the prompts, then the previous token.
 
 use brigade_torch::Result;
 use tch::{Device, Kind, Tensor};
@@ -6,15 +6,15 @@ use tch::{Device, Kind, Tensor};
 use super::{CausalModel, GenerationOptions, refused};
 use crate::{Tokens, VocabularyLogits};
 
-/// Texts to write on from, after their checks.
+/// Checked prompts.
 pub(super) struct Prompt {
-    /// `[batch, tokens]`
+    /// Ids `[batch, tokens]`.
     pub(super) ids: Tensor,
-    /// `[batch, tokens]`, where there is padding.
+    /// Attention mask `[batch, tokens]`, if there is padding.
     pub(super) mask: Option<Tensor>,
-    /// Each text's tokens, without padding.
+    /// Tokens of each text, without padding.
     pub(super) rows: Vec<Vec<i64>>,
-    /// The most tokens to write.
+    /// Maximum number of generated tokens.
     pub(super) left: i64,
 }
 
@@ -48,23 +48,23 @@ impl Prompt {
     }
 }
 
-/// A function that says whether any rank needs a forward.
+/// Function that returns `true` if any rank needs a forward.
 type AnyRank<'m> = Box<dyn Fn(bool) -> Result<bool> + 'm>;
 
-/// A model with what it knows of the texts, and the tokens that it has not seen yet.
+/// A model with its state, and the tokens that it has not processed yet.
 pub(super) struct Reader<'m, M: CausalModel> {
     model: &'m M,
     state: M::State,
-    /// `[batch, tokens so far]`, where a text is padded.
+    /// Attention mask `[batch, tokens so far]`, if a text is padded.
     mask: Option<Tensor>,
     ids: Tensor,
     positions: Option<Tensor>,
-    /// How many tokens the model has seen.
+    /// Number of tokens that the model has processed.
     seen: i64,
-    /// Padding of the longest text.
+    /// Number of padding tokens in the text with the most.
     padding: i64,
     chunk: Option<i64>,
-    /// Ranks that compute the same number of forwards.
+    /// Agreement with the ranks that compute the same number of forwards.
     any_rank: Option<AnyRank<'m>>,
 }
 
@@ -92,7 +92,7 @@ impl<'m, M: CausalModel> Reader<'m, M> {
         self.mask.as_ref()
     }
 
-    /// The logits of the token after those that were not seen, which are seen then.
+    /// Processes the pending tokens and returns the logits of the next one.
     pub(super) fn logits(&mut self) -> Result<VocabularyLogits> {
         if self.positions.is_none() {
             self.positions = self.mask.as_ref().map(positions).transpose()?;
@@ -128,7 +128,7 @@ impl<'m, M: CausalModel> Reader<'m, M> {
         }
     }
 
-    /// Takes the next token `[batch, 1]` of each text.
+    /// Appends the next token of each text, `[batch, 1]`.
     pub(super) fn push(&mut self, column: Tensor) -> Result<()> {
         if let Some(mask) = &self.mask {
             let seen = column.f_ones_like()?.f_to_kind(mask.kind())?;
@@ -142,7 +142,7 @@ impl<'m, M: CausalModel> Reader<'m, M> {
         Ok(())
     }
 
-    /// Goes on from the texts of these numbers, in their order.
+    /// Continues with the texts of these indices, in their order.
     pub(super) fn select_rows(&mut self, rows: &Tensor) -> Result<()> {
         self.model.select_rows(&mut self.state, rows)?;
         for tensor in [&mut self.mask, &mut self.positions].into_iter().flatten() {
@@ -165,18 +165,18 @@ impl<'m, M: CausalModel> Reader<'m, M> {
         Ok(())
     }
 
-    /// Leaves the other ranks after an error: they learn of it by their own means.
+    /// Stops the agreement with the other ranks after an error, which they detect by other means.
     pub(super) fn abandon(&mut self) {
         self.any_rank = None;
     }
 
-    /// Whether any rank computes a forward.
+    /// Returns `true` if any rank computes a forward.
     fn agree(&self, computes: bool) -> Result<bool> {
         self.any_rank.as_ref().map_or(Ok(computes), |any_rank| any_rank(computes))
     }
 }
 
-/// The mask, where it hides something, after a check that the last tokens are seen.
+/// Returns the mask if it hides a token, after checking that the last tokens are not hidden.
 fn left_padded(mask: &Tensor, batch: i64, length: i64) -> Result<Option<Tensor>> {
     if mask.size() != [batch, length] {
         return Err(refused(format!(
@@ -199,7 +199,7 @@ fn left_padded(mask: &Tensor, batch: i64, length: i64) -> Result<Option<Tensor>>
     Ok(Some(seen.f_to_kind(Kind::Int64)?))
 }
 
-/// Positions that do not count padding.
+/// Returns positions that do not count padding.
 fn positions(mask: &Tensor) -> Result<Tensor> {
     Ok(mask.f_cumsum(1, Kind::Int64)?.f_sub_scalar(1)?.f_clamp_min(0)?)
 }

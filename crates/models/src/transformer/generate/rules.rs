@@ -1,26 +1,26 @@
-//! Rules on which tokens may be written, beside their probabilities.
+//! Rules that exclude tokens independently of their probabilities.
 
 use brigade_torch::Result;
 use tch::{Kind, Tensor};
 
 use super::{GenerationOptions, refused};
 
-/// A text before a token that is to be chosen.
+/// Texts before the next token.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Before<'a> {
-    /// `[batch, tokens]`
+    /// Ids `[batch, tokens]`.
     pub(super) ids: &'a Tensor,
-    /// `[batch, tokens]`, where there is padding.
+    /// Attention mask `[batch, tokens]`, if there is padding.
     pub(super) mask: Option<&'a Tensor>,
-    /// Each text's tokens, without padding.
+    /// Tokens of each text, without padding.
     pub(super) rows: &'a [Vec<i64>],
-    /// The number of tokens that were written.
+    /// Number of generated tokens.
     pub(super) written: i64,
-    /// The number of tokens that may be written.
+    /// Number of tokens that may still be generated.
     pub(super) left: i64,
 }
 
-/// Whether one of the rules of this file can change scores.
+/// Returns `true` if one of the rules of this file can change scores.
 pub(super) fn are_given(options: &GenerationOptions) -> bool {
     let GenerationOptions {
         min_new_tokens,
@@ -39,7 +39,7 @@ pub(super) fn are_given(options: &GenerationOptions) -> bool {
         || !forced_eos_token_id.is_empty()
 }
 
-/// Scores `[batch, vocabulary]` with −∞ for tokens that the rules exclude, in transformers' order.
+/// Returns scores `[batch, vocabulary]` with −∞ for the tokens that the rules exclude, in transformers' order.
 pub(super) fn applied(
     scores: &Tensor,
     before: Before<'_>,
@@ -71,7 +71,7 @@ pub(super) fn applied(
     without(&scores, &out)
 }
 
-/// The tokens that would complete a sequence of `size` tokens that the text has.
+/// Returns the tokens that would complete an n-gram of `size` tokens that the text already contains.
 fn ngram_ends(text: &[i64], size: usize) -> impl Iterator<Item = i64> {
     let begin = size.checked_sub(1).and_then(|kept| text.len().checked_sub(kept));
     let tail = begin.map_or(&[][..], |begin| &text[begin..]);
@@ -81,7 +81,7 @@ fn ngram_ends(text: &[i64], size: usize) -> impl Iterator<Item = i64> {
         .filter_map(|window| window.last().copied())
 }
 
-/// The tokens that would complete a sequence of bad words.
+/// Returns the tokens that would complete a sequence of bad words.
 fn bad_ends(text: &[i64], options: &GenerationOptions) -> impl Iterator<Item = i64> {
     let words = options.bad_words_ids.iter().filter_map(|word| word.split_last());
     words.filter_map(move |(last, before)| {
@@ -90,7 +90,7 @@ fn bad_ends(text: &[i64], options: &GenerationOptions) -> impl Iterator<Item = i
     })
 }
 
-/// The places of tokens of rows in the flattened scores.
+/// Returns the indices of (row, token) pairs in the flattened scores.
 fn checked(scores: &Tensor, tokens: &[(usize, i64)]) -> Result<Tensor> {
     let vocabulary = scores.size().last().copied().unwrap_or(0);
     if let Some((_, wrong)) = tokens.iter().find(|(_, token)| !(0..vocabulary).contains(token)) {

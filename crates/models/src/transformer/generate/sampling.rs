@@ -1,4 +1,4 @@
-//! The choice of a token from logits, by transformers' steps.
+//! Choice of a token from logits, in transformers' steps.
 
 use brigade_torch::Result;
 use rand_pcg::Pcg64;
@@ -9,8 +9,8 @@ use super::GenerationOptions;
 use super::rules::{self, Before};
 use crate::VocabularyLogits;
 
-/// A token for each row of the logits `[batch, vocabulary]`. Where ranks divide the vocabulary, they send the logits of the
-/// tokens that can be chosen, unless all can: without `top_k`, and with a penalty of repetitions.
+/// Returns a token for each row of the logits `[batch, vocabulary]`. If ranks divide the vocabulary, they send only the
+/// logits of the tokens that can be chosen, unless all can: without `top_k`, and with a repetition penalty.
 pub(super) fn choose(
     logits: &VocabularyLogits,
     before: Before<'_>,
@@ -48,7 +48,7 @@ fn among_all(
     Ok(scores.f_argmax(-1, false)?)
 }
 
-/// Scores after the penalty of repetitions and the rules on tokens.
+/// Returns the scores after the repetition penalty and the rules on tokens.
 pub(super) fn processed(
     scores: &Tensor,
     before: Before<'_>,
@@ -58,8 +58,8 @@ pub(super) fn processed(
     if rules::are_given(options) { rules::applied(&scores, before, options) } else { Ok(scores) }
 }
 
-/// The `k` largest logits of each row and their tokens, in the order of the tokens, as they are drawn from all; `None`
-/// where further ones are equal to the least of them, which `top_k` keeps as well.
+/// Returns the `k` largest logits of each row and their tokens, in the order of the tokens, as if drawn from all.
+/// Returns `None` if further logits are equal to the smallest of them, which `top_k` keeps as well.
 fn best(logits: &VocabularyLogits, k: i64) -> Result<Option<(Tensor, Tensor)>> {
     let (values, ids) = logits.top_k(k + 1)?;
     let at = |place: i64| values.f_narrow(1, place, 1);
@@ -75,13 +75,13 @@ pub(super) fn as_float(logits: &Tensor) -> Result<Tensor> {
     Ok(logits.f_to_kind(kind)?)
 }
 
-/// Tokens of the text become less probable, those that only pad it do not.
+/// Applies the repetition penalty to tokens of the text, but not to those that only pad it.
 fn penalized(scores: &Tensor, before: Before<'_>, penalty: f64) -> Result<Tensor> {
     if penalty == 1.0 {
         return Ok(scores.shallow_clone());
     }
     let tokens = scores.size().last().copied().unwrap_or(0);
-    // Padding is written into a further column, which is cut off.
+    // Padding is written into an additional column, which is removed.
     let ids = match before.mask {
         Some(mask) => before.ids.f_masked_fill(&mask.f_eq(0)?, tokens)?,
         None => before.ids.shallow_clone(),
@@ -93,7 +93,7 @@ fn penalized(scores: &Tensor, before: Before<'_>, penalty: f64) -> Result<Tensor
     Ok(scores.f_scatter(1, &ids, &found)?.f_narrow(1, 0, tokens)?)
 }
 
-/// Scores with −∞ for tokens that are out, of which the `kept` most probable ones are not.
+/// Returns scores with −∞ for excluded tokens. The `kept` most probable ones are never excluded.
 pub(super) fn filtered(scores: &Tensor, options: &GenerationOptions, kept: i64) -> Result<Tensor> {
     let mut scores = match options.temperature {
         1.0 => scores.shallow_clone(),
@@ -126,8 +126,8 @@ pub(super) fn filtered(scores: &Tensor, options: &GenerationOptions, kept: i64) 
     Ok(scores)
 }
 
-/// The keys by whose order `k` tokens are drawn without replacement from each row: log probabilities with Gumbel's noise
-/// (Kool et al., 2019).
+/// Returns the keys by whose order `k` tokens are drawn without replacement from each row: log probabilities with
+/// Gumbel noise (Kool et al., 2019).
 pub(super) fn noisy(scores: &Tensor, rng: &mut Pcg64) -> Result<Tensor> {
     let noise: Vec<f64> = (0..scores.numel())
         // In (0, 1), so that both logarithms are finite.
@@ -138,8 +138,8 @@ pub(super) fn noisy(scores: &Tensor, rng: &mut Pcg64) -> Result<Tensor> {
     Ok(scores.f_to_kind(Kind::Double)?.f_add(&noise)?)
 }
 
-/// Draws by the inverse of the distribution function, so that the device and libtorch's generators do not
-/// matter.
+/// Draws by the inverse of the distribution function, so that the result does not depend on the device or libtorch's
+/// generators.
 fn drawn(scores: &Tensor, rng: &mut Pcg64) -> Result<Tensor> {
     let shares = scores.f_to_kind(Kind::Double)?.f_softmax(-1, Kind::Double)?;
     let sums = shares.f_to_device(Device::Cpu)?.f_cumsum(-1, Kind::Double)?;
@@ -150,7 +150,7 @@ fn drawn(scores: &Tensor, rng: &mut Pcg64) -> Result<Tensor> {
         (0..rows).map(|_| (rng.next_u64() >> 11) as f64 * 2f64.powi(-53)).collect();
     let whole = sums.f_narrow(-1, tokens - 1, 1)?;
     let places = Tensor::f_from_slice(&unit)?.f_unsqueeze(1)?.f_mul(&whole)?;
-    // The first token whose sum is above the place: one of probability 0 never is.
+    // The first token whose cumulative sum exceeds the number: never one of probability 0.
     let found =
         sums.f_le_tensor(&places)?.f_sum_dim_intlist([-1].as_slice(), false, Kind::Int64)?;
     Ok(found.f_clamp_max(tokens - 1)?)
@@ -210,7 +210,7 @@ mod tests {
         let chosen = choose(&many.into(), before, &options, &mut rng).unwrap();
         let count = |token: i64| chosen.iter().filter(|&&it| it == token).count() as f64;
         assert_eq!(count(0) + count(4), 4000.0);
-        // e² / (e² + e³) = 0.269; 5 deviations are 0.035.
+        // e² / (e² + e³) = 0.269; 5 standard deviations are 0.035.
         assert!((count(0) / 4000.0 - 0.269).abs() < 0.035, "{}", count(0));
     }
 }

@@ -1,17 +1,17 @@
-//! The text of tokens as they are written.
+//! Decoded text of generated tokens.
 
 use brigade_torch::Result;
 
 use super::{CausalModel, GeneratedTokens, refused};
 
-/// A function that gives the text of tokens.
+/// Decoder of tokens to text.
 pub(super) type Decode<'m> = Box<dyn Fn(&[i64]) -> Result<String> + 'm>;
 
 /// Strings that end a text.
 pub(super) struct StopStrings<'a> {
     strings: &'a [String],
     decode: Option<&'a Decode<'a>>,
-    /// How many tokens at the end of a text are decoded.
+    /// Number of tokens at the end of a text that are decoded.
     window: usize,
 }
 
@@ -22,12 +22,12 @@ impl<'a> StopStrings<'a> {
                 "stop_strings {strings:?} need the text of tokens: give the function with `decoded_by`"
             )));
         }
-        // A token of the string has a byte of it or more; decoders leave out a space before the first one.
+        // Each token of the string has at least one byte of it; decoders omit a space before the first one.
         let window = strings.iter().map(String::len).max().unwrap_or(0) + 2;
         Ok(Self { strings, decode, window })
     }
 
-    /// Whether the last of the tokens completes one of the strings.
+    /// Returns `true` if the last of the tokens completes one of the strings.
     pub(super) fn are_met(&self, tokens: &[i64]) -> Result<bool> {
         let Some(decode) = self.decode.filter(|_| !self.strings.is_empty()) else {
             return Ok(false);
@@ -38,13 +38,13 @@ impl<'a> StopStrings<'a> {
     }
 }
 
-/// How often a string is in a text, where its occurrences may overlap.
+/// Returns the number of occurrences of a string in a text, including overlapping ones.
 fn occurrences(text: &str, string: &str) -> usize {
     text.char_indices().filter(|&(place, _)| text[place..].starts_with(string)).count()
 }
 
-/// Text as it is written: an iterator over what each token adds to each text of the batch, in whole characters. A token that
-/// ends within a character adds nothing until the others of it are there.
+/// Iterator over generated text: each item has the text that a token adds to each text of the batch, in whole
+/// characters. A token that ends inside a character adds nothing until the character is complete.
 pub struct GeneratedText<'m, M: CausalModel> {
     tokens: GeneratedTokens<'m, M>,
     texts: Vec<Pieces>,
@@ -92,7 +92,7 @@ impl<M: CausalModel> Iterator for GeneratedText<'_, M> {
             }
             None => {
                 self.ended = true;
-                // Bytes that never became a character.
+                // Bytes of an incomplete character at the end.
                 let rest = self.pieces();
                 let is_empty = rest.as_ref().is_ok_and(|rest| rest.iter().all(String::is_empty));
                 (!is_empty).then_some(rest)
@@ -107,8 +107,8 @@ impl<M: CausalModel> std::fmt::Debug for GeneratedText<'_, M> {
     }
 }
 
-/// The part of a text that has been given: tokens before `given`. Those from `context` on are decoded with new ones, whose
-/// text can depend on them.
+/// State of the decoding of one text: tokens before `given` have been decoded. Those from `context` on are decoded
+/// again with new ones, whose text can depend on them.
 #[derive(Debug)]
 struct Pieces {
     context: usize,
@@ -120,7 +120,7 @@ impl Pieces {
         Self { context: tokens.saturating_sub(5), given: tokens }
     }
 
-    /// What tokens beyond those that were given add; `all` of it, or whole characters.
+    /// Returns the text that the new tokens add: all of it with `all`, otherwise whole characters.
     fn next(&mut self, tokens: &[i64], all: bool, decode: &Decode<'_>) -> Result<String> {
         if tokens.len() == self.given {
             return Ok(String::new());

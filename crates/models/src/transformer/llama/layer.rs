@@ -1,4 +1,4 @@
-//! A layer of Llama.
+//! Layer of Llama.
 
 use brigade_nn::{Linear, LinearOptions, Module, ParamPath, RmsNorm};
 use brigade_torch::Result;
@@ -11,7 +11,7 @@ use super::super::rotated_attention::RotatedAttention;
 use super::LlamaOptions;
 use crate::Activation;
 
-/// Attention and a gated perceptron, each after a normalisation and beside its input.
+/// Attention and a gated feed-forward layer, each after a normalisation and with a residual connection.
 #[derive(Debug)]
 pub(super) struct LlamaLayer {
     attention: RotatedAttention,
@@ -48,7 +48,7 @@ impl LlamaLayer {
         }
     }
 
-    /// In the order in which they are drawn.
+    /// Returns the linear layers in the order in which they are initialised.
     pub(super) fn linear(&self) -> impl Iterator<Item = &Linear> {
         let Self { attention, gate_proj, up_proj, down_proj, .. } = self;
         attention.linear().into_iter().chain([gate_proj, up_proj, down_proj])

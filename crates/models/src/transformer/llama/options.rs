@@ -1,4 +1,4 @@
-//! The sizes of a Llama.
+//! Sizes of a Llama.
 
 use brigade_nn::ParamPath;
 use serde::{Deserialize, Serialize};
@@ -9,8 +9,7 @@ use super::super::rotary::Llama3Scaling;
 use super::super::rotated_attention::RotatedAttentionOptions;
 use crate::Activation;
 
-/// The sizes of a [`super::Llama`], under the names of transformers' `LlamaConfig`; the defaults are those of
-/// Llama 7B.
+/// Sizes of a [`super::Llama`], under the names of transformers' `LlamaConfig`. The defaults are those of Llama 7B.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LlamaOptions {
@@ -26,12 +25,12 @@ pub struct LlamaOptions {
     pub num_attention_heads: i64,
     /// Number of key-value heads, a divisor of `num_attention_heads`. Defaults to as many as those.
     pub num_key_value_heads: Option<i64>,
-    /// The width of a head; `hidden_size / num_attention_heads` by default.
+    /// Head size: the width of an attention head. Defaults to `hidden_size / num_attention_heads`.
     pub head_dim: Option<i64>,
     /// Activation of the feed-forward layers' gate. Defaults to [`Activation::Silu`].
     #[serde(with = "config::activation")]
     pub hidden_act: Activation,
-    /// Maximum sequence length of the training, in tokens. Longer texts are computed, too. Defaults to 2048.
+    /// Maximum sequence length in training, in tokens. Longer texts can be computed, too. Defaults to 2048.
     pub max_position_embeddings: i64,
     /// Standard deviation of the initial weights. Defaults to 0.02.
     pub initializer_range: f64,
@@ -53,15 +52,15 @@ pub struct LlamaOptions {
     pub attention_dropout: f64,
     /// Ties the head's weight to the embedding. Defaults to `false`.
     pub tie_word_embeddings: bool,
-    /// The token that pads, whose embedding is not trained, if there is one.
+    /// Id of the padding token, whose embedding is not trained, if there is one.
     pub pad_token_id: Option<i64>,
     /// Id of the token at the beginning of a text. Defaults to 1.
     pub bos_token_id: Option<i64>,
     /// Ids of the tokens that end a text. Defaults to 2.
     #[serde(with = "config::token_ids")]
     pub eos_token_id: Vec<i64>,
-    /// Computes each layer again in the backward instead of keeping what it needs: gradient checkpointing. Not
-    /// in `config.json`.
+    /// Gradient checkpointing: computes each layer again in the backward instead of keeping its activations. Not in
+    /// `config.json`. Defaults to `false`.
     #[serde(skip)]
     pub recompute: bool,
     /// Other entries of `config.json`, which are written as they were read.
@@ -101,17 +100,17 @@ impl Default for LlamaOptions {
 const ROPE_THETA: f64 = 10_000.0;
 
 impl LlamaOptions {
-    /// The width of a head.
+    /// Returns the head size.
     pub(super) fn head_width(&self) -> i64 {
         self.head_dim.unwrap_or_else(|| self.hidden_size / self.num_attention_heads.max(1))
     }
 
-    /// Heads of keys and values.
+    /// Returns the number of key-value heads.
     pub(super) fn key_heads(&self) -> i64 {
         self.num_key_value_heads.unwrap_or(self.num_attention_heads)
     }
 
-    /// The sizes of attention.
+    /// Returns the sizes of attention.
     pub(super) fn attention(&self) -> RotatedAttentionOptions {
         RotatedAttentionOptions {
             width: self.hidden_size,
@@ -123,7 +122,7 @@ impl LlamaOptions {
         }
     }
 
-    /// Notes what cannot be built.
+    /// Records errors for sizes that cannot be built.
     pub(super) fn check(&self, path: &ParamPath<'_>) {
         self.attention().check(path, self.head_dim.is_some());
     }
@@ -145,7 +144,7 @@ impl TransformerOptions for LlamaOptions {
     }
 }
 
-/// Takes what a config says of rotations, in the newer form or the older one.
+/// Removes the settings of the rotary embedding from a config, in the newer or the older form, and returns them.
 pub(in super::super) fn take_rope(
     config: &mut Map<String, Value>,
 ) -> Result<(Option<f64>, Option<Llama3Scaling>), ConfigError> {
@@ -156,7 +155,7 @@ pub(in super::super) fn take_rope(
     Ok((theta.or_else(|| old_theta.as_ref().and_then(Value::as_f64)), scaling))
 }
 
-/// Puts rotations into a config.
+/// Inserts the settings of the rotary embedding into a config.
 pub(in super::super) fn insert_rope(
     config: &mut Map<String, Value>,
     theta: f64,

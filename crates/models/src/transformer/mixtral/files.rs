@@ -1,4 +1,4 @@
-//! Names of published files, which have each expert's tensors apart.
+//! Names in published files, which have separate tensors for each expert.
 
 use std::collections::BTreeMap;
 
@@ -6,18 +6,18 @@ use brigade_checkpoint::{Stack, WeightsReader};
 use brigade_torch::Result;
 use tch::Tensor;
 
-/// The module of the router and the experts, in files and in the model.
+/// Module of the router and the experts, in files and in the model.
 const IN_FILES: &str = ".block_sparse_moe.";
 const IN_MODEL: &str = ".mlp.";
 
-/// Names of the gates, the layers beside them, and the layers after both.
+/// Names of an expert's gate, up and down projections.
 const GATE: &str = "w1.weight";
 const UP: &str = "w3.weight";
 const DOWN: &str = "w2.weight";
 
-/// Gives open weights the model's names: experts' tensors are put together.
+/// Converts the names of open weights to the model's, and stacks the experts' tensors.
 pub(super) fn adapt(weights: &mut WeightsReader) -> Result<()> {
-    // The number of experts of each layer, by what is before their numbers.
+    // The number of experts of each layer, by the part of the name before their numbers.
     let mut experts: BTreeMap<String, usize> = BTreeMap::new();
     for tensor in weights.tensors() {
         if let Some((before, expert)) = expert_of(tensor.name()) {
@@ -26,7 +26,7 @@ pub(super) fn adapt(weights: &mut WeightsReader) -> Result<()> {
         }
     }
     let mut stacks = Vec::with_capacity(2 * experts.len());
-    // A number beyond those of the tensors there are: one of them is missing, which `stack` says.
+    // An expert number larger than the number of tensors: one of them is missing, which `stack` reports.
     let most = weights.tensors().len();
     for (before, count) in experts {
         let part = |expert: usize, name: &str| format!("{before}{expert}.{name}");
@@ -44,17 +44,17 @@ pub(super) fn adapt(weights: &mut WeightsReader) -> Result<()> {
     Ok(())
 }
 
-/// What is before an expert's number in a name, and the number.
+/// Splits a name into the part before an expert's number, and the number.
 fn expert_of(name: &str) -> Option<(&str, usize)> {
     let before = name.find(".experts.")? + ".experts.".len();
     let (number, rest) = name[before..].split_once('.')?;
     let is_known = [GATE, UP, DOWN].contains(&rest) && name[..before].contains(IN_FILES);
-    // Beyond the largest number there is no count; such a name stays, and nothing fits it.
+    // The largest number has no successor for a count; such a name is kept, and matches nothing.
     let number: usize = number.parse().ok().filter(|&number| is_known && number < usize::MAX)?;
     Some((&name[..before], number))
 }
 
-/// What files have of a tensor of the model.
+/// Returns the tensors that files have in place of a tensor of the model.
 pub(super) fn saved(name: &str, tensor: &Tensor) -> Result<Vec<(String, Tensor)>> {
     let Some((before, after)) = name.rsplit_once(IN_MODEL) else {
         return Ok(vec![(name.to_owned(), tensor.shallow_clone())]);

@@ -1,4 +1,4 @@
-//! A layer of Mixtral.
+//! Layer of Mixtral.
 
 use brigade_nn::{ExpertLoad, Experts, ExpertsOptions, Init, Module, ParamPath, RmsNorm};
 use brigade_torch::Result;
@@ -11,7 +11,7 @@ use super::super::rotated_attention::RotatedAttention;
 use super::MixtralOptions;
 use crate::init::{Redraw, redraw};
 
-/// Attention and experts, each after a normalisation and beside its input.
+/// Attention and experts, each after a normalisation and with a residual connection.
 #[derive(Debug)]
 pub(super) struct MixtralLayer {
     attention: RotatedAttention,
@@ -28,7 +28,7 @@ impl MixtralLayer {
             experts_per_token: options.num_experts_per_tok,
             jitter: options.router_jitter_noise,
             activation: options.hidden_act.function(),
-            // No numbers are drawn for them before all layers are made, as in transformers.
+            // They are initialised once all layers are built, as in transformers.
             first_values: Some(Init::Zeros),
             ..ExpertsOptions::default()
         };
@@ -40,7 +40,7 @@ impl MixtralLayer {
         }
     }
 
-    /// Draws the first values of the weights.
+    /// Draws the initial values of the weights.
     pub(super) fn draw(&self, path: &ParamPath<'_>, deviation: f64) {
         for layer in self.attention.linear() {
             super::super::init::draw(path, layer, deviation);

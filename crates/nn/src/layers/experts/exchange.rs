@@ -1,27 +1,27 @@
-//! Tokens on their way to the ranks that have their experts, and back.
+//! Exchange of tokens with the ranks that have their experts.
 
 use brigade_torch::regions::{all_to_all_rows, scale_gradient};
 use brigade_torch::{Error, ProcessGroup, Result};
 use tch::Tensor;
 
-/// The ranks that have experts between them, each a contiguous range of as many.
+/// Ranks that divide the experts, each with a contiguous range of the same number.
 #[derive(Debug)]
 pub(super) struct Exchange {
     group: ProcessGroup,
-    /// Experts of each rank.
+    /// Number of experts per rank.
     own: usize,
 }
 
 impl Exchange {
-    /// `experts` is what the ranks divide.
+    /// Creates the exchange for `experts` experts that the ranks divide.
     pub(super) fn new(group: ProcessGroup, experts: i64) -> Self {
         let own = usize::try_from(experts).unwrap_or(0) / group.size();
         Self { group, own: own.max(1) }
     }
 
-    /// Sends rows that are sorted by expert, of which each of all experts has `counts`, to the ranks of these experts, has them
-    /// computed there by `compute`, which gets rows sorted by own expert and their counts, and returns the results in the
-    /// order of the rows.
+    /// Computes rows on the ranks that have their experts. `rows` are sorted by expert, with `counts` rows for each of
+    /// all experts. `compute` gets rows sorted by this rank's experts, and their counts. Returns the results in the
+    /// order of `rows`.
     pub(super) fn run(
         &self,
         rows: &Tensor,
@@ -43,12 +43,13 @@ impl Exchange {
             counts.chunks(self.own).map(|counts| counts.iter().sum()).collect()
         };
         let (send, receive) = (per_rank(counts), per_rank(&arriving));
-        // Gradients are those of the ranks' own losses outside of the exchange, and those of the mean of all losses within it.
+        // Outside of the exchange, gradients are those of each rank's own loss; within it, those of the mean of all
+        // losses.
         let ranks = self.group.size() as f64;
         let rows = scale_gradient(rows, ranks)?;
         let received = all_to_all_rows(&self.group, &rows, &send, &receive)?;
 
-        // By rank, and of each rank by expert: sorted by expert, and of each expert by rank.
+        // Received rows are sorted by rank, then by expert; they are needed by expert, then by rank.
         let starts: Vec<i64> = arriving
             .iter()
             .scan(0, |end, count| {

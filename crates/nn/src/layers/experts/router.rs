@@ -1,4 +1,4 @@
-//! The choice of experts, and what makes it even.
+//! Router of a mixture of experts, and its losses.
 
 use brigade_torch::{Autocast, Error, Result, linear};
 use tch::{Kind, Tensor};
@@ -9,15 +9,15 @@ use crate::{Init, ParamPath};
 /// Result of a router: the experts that each token is sent to, and their weights.
 #[derive(Debug)]
 pub struct Routing {
-    /// The router's output `[tokens, experts]`, in float32, or in float64 of a model in float64.
+    /// Output of the router, `[tokens, experts]`, in float32, or in float64 for a model in float64.
     pub logits: Tensor,
     /// Weights `[tokens, experts per token]` of the chosen experts' outputs, largest first.
     pub weights: Tensor,
-    /// The chosen experts `[tokens, experts per token]`, of int64.
+    /// Indices of the chosen experts, `[tokens, experts per token]`, of int64.
     pub experts: Tensor,
 }
 
-/// A linear layer from tokens to scores of experts.
+/// Linear layer from tokens to scores of experts.
 #[derive(Debug)]
 pub(super) struct Router {
     weight: Tensor,
@@ -41,7 +41,7 @@ impl Router {
 
     pub(super) fn forward(&self, tokens: &Tensor) -> Result<Routing> {
         let kind = router_kind(tokens.f_kind()?);
-        // With 16 bits tokens near a tie would go to other experts from step to step.
+        // In 16 bits, tokens near a tie would go to other experts from step to step.
         let _exact = Autocast::enter(tokens.device(), Kind::Float, true)?;
         let logits = linear(&tokens.f_to_kind(kind)?, &self.weight.f_to_kind(kind)?, None)?;
         let shares = logits.f_softmax(-1, kind)?;
@@ -53,11 +53,11 @@ impl Router {
     }
 }
 
-/// Computes the loss that makes routers use experts evenly (Fedus et al., 2021, equations 4 to 6), from the logits `[tokens,
-/// experts]` of the routers of all layers: `experts · Σᵢ fᵢ Pᵢ`, where `fᵢ` is how many of the tokens' `experts_per_token`
-/// choices go to expert i, and `Pᵢ` its mean probability, both per token and over all layers, as in transformers. It is
-/// `experts_per_token` where the use is even. `mask`, with as many elements as there are tokens, is 0 for those that do not
-/// count, such as padding.
+/// Computes the loss that makes routers use experts evenly (Fedus et al., 2021, equations 4 to 6), from the logits
+/// `[tokens, experts]` of the routers of all layers: `experts · Σᵢ fᵢ Pᵢ`, where `fᵢ` is the number of the tokens'
+/// `experts_per_token` choices that go to expert i, and `Pᵢ` its mean probability, both per token and over all layers,
+/// as in transformers. It equals `experts_per_token` for an even use. `mask`, with one element per token, is 0 for
+/// those that do not count, such as padding.
 ///
 /// Ranks with other tokens have other losses, whose mean is close to, and not equal to, that of all tokens.
 ///
@@ -72,8 +72,8 @@ impl Router {
 /// ```
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] without a layer; [`brigade_torch::ErrorKind::Tensor`] for shapes that do not
-/// fit.
+/// [`brigade_torch::ErrorKind::InvalidArgument`] without a layer; [`brigade_torch::ErrorKind::Tensor`] for shapes that
+/// do not match.
 pub fn load_balancing_loss(
     logits: &[&Tensor],
     experts_per_token: i64,
@@ -135,7 +135,7 @@ pub fn router_z_loss(logits: &[&Tensor], mask: Option<&Tensor>) -> Result<Tensor
     Ok(total(&sums)?.f_div(&total(&tokens)?)?)
 }
 
-/// 1 for each token that counts, 0 for the others: `[tokens, 1]`.
+/// Returns `[tokens, 1]`: 1 for each token that counts, 0 for the others.
 fn counting(logits: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
     let kind = router_kind(logits.f_kind()?);
     let tokens = logits.size2()?.0;

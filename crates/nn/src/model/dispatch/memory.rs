@@ -1,4 +1,4 @@
-//! Memory and values for the weights of a model with a device map.
+//! Memory and values of the weights of a model with a device map.
 
 use std::sync::Arc;
 
@@ -24,26 +24,26 @@ pub(super) struct Homes<'p> {
     pub(super) placement: &'p Placement,
     /// Tensors that stay on the device that computes with them.
     pub(super) resident: Vec<usize>,
-    /// Tensors that come and go.
+    /// Tensors that are loaded for each use.
     pub(super) moving: Vec<usize>,
     pub(super) weights: &'p Weights,
 }
 
-/// For each entry that comes and goes its tensors, of a quantised weight several, with the places of their values.
+/// Tensors of each entry that is loaded for each use, several for a quantised weight, with the sources of their values.
 pub(super) type Sources = IndexMap<usize, Vec<(Tensor, WeightSource)>>;
 
-/// Where the values of an entry go.
+/// Destination of an entry's values.
 #[derive(Clone, Copy)]
 struct Home {
     index: usize,
-    /// The device that computes with it.
+    /// Device that computes with the entry.
     device: Device,
-    /// Whether it stays there; otherwise its values stay in the host's memory.
+    /// `true` if the values stay on the device, `false` if they stay in the host's memory.
     stays: bool,
 }
 
 impl<M> Model<M> {
-    /// Gives tensors that stay their memory and values, and returns where the values of the others are.
+    /// Allocates and fills resident tensors, and returns the sources of the others' values.
     pub(super) fn give_memory(
         &mut self,
         homes: &Homes<'_>,
@@ -73,7 +73,7 @@ impl<M> Model<M> {
         for &index in &homes.resident {
             let Entry { name, tensor, .. } = &self.entries()[index];
             let device = device_of(index);
-            // Buffers have their memory, and parameters that had theirs before.
+            // Buffers have their memory, and so have parameters that had it before.
             if has_memory(tensor) && tensor.device() != device {
                 let mut tensor = tensor.shallow_clone();
                 tch::no_grad(|| tensor.f_set_data(&tensor.f_detach()?.f_to_device(device)?))
@@ -92,7 +92,7 @@ impl<M> Model<M> {
         Ok(sources)
     }
 
-    /// Gives one tensor its values, and returns where they are if it comes and goes.
+    /// Fills one tensor, and returns its source if it is loaded for each use.
     fn fill(
         &self,
         home: Home,
@@ -119,7 +119,7 @@ impl<M> Model<M> {
             }
             own.shallow_clone()
         } else {
-            // It comes from there to a GPU: nothing comes from the host's memory to itself.
+            // The values are loaded from there to a GPU: on the CPU nothing needs to be loaded from the host's memory.
             pinned_like(&own)?
         };
         match value {
@@ -136,7 +136,7 @@ impl<M> Model<M> {
         Ok((!stays).then(|| vec![(own, WeightSource::Host(target))]))
     }
 
-    /// A value as a quantised weight, where it is one in its file or is to be one.
+    /// Returns a value as a quantised weight, if it is one in its file or is to become one.
     fn quantized_value(
         &self,
         entry: &Entry,
@@ -165,13 +165,13 @@ impl<M> Model<M> {
         Ok(Some((slot, weight)))
     }
 
-    /// The layer and the place of a parameter that can be quantised, and is no other layer's, too.
+    /// Returns the layer and the slot of a parameter that can be quantised, and that no other layer has.
     fn quantizable(&self, entry: &Entry) -> Option<(&str, &QuantizedSlot)> {
         let found = self.quantizable.iter().find(|it| it.name == entry.name)?;
         (!self.is_tied(entry)).then_some((&found.layer, &found.slot))
     }
 
-    /// The tensors of a parameter that stays in its file, with how they are read.
+    /// Returns the tensors of a parameter that stays in its file, and how they are read.
     fn on_disk(
         &self,
         entry: &Entry,
@@ -208,7 +208,8 @@ impl<M> Model<M> {
     }
 }
 
-/// Takes the memory from a tensor that gets other memory when it is used: the model need not fit while it is loaded.
+/// Releases the memory of a tensor that gets other memory when it is used: the model need not fit into memory while it
+/// is loaded.
 fn give_back(tensor: &Tensor) -> Result<()> {
     let form = (tensor.f_kind()?, tensor.device());
     let empty =
@@ -217,7 +218,7 @@ fn give_back(tensor: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// A tensor that has its values, with a copy of them in the host's memory.
+/// Returns a tensor that has its values, with a copy of them in the host's memory as their source.
 fn from_memory(tensor: &Tensor) -> Result<(Tensor, WeightSource)> {
     let mut host = pinned_like(tensor)?;
     tch::no_grad(|| host.f_copy_(tensor))?;
@@ -225,12 +226,14 @@ fn from_memory(tensor: &Tensor) -> Result<(Tensor, WeightSource)> {
     Ok((tensor.shallow_clone(), WeightSource::Host(host)))
 }
 
-/// The tensors of a quantised weight on a GPU, with copies of their values in the host's memory.
+/// Returns the tensors of a quantised weight on a GPU, with copies of their values in the host's memory as their
+/// sources.
 fn in_host_memory(weight: &QuantizedWeight) -> Result<Vec<(Tensor, WeightSource)>> {
     weight.tensors().into_iter().map(|(_, tensor)| from_memory(tensor)).collect()
 }
 
-/// The tensors of a quantised weight, which are read from its file together: the first one's read brings those of the others.
+/// Returns the tensors of a quantised weight, which are read from its file together: reading the first one also reads
+/// the others.
 fn read_again(
     weight: &QuantizedWeight,
     file: FileValues,

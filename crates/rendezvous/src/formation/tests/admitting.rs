@@ -1,4 +1,4 @@
-//! Hosts that come and go, and how often that restarts the others.
+//! Hosts that join and leave, and the number of restarts that this causes.
 
 use std::collections::BTreeSet;
 
@@ -6,14 +6,14 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A job whose hosts stop as soon as they are told to.
+/// A job whose hosts stop as soon as they are requested to.
 struct Obedient {
     job: Job,
-    /// The hosts that are there.
+    /// The connected hosts.
     present: BTreeSet<u64>,
-    /// The hosts of the present attempt.
+    /// The hosts of the current attempt.
     running: BTreeSet<u64>,
-    /// When attempts have begun that had a host which the one before had not.
+    /// Times at which attempts with new hosts began.
     admissions: Vec<Duration>,
     attempts: usize,
 }
@@ -90,7 +90,7 @@ fn a_host_that_comes_and_goes_restarts_the_others_ever_more_seldom() {
     let mut job = Obedient::new(rules(1, 3, 0));
     job.joins(1);
     job.joins(2);
-    // It never stays for longer than a second.
+    // The host never stays for longer than a second.
     for _ in 0..1000 {
         job.joins(3);
         job.waits(1);
@@ -111,7 +111,7 @@ fn two_hosts_that_take_turns_gain_nothing() {
     let mut job = Obedient::new(rules(1, 4, 0));
     job.joins(1);
     for id in [2, 3].into_iter().cycle().take(2000) {
-        // The other one waits when this one leaves, and would be admitted with that restart.
+        // The other host waits when this one leaves, and would be admitted with that restart.
         job.joins(5 - id);
         job.waits(1);
         if job.running.contains(&id) {
@@ -139,14 +139,14 @@ fn hosts_that_wait_are_admitted_together_and_after_a_failure_at_once() {
     let shown = job.job.failed(1, 0, 9);
     job.heed(shown);
     assert_eq!(job.running, BTreeSet::from([1, 2, 3, 4, 5]));
-    // So is who comes after a long calm.
+    // A host that joins after a long time without changes is also admitted at once.
     job.waits(200);
     job.joins(6);
     assert_eq!(job.running.len(), 6);
 }
 
-/// A job that has too few hosts without the one that comes and goes is idle meanwhile, but the others
-/// do not begin and stop all the time.
+/// A job that has too few hosts without the one that joins and leaves is idle in the meantime, but the others are not
+/// started and stopped repeatedly.
 #[test]
 fn a_needed_host_that_comes_and_goes_waits_too() {
     let mut job = Obedient::new(rules(2, 2, 0));
@@ -179,7 +179,8 @@ fn without_an_interval_every_host_is_admitted_at_once() {
 }
 
 proptest! {
-    /// Whichever hosts come and go, attempts with new hosts keep their distance, and a host that stays is admitted.
+    /// Whichever hosts join and leave, attempts with new hosts keep their minimum distance, and a host that stays is
+    /// admitted.
     #[test]
     fn hosts_that_come_and_go(
         min in 1..4_usize,

@@ -1,4 +1,4 @@
-//! Whatever happens, in whatever order: what always holds.
+//! Properties that hold for all events in any order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::Assignment;
 
-/// One thing that happens; agents are few, so that they meet again.
+/// One event. There are few agents, so that events often concern the same one.
 #[derive(Clone, Debug)]
 enum Happens {
     Joins {
@@ -46,12 +46,12 @@ enum Happens {
     JoinsAgain {
         id: u64,
     },
-    /// The connection breaks, without a word or with one; the agent lives on.
+    /// The connection breaks, with or without a notice. The agent continues.
     Cut {
         id: u64,
         seen: Option<bool>,
     },
-    /// An agent comes over a new connection.
+    /// An agent reconnects.
     Resumes {
         id: u64,
     },
@@ -99,29 +99,29 @@ fn happens() -> impl Strategy<Value = Happens> {
     ]
 }
 
-/// An agent as it is.
+/// Actual state of an agent.
 #[derive(Debug, Default)]
 struct Agent {
     is_remote: bool,
-    /// What it is told does not arrive, nor what it says.
+    /// Messages to and from the agent are lost.
     is_cut: bool,
     running: Option<Assignment>,
-    /// The last attempt that it was told to start.
+    /// Last attempt for which the agent received a start.
     last: Option<u32>,
     requests: u32,
     resumes: u32,
 }
 
-/// The hosts as they are, to hold the decision against.
+/// Actual state of the hosts, to which the state machine's decisions are compared.
 struct World {
     formation: Formation,
     rules: Rules,
     now: Duration,
-    /// Living agents by their number.
+    /// Living agents, by their numbers.
     agents: BTreeMap<u64, Agent>,
-    /// Those whose ranks have all finished in the present attempt.
+    /// Agents whose ranks have all finished in the current attempt.
     finished: BTreeSet<u64>,
-    /// The present agent of each host.
+    /// Current agent of each host.
     connection: [u64; 6],
     connections: u64,
     last: Option<u32>,
@@ -232,7 +232,7 @@ impl World {
         self.agents.get(&agent.0).is_some_and(|agent| agent.is_cut)
     }
 
-    /// A message of an agent, if it arrives.
+    /// Passes on a message of an agent, unless it is lost.
     fn says(&mut self, agent: AgentId, message: FromAgent) {
         if !self.is_cut(agent) {
             self.event(Event::Message { agent, message });
@@ -253,7 +253,7 @@ impl World {
         let join = Join { resume, agent: name, last_attempt: last, ..join(id) };
         let agent = AgentId(connection);
         self.event(Event::Joined { agent, join, seen: None, remote: true });
-        // It was refused: an agent that has lost its seat ends.
+        // The agent was refused: an agent that has lost its seat ends.
         if self.is_cut(AgentId(number)) {
             self.agents.remove(&number);
         }
@@ -288,7 +288,7 @@ impl World {
             Happens::Stops { id, back, killed } => {
                 let message =
                     FromAgent::Stopped { attempt: of(back), port: 1, killed, stuck: None };
-                // One that is cut off stops only what it has been told to start.
+                // An agent that is cut off stops only an attempt whose start it has received.
                 let is_of = |it: &Assignment| it.attempt == of(back);
                 if let Some(agent) = self.agents.get_mut(&agent(id).0)
                     && (back == 0 && !agent.is_cut || agent.running.as_ref().is_some_and(is_of))
@@ -338,7 +338,7 @@ impl World {
         }
     }
 
-    /// Nothing happens any more but time.
+    /// Lets time pass, without other events.
     fn wait(&mut self) {
         for _ in 0..1000 {
             let Some(deadline) = self.formation.deadline() else { return };
@@ -348,7 +348,7 @@ impl World {
         panic!("it waits for ever, and wakes up all the time");
     }
 
-    /// From now on all agents do what they are told, and their ranks finish.
+    /// From now on all agents follow their messages, and their ranks finish.
     fn behave(&mut self) {
         for _ in 0..100 {
             for id in 0..6 {
@@ -397,7 +397,7 @@ proptest! {
             world.behave();
         }
         world.wait();
-        // What is left is a job that runs on agents that cannot fall silent.
+        // What remains is a job of agents without a connection that could become silent.
         let settled = world.over || matches!(world.formation.state, State::Running);
         prop_assert!(settled, "{:?}", world.formation.state);
     }

@@ -1,4 +1,4 @@
-//! Who comes, who waits, who is refused, and where everybody is placed.
+//! Hosts that join, wait or are refused, and the order of their ranks.
 
 use super::*;
 
@@ -74,7 +74,7 @@ fn a_node_rank_has_one_owner() {
     let mut job = Job::new(rules(2, 2, 0));
     let first = |id| Join { node_rank: Some(0), ..join(id) };
     job.join(1, first(1));
-    // The owner's host may have died without a word, and this may be the same host again.
+    // The host with this node rank may have died without a notice, and this may be the same host again.
     assert!(job.join(2, first(2)).is_empty());
     job.now += Duration::from_millis(500);
     assert_eq!(
@@ -153,7 +153,7 @@ fn too_few_hosts_end_the_wait() {
     assert_eq!(shown, ["1: end 1", "1: close", "finish 1"]);
     let cause = Cause::TooFewHosts { have: 1, need: 2, seconds: 600 };
     assert_eq!(job.job_result().cause, Some(cause));
-    // And when no host comes at all.
+    // The same if no host joins at all.
     let mut job = Job::new(rules(2, 2, 0));
     assert_eq!(job.formation.deadline(), Some(Duration::from_secs(600)));
     assert_eq!(job.pass(600, &[]), ["finish 1"]);
@@ -190,7 +190,7 @@ fn a_newcomer_that_goes_again_costs_nothing() {
 #[test]
 fn a_standby_takes_the_place_of_a_lost_host() {
     let mut job = Job::of_two(1);
-    // Even one that asks for the first place does not push another one out.
+    // A host that requests the first node rank does not displace another one, either.
     assert_eq!(job.join(3, Join { node_rank: Some(0), ..join(3) }), ["3: waiting 3/2"]);
     job.failed(1, 1, 1);
     job.stopped(1, 0);
@@ -233,7 +233,7 @@ fn a_new_coordinator_goes_on_counting() {
         ],
         "one second for the others, not a whole last call"
     );
-    // One that comes back later is a newcomer.
+    // An agent that connects again later counts as a new one.
     job.join(3, left(3, 7, 2));
     job.stopped(1, 8);
     assert!(job.stopped(2, 8)[0].starts_with("1: start 9 (restart 3)"));
@@ -252,7 +252,7 @@ fn a_new_coordinator_keeps_the_order() {
     let start = job.join(4, left(4, 2));
     let hosts: Vec<_> = start.iter().map(|line| line.split(' ').next().unwrap()).collect();
     assert_eq!(hosts, ["3:", "4:", "2:", "1:"]);
-    // And those that come later come later.
+    // Hosts that join later get later node ranks.
     job.close(3);
     for id in [4, 2, 1] {
         job.stopped(id, 5);

@@ -1,4 +1,4 @@
-//! Users who interrupt, and hosts that leave.
+//! Interruptions by the user, and hosts that leave.
 
 use super::*;
 
@@ -48,7 +48,7 @@ fn a_closed_output_decides_the_code() {
 fn a_second_interruption_kills() {
     let mut job = Job::of_two(0);
     job.interrupt(1, INT);
-    // A scheduler sends it to all hosts.
+    // A scheduler sends the signal to all hosts.
     assert!(job.interrupt(2, INT).is_empty());
     assert_eq!(job.interrupt(2, INT), ["1: kill", "2: kill"]);
     assert!(job.interrupt(1, INT).is_empty());
@@ -59,7 +59,7 @@ fn a_second_interruption_kills() {
 fn an_interruption_prevents_a_restart() {
     let mut job = Job::of_two(3);
     job.close(2);
-    // No timeout has passed yet: the stop was not the user's.
+    // No time limit has passed yet: the user did not cause the stop.
     assert_eq!(job.interrupt(1, INT), ["1: stop 0 with 2: SIGINT on h1"]);
     assert_eq!(job.stopped(1, 0), ["1: end 130", "1: close", "finish 130"]);
 }
@@ -104,7 +104,7 @@ fn a_host_that_leaves_costs_no_restart() {
         job.say(1, FromAgent::Leaving),
         ["1: close", "2: stop 0 with 15: h1 leaves", "3: stop 0 with 15: h1 leaves"]
     );
-    // Ranks that miss those of the host, or do not like to be stopped.
+    // These ranks fail because those of the other host are gone, or because they are stopped.
     job.now += Duration::from_secs(1);
     job.failed(2, 1_000, 9);
     job.stopped(2, 0);
@@ -115,7 +115,7 @@ fn a_host_that_leaves_costs_no_restart() {
             "3: start 1 (restart 0): host 1/2 ranks 2+2/4 at 10.0.0.2:2002",
         ]
     );
-    // What failed before a host left is a failure.
+    // A failure before a host left counts as a failure.
     job.now += Duration::from_secs(1);
     job.say(2, FromAgent::Leaving);
     job.failed(3, 1_500, 9);
@@ -127,7 +127,7 @@ fn too_few_are_left() {
     let mut job = Job::of_two(0);
     job.say(1, FromAgent::Leaving);
     assert_eq!(job.stopped(2, 0), ["2: waiting 1/2"]);
-    // Where no host can come.
+    // The same if no further host can join.
     let mut job = Job::new(Rules { late_hosts: false, ..rules(2, 2, 0) });
     job.join(1, join(1));
     job.join(2, join(2));
@@ -135,7 +135,7 @@ fn too_few_are_left() {
     assert_eq!(job.stopped(2, 0).last().unwrap(), "finish 1");
     let cause = Cause::TooFewHosts { have: 1, need: 2, seconds: 0 };
     assert_eq!(job.job_result().cause, Some(cause));
-    // A spare leaves, or one whose work is done: the attempt goes on.
+    // A spare host leaves, or one whose ranks have finished: the attempt continues.
     let mut job = Job::of_two(0);
     job.finished(1, 0);
     assert_eq!(job.say(1, FromAgent::Leaving), ["1: close"]);

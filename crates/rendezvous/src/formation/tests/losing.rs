@@ -1,4 +1,4 @@
-//! Ranks that fail and hosts that are lost: what it costs, and which came first.
+//! Ranks that fail and lost hosts: the restarts that follow, and which failure was first.
 
 use brigade_hardware::DeviceFault;
 
@@ -32,7 +32,7 @@ fn a_failed_rank_costs_a_restart() {
             "2: start 1 (restart 1): host 1/2 ranks 2+2/4 at 10.0.0.1:2001",
         ]
     );
-    // What comes late of the old attempt means nothing.
+    // Late messages of the old attempt have no effect.
     assert!(job.stopped(1, 0).is_empty());
     assert!(job.finished(1, 0).is_empty());
     let late = failure(2, 0, 6, ExitStatus::Code(4));
@@ -46,14 +46,14 @@ fn a_failed_rank_costs_a_restart() {
 fn the_first_failure_is_found_by_time() {
     let mut job = Job::new(rules(3, 3, 0));
     job.now = Duration::from_secs(100);
-    // The clocks: h1 as ours, h2 90 s behind, h3 900 s ahead.
+    // The clocks: that of h1 agrees with the coordinator's, that of h2 is 90 s behind, that of h3 900 s ahead.
     for (id, sent) in [(1, 100_000), (2, 10_000), (3, 1_000_000)] {
         job.join(id, Join { sent, ..join(id) });
     }
     job.now = Duration::from_secs(103);
     job.failed(1, 102_900, 11);
     job.failed(3, 1_002_880, 33);
-    // 102.860 on our clock: the first, and heard of last.
+    // 102.860 on the coordinator's clock: the first failure, and the last to be received.
     job.failed(2, 12_860, 22);
     for id in 1..=3 {
         job.stopped(id, 0);
@@ -66,7 +66,7 @@ fn a_better_idea_of_a_clock_counts() {
     let mut job = Job::new(rules(2, 2, 0));
     job.now = Duration::from_millis(2_000);
     job.join(1, Join { sent: 2_000, ..join(1) });
-    // Its clock seems to be 2 s behind: but the message was only slow.
+    // The clock seems to be 2 s behind, but the message was only slow.
     job.join(2, join(2));
     job.now = Duration::from_millis(3_000);
     job.failed(1, 2_100, 11);
@@ -90,7 +90,7 @@ fn a_lost_host_costs_a_restart() {
             "3: stop 0 with 15: h1 is lost: the connection broke; restart 1 of 1",
         ]
     );
-    // Its ranks' peers saw it go.
+    // Ranks of another host fail because the connections to this one broke.
     job.failed(3, 1, 9);
     job.stopped(3, 0);
     assert_eq!(
@@ -100,7 +100,7 @@ fn a_lost_host_costs_a_restart() {
             "3: start 1 (restart 1): host 1/2 ranks 2+2/4 at 10.0.0.2:2002",
         ]
     );
-    // No restart is left for the next.
+    // No restart is left for the next failure.
     assert_eq!(job.close(3), ["2: stop 1 with 15: h3 is lost: the connection broke"]);
     assert_eq!(job.stopped(2, 1), ["2: end 1", "2: close", "finish 1"]);
     let cause = Cause::HostLost { host: "h3".into(), how: "the connection broke".into() };
@@ -115,7 +115,7 @@ fn a_silent_host_is_lost() {
         job.pass(4, &[2]),
         ["1: close", "2: stop 0 with 15: h1 is lost: no message from it for 4 s"]
     );
-    // In one process nothing beats and nothing is silent.
+    // In one process there are no heartbeats, and no host counts as silent.
     let mut job = Job::new(rules(1, 1, 0));
     job.event(Event::Joined { agent: AgentId(1), join: join(1), seen: None, remote: false });
     assert_eq!(job.formation.deadline(), None);
@@ -124,7 +124,7 @@ fn a_silent_host_is_lost() {
 
 #[test]
 fn a_loss_explains_the_failures_it_causes() {
-    // The connection breaks just after the ranks of the other host saw it.
+    // The connection breaks just after the ranks of the other host failed because of it.
     let mut job = Job::of_two(0);
     job.now = Duration::from_millis(3_000);
     job.say(2, FromAgent::Beat { sent: 3_000 });
@@ -132,14 +132,14 @@ fn a_loss_explains_the_failures_it_causes() {
     job.close(1);
     job.stopped(2, 0);
     assert!(matches!(job.job_result().cause, Some(Cause::HostLost { .. })));
-    // A host that tells of a failure and goes has not caused it by going.
+    // The loss of a host has not caused a failure that the host reported before.
     let mut job = Job::of_two(0);
     job.now = Duration::from_millis(3_000);
     job.failed(1, 2_990, 5);
     job.close(1);
     job.stopped(2, 0);
     assert_eq!(job.job_result().code, 5);
-    // Nor has one that goes much later.
+    // Neither has the loss of a host that is lost much later.
     let mut job = Job::of_two(0);
     job.now = Duration::from_millis(3_000);
     job.failed(2, 3_000, 5);
@@ -186,7 +186,7 @@ fn a_host_lost_after_its_work_does_not_matter() {
     job.finished(1, 0);
     assert!(job.close(1).is_empty());
     assert_eq!(job.finished(2, 0), ["2: end 0", "2: close", "finish 0"]);
-    // All of them.
+    // All hosts are lost.
     let mut job = Job::of_two(0);
     job.finished(1, 0);
     job.close(1);
@@ -263,7 +263,7 @@ fn faults_of_devices_of_all_hosts_go_with_the_first_failure() {
     };
     fails(&mut job, 1, 10, vec![]);
     fails(&mut job, 2, 500, vec![fault("0000:3b:00.0", 1)]);
-    // The same host again: an earlier failure, and one that has come later.
+    // The same host again reports an earlier failure and a later one.
     fails(&mut job, 2, 400, vec![fault("0000:3b:00.0", 7)]);
     fails(&mut job, 2, 600, vec![fault("0000:19:00.0", 2)]);
     job.stopped(1, 0);

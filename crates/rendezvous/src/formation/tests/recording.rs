@@ -1,4 +1,4 @@
-//! What is written down of a job.
+//! Recording of a job's events.
 
 use super::*;
 use crate::{CauseKind, JobEvent};
@@ -48,7 +48,7 @@ fn each_start_and_each_end_is_written_down_once() {
         panic!("{events:?}")
     };
     assert_eq!(signal, "SIGKILL");
-    // An agent that was cut off says all of it again; and what it must not say means nothing.
+    // An agent that was cut off repeats all reports, and invalid ones have no effect.
     let beyond =
         FromAgent::Exited { attempt: 0, local_rank: 7, exit_status: ExitStatus::Code(0), at: 0 };
     let other = FromAgent::Started { attempt: 1, pids: vec![11, 12], at: 0 };

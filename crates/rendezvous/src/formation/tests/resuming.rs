@@ -1,4 +1,4 @@
-//! Agents whose connection breaks or falls silent, and that come back.
+//! Agents whose connection breaks or becomes silent, and that reconnect.
 
 use super::*;
 
@@ -8,7 +8,7 @@ impl Job {
         self.event(Event::Disconnected { agent: AgentId(id), how, reset })
     }
 
-    /// Agent `id` comes over the connection `10 * id`.
+    /// Agent `id` reconnects over the connection `10 * id`.
     fn resume(&mut self, id: u64, last_attempt: Option<u32>) -> Vec<String> {
         self.requests += 1;
         let join = Join { resume: self.requests, last_attempt, port: 3000, ..join(id) };
@@ -57,23 +57,23 @@ fn a_connection_that_comes_late_is_closed() {
     assert_eq!(come(&mut job, 23, 3), ["2: adopts 23", "2: resumed"]);
 }
 
-/// Its connection broke, or was turned away, before the coordinator had read what it said.
+/// Its connection broke or was refused before the coordinator had read the agent's message.
 #[test]
 fn one_whose_first_request_was_lost_is_a_new_host() {
     let mut job = Job::new(rules(2, 3, 0));
     job.join(1, join(1));
     assert_eq!(job.resume(2, None), ["20: resumed", "20: waiting 2/2"]);
-    // The first one was only slow.
+    // The first request was only slow.
     assert_eq!(job.join(2, join(2)), ["2: close"]);
     let started = job.pass(5, &[1, 20]);
     assert_eq!(started.len(), 2, "{started:?}");
     assert!(started[1].starts_with("20: start 0 (restart 0): host 1/2 "), "{started:?}");
-    // It is held to the same rules as any other.
+    // The host is subject to the same rules as any other.
     let mut job = Job::new(Rules { run_id: "k".into(), ..rules(1, 1, 0) });
     assert!(job.resume(1, None)[0].starts_with("10: refused: h1 takes part in another job"));
 }
 
-/// Nothing is due until the one that is away comes back or is lost.
+/// Nothing is due until the disconnected agent reconnects or is lost.
 #[test]
 fn one_that_is_away_while_all_stop_is_waited_for_without_looking() {
     let mut job = Job::of_two(0);
@@ -121,7 +121,7 @@ fn after_a_reset_an_agent_comes_back_at_once_or_never() {
 
 #[test]
 fn what_was_missed_is_told_again() {
-    // A stop.
+    // The agent has missed a stop.
     let mut job = Job::of_two(1);
     job.disconnect(2, false);
     job.failed(1, 1, 3);
@@ -129,7 +129,7 @@ fn what_was_missed_is_told_again() {
     assert_eq!(job.resume(2, Some(0)), ["2: adopts 20", "2: resumed", stop]);
     job.stopped(1, 0);
     assert_eq!(job.stopped(2, 0).len(), 2, "both start again");
-    // A start: it takes part in the attempt that runs.
+    // The agent has missed a start: it takes part in the current attempt.
     assert_eq!(
         job.resume(2, Some(0)),
         [
@@ -138,7 +138,7 @@ fn what_was_missed_is_told_again() {
             "2: start 1 (restart 1): host 1/2 ranks 2+2/4 at 10.0.0.1:2001"
         ]
     );
-    // A start and the stop after it: there is nothing to stop.
+    // The agent has missed a start and the stop after it: there is nothing to stop.
     let mut job = Job::of_two(1);
     job.failed(1, 1, 3);
     job.stopped(1, 0);
@@ -149,7 +149,7 @@ fn what_was_missed_is_told_again() {
         job.resume(2, Some(0)),
         ["2: adopts 20", "2: resumed", "1: end 4", "1: close", "2: end 4", "2: close", "finish 4"]
     );
-    // That a user has lost patience.
+    // The agent has missed the order to kill the ranks.
     let mut job = Job::of_two(0);
     job.interrupt(1, INT);
     job.interrupt(1, INT);
@@ -190,7 +190,7 @@ fn one_that_is_away_hears_of_the_end() {
     assert_eq!(job.resume(2, Some(0)), ["2: adopts 20", "2: resumed", "2: end 0", "2: close"]);
     assert!(!job.formation.has_uninformed_members());
 
-    // Nor is it waited for for ever.
+    // The coordinator does not wait for it without limit, either.
     let mut job = Job::of_two(0);
     job.finished(2, 0);
     job.disconnect(2, false);
@@ -219,13 +219,13 @@ fn a_host_whose_ranks_cannot_be_killed_is_let_go() {
         killed: true,
         stuck: Some("rank 2 (pid 9, state D) is stuck in the kernel".into()),
     };
-    // The job ends: its exit code says that something is left.
+    // The job ends, and its exit code shows that a process is left.
     let mut job = Job::of_two(0);
     job.failed(1, 1, 3);
     job.stopped(1, 0);
     assert_eq!(job.say(2, stuck(0)).last().unwrap(), "finish 137");
     assert!(matches!(&job.job_result().cause, Some(Cause::Failed(failure)) if failure.rank == 1));
-    // The job goes on without it.
+    // The job continues without the host.
     let mut job = Job::new(rules(1, 2, 1));
     job.join(1, join(1));
     job.join(2, join(2));

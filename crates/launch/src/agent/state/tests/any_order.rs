@@ -1,4 +1,4 @@
-//! Whatever happens, in whatever order: what always holds.
+//! Property test: invariants that hold for any order of events.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::output::Tail;
 
-/// One thing that happens.
+/// An event of the test.
 #[derive(Clone, Debug)]
 enum Happens {
-    /// One of the answers that are on their way arrives.
+    /// One of the pending answers arrives.
     Answer(usize),
     Connects,
     Breaks {
@@ -32,14 +32,14 @@ enum Happens {
     Refuses,
     Resumes,
     Line,
-    /// A coordinator in this process has told the others, before this host knows that the job is over.
+    /// A coordinator in this process has informed the others before this host's agent handles the end of the job.
     Tells,
     /// A rank ends by itself.
     Exits {
         local_rank: usize,
         code: i32,
     },
-    /// A rank that was asked to stop does so.
+    /// A rank that was asked to stop stops.
     Obeys(usize),
     Signals(Signal),
     Closes,
@@ -84,7 +84,7 @@ fn happens() -> impl Strategy<Value = Happens> {
     ]
 }
 
-/// Something that the system is about to answer.
+/// Pending answer of the system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Answer {
     FolderMade,
@@ -101,12 +101,12 @@ enum Answer {
 #[derive(Debug)]
 struct Group {
     attempt: u32,
-    /// How each rank has ended.
+    /// Exit status of each rank that has ended.
     ranks: Vec<Option<ExitStatus>>,
     asked: Vec<Option<Signal>>,
 }
 
-/// What the decision wants of the connection to the coordinator.
+/// Request of the agent about the connection to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
     Connect,
@@ -135,32 +135,32 @@ impl Wish {
     }
 }
 
-/// A host as it is, to hold the decision against.
+/// Model of a host, with which the agent's state is compared.
 pub(super) struct World {
     pub(super) host: Host,
     forwards: bool,
-    /// What nothing here does, in order.
+    /// Requests that the test has to fulfil, in order.
     pub(super) wishes: VecDeque<Wish>,
     group: Option<Group>,
-    /// The attempt that is being prepared.
+    /// Attempt that is being prepared.
     preparing: Option<u32>,
     answers: Vec<Answer>,
     /// Attempts whose ranks have all ended with 0, and those whose output is written.
     succeeded: BTreeSet<u32>,
     drained: BTreeSet<u32>,
-    /// Attempts of which nothing is left here.
+    /// Attempts of which nothing is left on this host.
     over: BTreeSet<u32>,
     next_attempt: u32,
     drains: usize,
-    /// The next time that ranks are to be started, the system will refuse.
+    /// `true` if the next start of ranks fails.
     pub(super) start_fails: bool,
-    /// The others have been told that the job is over.
+    /// `true` if the others have been informed that the job is over.
     told: bool,
     reported: bool,
     pub(super) exited: bool,
 }
 
-/// Of the drain at the end, which is of no attempt.
+/// Number for the drain at the end, which belongs to no attempt.
 const LAST: u32 = u32::MAX;
 
 impl World {
@@ -190,7 +190,7 @@ impl World {
     pub(super) fn event(&mut self, event: Event) {
         let actions = self.host.state.handle(self.host.now, event);
         assert!(!self.exited || actions.is_empty(), "after the end: {actions:?}");
-        // What the system answers at once comes before anything else.
+        // Immediate answers of the system come before all other events.
         let mut follows = Vec::new();
         self.wishes.extend(actions.iter().filter_map(Wish::of));
         for action in actions {
@@ -226,7 +226,7 @@ impl World {
                 let group = self.group.as_mut().expect("a group to ask");
                 for rank in local_ranks {
                     let asked = &mut group.asked[rank];
-                    // What comes after that changes nothing.
+                    // Later requests do not change that.
                     *asked = asked.filter(|it| *it == Signal::SIGKILL).or(Some(signal));
                 }
             }
@@ -328,7 +328,7 @@ impl World {
         self.event(Event::Exited { local_rank, exit_status });
     }
 
-    /// Answers all that the system has been asked.
+    /// Delivers all pending answers of the system.
     pub(super) fn answer_all(&mut self) {
         while !self.answers.is_empty() {
             self.answer(0);
@@ -421,7 +421,7 @@ impl World {
         self.host.now = end;
     }
 
-    /// From now on the system answers, and ranks do what they are asked, but for those that cannot.
+    /// From now on the system answers, and ranks follow requests, except for those that cannot.
     fn settle(&mut self, deaf: bool) {
         for _ in 0..20 {
             self.answer_all();
@@ -433,14 +433,14 @@ impl World {
     }
 }
 
-/// What ends a job, if nothing has before.
+/// Event that ends a job if none has before.
 #[derive(Clone, Copy, Debug)]
 enum Last {
-    /// The coordinator says so.
+    /// The coordinator ends the job.
     JobResult,
-    /// Its user does, and will not wait.
+    /// The user ends it, and does not wait.
     User,
-    /// The coordinator is gone.
+    /// The coordinator is lost.
     Lost,
 }
 
@@ -471,7 +471,7 @@ proptest! {
             Last::Lost => {
                 world.happen(&Happens::Breaks { may_resume: false });
                 world.settle(deaf);
-                // Another coordinator is looked for, and there is none.
+                // Another coordinator is searched for, but there is none.
                 let error = LaunchError::Refused { reason: "nothing".to_owned() };
                 world.event(Event::Failed(error));
                 world.happen(&Happens::Breaks { may_resume: false });

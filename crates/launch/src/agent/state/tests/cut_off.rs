@@ -1,5 +1,4 @@
-//! The decisions of several agents and of their coordinator, over connections that break and fall
-//! silent at any moment.
+//! Property test: several agents and their coordinator, over connections that break or become silent at any time.
 
 use std::collections::BTreeSet;
 
@@ -9,19 +8,19 @@ use proptest::prelude::*;
 use super::any_order::{Wish, World};
 use super::*;
 
-/// One thing that happens to a host. Host 0 has the coordinator in its agent's process.
+/// An event at a host. Host 0 has the coordinator in its agent's process.
 #[derive(Clone, Debug)]
 enum Happens {
-    /// The next message over its connection arrives at the coordinator.
+    /// The next message over the host's connection arrives at the coordinator.
     Up(usize),
-    /// The next one arrives at the agent.
+    /// The next message arrives at the agent.
     Down(usize),
-    /// Nothing passes for a while; what is on its way arrives later.
+    /// The connection is silent for a while; messages in transit arrive later.
     Cut {
         host: usize,
         millis: u64,
     },
-    /// Its connection is reset: what was on its way is lost.
+    /// The connection is reset: messages in transit are lost.
     Breaks {
         host: usize,
         reset: bool,
@@ -36,34 +35,34 @@ enum Happens {
         local_rank: usize,
         code: i32,
     },
-    /// Time passes, and what can arrive does.
+    /// Time passes, and messages arrive if they can.
     Passes {
         millis: u64,
     },
 }
 
-/// A connection, by the number under which the coordinator met it.
+/// Connection, with the number by which the coordinator identifies it.
 #[derive(Debug, Default)]
 struct Connection {
     host: usize,
-    /// `None`: the agent has closed it.
+    /// Messages to the coordinator. `None`: the agent has closed the connection.
     up: VecDeque<Option<FromAgent>>,
-    /// `None`: the coordinator has closed it.
+    /// Messages to the agent. `None`: the coordinator has closed the connection.
     down: VecDeque<Option<ToAgent>>,
-    /// What the coordinator calls the agent at the other end, once that has joined.
+    /// The coordinator's number of the agent at the other end, once that has joined.
     member: Option<AgentId>,
-    /// The coordinator does not listen to it any more.
+    /// `true` if the coordinator does not read from it any more.
     is_over: bool,
 }
 
-/// The way back to a seat.
+/// State of reconnecting to a seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seeking {
     No,
-    /// A first connection is looked for.
+    /// A first connection is being made.
     First,
     Seat,
-    /// It was asked for over this connection, at that time.
+    /// A request was sent over this connection, at this time.
     Asked(usize, Duration),
 }
 
@@ -71,11 +70,11 @@ struct Site {
     world: World,
     link: Option<usize>,
     seeking: Seeking,
-    /// How often it has asked for the seat.
+    /// Number of requests for the seat.
     asked: u32,
-    /// Nothing passes until then.
+    /// Time until which the connection is silent.
     cut_until: Duration,
-    /// The agent was last certain of the coordinator.
+    /// Last time at which the agent has received anything from the coordinator.
     heard: Duration,
     quiet: bool,
 }
@@ -83,7 +82,7 @@ struct Site {
 struct Job {
     formation: Formation,
     limits: TimeLimits,
-    /// Of the coordinator's clock.
+    /// Start of the agent's clock, on the coordinator's clock.
     began: Duration,
     now: Duration,
     sites: Vec<Site>,
@@ -127,7 +126,7 @@ impl Job {
         self.now < self.sites[host].cut_until
     }
 
-    /// The coordinator's process takes no connection any more.
+    /// Returns `true` if the coordinator's process accepts no more connections.
     fn is_gone(&self) -> bool {
         let is_over = |it: &Connection| it.is_over || it.member.is_none();
         self.formation.job_result().is_some()
@@ -143,12 +142,12 @@ impl Job {
         self.grant(host);
     }
 
-    /// Does what the agent wants of its connection.
+    /// Fulfils the agent's requests about its connection.
     fn grant(&mut self, host: usize) {
         while let Some(wish) = self.sites[host].world.wishes.pop_front() {
             match wish {
                 Wish::Connect => self.sites[host].seeking = Seeking::First,
-                // Where it has been asked already, its answer is near.
+                // A request has been sent: its answer is expected soon.
                 Wish::Reconnect | Wish::StopReconnecting
                     if matches!(self.sites[host].seeking, Seeking::Asked(..)) => {}
                 Wish::Reconnect => self.sites[host].seeking = Seeking::Seat,
@@ -248,7 +247,7 @@ impl Job {
         self.connections.iter().position(is_it)
     }
 
-    /// The next message over this connection arrives at the coordinator. False when there is none.
+    /// Delivers the next message over this connection to the coordinator. Returns `false` if there is none.
     fn up(&mut self, at: usize) -> bool {
         let connection = &mut self.connections[at];
         let Some(message) = connection.up.pop_front() else { return false };
@@ -270,7 +269,7 @@ impl Job {
         true
     }
 
-    /// The next message arrives at the agent, over whatever connection it listens to.
+    /// Delivers the next message to the agent, over the connection from which it reads.
     fn down(&mut self, host: usize) -> bool {
         let site = &mut self.sites[host];
         if let Seeking::Asked(over, _) = site.seeking {
@@ -313,7 +312,7 @@ impl Job {
     }
 
     fn breaks(&mut self, host: usize, reset: bool) {
-        // What an agent has said before it ends is the system's to deliver.
+        // The system delivers messages that an agent has sent before it ended.
         let ends = self.sites[host].world.host.state.ending.has_reported();
         if host == 0 || self.is_cut(host) || ends {
             return;
@@ -345,7 +344,7 @@ impl Job {
         }
     }
 
-    /// What the agent makes of silence, and of a network that lets it through again.
+    /// Lets the agent detect silence, or the end of it.
     fn look(&mut self, host: usize) {
         let cut = self.is_cut(host);
         let gone = self.is_gone();
@@ -395,7 +394,7 @@ impl Job {
         }
     }
 
-    /// All that can arrive does.
+    /// Delivers all messages that can arrive.
     fn deliver(&mut self) {
         let mut moved = true;
         while moved {
@@ -449,7 +448,7 @@ impl Job {
             Happens::Up(_) | Happens::Down(_) => {}
             Happens::Cut { host, millis } => {
                 let (site, host) = (&mut self.sites[host % hosts], host % hosts);
-                // Between two cuts something arrives.
+                // Something arrives between two cuts.
                 if host > 0 && self.now > site.cut_until + 3 * STEP {
                     site.cut_until = self.now + Duration::from_millis(millis);
                 }
@@ -472,7 +471,7 @@ impl Job {
         }
     }
 
-    /// From now on nothing breaks, and ranks end well.
+    /// From now on nothing breaks, and ranks end normally.
     fn settle(&mut self) {
         for _ in 0..3000 {
             if self.sites.iter().all(|site| site.world.exited) {
@@ -513,7 +512,7 @@ fn anything() -> impl Strategy<Value = Happens> {
     ]
 }
 
-/// Hosts leave, and no cut is so long that one is taken for lost.
+/// Returns events in which hosts leave, and no cut is so long that a host is considered lost.
 fn departures() -> impl Strategy<Value = Happens> {
     let guest = || 1..4_usize;
     prop_oneof![
@@ -546,7 +545,7 @@ proptest! {
         let mut job = Job::new(4, 0, true);
         let mut leaving = BTreeSet::new();
         for what in &story {
-            // A user who asks again is in a hurry, and is not kept waiting for a connection.
+            // A user who repeats a request does not wait for a connection.
             if let Happens::Signals { host, .. } = what && !leaving.insert(*host) {
                 continue;
             }
