@@ -204,7 +204,8 @@ impl Checkpoints {
     /// handle is dropped. [`ProjectConfiguration::background`] turns this off.
     ///
     /// # Errors
-    /// On every rank when one cannot save, with the rank and its reason; the error of the save before.
+    /// Fails on every rank if one rank cannot save, with that rank and its reason. Also returns the error of the
+    /// previous save, if it failed.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
         save::begin(&self.inner, &save::Target::Path(path.as_ref().to_owned()))
     }
@@ -235,7 +236,7 @@ impl Checkpoints {
     }
 
     /// Frees the memory that background saves keep for their next copy. The memory of a save that is still running is
-    /// freed by the next call. What a running save uses is freed by the next call.
+    /// freed by the next call.
     pub fn release_memory(&self) {
         let bytes = self.inner.copies.release();
         tracing::debug!("freed {bytes} bytes of the last save's copy");

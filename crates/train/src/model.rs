@@ -270,8 +270,8 @@ impl<M> PreparedModel<M> {
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone, or when the last backward did not reach every
     /// parameter (see `find_unused_parameters` in [`brigade_torch::ReducerOptions`]).
     ///
-    /// [`brigade_torch::ErrorKind::Model`] when the input does not fit, with the layer's name. The other ranks learn
-    /// of it when this one leaves.
+    /// [`brigade_torch::ErrorKind::Model`] when the input does not fit, with the layer's name. The other ranks fail
+    /// when this one exits.
     ///
     /// [`brigade_torch::ErrorKind::InvalidArgument`] when gradients are on and a parameter is trained that was frozen
     /// at `prepare`: the ranks would train it apart.

@@ -180,8 +180,8 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets whether the line is left out that the main process writes to standard error when the first model is
-    /// prepared: processes, device, precision, memory format. Defaults to `false`.
+    /// Sets whether to omit the summary line (processes, device, precision, memory format) that the main process writes
+    /// to standard error when the first model is prepared. Defaults to `false`.
     pub fn quiet(mut self, quiet: bool) -> Self {
         self.quiet = quiet;
         self
