@@ -251,8 +251,8 @@ impl LearnerState {
         self.batch.predictions = Some(predictions);
     }
 
-    /// Returns the batch's loss as it is logged, a tensor of one value on the device, from the time it was computed.
-    /// Reading its value waits for the device.
+    /// Returns the batch's loss as it is logged, a tensor of one value on the device. `None` until it has been
+    /// computed. Reading its value waits for the device.
     #[must_use]
     pub fn batch_loss(&self) -> Option<&Tensor> {
         self.batch.loss.as_ref()
@@ -297,7 +297,7 @@ impl LearnerState {
     /// Clears the gradients of all parameters.
     ///
     /// # Errors
-    /// When libtorch refuses.
+    /// Fails if libtorch returns an error.
     pub fn zero_grad(&mut self) -> Result<()> {
         self.grouped.zero_grad()
     }

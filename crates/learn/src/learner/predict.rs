@@ -160,7 +160,7 @@ impl Learner {
     /// Computes loss and metrics on the validation data. The recorder is not changed.
     ///
     /// # Errors
-    /// When there are no such data; as [`Learner::fit`].
+    /// Fails if there are no such data. Otherwise returns the same errors as [`Learner::fit`].
     pub fn validate(&mut self) -> Result<Validation> {
         self.validate_on(Part::Valid)
     }
@@ -183,7 +183,7 @@ impl Learner {
     /// Predicts the validation data, in their order on any number of ranks (fastai's `get_preds`).
     ///
     /// # Errors
-    /// When there are no such data; as [`Learner::fit`].
+    /// Fails if there are no such data. Otherwise returns the same errors as [`Learner::fit`].
     pub fn predictions(&mut self) -> Result<Predictions> {
         self.predictions_on(Part::Valid)
     }
