@@ -54,18 +54,16 @@ use state::{Action, AgentState, Event, Kind};
 /// the process has others: the kernel kills the ranks when the thread that started them ends, and
 /// signals that the agent waits for must be blocked in all threads.
 ///
-/// When a rank fails, the others get SIGTERM and, after the plan's time limit, SIGKILL; then the
-/// job starts again, as often as the plan allows. SIGINT, SIGTERM, SIGHUP and SIGQUIT are
-/// forwarded with the same limit; SIGINT while the job is stopping kills at once. SIGUSR1 and
-/// SIGUSR2 are forwarded and mean nothing here; Ctrl-Z suspends the ranks, too, of a job on one
-/// host.
+/// When a rank fails, the others get SIGTERM and, after the plan's time limit, SIGKILL; then the job starts again, as
+/// often as the plan allows. SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded with the same limit; SIGINT while the
+/// job is stopping kills at once. SIGUSR1 and SIGUSR2 are only forwarded; Ctrl-Z suspends the ranks, too, of a job on
+/// one host.
 ///
-/// After a job these signals stay blocked in this thread: one that comes too late (schedulers send
-/// SIGTERM more than once) must not end the process before it has said how the job ended.
+/// After a job these signals stay blocked in this thread: a late one (schedulers send SIGTERM more than once) must not
+/// end the process before it has reported how the job ended.
 ///
 /// # Errors
-/// The hosts have not met, or the system could not start all ranks of this host. None of the ranks has run the program
-/// then.
+/// The hosts have not met, or the system could not start all ranks of this host. No rank has run the program then.
 pub fn run(plan: &LaunchPlan) -> Result<Outcome, LaunchError> {
     with_signals(|signals| {
         let terminal =

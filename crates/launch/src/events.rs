@@ -51,7 +51,7 @@ pub struct EventLine {
     pub time: String,
     /// Name of the job.
     pub job: String,
-    /// Event that happened.
+    /// Event: its kind and fields.
     #[serde(flatten)]
     pub event: JobEvent,
 }

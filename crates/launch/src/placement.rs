@@ -49,8 +49,7 @@ pub struct RankSetup {
 }
 
 impl PlacementFacts {
-    /// Gathers the facts about this host that the options or `nproc` need. A launch that needs none spends no time on
-    /// it.
+    /// Gathers the facts about this host that the options or `nproc` need. Reads nothing if they need none.
     #[must_use]
     pub fn gather(options: &PlacementOptions, nproc: NprocSpec) -> Self {
         let root = Path::new("/");

@@ -30,11 +30,10 @@ use crate::{
 
 /// Runs the job to its end on all hosts, with the output on this process's stdout and stderr.
 ///
-/// `options` are those that the plan was made from. They hold for every host, but for the number of
-/// ranks where the list of hosts has one.
-/// SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to all ranks, and a second one kills them at
-/// once, as on one host. SIGUSR1 and SIGUSR2 are forwarded and mean nothing here. SIGTSTP (Ctrl-Z) does nothing: a launcher that is suspended would be taken
-/// for lost.
+/// `options` are those that the plan was made from. They apply to every host; a number of ranks in the list of hosts
+/// takes precedence. SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to all ranks, and a second one kills them at
+/// once, as on one host. SIGUSR1 and SIGUSR2 are only forwarded. SIGTSTP (Ctrl-Z) does nothing: a launcher that is
+/// suspended would be taken for lost.
 ///
 /// # Errors
 /// A host cannot take part, or a file that is to be copied does not exist. Nothing of the program has run on any host

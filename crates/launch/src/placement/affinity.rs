@@ -18,10 +18,9 @@ pub enum BindMode {
     /// Ranks are not bound to processors.
     #[default]
     None,
-    /// Each rank has cores of its own: the cores of its NUMA node, shared out evenly among the ranks there. torchrun's
-    /// `exclusive`.
+    /// Each rank has its own cores: an equal share of the cores of its NUMA node (torchrun's `exclusive`).
     Cores,
-    /// Each rank is bound to all processors of its NUMA node. torchrun's `node`.
+    /// Each rank is bound to all processors of its NUMA node (torchrun's `node`).
     Numa,
     /// Each rank is bound to all processors of its socket.
     Socket,
