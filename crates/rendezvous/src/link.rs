@@ -19,16 +19,15 @@ pub const OUTPUT_CREDIT: u64 = 256 << 10;
 
 /// The agent's end of its connection to the coordinator.
 ///
-/// It never waits. In each turn of its loop the agent polls [`Link::read_fd`], and
-/// [`Link::write_fd`] while [`Link::wants_write`], until [`Link::deadline`] at most; then it calls
-/// [`Link::flush`], [`Link::receive`] until there is nothing more, and [`Link::keep_up`] last, so
-/// that what has come in the meantime counts before silence does. After an error the link is of no
-/// use. What the coordinator said before it closed is received before the error.
+/// It never waits. In each turn of its loop the agent polls [`Link::read_fd`], and [`Link::write_fd`] while
+/// [`Link::wants_write`], until [`Link::deadline`] at most; then it calls [`Link::flush`], [`Link::receive`] until
+/// there is no message left, and [`Link::keep_up`] last, so that data received in the meantime counts before silence
+/// does. After an error the link cannot be used. Messages that the coordinator sent before it closed are received
+/// before the error.
 ///
-/// Beats are sent by a thread of their own, so that an agent whose loop is held up, by a file
-/// system that does not answer, say, is not taken for lost. They begin with the first message that
-/// the agent sends, because the coordinator refuses a connection that does not begin with
-/// [`FromAgent::Join`].
+/// Heartbeats are sent by a separate thread, so that an agent whose loop is blocked, for example by a file system that
+/// does not respond, is not considered lost. They begin with the first message that the agent sends, because the
+/// coordinator refuses a connection that does not begin with [`FromAgent::Join`].
 ///
 /// ```
 /// use std::os::unix::net::UnixStream;

@@ -161,7 +161,8 @@ pub struct RankFailure {
     /// Exit status of the rank.
     pub exit_status: ExitStatus,
     /// Time of the failure on the agent's clock. For a rank that wrote its error, the time of writing, which precedes
-    /// the end that the agent sees; a killed rank likewise had ended for its peers before.
+    /// the end that the agent detects. For a killed rank, an earlier time as well, because its peers detect the end
+    /// before the agent does.
     pub at: Millis,
     /// Last output lines of the rank, oldest first.
     pub last_lines: Vec<String>,

@@ -11,9 +11,9 @@ use sha2::{Digest, Sha256};
 
 /// Secret that all agents of a job share: the pre-shared key of their rendezvous over TCP.
 ///
-/// An agent and the coordinator each prove to the other that they know it, without sending it or
-/// anything that depends on it alone. A host that reaches the port and does not know the secret can
-/// neither join the job nor pose as its coordinator nor read or change what the two say.
+/// An agent and the coordinator each prove to the other that they have it, without sending it or anything that depends
+/// on it alone. A host that reaches the port and does not have the secret can neither join the job, nor pose as its
+/// coordinator, nor read or change messages.
 ///
 /// It is not stretched: an attacker that records a handshake can try guesses at the speed of a hash function. So
 /// it must be random and long, as [`Secret::generate`] or `openssl rand -hex 32` make it; a text of
