@@ -18,10 +18,9 @@ use crate::vars::{Vars, below};
 /// - the shell of `salloc`: it has no `SLURM_PROCID`, or, where the cluster runs the shell on the
 ///   first host, a step number above the normal ones;
 /// - a batch script that was submitted from inside a step and inherited its variables: the step's
-///   (`SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NUM_NODES`, `SLURM_STEP_NODELIST`) disagree with the
-///   job's own (`SLURM_NTASKS`, `SLURM_NNODES`, `SLURM_GTIDS`, `SLURMD_NODENAME`). Only where both
-///   have one task on each host, the same number of hosts and the same first host can they not be
-///   told apart.
+///   (`SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NUM_NODES`, `SLURM_STEP_NODELIST`) disagree with the job's own
+///   (`SLURM_NTASKS`, `SLURM_NNODES`, `SLURM_GTIDS`, `SLURMD_NODENAME`). The two cannot be distinguished only if both
+///   have one task on each host, the same number of hosts and the same first host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Step {
