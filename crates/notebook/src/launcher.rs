@@ -20,9 +20,9 @@ use crate::{NotebookError, call, program};
 
 /// Calls a function of the notebook on `num_processes` ranks of this host, and returns the result of each, by rank.
 ///
-/// As [Accelerate's `notebook_launcher`](https://huggingface.co/docs/accelerate/package_reference/launchers): with
-/// one process it calls the function in the notebook's own. Several arguments are a tuple. [`NotebookLauncher`] has
-/// settings, for several hosts among others.
+/// As [Accelerate's `notebook_launcher`](https://huggingface.co/docs/accelerate/package_reference/launchers): with one
+/// process it calls the function in the notebook's own process. Several arguments are passed as a tuple.
+/// [`NotebookLauncher`] has further settings, such as those for several hosts.
 ///
 /// # Errors
 /// Returns the errors of [`NotebookLauncher::launch`].
@@ -43,10 +43,10 @@ where
 /// Calls a function on `num_processes` ranks on CPUs, for a test of a training function, and returns the result of
 /// each, by rank.
 ///
-/// It works in a notebook and in a plain test or program, as
-/// [Accelerate's `debug_launcher`](https://huggingface.co/docs/accelerate/package_reference/launchers) does. The ranks
-/// of a test are started as the same test, and those of a program as the program with its arguments: they come to this
-/// call, are ranks in it, and end with it. What stands before the call happens in each of them.
+/// It works in a notebook and in a plain test or program, as [Accelerate's
+/// `debug_launcher`](https://huggingface.co/docs/accelerate/package_reference/launchers) does. The ranks of a test are
+/// started as the same test, and those of a program as the program with its arguments: each rank runs to this call,
+/// takes part in it, and exits at its end. Code before the call therefore runs in each rank, too.
 ///
 /// ```
 /// use brigade_notebook::debug_launcher;
