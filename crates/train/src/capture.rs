@@ -53,7 +53,7 @@ pub struct CapturedStep<'a, B, R> {
     recordings: HashMap<Vec<Form>, Recording<B, R>>,
     /// Batches that ran as they are.
     runs: usize,
-    /// Why nothing is recorded.
+    /// Reason why nothing is recorded.
     plain: Option<String>,
     /// Error of a setting that was refused, which the first run returns.
     refused: Option<Error>,
@@ -218,7 +218,7 @@ where
     }
 }
 
-/// Why steps run as they are; `None` where they can be recorded.
+/// Returns the reason why steps run as they are; `None` where they can be recorded.
 fn cannot_record(gradients: &Gradients, comm_hook: &CommHook) -> Option<String> {
     let Gradients { processes, accumulator, .. } = gradients;
     let gloo = |group: &ProcessGroup| matches!(group.backend(), Backend::Gloo(_));

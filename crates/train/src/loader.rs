@@ -150,7 +150,7 @@ impl<L> PreparedLoader<L> {
 }
 
 impl<L: Loader> LoaderInner<L> {
-    /// Goes on with the epoch, after a mark of it.
+    /// Continues the epoch at a mark.
     fn resume(&self, seed: u64, mark: Mark, total: u64) {
         self.loader.set_seed(seed);
         self.loader.set_epoch(mark.epoch);

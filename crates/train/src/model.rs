@@ -104,12 +104,12 @@ struct Reduction {
     /// Communication hook with a state.
     hook: Option<Arc<dyn StatefulHook>>,
     checked: Option<Arc<CheckedModel>>,
-    /// The parameters that the reducer does not know: they were frozen when it was made.
+    /// Parameters that the reducer does not reduce: they were frozen when it was made.
     frozen: Vec<NamedTensor>,
 }
 
 impl ModelContext {
-    /// Puts a model on the process's device and into its memory format. Returns whether it has its channels last.
+    /// Puts a model on the process's device and into its memory format. Returns `true` if it has its channels last.
     pub(crate) fn place<M>(&self, model: &mut Model<M>) -> Result<bool> {
         model.check_trainable()?;
         if model.device() != self.job.device {
@@ -134,7 +134,7 @@ impl ModelContext {
         }
     }
 
-    /// Makes the reducer of what is trained now, with its hook and loss check. All ranks take part.
+    /// Makes the reducer of the parameters that are trained now, with its hook and loss check. All ranks take part.
     fn reduce<M>(&self, model: &Model<M>) -> Result<Reduction> {
         let Some(group) = self.job.group().filter(|_| self.sharded.is_none()) else {
             return Ok(Reduction::default());
@@ -495,7 +495,7 @@ impl ModelInner {
         }
     }
 
-    /// Takes the state anew: what is trained, or the hook, has changed.
+    /// Rebuilds the state after a change of the trained parameters or of the hook.
     fn replace_state<M>(&self, model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) {
         let mut state = self.state.lock();
         let (sharded, tensor) = (state.sharded.take(), state.tensor.take());

@@ -60,12 +60,13 @@ pub(crate) struct OptimizerInner {
     pipeline: Option<Arc<PipelineRanks>>,
 }
 
-/// The groups' learning rates as a tensor on the device: what is launched, or recorded, holds none of their values.
+/// The groups' learning rates as a tensor on the device, so that launched or recorded kernels contain none of their
+/// values.
 #[derive(Debug)]
 struct DeviceRates {
     device: Device,
-    /// Parameters of float64 are stepped with rates of the host: libtorch's fused kernels read a rate in float32 from
-    /// memory, which costs such training 8 of its digits.
+    /// `true` if parameters of float64 are stepped with rates from the host: libtorch's fused kernels read a rate in
+    /// float32 from memory, which would cost such training 8 digits.
     by_value: bool,
     /// `true` if a momentum or a weight decay has changed since a step was recorded with its value.
     others_change: AtomicBool,

@@ -271,7 +271,7 @@ impl Pipeline {
         })
     }
 
-    /// Runs a step, and ends what is in flight where it fails, also by a panic.
+    /// Runs a step. If it fails or panics, aborts the messages that are in flight.
     fn whole<R>(&self, step: impl FnOnce() -> Result<R>) -> Result<R> {
         struct Ends<'a>(Option<&'a ProcessGroup>);
         impl Drop for Ends<'_> {

@@ -114,8 +114,8 @@ impl Attempt {
     }
 }
 
-/// Ends what this rank waits for when another has given up. Without a thread (the system has none left)
-/// the lost connection does it, where it is noticed.
+/// Ends this rank's waits when another rank has given up. If no thread can be started, the lost connection ends them
+/// once it is detected.
 fn watch(group: ProcessGroup, store: Store, key: String) -> Option<(Sender<()>, JoinHandle<()>)> {
     let (stop, stopped) = mpsc::channel();
     let look = move || {

@@ -139,7 +139,7 @@ impl CommHook {
         Self::Wrapped(compression, Box::new(self))
     }
 
-    /// Returns whether gradients are sent as they are.
+    /// Returns `true` if gradients are sent as they are.
     pub(crate) fn is_none(&self) -> bool {
         matches!(self, Self::None)
     }

@@ -132,7 +132,7 @@ pub(crate) fn wants_cpu() -> Result<bool> {
     }
 }
 
-/// A GPU where there is one, else the CPU; and what is in the way, where the program was built for GPUs.
+/// Returns a GPU if there is one, else the CPU, with the reason why a program that was built for GPUs has none.
 fn choose_device(world: &World) -> (Device, Option<CudaUnavailable>) {
     let mut missing = None;
     for kind in DEVICE_KINDS {
@@ -156,7 +156,7 @@ fn gloo_device(world: &World) -> GlooDevice {
     }
 }
 
-/// The store of a program that no launcher of ours started: at the address of the job where that is
+/// Returns the store of a program that Brigade's launcher did not start. It is served at the job's address if that is
 /// certainly this host's, else at all addresses.
 fn served(endpoint: &StoreEndpoint) -> Result<TcpStore> {
     let listener = own_address(&endpoint.addr)

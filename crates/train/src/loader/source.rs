@@ -143,8 +143,8 @@ pub(super) fn share_out<L: Loader>(
     agreed.sharded((!dispatch_batches).then_some(rank), world, options)
 }
 
-/// Compares the number of samples across ranks and gives rank 0's seed. In dispatch mode only rank 0's
-/// data are read, so others may differ.
+/// Compares the number of samples across ranks and returns rank 0's seed. In dispatch mode only rank 0's data are read,
+/// so others may differ.
 fn agree(processes: &Processes, samples: i64, seed: u64, dispatch: bool) -> Result<(i64, u64)> {
     let Some(group) = processes.group() else {
         return Ok((samples, seed));

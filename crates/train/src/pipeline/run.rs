@@ -33,7 +33,7 @@ pub(super) struct Step<'a, M, T> {
     held: HashMap<Pass, Held>,
     losses: Losses,
     stepped: &'a Stepped<'a>,
-    /// Gradients of inputs and of weights are apart.
+    /// `true` if gradients of inputs and of weights are computed in separate passes.
     splits: bool,
 }
 
@@ -84,7 +84,7 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         }
     }
 
-    /// Runs all actions, and returns the loss, which all ranks know.
+    /// Runs all actions, and returns the loss on all ranks.
     pub(super) fn run<L: PipelineLoss>(
         mut self,
         share: ShareOf<'_>,

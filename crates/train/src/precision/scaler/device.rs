@@ -184,7 +184,7 @@ impl GradScaler {
         self.unscale_on_device(&handles.iter().collect::<Vec<_>>())
     }
 
-    /// Learns whether the last step was left out. Waits for the device.
+    /// Returns `true` if the last step was skipped. Waits for the device.
     pub(crate) fn settle(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         inner.settle(0)?;
