@@ -29,9 +29,9 @@ pub(crate) struct Grouped {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GroupOptions {
-    /// Normalisations train in frozen groups as well.
+    /// `true` if normalisations are trained in frozen groups as well.
     pub(crate) train_norms: bool,
-    /// Norms and biases have weight decay as well.
+    /// `true` if norms and biases have weight decay as well.
     pub(crate) decay_norms_and_biases: bool,
     pub(crate) weight_decay: Option<f64>,
 }

@@ -204,8 +204,8 @@ impl Learner {
         outcome
     }
 
-    /// Gives a deferred model its values, spreads one that the Accelerator shards over the ranks, and prepares one of which
-    /// each rank has a part. Every rank calls it.
+    /// Initializes a deferred model, shards a model over the ranks if the Accelerator shards models, and prepares a
+    /// model of which each rank has a part. Every rank calls it.
     pub(crate) fn place_model(&mut self) -> Result<()> {
         let model = &self.state.model;
         let is_due = self.state.accelerator.parallel().sharding().is_some()

@@ -35,16 +35,16 @@ pub struct LearnerState {
     pub(crate) codec: Option<Arc<dyn ItemCodec>>,
     pub(crate) recorder: Recorder,
     pub(crate) seed: u64,
-    /// A loss that is not finite ends the fit instead of being an error.
+    /// `true` if a non-finite loss ends the fit instead of being an error.
     pub(crate) ends_on_nan: bool,
-    /// Such a loss has ended this fit.
+    /// `true` if a non-finite loss has ended this fit.
     pub(crate) ended_on_nan: bool,
     pub(crate) quiet: bool,
-    /// Metrics are computed of training batches, too.
+    /// `true` if metrics of training batches are computed, too.
     pub(crate) train_metrics: bool,
-    /// Gradients of earlier batches wait for their step.
+    /// `true` if gradients of earlier batches wait for their step.
     pub(crate) window_open: bool,
-    /// A checkpoint to go on from, whether it is of this fit, and what it holds.
+    /// Checkpoint to resume from, `true` if it belongs to this fit, and its contents.
     pub(crate) resume: Option<(PathBuf, bool, FitProgress)>,
     /// A folder to save into when the callbacks of the event were called, and the number of the fit.
     pub(crate) save: Option<(PathBuf, usize)>,
@@ -66,7 +66,7 @@ pub(crate) struct Position {
     pub(crate) training: bool,
     /// `true` in a pass outside of a fit.
     pub(crate) evaluating: bool,
-    /// Epochs of this fit have a validation.
+    /// `true` if the epochs of this fit have a validation.
     pub(crate) validates: bool,
     pub(crate) train_cancelled: bool,
     pub(crate) validation_cancelled: bool,

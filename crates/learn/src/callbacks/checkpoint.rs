@@ -38,9 +38,9 @@ pub struct Checkpoint {
     resume: bool,
     /// The number of this fit, from 0.
     fit: usize,
-    /// A save that waits for the end of a window of accumulation.
+    /// `true` if a save waits for the end of the accumulation window.
     due: bool,
-    /// This fit is passed over: a later one was interrupted.
+    /// `true` if this fit is skipped because a later one was interrupted.
     passed: bool,
 }
 
