@@ -287,7 +287,7 @@ impl<'p> Agent<'p> {
         }
     }
 
-    /// The port to join with. One that resumes tells the port that its ranks use: that cannot be
+    /// Returns the port for a join request. A resumed agent sends the port that its ranks use: that one cannot be
     /// reserved again, and with `--store-port` there may be no other.
     fn port_to_join_with(&mut self, resume: bool) -> Result<u16, LaunchError> {
         match &self.ranks {
@@ -484,7 +484,7 @@ impl<'p> Agent<'p> {
         }
     }
 
-    /// Leaves nothing behind but what is left to the reaper.
+    /// Ends everything that this agent has started, except what is left to the reaper.
     fn finish(self, written: bool) -> Result<Outcome, LaunchError> {
         let Self { files, cleanup, output, result, client, .. } = self;
         if let Some(line) = client.finish() {

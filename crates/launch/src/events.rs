@@ -179,7 +179,7 @@ pub(crate) struct EventSender {
     job: String,
     troubles: wake::Sender<String>,
     target: String,
-    /// The user has been told that events are lost.
+    /// `true` if the user has been informed that events are lost.
     is_lossy: Arc<AtomicBool>,
 }
 
@@ -233,8 +233,8 @@ impl EventLog {
         self.troubles.try_recv()
     }
 
-    /// Waits until everything is written, but not for long: a thread that still writes then is left
-    /// alone and ends with this process. Gives what went wrong.
+    /// Waits until everything is written, but not for long: a thread that still writes then is left alone and ends with
+    /// this process. Returns what went wrong.
     pub(crate) fn finish(self) -> Option<String> {
         let (done, is_done) = mpsc::channel();
         let _ = self.orders.send(Order::Flush(done));
@@ -254,14 +254,14 @@ impl EventLog {
 }
 
 impl AsFd for EventLog {
-    /// Readable when there is [trouble](EventLog::trouble).
+    /// Returns a descriptor that is readable when there is [trouble](EventLog::trouble).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.troubles.as_fd()
     }
 }
 
 impl EventSender {
-    /// Has an event written, unless too many wait for that already. Never waits.
+    /// Queues an event to be written, unless the queue is full. Never blocks.
     pub(crate) fn record(&self, at: SystemTime, event: JobEvent) {
         let before = self.unwritten.fetch_add(1, Ordering::Relaxed);
         if before >= MAX_UNWRITTEN {
@@ -311,7 +311,7 @@ fn write_events(
     }
 }
 
-/// Enough for the start and the end of 16,000 ranks while a reader sleeps.
+/// Maximum length of the queue: enough for the start and the end of 16,000 ranks while a reader is blocked.
 const MAX_UNWRITTEN: usize = 1 << 15;
 /// Time limit at the end of the job for writing the last events.
 const LAST_EVENTS: Duration = Duration::from_secs(2);

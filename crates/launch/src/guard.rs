@@ -142,8 +142,8 @@ const OPEN_MPI_KEY: &str = "OMPI_MCA_orte_precondition_transports";
 const KEY_FILE: &str = "rdzv-secret";
 const TRIES: u32 = 40;
 const AGAIN: Duration = Duration::from_millis(50);
-/// Numbers of file systems that several hosts share (statfs(2), and what their drivers say): NFS, Lustre,
-/// GPFS, CephFS, BeeGFS, PanFS, AFS, SMB, GFS2, OCFS2.
+/// Numbers of network file systems, from statfs(2) and their drivers: NFS, Lustre, GPFS, CephFS, BeeGFS, PanFS, AFS,
+/// SMB, GFS2, OCFS2.
 const NETWORK: [u64; 12] = [
     0x6969,
     0x0bd0_0bd0,

@@ -32,9 +32,9 @@ pub(crate) struct Stat {
     pub(crate) state: char,
     parent: i32,
     session: i32,
-    /// When it started, in ticks of the system's clock: with its number, its identity.
+    /// Start time in ticks of the system's clock. Together with its number it identifies the process.
     start: u64,
-    /// Why its environment cannot be read yet or any more, if so.
+    /// Reason why its environment cannot be read yet or any more, if so.
     memory: Memory,
 }
 
@@ -47,7 +47,7 @@ enum Memory {
     NoEnvironment,
     /// A program is being loaded (`exec`): its environment is not there yet.
     Loading,
-    /// None: a thread of the kernel, or a process that is about to end.
+    /// No memory: a kernel thread, or a process that is about to end.
     None,
 }
 
@@ -111,14 +111,14 @@ impl Processes {
 pub(crate) struct Descendants {
     /// Children that are not ranks and have started none, each with its start.
     helpers: Vec<(i32, u64)>,
-    /// Where this is the first process of its namespace, which the kernel gives all orphans there, the
-    /// variable that those of ranks have.
+    /// Variable in the environment of ranks, if this process is the first one of its namespace, to which the kernel
+    /// gives all orphans there.
     mark: Option<String>,
 }
 
 impl Descendants {
-    /// From now on orphans among the descendants of this process become its children. The children
-    /// that it has now are not counted. `agent` is this process's name in the ranks' environment.
+    /// Makes orphans among the descendants of this process its children from now on. Its present children are not
+    /// counted. `agent` is this process's name in the ranks' environment.
     ///
     /// # Errors
     /// The kernel has no subreapers.
@@ -138,8 +138,8 @@ impl Descendants {
         self.helpers.extend(Stat::of(pid).map(|stat| (pid, stat.start)));
     }
 
-    /// Kills what is there now but the `ranks`, which have ended and are not reaped yet. Says how
-    /// many living processes there were: none means that all are gone.
+    /// Kills the present descendants except `ranks`, which have ended and are not reaped yet. Returns the number of
+    /// living processes that it found; 0 means that none is left.
     pub(crate) fn kill_once(&self, ranks: &[i32]) -> usize {
         let this = std::process::id().cast_signed();
         let all = Processes::look();
@@ -191,7 +191,7 @@ impl Descendants {
         }
     }
 
-    /// Lets the system forget an adopted process that has ended. True where it was one.
+    /// Lets the system forget an adopted process that has ended. Returns `true` where it was one.
     pub(crate) fn forget(&self, pid: i32, ranks: &[i32]) -> bool {
         let known = ranks.contains(&pid) || self.helpers.iter().any(|(helper, _)| *helper == pid);
         !known && waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG)).is_ok()
@@ -206,7 +206,7 @@ pub(crate) struct Orphans {
     pub(crate) agent: String,
     /// Process number of the agent.
     pub(crate) agent_pid: i32,
-    /// One session for each rank.
+    /// Sessions of the ranks.
     pub(crate) sessions: Vec<Session>,
 }
 
@@ -214,8 +214,8 @@ pub(crate) struct Orphans {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Session {
     pub(crate) number: i32,
-    /// When the rank started. The kernel gives the number to another process only once the session
-    /// is empty: where one has it that started at another time, nothing is left of the rank.
+    /// Start time of the rank. The kernel reuses the number only once the session is empty: if the process with it has
+    /// another start time, nothing is left of the rank.
     pub(crate) start: u64,
 }
 
@@ -273,7 +273,7 @@ impl Orphans {
         Look { killed, incomplete: loading || orphaned || !adopted }
     }
 
-    /// The living processes that this agent can have left, by what `/proc` says of all of them.
+    /// Returns the living processes that this agent may have left, according to `/proc`.
     fn sort(&self, this: i32, all: &Processes) -> YoungProcesses {
         let own = all.0.get(&this).copied();
         let (since, adopter) = own.map_or((0, 1), |stat| (stat.start, stat.parent));
@@ -288,9 +288,9 @@ impl Orphans {
         YoungProcesses { adopter, sessions, in_sessions, others }
     }
 
-    /// Of the processes with the agent's name those that descend from the adopter, over others of
-    /// them, or from a rank; and whether there is one that was read before its parent ended, so that
-    /// its new parent is not known yet.
+    /// Returns the processes with the agent's name that descend from the adopter, directly or through others of them,
+    /// or from a rank. Also returns `true` if one of them was read before its parent ended, so that its new parent is
+    /// not known yet.
     fn descending(
         marked: &BTreeMap<i32, Stat>,
         all: &Processes,
@@ -339,7 +339,7 @@ fn kill_all(processes: &[(i32, Stat)]) -> usize {
     processes.iter().filter(|(pid, stat)| send_kill(*pid, stat)).count()
 }
 
-/// Kills the very process that was looked at. False where it is gone, or is another user's.
+/// Kills exactly the process that was examined. Returns `false` if it has ended, or belongs to another user.
 fn send_kill(pid: i32, stat: &Stat) -> bool {
     let Some(number) = rustix::process::Pid::from_raw(pid) else { return false };
     match pidfd_open(number, PidfdFlags::empty()) {

@@ -22,7 +22,7 @@ impl OpenFiles {
         Self { before: is_raised.then_some(before) }
     }
 
-    /// Gives a child, which has inherited the raised limit, the one that was there before.
+    /// Restores the earlier limit for a child, which has inherited the raised one.
     pub(crate) fn lower_for(&self, child: u32) {
         if let (Some(before), Some(child)) = (self.before, Pid::from_raw(child.cast_signed())) {
             // Where that is refused the child has more than it needs, and goes on.

@@ -36,8 +36,7 @@ pub use streams::{LineFilter, LocalRanks, StreamMode, StreamModes};
 use crate::LaunchError;
 use brigade_rendezvous::wake;
 
-/// The agent's side of the thread. Dropping it gives up what is not written yet; [`Output::end`]
-/// does not.
+/// The agent's end of the output thread. Dropping it discards output that is not written yet; [`Output::end`] does not.
 #[derive(Debug)]
 pub(crate) struct Output {
     thread: JoinHandle<()>,
@@ -73,7 +72,7 @@ pub(crate) struct Tail {
 /// Notice of the output thread, when [`Output::control`] is readable.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// The reader of our output has gone.
+    /// The reader of this process's output has closed it.
     Closed,
     /// The answer to [`Output::ask_tail`].
     Tail { local_rank: usize, tail: Tail },
@@ -134,7 +133,7 @@ impl Output {
         self.order(Order::Report(report));
     }
 
-    /// Readable when there is a notice.
+    /// Returns a descriptor that is readable when there is a notice.
     pub(crate) fn control(&self) -> BorrowedFd<'_> {
         self.notices.as_fd()
     }
@@ -144,13 +143,13 @@ impl Output {
         self.notices.try_recv()
     }
 
-    /// Asks for the last lines of a rank that has ended, while others go on.
+    /// Requests the last lines of a rank that has ended while others still run.
     pub(crate) fn ask_tail(&self, local_rank: usize) {
         self.order(Order::Tail(local_rank));
     }
 
-    /// Asks for everything that the ranks, which have all ended, have left in their pipes to be
-    /// written, and their log files to be closed.
+    /// Requests that all remaining output of the ranks, which have all ended, is written, and their log files are
+    /// closed.
     pub(crate) fn drain(&self) {
         self.order(Order::Drain);
     }
@@ -169,7 +168,7 @@ impl Output {
     }
 }
 
-/// Ends the thread when it is dropped.
+/// Sender of orders. Ends the thread when it is dropped.
 #[derive(Debug)]
 struct Orders(wake::Sender<Order>);
 
@@ -179,7 +178,7 @@ impl Drop for Orders {
     }
 }
 
-/// Held by the thread: its last notice, even if it panics.
+/// Guard in the thread that sends its last notice, even if the thread panics.
 struct NoticeOfEnd(wake::Sender<Notice>);
 
 impl Drop for NoticeOfEnd {

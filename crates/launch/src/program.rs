@@ -121,7 +121,7 @@ impl SearchFacts {
 }
 
 impl Program {
-    /// It is a script that Python runs, unless there is no such file but a program in `PATH`.
+    /// Returns `true` for a script that Python runs, unless no such file exists and `PATH` has a program of that name.
     pub(crate) fn is_script(&self) -> bool {
         match self {
             Self::Auto(name) => {

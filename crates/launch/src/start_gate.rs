@@ -59,12 +59,12 @@ pub(crate) enum Opening {
         /// A pipe into which it may write how far it is.
         progress: Option<RawFd>,
     },
-    /// The agent is gone or has given up.
+    /// The agent has ended or given up.
     Never,
 }
 
-/// Lets the next process that this one starts inherit its end of a gate, and gives the number that it
-/// has there. No other process may be started before that end is closed here.
+/// Lets the next process that this one starts inherit its end of a gate, and returns the number that it has there. No
+/// other process may be started before that end is closed here.
 pub(crate) fn inheritable(far: impl AsFd) -> io::Result<RawFd> {
     fcntl(far.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
     Ok(far.as_fd().as_raw_fd())

@@ -12,13 +12,13 @@ pub(super) struct Cleanup {
     pub(super) reaper: Reaper,
     descendants: Descendants,
     sweep: Option<Sweep>,
-    /// Ranks that cannot be killed are left to the reaper: it must not be dismissed.
+    /// `true` if ranks that cannot be killed are left to the reaper, so that it must not be dismissed.
     pub(super) leaves_ranks: bool,
 }
 
-/// Processes are being killed, again and again: no descriptor says when a process that is not a child has ended.
+/// Repeated killing of leftover processes: no descriptor becomes readable when a process that is not a child ends.
 struct Sweep {
-    /// When to look again.
+    /// Time of the next search.
     at: Instant,
     /// The pause after that.
     pause: Duration,
@@ -48,17 +48,17 @@ impl Cleanup {
         self.sweep = Some(Sweep { at: Instant::now(), pause: FIRST_LOOK });
     }
 
-    /// Ends the sweep, whether all is gone or not.
+    /// Ends the sweep, even if processes are left.
     pub(super) fn end_sweep(&mut self) {
         self.sweep = None;
     }
 
-    /// When to call [`Cleanup::sweep`] again.
+    /// Returns the time at which to call [`Cleanup::sweep`] again.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.sweep.as_ref().map(|sweep| sweep.at)
     }
 
-    /// Kills what is left, where that is due. Returns `true` once nothing is.
+    /// Kills leftover processes if a search is due. Returns `true` once none is left.
     pub(super) fn sweep(&mut self, ranks: &[i32]) -> bool {
         let now = Instant::now();
         let Some(sweep) = self.sweep.as_mut().filter(|sweep| sweep.at <= now) else { return false };

@@ -27,18 +27,18 @@ pub(super) struct CoordinatorClient<'p> {
     coordinator: Option<Coordinator>,
     others_told: bool,
     link: Option<Link>,
-    /// The link has been told to be quiet.
+    /// `true` if the link has been reported as quiet.
     quiet: bool,
     /// Address at which the coordinator was met.
     address: Option<SocketAddr>,
     resuming: Option<Resuming>,
     /// Number of requests for the seat.
     asked: u32,
-    /// It was asked, and has not answered: what comes over the old link does not count any more,
-    /// because what follows it would come over the new one.
+    /// `true` after an unanswered request for the seat: messages over the old link are ignored, because later ones
+    /// would come over the new link.
     void: bool,
-    /// Connections over which it was asked in vain. They stay open until there is an answer: the
-    /// coordinator may hear of one late, and would take its end for this agent's.
+    /// Connections over which requests were not answered. They stay open until there is an answer: the coordinator may
+    /// accept one late, and would take its end for the end of this agent.
     stale: Vec<Link>,
     /// Lines for the user from a coordinator in this process.
     lines: wake::Receiver<String>,
@@ -54,7 +54,7 @@ struct Resuming {
     search: Option<Search>,
     /// A connection that stands.
     link: Option<Link>,
-    /// The coordinator was asked over it.
+    /// `true` if the request was sent over it.
     asked: bool,
 }
 
@@ -200,7 +200,7 @@ impl<'p> CoordinatorClient<'p> {
         self.events.push_back(Event::CoordinatorGone { how });
     }
 
-    /// The coordinator is heard again over the connection that there was.
+    /// Stops reconnecting, because data has arrived over the existing connection.
     pub(super) fn stop_reconnecting(&mut self) {
         self.resuming.take_if(|resuming| !resuming.asked);
     }
@@ -227,7 +227,7 @@ impl<'p> CoordinatorClient<'p> {
         fds
     }
 
-    /// When to ask for news even if nothing is readable.
+    /// Returns the time at which to check for events even if nothing is readable.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.link.as_ref().and_then(Link::deadline)
     }
@@ -333,7 +333,7 @@ impl<'p> CoordinatorClient<'p> {
         }
     }
 
-    /// Asks to take part, or for the seat.
+    /// Sends a request to take part, or to resume the seat.
     pub(super) fn join(&mut self, request: &JoinRequest, nproc: usize, port: u16) {
         let one_host =
             self.plan.options.rendezvous == RendezvousMode::OneHost && self.coordinator.is_some();
@@ -371,8 +371,8 @@ impl<'p> CoordinatorClient<'p> {
         }
     }
 
-    /// Tells the coordinator. Without a connection, and while the coordinator is asked for the seat,
-    /// this does nothing: what it must know is said again when the seat is there.
+    /// Sends a message to the coordinator. Does nothing without a connection and while a request for the seat is open:
+    /// necessary messages are repeated once the seat is resumed.
     pub(super) fn send(&mut self, message: &FromAgent) {
         if let Some(link) = self.link.as_mut().filter(|_| !self.void) {
             link.send(message);
@@ -391,7 +391,7 @@ impl<'p> CoordinatorClient<'p> {
         self.events.push_back(Event::ConnectionLost { how, may_resume, closed });
     }
 
-    /// Ends the connection; a coordinator in this process goes on.
+    /// Ends the connection. A coordinator in this process continues.
     pub(super) fn disconnect(&mut self) {
         self.drop_links();
         self.search = None;
@@ -416,7 +416,7 @@ impl<'p> CoordinatorClient<'p> {
     }
 }
 
-/// What a coordinator in this process wants the user to read, and to be written down.
+/// Sink of a coordinator in this process: lines for the user, and events to be recorded.
 struct Sink {
     lines: Option<wake::Sender<String>>,
     events: Option<EventSender>,

@@ -33,7 +33,7 @@ enum Log {
     /// This user may not read that one: the journal's copy is asked for messages since then.
     Journal {
         since: SystemTime,
-        /// When it was asked last.
+        /// Time of the last query.
         asked: Option<Instant>,
     },
 }
@@ -226,7 +226,7 @@ fn kernel_part(line: &str) -> Option<&str> {
 
 /// Time limit for the thread that examines the devices, which has had the job's whole duration.
 const LOOK_TIMEOUT: Duration = Duration::from_millis(200);
-/// Less than the time that the details of a failure are waited for.
+/// Time limit of a query of the journal. Less than the time limit for the details of a failure.
 const JOURNAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Minimum pause between two queries of the journal.
 const JOURNAL_PAUSE: Duration = Duration::from_secs(2);

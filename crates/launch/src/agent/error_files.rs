@@ -42,8 +42,8 @@ fn text(error: &ErrorRecord) -> String {
     text
 }
 
-/// What led to the error, without the error itself: Python's traceback ends with it, and the `Debug` of a
-/// Rust error is it, perhaps with a stack below.
+/// Returns the call stack without the error itself: Python's traceback ends with the error, and the `Debug` text of a
+/// Rust error is the error, possibly followed by a stack.
 fn stack(error: &ErrorRecord) -> Vec<&str> {
     let message = error.message.trim();
     let callstack = error.callstack.as_deref().unwrap_or_default().trim_end();

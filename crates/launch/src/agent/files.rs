@@ -59,7 +59,7 @@ pub(super) enum Answer {
     Errors(Vec<usize>),
     /// Faults of the ranks' devices.
     DeviceFaults(Vec<DeviceFault>),
-    /// The error that a rank has written, and what is known of the reason.
+    /// Error that a rank has written, and hints at the reason.
     FailureDetails {
         local_rank: usize,
         error: Option<(String, Duration)>,
@@ -106,8 +106,7 @@ impl Files {
         self.ask(Request::FindErrors { first_rank, files });
     }
 
-    /// Reads what a rank has left, what the ranks' devices report, and what the killer that ran out of
-    /// memory has to say.
+    /// Reads a rank's error file, the faults of the ranks' devices, and the counter of the out-of-memory killer.
     pub(super) fn read_error(
         &self,
         first_rank: usize,
@@ -128,7 +127,7 @@ impl Files {
         let _ = self.requests.send(request);
     }
 
-    /// Readable when there is an answer.
+    /// Returns a descriptor that is readable when there is an answer.
     pub(super) fn control(&self) -> BorrowedFd<'_> {
         self.answers.as_fd()
     }
@@ -138,8 +137,7 @@ impl Files {
         self.answers.try_recv()
     }
 
-    /// Removes a folder that goes with the job. False when that takes too long: the thread is left
-    /// to itself.
+    /// Removes a folder that goes with the job. Returns `false` when that takes too long: the thread is left to itself.
     pub(super) fn end(self) -> bool {
         drop(self.requests);
         !matches!(self.ended.recv_timeout(END_TIMEOUT), Err(RecvTimeoutError::Timeout))

@@ -17,7 +17,7 @@ pub(super) struct JobControl {
     terminal: File,
     /// Terminal settings at the start of the job.
     modes: Option<Termios>,
-    /// A rank has it.
+    /// `true` if a rank has the terminal.
     given: bool,
 }
 
@@ -39,7 +39,7 @@ impl JobControl {
         self.given = self.is_in_foreground();
     }
 
-    /// Gives the terminal to a rank, if it is ours to give.
+    /// Makes a rank's process group the foreground group of the terminal, if this process's group has it.
     pub(super) fn give(&mut self, rank: Pid) {
         if self.is_in_foreground() && set_foreground(&self.terminal, rank).is_ok() {
             self.given = true;

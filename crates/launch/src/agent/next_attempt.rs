@@ -10,7 +10,7 @@ pub(super) struct NextAttempt<'p> {
     interfaces: Interfaces,
     /// Reserved port, in case this is the first host.
     port: Option<StorePort>,
-    /// Once the attempt is prepared.
+    /// Files of the attempt, once it is prepared.
     pub(super) files: Option<AttemptFiles>,
 }
 
@@ -21,7 +21,7 @@ impl<'p> NextAttempt<'p> {
         Ok(Self { plan, interfaces, port, files: None })
     }
 
-    /// Returns whether a port is reserved now.
+    /// Returns `true` if a port is reserved now.
     pub(super) fn has_port(&self) -> bool {
         self.port.is_some()
     }

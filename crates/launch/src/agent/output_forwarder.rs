@@ -38,13 +38,13 @@ enum Piece {
 /// Number of attempts whose output has ended.
 #[derive(Debug, Default)]
 struct Drained {
-    /// Here: all of it has been given to be sent.
+    /// Number of attempts whose output has all been passed on to be sent.
     sent: usize,
     /// Number as counted in the output thread.
     written: usize,
     /// Number that the agent has received.
     told: usize,
-    /// What is written is not sent any more.
+    /// `true` if output is discarded instead of being sent.
     dropped: bool,
 }
 
@@ -71,7 +71,7 @@ impl OutputForwarder {
         Ok((this, Box::new(Pieces { pieces: sender, wake, told: None })))
     }
 
-    /// Readable when there is more.
+    /// Returns a descriptor that is readable when there is more to send.
     pub(super) fn control(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
@@ -114,7 +114,7 @@ impl OutputForwarder {
         self.drained.written += 1;
     }
 
-    /// True once for each attempt whose output has all been sent, or is not sent any more.
+    /// Returns `true` once for each attempt whose output has all been sent, or is not sent any more.
     pub(super) fn is_drained(&mut self) -> bool {
         let Drained { sent, written, told, dropped } = &mut self.drained;
         let ended = if *dropped { *written } else { *sent.min(written) };
@@ -180,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    /// What can be sent now.
+    /// Returns the sizes of the pieces that can be sent now.
     fn sent(forwarder: &mut OutputForwarder) -> Vec<usize> {
         let messages = std::iter::from_fn(|| forwarder.next());
         messages

@@ -103,7 +103,7 @@ fn prepare_rank(
     Ok(true)
 }
 
-/// In place of processors: those that the agent may use.
+/// Argument in place of processors: the rank may use those of the agent.
 const ANY: &str = "any";
-/// In place of a number: the gate is the rank's stdin.
+/// Argument in place of a descriptor's number: the gate is the rank's stdin.
 const STDIN: &str = "stdin";

@@ -6,7 +6,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use super::signal_disposition;
 use crate::LaunchError;
 
-/// Gives `run` the signals, which are blocked meanwhile.
+/// Runs `run` with a descriptor for the signals, which are blocked meanwhile.
 pub(crate) fn with_signals<T>(
     run: impl FnOnce(SignalFd) -> Result<T, LaunchError>,
 ) -> Result<T, LaunchError> {
@@ -34,8 +34,8 @@ pub(crate) fn next_signal(signals: &SignalFd) -> Option<Signal> {
     Signal::try_from(info.ssi_signo.cast_signed()).ok()
 }
 
-/// Under `nohup` the end of a terminal is none of them: waiting for a signal takes it although it is
-/// ignored.
+/// Returns the signals to wait for. Under `nohup` SIGHUP is not among them: waiting for a signal receives it although
+/// it is ignored.
 fn watched() -> SigSet {
     let mut watched: SigSet = [
         Signal::SIGCHLD,

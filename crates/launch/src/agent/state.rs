@@ -37,22 +37,22 @@ pub(super) struct Facts {
     pub(super) limits: TimeLimits,
     /// Kind of the rendezvous.
     pub(super) kind: Kind,
-    /// The job may go on without this host.
+    /// `true` if the job may continue without this host.
     pub(super) may_leave: bool,
-    /// The other hosts met this one on this host itself.
+    /// `true` if all hosts of the rendezvous are this host.
     pub(super) near: bool,
     /// Address of the coordinator, for messages.
     pub(super) coordinator: String,
-    /// The output is shown where the coordinator is.
+    /// `true` if the coordinator's host shows the output.
     pub(super) forwards_output: bool,
 }
 
 /// Kind of a job's rendezvous, as far as decisions depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// One host, with the coordinator in this process.
+    /// The job has one host, with the coordinator in this process.
     OneHost,
-    /// A launcher holds a session to each host and speaks to the user.
+    /// A launcher holds a session to each host and reports to the user.
     Launcher,
     /// Each host has a launcher of its own, and one of them coordinates.
     Peers,
@@ -75,9 +75,9 @@ pub(super) struct AgentState {
     ended: Option<Ended>,
     /// Orders to write all output that have not been answered.
     draining: usize,
-    /// The attempt that the coordinator wants stopped, until it is told that this is done.
+    /// Attempt that the coordinator has ordered to stop, until it is informed that the attempt has stopped.
     attempt_to_stop: Option<u32>,
-    /// The earliest failure of the present attempt, as the coordinator knows it.
+    /// Earliest failure of the present attempt, as reported to the coordinator.
     failure: Option<RankFailure>,
     /// Messages about the last attempt that were sent to the coordinator for its record.
     recorded: Vec<FromAgent>,
@@ -91,10 +91,10 @@ pub(super) struct AgentState {
     /// The last request to the coordinator to stop the job.
     stop_request: Option<StopRequest>,
     output_closed: bool,
-    /// The last line for the user that told a reason.
+    /// Last line for the user that contained a reason.
     reason: Option<String>,
     ending: Ending,
-    /// A coordinator in this process has told all other agents that the job is over.
+    /// `true` if a coordinator in this process has informed all other agents that the job is over.
     others_told: bool,
     actions: Vec<Action>,
 }
@@ -102,7 +102,7 @@ pub(super) struct AgentState {
 /// Restarts of the job.
 #[derive(Clone, Copy, Debug)]
 struct Restarts {
-    /// Before the last attempt.
+    /// Number of restarts before the last attempt.
     used: u32,
     /// Maximum number of restarts.
     allowed: u32,
@@ -191,7 +191,7 @@ impl AgentState {
         mem::take(&mut self.actions)
     }
 
-    /// When to call again with [`Event::Tick`], if nothing else happens before.
+    /// Returns the time at which to call again with [`Event::Tick`], if nothing else happens before.
     #[must_use]
     pub(super) fn deadline(&self) -> Option<Duration> {
         if self.ending.has_reported() {
@@ -204,7 +204,7 @@ impl AgentState {
         [ended, group, self.connection.deadline(), self.leave_at()].into_iter().flatten().min()
     }
 
-    /// Does what is due, and what follows from it.
+    /// Performs the steps that are due, and those that follow from them.
     fn advance(&mut self) {
         self.advance_connection();
         self.advance_group();
@@ -218,7 +218,7 @@ impl AgentState {
         }
     }
 
-    /// How it went, when nothing of the job runs here any more and nothing will.
+    /// Returns the result once no process of the job runs here any more and none will start.
     fn result(&mut self) -> Option<Result<Outcome, LaunchError>> {
         if self.group.is_some() || self.leaves_untold() {
             return None;

@@ -42,7 +42,7 @@ pub(super) fn leave<R: Serialize>(result: &R) {
     fs::write(result_file(&steps), bytes).expect("the parent's folder is there");
 }
 
-/// What the rank with these steps has left.
+/// Returns the result that the rank with these steps has left.
 pub(super) fn result_of<R: DeserializeOwned>(steps: &Path) -> Result<R, String> {
     let bytes = fs::read(result_file(steps)).map_err(|error| error.to_string())?;
     rmp_serde::from_slice(&bytes).map_err(|error| error.to_string())
@@ -52,14 +52,14 @@ fn result_file(steps: &Path) -> PathBuf {
     steps.with_extension("result")
 }
 
-/// Ends this process: what comes after the call is the parent's.
+/// Ends this process: the code after the call runs in the parent only.
 pub(super) fn end() -> ! {
     #[expect(clippy::exit, reason = "a rank is a process that was started for the body alone")]
     std::process::exit(0)
 }
 
-/// Variables by which the parent tells a process that it is a rank: of which call, whose child,
-/// and where to note its steps.
+/// Variables that mark a process as a rank: the name of the call, the parent's process number, and the file for its
+/// steps.
 pub(super) const RANK_OF: &str = "BRIGADE_TEST_RANK_OF";
 pub(super) const PARENT: &str = "BRIGADE_TEST_PARENT";
 pub(super) const STEPS: &str = "BRIGADE_TEST_STEPS";

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::fs;
 
-/// One line per thread: its name, its state, the system call it is in and what it waits for.
+/// Returns one line per thread: its name, its state, its system call and what it waits for.
 ///
 /// Not a backtrace: that would take ptrace, which is neither safe code nor allowed everywhere.
 pub(super) fn describe(pid: i32) -> String {
@@ -45,7 +45,7 @@ fn system_call(content: &str) -> Option<String> {
     })
 }
 
-/// Those in which programs hang.
+/// System calls in which programs hang.
 #[cfg(target_arch = "x86_64")]
 const SYSTEM_CALLS: [(i64, &str); 19] = [
     (0, "read"),

@@ -31,7 +31,7 @@ pub(super) fn agent_command() -> Command {
     command
 }
 
-/// Plays the role; `entered` in its second part. Gives the exit code.
+/// Plays the role; `entered` in its second part. Returns the exit code.
 pub(crate) fn serve(entered: bool) -> u8 {
     // The ranks and what they start must neither read from the session nor write into it.
     let streams = Streams::take();
@@ -54,8 +54,8 @@ pub(crate) fn serve(entered: bool) -> u8 {
 struct Streams {
     from: File,
     to: File,
-    /// A launcher that waits for other hosts says so now and then. After a cut that the system does not report,
-    /// this process must not wait for ever.
+    /// Time limit without data: a launcher that waits for other hosts sends a sign of life at intervals. After a cut
+    /// that the system does not report, this process must not wait for ever.
     silence: Duration,
 }
 

@@ -18,14 +18,14 @@ pub(crate) struct Bundle {
     pub(crate) contents: Contents,
 }
 
-/// What the files are, and so how they are started.
+/// Kind of the files, which determines how they are started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Contents {
     /// A program, then its libraries.
     Program,
     /// A script of Python's, then what it may import.
     Script,
-    /// A package or module of Python's, with the name of what is to run.
+    /// A Python package or module, with the name of the module to run.
     Module(OsString),
 }
 
@@ -75,7 +75,7 @@ pub(super) fn wrong(path: &Path) -> impl FnOnce(std::io::Error) -> HostsError {
     move |error| HostsError::Sync { what, reason: error.to_string() }
 }
 
-/// The loader says what it would load; nothing of the program runs.
+/// Lists the libraries that the dynamic loader would load. Runs nothing of the program.
 fn libraries_of(
     program: &Path,
     folders: &[PathBuf],

@@ -19,7 +19,7 @@ use super::error::{HostFailure, HostsError};
 use super::session::{LaunchRequest, Session};
 use crate::agent::next_signal;
 
-/// A host that has been told to go, and the streams of its session.
+/// A host that was sent the start message, and the streams of its session.
 pub(crate) type Joined = (Session, OwnedFd, OwnedFd);
 
 /// Result of connecting all hosts.
@@ -39,7 +39,7 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Tells the host that the coordinator speaks from now on. `None`: its streams are gone.
+    /// Hands the session over to the coordinator. Returns `None` if its streams are closed.
     pub(crate) fn go(self) -> Option<Joined> {
         self.go.send(()).ok()?;
         self.thread.join().ok().flatten()
@@ -76,15 +76,15 @@ pub(crate) fn call(request: &Arc<LaunchRequest>, signals: &SignalFd) -> Result<A
 struct Joining<'e> {
     request: &'e Arc<LaunchRequest>,
     answers: wake::Receiver<Said>,
-    /// By host, as all that follow.
+    /// Running calls, by host.
     calls: Vec<Option<Call>>,
-    /// Those that are, with the address of this machine as they see it.
+    /// Hosts that are ready, each with the address of this machine as the host sees it.
     ready: Vec<Option<Option<IpAddr>>>,
     tries: Vec<u32>,
     /// Hosts to be tried again, and when.
     later: Vec<(Instant, usize)>,
     failures: Vec<(usize, HostFailure)>,
-    /// Once one host cannot, the others are waited for only to name them all at once.
+    /// Time limit for the other hosts after the first one has failed, so that all failures are reported together.
     deadline: Option<Instant>,
 }
 
@@ -124,8 +124,7 @@ impl Joining<'_> {
         answered == self.ready.len() || self.deadline.is_some_and(|at| at <= Instant::now())
     }
 
-    /// Waits for an answer, for a host that is to be tried again, or for a signal that asks to stop,
-    /// and gives that.
+    /// Waits for an answer, for a host that is to be tried again, or for a signal that asks to stop, and returns that.
     fn wait(&self, signals: &SignalFd) -> Option<Signal> {
         let next = self.later.iter().map(|it| it.0).chain(self.deadline).min();
         let timeout = wake::until(next);
@@ -203,7 +202,7 @@ struct Caller {
     request: Arc<LaunchRequest>,
 }
 
-/// The failure of a host, and whether it may be gone the next time.
+/// Failure of a host, and `true` if another attempt may succeed.
 type Said = (usize, Result<Option<IpAddr>, (HostFailure, bool)>);
 
 impl Caller {
@@ -223,7 +222,7 @@ impl Caller {
     }
 }
 
-/// After the time that ssh has to connect.
+/// Additional time for the other hosts after ssh's time limit for connecting.
 const OTHERS: Duration = Duration::from_secs(2);
 /// A gateway to many hosts turns some of them away when all come at once.
 const TRIES: u32 = 5;

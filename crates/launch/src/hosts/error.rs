@@ -94,7 +94,7 @@ impl fmt::Display for HostFailure {
     }
 }
 
-/// One line for each host; the first gets its prefix where the error is printed.
+/// Formats one line for each host; the first one gets its prefix where the error is printed.
 fn lines(failures: &[HostFailure]) -> String {
     failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nbrigade: ")
 }

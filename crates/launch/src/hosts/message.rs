@@ -16,10 +16,10 @@ pub(crate) const PROTOCOL: u32 = 2;
 /// Message from the launcher to an agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ToHost {
-    /// Which of these files are there?
+    /// Requests the places of these files.
     Look {
         files: Vec<FileMark>,
-        /// They are of use only at one place: all at their own paths, or all that were copied.
+        /// `true` if the files are useful only together: all at their own paths, or all copied.
         together: bool,
     },
     /// A file that is not there; its contents follow in pieces.
@@ -29,11 +29,11 @@ pub(crate) enum ToHost {
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
-    /// Where and with which variables to work.
+    /// Sets the working folder and the variables.
     Enter {
         folder: OsString,
         variables: Vec<(OsString, OsString)>,
-        /// Where libraries are looked for before all other places.
+        /// Folders in which libraries are searched before all others.
         library_folders: Vec<OsString>,
     },
     /// Starts the job on this host.
@@ -49,7 +49,7 @@ pub(crate) enum ToHost {
 pub(crate) enum FromHost {
     /// First: its version and address.
     Hello(Hello),
-    /// For each file that was asked for, where it is there.
+    /// Place of each requested file, if the host has it.
     Found { places: Vec<Option<OsString>> },
     /// The file is there, whole, at this place.
     Stored { place: OsString },
@@ -78,7 +78,7 @@ pub(crate) struct Hello {
 pub(crate) struct FileMark {
     /// Absolute path of the file on the launcher's host.
     pub(crate) path: OsString,
-    /// What it must be called: without a folder, or below the one of its bundle_digest.
+    /// Required name of the file: without a folder, or below the folder named by `bundle_digest`.
     pub(crate) name: OsString,
     /// SHA-256 of its contents.
     pub(crate) digest: String,
@@ -97,7 +97,7 @@ pub(crate) struct HostJob {
     /// command line or an environment would show it.
     #[serde(with = "serde_bytes")]
     pub(crate) secret: Option<Vec<u8>>,
-    /// Of `options.output`, in a form that need not be text.
+    /// `log_dir` of `options.output`, which need not be UTF-8.
     pub(crate) log_dir: Option<OsString>,
 }
 

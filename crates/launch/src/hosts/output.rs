@@ -27,7 +27,7 @@ use crate::output::{BETWEEN_DRAWS, LiveLine, Recent, Report, Reports, write_all}
 /// The launcher's end of the thread.
 pub(crate) struct Output {
     sender: Sender<Order>,
-    /// Set when the reader of our output has gone.
+    /// Set when the reader of this process's output has closed it.
     closed: Arc<Flag>,
     /// Set when the thread has ended.
     ended: Arc<Flag>,
@@ -78,20 +78,20 @@ impl Output {
         let _ = self.sender.send(Order::Report(report));
     }
 
-    /// Readable when the reader of our output has gone.
+    /// Returns a descriptor that is readable when the reader of this process's output has closed it.
     pub(crate) fn notices(&self) -> BorrowedFd<'_> {
         self.closed.as_fd()
     }
 
-    /// Returns whether the reader of our output has gone since the last call.
+    /// Returns `true` if the reader of this process's output has closed it since the last call.
     pub(crate) fn is_closed(&self) -> bool {
         let is_closed = self.closed.wait(Duration::ZERO);
         self.closed.clear();
         is_closed
     }
 
-    /// Writes what is left, and gives up when the user has lost patience, before or now: then the
-    /// thread is left to itself. The other senders must be gone.
+    /// Writes the remaining output. Gives up after another signal of the user, before or during the call; then the
+    /// thread is left running. All other senders must be dropped.
     pub(crate) fn finish(self, signals: &SignalFd, impatient: bool) {
         drop(self.sender);
         let mut deadline = impatient.then(|| Instant::now() + LAST_LINES);
@@ -114,7 +114,7 @@ impl Output {
     }
 }
 
-/// Held by the thread, so that its end is seen even if it panics.
+/// Guard in the thread that reports its end, even if it panics.
 struct SetAtEnd(Arc<Flag>);
 
 impl Drop for SetAtEnd {
@@ -157,9 +157,9 @@ struct Writer {
     begun: Begun,
     /// Last progress reports of the ranks, by host.
     reports: HashMap<Arc<str>, Reports>,
-    /// When that was shown last.
+    /// Time at which the line was last drawn.
     drawn: Option<Instant>,
-    /// When it is shown next, where something has come since then.
+    /// Time of the next redraw, if reports have come since then.
     next_draw: Option<Instant>,
     live: LiveLine,
     quiet: bool,
@@ -240,8 +240,8 @@ impl Writer {
         self.write(piece.stream, &bytes);
     }
 
-    /// Takes in how far the ranks of a host are: none of one that is gone. A job of a thousand hosts
-    /// reports two thousand times a second, and the line costs as much as there are ranks.
+    /// Records the progress reports of a host's ranks; an empty list for a lost host. A job of a thousand hosts reports
+    /// two thousand times a second, and drawing the line costs time in proportion to the ranks.
     fn progress(&mut self, host: Arc<str>, ranks: Vec<(usize, String)>, now: Instant) {
         let report =
             |(rank, text): (usize, String)| Some((rank, ProgressReport::decode(text.as_bytes())?));
@@ -267,8 +267,8 @@ impl Writer {
         }
     }
 
-    /// What cannot be written is lost: a full disk under the log must not end a training run, but
-    /// a reader that has gone does, as with any program in a pipe.
+    /// Writes bytes and discards what cannot be written: a full disk under the log must not end a training run. A
+    /// reader that has closed the stream ends it, as with any program in a pipe.
     fn write(&mut self, stream: Stream, bytes: &[u8]) {
         let index = stream.index();
         if self.closed[index] || bytes.is_empty() {
@@ -289,7 +289,7 @@ impl Writer {
     }
 }
 
-/// More than the agents let through without an end.
+/// Maximum length of a line. More than the agents let through without a line end.
 const MAX_LINE_LEN: usize = 2 << 20;
 /// Time limit for writing the last lines of a stopped job after the user has interrupted the wait.
 const LAST_LINES: Duration = Duration::from_millis(500);

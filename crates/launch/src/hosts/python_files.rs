@@ -137,7 +137,8 @@ impl Walk<'_> {
     }
 }
 
-/// One digest of many files: those of a program lie together, and no other version among them.
+/// Returns one digest of many files: the files of a program are copied into one folder, without files of other
+/// versions.
 fn together(files: &[FileMark]) -> String {
     let mut hasher = Sha256::new();
     for file in files {

@@ -81,7 +81,7 @@ fn for_all_hosts(options: &LaunchOptions, plan: &HostsPlan) -> LaunchOptions {
     options
 }
 
-/// Builds what must be built, once and here, and gives the folders of its libraries.
+/// Builds what must be built, once and here, and returns the folders of its libraries.
 fn build(program: &mut Program) -> Result<Vec<PathBuf>, LaunchError> {
     let Program::Cargo(target) = program else { return Ok(Vec::new()) };
     let built = target.build()?;
@@ -107,8 +107,8 @@ fn request(
     Ok(Arc::new(request))
 }
 
-/// What is to be copied: what is given by its path was built or written here. What is looked up in
-/// `PATH` or where Python is installed, every host has for itself.
+/// Returns the files to copy: those given by a path were built or written here. Programs that are looked up in `PATH`,
+/// and Python's installed packages, are each host's own.
 fn to_copy(
     options: &LaunchOptions,
     plan: &HostsPlan,
@@ -275,7 +275,7 @@ impl Job {
         Ok(outcome)
     }
 
-    /// Waits for anything to do. True when the job is over.
+    /// Waits for anything to do. Returns `true` when the job is over.
     fn wait(&self) -> bool {
         let mut fds = vec![
             PollFd::new(self.coordinator.over_fd(), PollFlags::POLLIN),
@@ -312,7 +312,7 @@ impl Job {
         }
     }
 
-    /// Says why a session has ended, while the coordinator may still want to know.
+    /// Sets the reason why a session has ended, while the coordinator may still need it.
     fn explain(&mut self, id: SessionId) {
         self.held.retain(|it| it.1 != id);
         if let Some((_, session)) = self.sessions.iter_mut().find(|it| it.0 == id) {

@@ -152,8 +152,8 @@ impl Session {
         connection_address(self.hello.as_ref()?.ssh_connection.as_deref()?, 0)
     }
 
-    /// Under which name the other hosts reach this one: the address at which its sshd was reached,
-    /// else the name that the user wrote. `None` for this machine.
+    /// Returns the name under which the other hosts reach this one: the address at which its sshd was reached, else the
+    /// name that the user wrote. `None` for this machine.
     fn address(&self) -> Option<String> {
         if self.is_here {
             return None;
@@ -244,7 +244,7 @@ impl Session {
         self.failure("the agent there gave an answer of another kind than expected".to_owned(), 1)
     }
 
-    /// In ssh's own words, where it has said something.
+    /// Returns the failure of a session, with ssh's own error message if there is one.
     fn explain(&mut self, error: &WireError) -> HostFailure {
         let silent = matches!(error, WireError::Silent(_));
         // One that is silent has not ended, and is not waited for.
@@ -276,7 +276,7 @@ impl Session {
     }
 }
 
-/// One of the four words of `SSH_CONNECTION`, if it is an address that means the same elsewhere.
+/// Returns one of the four words of `SSH_CONNECTION`, if it is an address that other hosts can use.
 fn connection_address(connection: &str, word: usize) -> Option<IpAddr> {
     let address: IpAddr = connection.split(' ').nth(word)?.parse().ok()?;
     let local = match address {
@@ -289,13 +289,13 @@ fn connection_address(connection: &str, word: usize) -> Option<IpAddr> {
 /// Characters: a reason may name a path.
 const MAX_REASON_LEN: usize = 1000;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// What an agent may say first, or the shell in its place.
+/// Possible first lines of an agent, or of the shell in its place.
 const GREETINGS: [&str; 4] = [GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED];
 /// Exit code of ssh for its own errors. Otherwise it is that of the remote program.
 const SSH_FAILED: i32 = 255;
 /// Time limit from the start of ssh to the agent's first message: name resolution, connection, login, login shell.
 const GREETING_LIMIT: Duration = Duration::from_secs(60);
-/// For an answer that takes a few system calls there, on a busy host with a slow shared folder.
+/// Time limit for an answer that takes a few system calls on the host, which may be busy or have a slow shared folder.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const LAST_WORDS: Duration = Duration::from_millis(500);
 

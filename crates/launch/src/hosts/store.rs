@@ -30,8 +30,8 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Where the files are here: at the same path with the same contents, or in the store. Those of
-    /// a program of Python's must lie `together`.
+    /// Returns the places of the files on this host: at the same path with the same contents, or in the store. The
+    /// files of a Python program must lie `together`.
     pub(crate) fn find(files: &[FileMark], together: bool) -> Vec<Option<OsString>> {
         let same: Vec<_> = files.iter().map(same_place).collect();
         if together && same.contains(&None) {
@@ -60,7 +60,8 @@ impl Store {
         Ok(Self { mark, file, hasher, received: 0, unfinished, place })
     }
 
-    /// Takes in the next part, of an empty file an empty one; gives the file's place when it is whole. The error is one line.
+    /// Takes in the next part, of an empty file an empty one; returns the file's place when it is whole. The error is
+    /// one line.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<Option<OsString>, String> {
         self.file
             .write_all(bytes)
@@ -183,7 +184,7 @@ fn sweep(root: &Path) {
     }
 }
 
-/// True when something of it has been removed.
+/// Returns `true` when something of it has been removed.
 fn sweep_folder(folder: &Path) -> bool {
     let Ok(entries) = fs::read_dir(folder) else { return false };
     let mut removed = false;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// One stream of one rank, on its way to the console.
+/// Splitter of one stream of one rank into lines for the console.
 ///
 /// Bytes pass unchanged, whatever their encoding; only a newline is added where a stream ends
 /// inside a line. A carriage return ends a line, too, so that progress bars move.
@@ -41,7 +41,7 @@ impl Lines {
         }
     }
 
-    /// Calls `each` with what is left when the stream has ended.
+    /// Calls `each` with the remaining bytes once the stream has ended.
     pub(crate) fn finish(&mut self, mut each: impl FnMut(&[u8])) {
         if !self.pending.is_empty() {
             self.emit(b"\n", &mut each);
@@ -103,7 +103,7 @@ fn line_end(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// Past this, a line is cut in two.
+/// Maximum length of a line in bytes. A longer one is cut in two.
 const MAX_LINE_LEN: usize = 1 << 20;
 /// Number of output lines of a rank that a report shows.
 const TAIL_LINES: usize = 20;

@@ -21,7 +21,7 @@ pub(crate) struct LiveLine {
     is_terminal: bool,
     /// While there is something to show.
     bar: Option<ProgressBar>,
-    /// When a plain line is due.
+    /// Schedule of plain lines.
     pace: Pace,
     quiet: bool,
 }
@@ -41,7 +41,7 @@ impl LiveLine {
         }
     }
 
-    /// Shows the reports; gives a plain line, where one is due and this is not a terminal.
+    /// Shows the reports; returns a plain line, where one is due and this is not a terminal.
     pub(crate) fn show(&mut self, reports: &Reports) -> Option<String> {
         let Some(text) = summary(reports).filter(|_| !self.quiet) else {
             self.clear();
@@ -67,7 +67,7 @@ impl LiveLine {
     }
 }
 
-/// How far the first of the ranks is; of several, what they get done together, and which is the slowest.
+/// Summarizes the reports: the progress of a single rank, or of several the total throughput and the slowest rank.
 fn summary(reports: &Reports) -> Option<String> {
     let (_, first) = reports.first_key_value()?;
     let mut text = first.text();
@@ -91,7 +91,8 @@ fn summary(reports: &Reports) -> Option<String> {
     Some(text)
 }
 
-/// Of the ranks in the same loop, the one that is least far; of several, the one with the lowest rate.
+/// Returns the slowest rank of those in the same loop: the one with the least progress, and among several the one with
+/// the lowest rate.
 fn slowest<'a>(reports: &'a Reports, label: &str) -> Option<(usize, &'a ProgressReport)> {
     let key = |report: &ProgressReport| {
         (report.fraction().unwrap_or(0.0), report.position, report.throughput().0)

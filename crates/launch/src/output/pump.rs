@@ -39,7 +39,7 @@ pub(super) enum Order {
 /// The streams of an attempt's ranks, and the files they go to.
 #[derive(Debug, Default)]
 pub(super) struct Attempt {
-    /// Two for each rank: stdout, stderr.
+    /// Streams of the ranks: stdout and stderr of each.
     streams: Vec<Carried>,
     progress_pipes: Vec<RankProgress>,
     /// Files of the lines that are collected from all ranks, by stream.
@@ -62,15 +62,15 @@ struct Carried {
     stream: Stream,
     rank: usize,
     local_rank: usize,
-    /// It comes through here; else it goes to the terminal as it is.
+    /// `true` if the stream is read here; otherwise it is the terminal itself.
     is_seen: bool,
     /// `None` when it has ended.
     pipe: Option<File>,
     lines: Lines,
-    /// What stands before its lines on the console; `None`: they are not shown.
+    /// Prefix of its lines on the console. `None` if they are not shown.
     shown: Option<String>,
     file: Option<LogFile>,
-    /// What stands before its lines among the collected ones; `None`: they are not collected.
+    /// Prefix of its lines among the collected ones. `None` if they are not collected.
     collected: Option<String>,
 }
 
@@ -125,12 +125,12 @@ pub(super) struct Pump {
     recent: Recent,
     /// Last progress reports of the ranks.
     reports: Reports,
-    /// Bars of Python's tqdm become reports.
+    /// `true` if bars of Python's tqdm are read as progress reports.
     reads_bars: bool,
-    /// They have changed since they were shown, and are shown again then.
+    /// Time at which changed reports are shown.
     show_at: Option<Instant>,
     shown_at: Option<Instant>,
-    /// A log file could not be written, and that has been said.
+    /// `true` if a log file could not be written and the user has been informed.
     logs_are_lossy: bool,
     inbox: wake::Receiver<Order>,
     outbox: wake::Sender<Notice>,
@@ -153,9 +153,9 @@ struct Console {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Open,
-    /// Some of the output could not be written, and that has been said.
+    /// Some of the output could not be written, and the user has been informed.
     Lossy,
-    /// The reader has gone.
+    /// The reader has closed the stream.
     Closed,
 }
 
@@ -195,7 +195,7 @@ impl Pump {
         self.drain();
     }
 
-    /// Waits for anything to do and does it. False when the agent wants no more.
+    /// Waits for an event and handles it. Returns `false` after the agent's order to end.
     fn wait_and_carry(&mut self) -> bool {
         let streams = &self.attempt.streams;
         let open: Vec<usize> = (0..streams.len()).filter(|&i| streams[i].pipe.is_some()).collect();
@@ -223,7 +223,7 @@ impl Pump {
         !ready[0] || self.on_orders()
     }
 
-    /// Carries out the orders that have come. False when the agent wants no more.
+    /// Carries out the received orders. Returns `false` after the agent's order to end.
     fn on_orders(&mut self) -> bool {
         while let Some(order) = self.inbox.try_recv() {
             match order {
@@ -334,14 +334,14 @@ impl Pump {
         std::mem::take(&mut self.attempt).streams.chunks(2).map(tail_of).collect()
     }
 
-    /// Carries what a rank wrote before its end: no more than its pipe holds. A child of it may
-    /// go on to write for ever.
+    /// Copies what a rank wrote before its end: no more than its pipe holds, because a child of the rank may continue
+    /// to write for ever.
     fn carry_the_rest(&mut self, stream: usize) {
         let pieces = LARGEST_PIPE / READ_SIZE;
         (0..pieces).take_while(|_| self.carry(stream)).for_each(drop);
     }
 
-    /// Carries one piece. False when there is none for now, or none any more.
+    /// Carries one piece. Returns `false` when there is none for now, or none any more.
     fn carry(&mut self, index: usize) -> bool {
         let carried = &mut self.attempt.streams[index];
         let Some(pipe) = &mut carried.pipe else { return false };
@@ -413,7 +413,7 @@ impl Pump {
         }
     }
 
-    /// A full disk under the logs must not end a training run, but is said.
+    /// Reports lost log output: a full disk under the logs must not end a training run.
     fn report_lost(&mut self, lost: Option<String>) {
         if let Some(what) = lost.filter(|_| !self.logs_are_lossy) {
             self.logs_are_lossy = true;
@@ -465,8 +465,8 @@ impl Carried {
 }
 
 impl Console {
-    /// Whole lines, all at once. What cannot be written is lost: a full disk under the output must
-    /// not end a training run, but a reader that has gone does, as with any program in a pipe.
+    /// Writes whole lines at once and discards what cannot be written: a full disk under the output must not end a
+    /// training run. A reader that has closed the stream ends it, as with any program in a pipe.
     fn show(&mut self, stream: Stream, lines: &[u8]) -> WriteFailure {
         let state = &mut self.state[stream.index()];
         if *state == State::Closed {
@@ -491,7 +491,7 @@ impl Console {
 }
 
 impl LogFile {
-    /// Writes, or says what could not be written and why.
+    /// Writes bytes, or returns a message with what could not be written and why.
     fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
         let written = self.file.write_all(bytes);
         written.map_err(|error| format!("{}: {error}", self.path.display()))

@@ -81,9 +81,9 @@ fn identity(fd: &impl AsFd) -> Option<(u64, u64)> {
     fstat(fd).ok().map(|file| (file.st_dev, file.st_ino))
 }
 
-/// Further back, a line is repeated in the report.
+/// Number of lines that are kept. The report repeats a line that is further back.
 const KEPT_LINES: usize = 200;
-/// More than a report shows of a line.
+/// Maximum length of a kept line. More than a report shows of a line.
 const MAX_LINE_LEN: usize = 4096;
 
 #[cfg(test)]

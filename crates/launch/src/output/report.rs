@@ -9,12 +9,12 @@ use nix::sys::signal::Signal;
 use super::recent::Recent;
 use crate::Outcome;
 
-/// Why the job did not simply finish.
+/// Reason why the job did not simply finish.
 #[derive(Debug)]
 pub(crate) struct Report {
-    /// One sentence.
+    /// Summary in one sentence.
     sentence: String,
-    /// What else the launcher has to say: lines, of which some belong to the one before and are indented.
+    /// Further lines of the launcher, some of which continue the line before and are indented.
     notes: Vec<String>,
     /// Error or last output of the rank that failed.
     quote: Option<Quote>,
@@ -30,7 +30,7 @@ struct Quote {
 #[derive(Debug)]
 enum Said {
     Nothing,
-    /// Its error file.
+    /// Content of the rank's error file.
     Error(String),
     /// The stream's name, and its last lines.
     LastLines(&'static str, Vec<String>),
@@ -85,9 +85,9 @@ impl Report {
         Some(report)
     }
 
-    /// Gives lines for the user, without what has been shown a moment ago: the launcher's own sentence, the
-    /// rank's last lines or its error. Each line of the launcher's own begins with `brigade: `, except for
-    /// the very first one. `None` when nothing is left.
+    /// Returns lines for the user, without what has been shown a moment ago: the launcher's own sentence, the rank's
+    /// last lines or its error. Each line of the launcher's own begins with `brigade: `, except for the very first one.
+    /// `None` when nothing is left.
     pub(crate) fn text(&self, recent: &Recent) -> Option<String> {
         let mut lines = Vec::new();
         let is_said = recent.has_sentence(&self.sentence);
@@ -144,10 +144,10 @@ fn indented(line: &str) -> String {
     format!("{INDENT}{line}")
 }
 
-/// Before lines that are quoted.
+/// Indentation of quoted lines.
 const INDENT: &str = "  ";
 
-/// What people do not know by heart.
+/// Returns an explanation of an exit status that users may not know.
 fn meaning(exit_status: ExitStatus) -> Option<&'static str> {
     match exit_status {
         ExitStatus::Signal(signal) => match Signal::try_from(signal).ok()? {

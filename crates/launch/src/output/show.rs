@@ -12,12 +12,12 @@ use super::live::{LiveLine, Reports};
 /// Shows whole lines, all at once. Called from the output thread only, and may block it: the ranks
 /// then wait at their pipes, as with a paused terminal.
 pub(crate) trait Show: Send {
-    /// `BrokenPipe` means that the reader of this stream has gone. After any other error, output
-    /// goes on.
+    /// Shows whole lines. `BrokenPipe` means that the reader of this stream has closed it. After any other error,
+    /// output continues.
     fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()>;
 
-    /// How far the ranks are, where that has changed; none at the end of an attempt. False: it was too
-    /// early, and should be tried again.
+    /// Shows changed progress reports; an empty list at the end of an attempt. Returns `false` if it was too early, and
+    /// the call should be repeated.
     fn progress(&mut self, _reports: &Reports) -> bool {
         true
     }

@@ -96,7 +96,7 @@ pub enum BindError {
     },
 }
 
-/// One set of processors for each local rank; `None` where nothing is to be bound. Pure.
+/// Returns one set of processors for each local rank, or `None` if ranks are not bound. A pure function.
 ///
 /// `nodes` has the NUMA node of each local rank's GPU, where it has one and that is known.
 pub(super) fn bind(
@@ -155,7 +155,7 @@ struct Home {
     socket: usize,
 }
 
-/// One processor of each core, by node and then by number.
+/// Cores, each represented by one processor, by node and then by number.
 struct Cores(Vec<Cpu>);
 
 impl Cores {

@@ -254,7 +254,7 @@ pub enum DeviceError {
     },
 }
 
-/// What ranks find in their environment: variables that the user has for them, and this process's.
+/// Returns the environment of ranks: the variables that the user has set for them, and those of this process.
 pub(crate) fn environment(own: &[(String, String)]) -> impl Fn(&str) -> Option<String> {
     move |name| {
         let own = own.iter().find(|it| it.0 == name).map(|it| it.1.clone());
@@ -331,7 +331,7 @@ mod tests {
         ])
     }
 
-    /// With `CUDA_VISIBLE_DEVICES` as it is given.
+    /// Reads the devices with this value of `CUDA_VISIBLE_DEVICES`.
     fn read(root: &Path, mask: Option<&str>) -> Devices {
         Devices::read(root, |name| {
             mask.filter(|_| name == "CUDA_VISIBLE_DEVICES").map(str::to_owned)

@@ -49,7 +49,7 @@ pub enum CargoKind {
     Example,
 }
 
-/// What a build has made.
+/// Result of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Built {
     pub(crate) executable: PathBuf,
@@ -172,7 +172,7 @@ impl fmt::Display for CargoTarget {
     }
 }
 
-/// What Cargo's messages say about the target.
+/// Cargo's messages about the target.
 #[derive(Debug, Default)]
 struct Messages {
     /// Executables, and the packages they are from.
@@ -231,7 +231,7 @@ impl Messages {
     }
 }
 
-/// As Cargo itself does for `cargo run`: what lies in the target folder, not in the system.
+/// Returns the library folders that Cargo itself sets for `cargo run`: those in the target folder, not in the system.
 fn libraries(executable: &Path, kind: CargoKind, linked: BTreeSet<PathBuf>) -> Vec<PathBuf> {
     let up = match kind {
         CargoKind::Bin => 1,
@@ -243,8 +243,8 @@ fn libraries(executable: &Path, kind: CargoKind, linked: BTreeSet<PathBuf>) -> V
     folders
 }
 
-/// The binary that `cargo run` would choose, from what `cargo metadata` says: among those of the named
-/// package, else of the default members, the `default-run`, else the only one.
+/// Returns the binary that `cargo run` would choose, according to `cargo metadata`: among those of the named package,
+/// else of the default members, the `default-run`, else the only one.
 fn default_binary(metadata: &Value, package: Option<&str>) -> Result<CargoTarget, ProgramError> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let members = list(&metadata["workspace_default_members"]);

@@ -54,7 +54,7 @@ pub(super) fn script(name: &OsStr, search: Search<'_>) -> Result<Option<Invocati
     }
 }
 
-/// A module. Only Python itself knows where it looks for one, so that is not checked.
+/// Returns the invocation of a module. It is not checked, because only Python itself can determine its search path.
 pub(super) fn module(name: &OsStr, search: Search<'_>) -> Result<Invocation, ProgramError> {
     if name.is_empty() {
         let hint = ": -m needs the name of a Python module".to_owned();
@@ -73,7 +73,7 @@ pub(super) fn module_in(
     python(["-c".into(), RUN_MODULE.into(), folder.into(), name.to_owned()], search)
 }
 
-/// As `-m` does it, after taking away its own two arguments.
+/// Code that runs a module as `-m` does, after removing its own two arguments.
 const RUN_MODULE: &str = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); \
                           runpy.run_module(sys.argv.pop(1), None, '__main__', True)";
 

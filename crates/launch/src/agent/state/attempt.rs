@@ -21,9 +21,9 @@ pub(super) struct Group {
     pub(super) part: Assignment,
     phase: Phase,
     ranks: Vec<Rank>,
-    /// Ranks that have failed and of which the coordinator does not know yet.
+    /// Failed ranks that have not been reported to the coordinator yet.
     failures: Vec<Failure>,
-    /// The coordinator, or the user, has been told of faults of devices.
+    /// `true` if faults of devices have been reported to the coordinator or the user.
     told_faults: bool,
     /// Signals that the ranks have been sent to stop them.
     asked: Vec<Signal>,
@@ -66,7 +66,7 @@ enum Stopping {
 enum Spared {
     /// All of them: those that have written an error are being looked for, until then.
     All(Duration),
-    /// Those that have written an error and are about to end, until then.
+    /// Ranks that have written an error and are about to end, with the time limit for that.
     Exiting(Vec<usize>, Duration),
 }
 
@@ -81,7 +81,7 @@ pub(super) struct FailureDetails {
     pub(super) device_faults: Vec<DeviceFault>,
 }
 
-/// A rank that has failed, and what is still being collected about it.
+/// A failed rank, with the details that are still being collected.
 #[derive(Debug)]
 struct Failure {
     local_rank: usize,
@@ -97,13 +97,13 @@ pub(super) struct Ended {
     pub(super) attempt: u32,
     /// The place of this host in it.
     pub(super) node_rank: usize,
-    /// Ranks had to be killed.
+    /// `true` if ranks had to be killed.
     killed: bool,
-    /// All ranks ended with 0.
+    /// `true` if all ranks ended with exit code 0.
     pub(super) finished: bool,
-    /// Until when the coordinator need not know, because output is still on its way.
+    /// Time until which the report to the coordinator is delayed for remaining output.
     pub(super) until: Duration,
-    /// The coordinator may know.
+    /// `true` if the end may have been reported to the coordinator.
     pub(super) told: bool,
 }
 
@@ -138,7 +138,7 @@ impl Group {
         self.ranks.iter().enumerate().filter(|(_, rank)| rank.exit_status.is_none())
     }
 
-    /// When something is due, if nothing else happens before.
+    /// Returns the time at which the next step is due, if nothing else happens before.
     pub(super) fn deadline(&self, limits: &TimeLimits) -> Option<Duration> {
         let failure = self.failures.iter().map(Failure::ready_at).min();
         let spared = self.spared.as_ref().map(|spared| match spared {
@@ -157,7 +157,7 @@ impl Group {
 }
 
 impl Rank {
-    /// How it ended, where that is neither success nor what it was asked for.
+    /// Returns the exit status, unless it is success or the requested end.
     fn failure(&self) -> Option<ExitStatus> {
         let explains = |signal: &Signal, exit_status: ExitStatus| {
             let code = |signal: Signal| ExitStatus::Signal(signal as i32).exit_code();
@@ -174,7 +174,7 @@ impl Rank {
 }
 
 impl Failure {
-    /// When the coordinator is told, whatever is missing then.
+    /// Returns the time at which the failure is reported to the coordinator, even if details are missing.
     fn ready_at(&self) -> Duration {
         let missing = |is_there: bool, limit| if is_there { Duration::ZERO } else { limit };
         self.seen
@@ -272,7 +272,7 @@ impl AgentState {
         self.record(FromAgent::Exited { attempt, local_rank, exit_status, at: millis(now) });
     }
 
-    /// Tells the coordinator what it only writes down, where it does.
+    /// Sends the coordinator a message that it only records, if it records the job.
     fn record(&mut self, message: FromAgent) {
         if self.group.as_ref().is_some_and(|group| group.part.recorded) {
             self.recorded.push(message.clone());
@@ -370,7 +370,7 @@ impl AgentState {
         self.attempt_to_stop = Some(attempt);
     }
 
-    /// Gives how many ranks have to stop.
+    /// Returns how many ranks have to stop.
     fn stop_group(&mut self, signal: Signal) -> usize {
         let Some(group) = &mut self.group else { return 0 };
         if group.is_preparing() {
@@ -411,8 +411,8 @@ impl AgentState {
         });
     }
 
-    /// Asks all ranks to stop. Those that have not stopped after the shutdown timeout, counted from
-    /// the first time, are killed.
+    /// Sends all ranks a signal that requests their end. Those that have not ended after the shutdown timeout, counted
+    /// from the first request, are killed.
     pub(super) fn ask_all(&mut self, signal: Signal) {
         let Some(group) = self.group.as_mut().filter(|group| !group.is_preparing()) else { return };
         group.spared = None;
@@ -456,8 +456,7 @@ impl AgentState {
         }
     }
 
-    /// These ranks have written an error and not ended: they have some time for that. The others
-    /// are asked now.
+    /// Gives ranks that have written an error time to end by themselves, and sends the signal to the others now.
     pub(super) fn exiting(&mut self, exiting: &[usize]) {
         let Some(group) = &mut self.group else { return };
         if !matches!(group.spared, Some(Spared::All(_))) {
@@ -487,7 +486,7 @@ impl AgentState {
         self.ask(all, Signal::SIGKILL);
     }
 
-    /// Does what is due for the ranks that are there.
+    /// Performs the steps that are due for the running ranks.
     pub(super) fn advance_group(&mut self) {
         let now = self.now;
         let Some(group) = &mut self.group else { return };
@@ -649,6 +648,6 @@ const NEWS_TIMEOUT: Duration = Duration::from_secs(1);
 const TAIL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit for reading a rank's error file, which may be on another host.
 const ERROR_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long it may take to see which ranks have written an error, as long as that leaves half of the
-/// shutdown timeout to SIGTERM.
+/// Time limit for finding the ranks that have written an error, as long as that leaves half of the shutdown timeout to
+/// SIGTERM.
 const FINDING_TIMEOUT: Duration = Duration::from_secs(1);

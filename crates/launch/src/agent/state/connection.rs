@@ -17,19 +17,19 @@ pub(super) enum Connection {
     /// The coordinator is being searched for.
     Searching,
     Up {
-        /// The coordinator is in this process.
+        /// `true` if the coordinator is in this process.
         here: bool,
-        /// Nothing has come for a while: a new connection is tried beside this one.
+        /// `true` if no data was received for a while: a new connection is attempted beside this one.
         quiet: bool,
     },
-    /// It broke. The ranks run on while it is made again, until then.
+    /// The connection broke. The ranks continue until the time limit, while the agent reconnects.
     Resuming { since: Duration, until: Duration, how: String },
     /// There is none. Another coordinator may be looked for once nothing runs here.
     Gone { look_again: bool },
 }
 
 impl Connection {
-    /// There is a coordinator that has a say: it can be asked, or soon be asked again.
+    /// Returns `true` if there is a coordinator that can be reached, now or after a reconnection.
     pub(super) fn is_up(&self) -> bool {
         matches!(self, Self::Up { .. } | Self::Resuming { .. })
     }
@@ -38,7 +38,7 @@ impl Connection {
         matches!(self, Self::Resuming { .. })
     }
 
-    /// What is said now may not arrive.
+    /// Returns `true` if messages sent now may be lost.
     fn is_cut(&self) -> bool {
         matches!(self, Self::Resuming { .. } | Self::Up { quiet: true, .. })
     }
@@ -70,8 +70,8 @@ impl AgentState {
         JoinRequest { resume, last: running.or(ended), restarts: self.restarts.used }
     }
 
-    /// A launcher's sessions are its own affair: their end is the launcher's end. A host that cannot
-    /// take part has nothing to come back for, and one that leaves at most has to say so.
+    /// Returns `true` if the agent may reconnect. A launcher's sessions end with the launcher. A host that cannot take
+    /// part need not come back, and one that leaves only has to report that.
     fn can_resume(&self) -> bool {
         matches!(self.facts.kind, Kind::Peers | Kind::Elected)
             && self.ending.outcome().is_none()
@@ -134,8 +134,8 @@ impl AgentState {
         }
     }
 
-    /// The coordinator has kept this host's seat. Whatever was sent meanwhile may be lost: what it
-    /// must know is said again, and means nothing where it knows.
+    /// Handles the answer that the coordinator has kept this host's seat. Messages since the loss may not have arrived:
+    /// necessary ones are repeated, and the coordinator ignores those that it has received.
     pub(super) fn resumed(&mut self) {
         let told = match &self.connection {
             Connection::Resuming { since, .. } => Some(self.now - *since),
@@ -174,7 +174,7 @@ impl AgentState {
         matches!(self.ending.outcome(), Some(Outcome::Left { .. }))
     }
 
-    /// This host leaves, and the coordinator may not know: without that word it would take the host for
+    /// Returns `true` if this host leaves and the coordinator may not have been informed: it would take the host for
     /// lost, which costs a restart.
     pub(super) fn leaves_untold(&self) -> bool {
         self.leaves() && self.connection.is_cut()
@@ -204,7 +204,7 @@ impl AgentState {
         }
     }
 
-    /// The coordinator is gone: the ranks of this host cannot go on alone.
+    /// Handles the loss of the coordinator: the ranks of this host cannot continue alone.
     pub(super) fn lost(&mut self, how: String) {
         self.disconnect();
         (self.next, self.attempt_to_stop) = (None, None);
@@ -248,7 +248,7 @@ impl AgentState {
         }
     }
 
-    /// Asks the coordinator to stop the job, or to let this host go.
+    /// Requests from the coordinator that the job stops, or that this host may leave.
     pub(super) fn ask_to_stop(&mut self, signal: Signal) {
         let number = signal as i32;
         let count = self.stop_request.map_or(1, |last| last.count.saturating_add(1));
@@ -263,7 +263,7 @@ impl AgentState {
         }
     }
 
-    /// The job can go on without this host.
+    /// Returns `true` if the job can continue without this host.
     pub(super) fn leaves_alone(&self) -> bool {
         let served_here = matches!(self.connection, Connection::Up { here: true, .. });
         self.facts.may_leave && self.connection.is_up() && !served_here

@@ -15,12 +15,12 @@ use crate::{LaunchError, Outcome};
 pub(super) enum Ending {
     /// The host takes part in the job, or still may.
     No,
-    /// Nothing more will start here, and the agent leaves as soon as nothing of the job runs here. At least one of both
-    /// is there.
+    /// Nothing more will start here, and the agent exits as soon as no process of the job runs here. At least one of
+    /// the two fields is set.
     Decided {
         /// Outcome of the job.
         outcome: Option<Outcome>,
-        /// Why this host cannot take part.
+        /// Reason why this host cannot take part.
         error: Option<LaunchError>,
     },
     /// The result of the job has been shown.
@@ -28,19 +28,20 @@ pub(super) enum Ending {
     Over,
 }
 
-/// Output may still have to be written, and other hosts may have to be told by a coordinator in this process.
+/// State of the agent's exit: output may still have to be written, and a coordinator in this process may have to inform
+/// other hosts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaving {
     /// `true` once the others have been informed.
     told: bool,
-    /// Until when that is waited for; `None`: as long as it takes.
+    /// Time limit for informing the other hosts. `None` if there is no limit.
     end_notice: Option<Duration>,
-    /// Until when output is waited for; `None`: as long as it takes.
+    /// Time limit for writing output. `None` if there is no limit.
     limit: Option<Duration>,
 }
 
 impl Ending {
-    /// The agent has said how the job ended.
+    /// Returns `true` if the agent has reported the job's result.
     pub(super) fn has_reported(&self) -> bool {
         matches!(self, Self::Leaving(_) | Self::Over)
     }
@@ -96,9 +97,9 @@ impl Ending {
 pub(super) struct Interruption {
     /// Signal that was received last.
     pub(super) signal: Signal,
-    /// A signal came while the ranks were stopping.
+    /// `true` if a signal came while the ranks were stopping.
     pub(super) is_impatient: bool,
-    /// When to leave without an answer of the coordinator.
+    /// Time at which to leave without an answer of the coordinator.
     pub(super) leave_at: Option<Duration>,
 }
 
@@ -112,7 +113,7 @@ impl Interruption {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StopRequest {
     pub(super) signal: Signal,
-    /// Its number, so that one that is sent again is not another one.
+    /// Number of the request, so that a repeated request is not counted twice.
     pub(super) count: u32,
 }
 
@@ -158,7 +159,7 @@ impl AgentState {
         }
     }
 
-    /// A rank that has the terminal for itself was interrupted there: the user wants the job to end.
+    /// Handles Ctrl-C in the terminal of a rank that has the terminal for itself: the job is to end.
     pub(super) fn typed(&mut self, local_rank: usize, signal: Signal) {
         self.explain_ending(local_rank, signal);
         if self.interruption.is_none() {
@@ -172,7 +173,7 @@ impl AgentState {
         group_is || self.interruption.is_some() || self.output_closed
     }
 
-    /// The reader of our output has gone.
+    /// Handles the end of the reader of this process's output.
     pub(super) fn output_closed(&mut self) {
         if self.output_closed || self.interruption.is_some() {
             return;
@@ -207,7 +208,7 @@ impl AgentState {
         if waits && self.group.is_none() { self.interruption?.leave_at } else { None }
     }
 
-    /// Leaves without the coordinator's word when that does not come.
+    /// Leaves without the coordinator's answer when the time limit has passed.
     pub(super) fn leave_when_due(&mut self) {
         if self.leave_at().is_none_or(|at| at > self.now) {
             return;
@@ -235,7 +236,8 @@ impl AgentState {
         self.act(Action::Drain);
     }
 
-    /// What happens while it leaves: output is written, others are told, a user loses patience.
+    /// Handles an event during the exit: output was written, other agents were informed, or the user sent another
+    /// signal.
     pub(super) fn leaving(&mut self, event: &Event) {
         let Ending::Leaving(Leaving { mut told, end_notice, mut limit }) = self.ending else {
             return;

@@ -24,19 +24,19 @@ pub(in crate::agent) enum Event {
     },
     /// This host cannot take part: there is no folder for its logs, or no coordinator.
     Failed(LaunchError),
-    /// A new connection to the coordinator that was lost, or has fallen silent: the agent may say
-    /// that it is still there.
+    /// A new connection to the coordinator was made, after the old one was lost or became silent: the agent may request
+    /// its seat.
     Reconnected,
-    /// Nothing has come from the coordinator for [`TimeLimits::quiet`](brigade_rendezvous::TimeLimits),
-    /// or, after that, something again.
+    /// `true`: nothing was received from the coordinator for [`TimeLimits::quiet`](brigade_rendezvous::TimeLimits).
+    /// `false`: data was received again after that.
     Quiet(bool),
-    /// The connection is gone.
+    /// The connection was lost.
     ConnectionLost {
         /// Description of how that was detected.
         how: String,
         /// `true` if the coordinator may still run, so that reconnecting is useful.
         may_resume: bool,
-        /// The other side has closed it, which is how a coordinator answers a host that leaves.
+        /// `true` if the other side has closed it, which is how a coordinator answers a host that leaves.
         closed: bool,
     },
     /// The coordinator does not run any more at its earlier address.
@@ -48,8 +48,7 @@ pub(in crate::agent) enum Event {
     Received(ToAgent),
     /// A line for the user from the search for the coordinator, or from a coordinator here.
     Line(String),
-    /// A coordinator in this process has told all other agents that the job is over; sent at once
-    /// where there is none.
+    /// A coordinator in this process has informed all other agents that the job is over. Sent at once if there is none.
     OthersTold,
     /// The folder and files of an attempt have been created.
     Prepared {
@@ -58,7 +57,7 @@ pub(in crate::agent) enum Event {
     },
     /// All ranks of the attempt have been started; their process numbers.
     Started(Vec<i32>),
-    /// Its files could not be made, or its ranks not be started: none has run the program.
+    /// The attempt's files could not be created, or its ranks could not be started: no rank has run the program.
     StartFailed {
         /// Number of the attempt.
         attempt: u32,
@@ -91,7 +90,7 @@ pub(in crate::agent) enum Event {
         /// Last output lines of the rank.
         tail: Tail,
     },
-    /// What is known of a failed rank besides: the other answer to [`Action::CollectFailure`].
+    /// Details of a failed rank besides its output: the second answer to [`Action::CollectFailure`].
     FailureDetails {
         /// Local rank of the rank.
         local_rank: usize,
@@ -102,14 +101,14 @@ pub(in crate::agent) enum Event {
         /// Faults of the ranks' devices.
         device_faults: Vec<DeviceFault>,
     },
-    /// Nothing of the ranks is left but their numbers: the answer to [`Action::Sweep`].
+    /// No process of the ranks is left: the answer to [`Action::Sweep`].
     Swept,
     /// Ranks that SIGKILL did not end, each with the letter that the kernel has for its state: the
     /// answer to [`Action::Inspect`].
     Inspected(Vec<(usize, char)>),
     /// All output has been written, or sent to the coordinator: the answer to [`Action::Drain`].
     Drained,
-    /// The reader of the output has gone.
+    /// The reader of the output has closed it.
     OutputClosed,
     /// A signal for this process.
     Signal(Signal),
@@ -129,7 +128,7 @@ pub(in crate::agent) enum Action {
         /// `true` if the coordinator may run although nothing seems to listen.
         patient: bool,
     },
-    /// The coordinator is heard again, or is lost.
+    /// Stops reconnecting: data has arrived over the old connection, or the coordinator is lost.
     StopReconnecting,
     /// Ask the coordinator to take part.
     Join(JoinRequest),
@@ -166,7 +165,7 @@ pub(in crate::agent) enum Action {
     Forward(Signal),
     /// Suspend the ranks and this process, and continue the ranks when it is continued.
     Suspend,
-    /// Collect what is known about a rank that has failed.
+    /// Collects details about a failed rank.
     CollectFailure {
         /// Local rank of the rank.
         local_rank: usize,
@@ -179,7 +178,7 @@ pub(in crate::agent) enum Action {
     Sweep,
     /// Forget the ranks and what belongs to their attempt.
     Release,
-    /// Forget the ranks, of which some cannot be killed: the reaper goes on waiting for them.
+    /// Forgets the ranks, some of which cannot be killed: the reaper continues to wait for them.
     LeaveToReaper,
     /// Write all that the ranks have printed.
     Drain,
@@ -191,15 +190,15 @@ pub(in crate::agent) enum Action {
     Report(Result<Outcome, LaunchError>),
     /// Exits the agent.
     Exit {
-        /// All output is written.
+        /// `true` if all output is written.
         written: bool,
     },
 }
 
-/// What an agent says of itself when it joins, besides what never changes.
+/// Variable fields of an agent's join request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::agent) struct JoinRequest {
-    /// It has a part in the job, and was only cut off.
+    /// `true` if the host has a part in the job and was only disconnected.
     pub(in crate::agent) resume: bool,
     /// The last attempt it took part in, and its place there.
     pub(in crate::agent) last: Option<LastPart>,

@@ -47,7 +47,7 @@ impl Session {
         }
     }
 
-    /// Has every file of the bundle there, and says where.
+    /// Copies the files of the bundle that the host lacks, and returns the places of all of them.
     pub(super) fn copy(
         &mut self,
         bundle: &Bundle,
@@ -117,7 +117,7 @@ impl Session {
 }
 
 impl Bundle {
-    /// How it is started from where its files are.
+    /// Returns how the program is started from the places of its files.
     fn copied(&self, places: Vec<OsString>) -> Copied {
         let mut copied = Copied::default();
         let moved = |i: usize| places[i] != self.files[i].path;
