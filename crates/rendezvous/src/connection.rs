@@ -267,7 +267,7 @@ impl Connection {
         self.decoder.is_amid() || self.records.as_ref().is_some_and(Records::is_amid)
     }
 
-    /// Why nothing can be sent any more.
+    /// Returns the reason why nothing can be sent any more.
     pub(crate) fn write_error(&self) -> Option<LinkError> {
         Some(match self.write_error? {
             // The other side is gone, and has said nothing since.

@@ -110,7 +110,7 @@ pub(crate) struct ClientHandshake {
     noise: HandshakeState,
 }
 
-/// Why an agent has no channel to the coordinator.
+/// Reason why an agent has no channel to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Denial {
     /// The coordinator refuses this host, for this reason.
@@ -122,7 +122,7 @@ pub(crate) enum Denial {
 }
 
 impl ClientHandshake {
-    /// Begins; also gives the body of the first record.
+    /// Begins; also returns the body of the first record.
     ///
     /// # Errors
     /// The system has no source of random numbers.

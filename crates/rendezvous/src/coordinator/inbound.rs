@@ -36,7 +36,7 @@ impl EventLoop {
         self.unread.push(agent);
     }
 
-    /// False when there is nothing more.
+    /// Returns `false` when there is nothing more.
     fn read_one(&mut self, agent: AgentId) -> bool {
         let Some(peer) = self.peers.get_mut(&agent) else { return false };
         let heard = peer.wire.last_received();

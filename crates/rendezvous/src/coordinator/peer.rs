@@ -17,7 +17,7 @@ pub(super) struct Peer {
     pub(super) unshown: u64,
     /// The poll waits for it to take more, too.
     pub(super) polled_for_writing: bool,
-    /// Why it has ended, where the session knows better.
+    /// Reason why it has ended, where the session knows better.
     pub(super) explained: Option<String>,
 }
 

@@ -22,8 +22,7 @@ impl Notices {
         let _ = self.sender.send(notice);
     }
 
-    /// Waits so long at most, and for this descriptor if there is one. True when the agent has
-    /// given up.
+    /// Waits so long at most, and for this descriptor if there is one. Returns `true` when the agent has given up.
     pub(super) fn wait(&self, other: Option<(BorrowedFd<'_>, PollFlags)>, limit: Duration) -> bool {
         self.given_up.wait_or(other, limit)
     }

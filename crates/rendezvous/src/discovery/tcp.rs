@@ -78,7 +78,7 @@ pub(super) fn meet(
     }
 }
 
-/// Why it did not work this time.
+/// Reason why it did not work this time.
 pub(super) enum Failure {
     /// A permanent failure.
     Now(RendezvousError),

@@ -38,7 +38,7 @@ pub(crate) enum Created {
     Not([Option<Vec<u8>>; 2]),
 }
 
-/// Why etcd did not do what it was asked for.
+/// Reason why etcd did not do what it was asked for.
 #[derive(Debug)]
 pub(crate) enum ClientError {
     /// A temporary failure: a later request may succeed.
@@ -104,7 +104,7 @@ impl Client {
         Ok(granted.id)
     }
 
-    /// False when the lease has ended.
+    /// Returns `false` when the lease has ended.
     pub(crate) fn keep_alive(&mut self, lease: &str) -> Result<bool> {
         let kept: KeepAliveAnswer = self.call("lease/keepalive", &json!({ "ID": lease }))?;
         Ok(kept.result.ttl.is_some_and(|left| left != "0"))

@@ -126,7 +126,7 @@ impl Hold {
         let _ = self.client.revoke(&self.lease);
     }
 
-    /// False when another process has been elected.
+    /// Returns `false` when another process has been elected.
     fn keep(&mut self) -> Result<bool, ClientError> {
         let mut asked = Instant::now();
         if !self.client.keep_alive(&self.lease)? {

@@ -114,7 +114,7 @@ impl Formation {
 /// No host waits longer than that for a job with room.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Why a host has to wait, for messages.
+/// Reason why a host has to wait, for messages.
 pub(super) const JOINED_LATELY: &str = "a host has joined a running attempt shortly before";
 
 #[cfg(test)]

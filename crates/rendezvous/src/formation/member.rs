@@ -27,7 +27,7 @@ pub(super) struct Member {
     pub(super) requests: u32,
     /// Number of the member's last request for its seat, as it counts them.
     pub(super) resumes: u32,
-    /// Why it can take part in no other attempt.
+    /// Reason why it can take part in no other attempt.
     pub(super) stuck: Option<String>,
     /// Details of the disconnection, while the member has no connection.
     pub(super) disconnection: Option<Disconnection>,

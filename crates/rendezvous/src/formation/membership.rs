@@ -156,7 +156,7 @@ impl Formation {
         self.members.iter().find(|(_, member)| is_it(member)).map(|(id, _)| *id)
     }
 
-    /// Why this agent does not belong here.
+    /// Returns the reason why this agent does not belong here.
     fn foreign(&self, join: &Join) -> Option<String> {
         let host = &join.host;
         if join.protocol != PROTOCOL {
@@ -177,7 +177,7 @@ impl Formation {
         None
     }
 
-    /// Why this agent cannot take part, whatever the others do.
+    /// Returns the reason why this agent cannot take part, whatever the others do.
     fn refusal(&self, join: &Join) -> Option<String> {
         let foreign = self.foreign(join);
         if foreign.is_some() {
