@@ -140,8 +140,8 @@ const TAG: usize = 16;
 /// The longest Noise message, and the longest record.
 pub(crate) const MAX_RECORD: usize = 65_535;
 const MAX_PLAIN: usize = MAX_RECORD - TAG;
-/// Records after which each direction changes its key: what leaks from one that runs for weeks does
-/// not open what was said before.
+/// Number of records after which each direction changes its key, so that a leaked key of a long connection does not
+/// decrypt earlier messages.
 const REKEY_AFTER: u64 = 1 << 16;
 
 #[cfg(test)]
@@ -161,7 +161,7 @@ pub(crate) mod tests {
         (Channel::new(near).unwrap(), Channel::new(far).unwrap())
     }
 
-    /// What the far side makes of these bytes.
+    /// Returns what the other end decodes from these bytes.
     fn read(far: &mut Channel, bytes: &[u8], size: usize) -> Result<Vec<u8>, Forged> {
         let mut records = Records::default();
         let mut plain = Vec::new();

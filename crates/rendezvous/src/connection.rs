@@ -67,7 +67,7 @@ pub(crate) struct Connection {
     outbox: Vec<u8>,
     /// Number of bytes of `outbox` that have been sent.
     sent: usize,
-    /// More than this unsent means that the other side does not read.
+    /// Maximum number of unsent bytes. More means that the other side does not read.
     most: usize,
     /// Error after which nothing can be sent any more. Data that the other side has sent before can still be read.
     write_error: Option<WriteError>,
@@ -148,12 +148,12 @@ impl Connection {
         !self.finished && self.write_error.is_none() && self.sent < self.outbox.len()
     }
 
-    /// When the last byte came.
+    /// Returns the time at which the last byte was received.
     pub(crate) fn last_received(&self) -> Instant {
         self.last_received
     }
 
-    /// When the last message was given to be sent.
+    /// Returns the time at which the last message was passed on to be sent.
     pub(crate) fn last_sent(&self) -> Instant {
         self.last_sent
     }

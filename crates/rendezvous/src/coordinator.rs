@@ -155,7 +155,7 @@ impl fmt::Debug for Coordinator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionId(AgentId);
 
-/// Whatever ends the thread, others learn of it.
+/// Guard that sets a flag when the thread ends, for any reason.
 struct SetOnDrop(Arc<Flag>);
 
 impl Drop for SetOnDrop {

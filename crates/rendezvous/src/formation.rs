@@ -67,7 +67,7 @@ pub struct Formation {
     admission: Admission,
     /// The last order to stop the present attempt, for agents that may not have received it.
     last_stop: Option<(i32, String)>,
-    /// Some host has ranks that SIGKILL does not end.
+    /// `true` if a host has ranks that SIGKILL does not end.
     stuck: bool,
     /// No member can have been silent for too long before this.
     next_look: Duration,
@@ -78,7 +78,7 @@ pub struct Formation {
 enum State {
     Gathering(Gathering),
     Running,
-    /// Until the agents have stopped, or this moment.
+    /// The attempt is being stopped, until the agents have stopped or this time limit passes.
     Stopping(Duration),
     Over(JobResult),
 }
@@ -242,7 +242,7 @@ impl Formation {
         }
     }
 
-    /// Goes on as far as nothing has to be waited for.
+    /// Performs all transitions that need not wait for an event.
     fn advance(&mut self) {
         loop {
             let before = mem::discriminant(&self.state);

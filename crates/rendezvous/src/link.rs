@@ -57,7 +57,7 @@ pub struct Link {
 struct Shared {
     wire: Connection,
     start: Instant,
-    /// The agent has sent something.
+    /// `true` once the agent has sent a message.
     begun: bool,
 }
 

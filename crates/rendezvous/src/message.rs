@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// Version of this protocol. Both sides must have the same.
 pub const PROTOCOL: u32 = 3;
 
-/// More faults of devices than that are not taken from one failure.
+/// Maximum number of device faults that are taken from one failure.
 pub(crate) const MAX_FAULTS: usize = 16;
 
 /// Milliseconds of the sender's own monotonic clock, from a start that the sender chooses.

@@ -125,8 +125,9 @@ impl EventLoop {
         self.close_within(agent, Duration::ZERO);
     }
 
-    /// The same where the other side of a TCP connection has this long from its last sign on. Closes
-    /// at once where that has been silent for so long that it would not hear either.
+    /// Closes a connection as [`close`](Self::close) does, with a time limit for a TCP connection that counts from the
+    /// last data of the other side. Closes at once if the other side has been silent for so long that it would not
+    /// receive anything either.
     fn close_within(&mut self, agent: AgentId, silence: Duration) {
         let silent = |peer: &Peer| {
             let is_member = peer.is_remote() && matches!(peer.stage, Stage::Member);

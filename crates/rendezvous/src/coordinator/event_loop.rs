@@ -34,12 +34,12 @@ pub(super) struct EventLoop {
     /// Addresses whose refusal has been reported.
     pub(super) refused: Vec<IpAddr>,
     pub(super) job_result: Option<JobResult>,
-    /// Connections that have not joined and when they were accepted, in order; those that have joined
-    /// or are gone are taken out when one is accepted.
+    /// Connections that have not joined, with the times at which they were accepted, in order. Those that have joined
+    /// or are closed are removed when the next one is accepted.
     strangers: VecDeque<(Instant, AgentId)>,
     stranger_limits: Limits,
-    /// When to accept again: the system had no descriptor left, or there are as many strangers as may
-    /// be.
+    /// Time at which to accept again: the system had no descriptor left, or the maximum number of connections have not
+    /// joined yet.
     deaf_until: Option<Instant>,
     /// `true` if connections that have not joined take all places: one that joins or closes makes room.
     is_full: bool,
@@ -90,7 +90,7 @@ impl EventLoop {
         })
     }
 
-    /// Runs until the job is over and all agents know; `None` where the result is not waited for.
+    /// Runs until the job is over and all agents have been informed. Returns `None` if nobody waits for the result.
     pub(super) fn run(mut self) -> Option<JobResult> {
         while !self.abandoned && !self.is_done() {
             self.wait();
@@ -273,7 +273,7 @@ impl EventLoop {
         }
     }
 
-    /// Does what is due.
+    /// Performs the steps whose time has come.
     fn keep_time(&mut self) {
         let now = Instant::now();
         while let Some((since, agent)) = self.strangers.front().copied()

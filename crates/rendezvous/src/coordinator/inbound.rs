@@ -13,7 +13,7 @@ use crate::handshake::{self, Answer, MAX_GREETING};
 use crate::{AgentId, Event, FromAgent, Join, MAX_FRAME_LEN, OUTPUT_CREDIT, Stream};
 
 impl EventLoop {
-    /// The poll says that something can be done with this connection.
+    /// Handles a connection that is ready for reading or writing.
     pub(super) fn ready(&mut self, agent: AgentId, what: EpollFlags) {
         if what.intersects(EpollFlags::EPOLLOUT | EpollFlags::EPOLLERR)
             && let Some(peer) = self.peers.get_mut(&agent)
@@ -92,7 +92,7 @@ impl EventLoop {
         }
     }
 
-    /// Once for each address: a refused host may try again and again.
+    /// Reports a refusal to the user once per address, because a refused host may retry.
     fn say_refused(&mut self, agent: AgentId, reason: &str) {
         let Some(Origin::Tcp(address)) = self.peers.get(&agent).map(|peer| peer.origin) else {
             return;

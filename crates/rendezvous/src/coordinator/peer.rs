@@ -15,17 +15,17 @@ pub(super) struct Peer {
     pub(super) host: Arc<str>,
     /// Output that has come and has not been shown.
     pub(super) unshown: u64,
-    /// The poll waits for it to take more, too.
+    /// `true` if the poll also waits until the connection can be written to.
     pub(super) polled_for_writing: bool,
-    /// Reason why it has ended, where the session knows better.
+    /// Reason for the end of the connection, if the session has supplied one.
     pub(super) explained: Option<String>,
 }
 
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// Has said nothing yet.
+    /// No message was received yet.
     Greeting,
-    /// Is about to join; over TCP its first message proves that it knows the secret.
+    /// The peer may join; over TCP its first message proves that it has the secret.
     Joining,
     Member,
     /// The peer receives the remaining data and is then closed. It may still send.

@@ -19,7 +19,8 @@ use crate::listener::{BindAddress, Listener};
 struct Winner {
     address: String,
     port: u16,
-    /// Two coordinators on one host have the same address, and may have the same port.
+    /// Process number of the coordinator: two coordinators on one host have the same address, and may have the same
+    /// port.
     pid: u32,
 }
 

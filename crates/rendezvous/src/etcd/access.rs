@@ -129,7 +129,7 @@ fn named(user: Option<&str>) -> String {
 }
 
 impl EtcdAccess {
-    /// Reads the files. `None`: nothing was said of TLS but, perhaps, that it is used.
+    /// Reads the files. Returns `None` if no setting of TLS is given, except that TLS is used.
     pub(super) fn tls_config(&self) -> Result<Option<TlsConfig>, EtcdError> {
         if let (Some(path), None) = (&self.key_file, &self.cert_file) {
             return Err(EtcdError::KeyAlone { path: path.clone() });

@@ -50,8 +50,8 @@ pub(crate) enum ClientError {
 type Result<T> = std::result::Result<T, ClientError>;
 
 impl Client {
-    /// Of "etcd1:2379,etcd2:2379"; fails with the part that is not an address, or with a file that cannot
-    /// be used.
+    /// Creates a client of endpoints such as "etcd1:2379,etcd2:2379". Fails with the part that is not an address, or
+    /// with a file that cannot be used.
     pub(crate) fn new(
         endpoints: &str,
         access: &EtcdAccess,
@@ -110,7 +110,7 @@ impl Client {
         Ok(kept.result.ttl.is_some_and(|left| left != "0"))
     }
 
-    /// Ends a lease, and with it the keys that hang on it.
+    /// Ends a lease, which deletes the keys that are attached to it.
     pub(crate) fn revoke(&mut self, lease: &str) -> Result<()> {
         self.call::<Value>("lease/revoke", &json!({ "ID": lease })).map(drop)
     }
@@ -162,7 +162,7 @@ impl Client {
         self.call::<Done>("kv/txn", &request).map(drop)
     }
 
-    /// Asks one member after the other, beginning with the one that answered last.
+    /// Sends a request to one member after the other, beginning with the one that answered last.
     fn call<T: DeserializeOwned>(&mut self, what: &str, request: &Value) -> Result<T> {
         let mut last = away("no endpoint");
         for _ in 0..self.endpoints.len() {
@@ -181,7 +181,7 @@ impl Client {
         Err(last)
     }
 
-    /// Asks the current member, with a token where there is a user. A token that has ended, or was given
+    /// Sends a request to the current member, with a token if there is a user. A token that has expired, or was issued
     /// before the users of this etcd changed, is replaced once.
     fn ask_as_user(&mut self, what: &str, request: &Value) -> Result<String> {
         for is_last in [false, true] {
@@ -244,7 +244,7 @@ impl Client {
         }
     }
 
-    /// What a refusal means: whether it is about the user.
+    /// Returns the error for a refusal, which may be about the user.
     fn refused(&self, refusal: Refusal, authenticating: bool) -> ClientError {
         let endpoint = self.endpoints[self.current].clone();
         let Refusal { code, message: reason } = refusal;
@@ -269,8 +269,8 @@ fn away(text: impl Into<String>) -> ClientError {
     ClientError::Away(text.into())
 }
 
-/// What a request that had no answer means: by the kinds of errors of TLS, which are final, and not by
-/// their words.
+/// Returns the error for a request without an answer. Errors of TLS are permanent, and recognized by their kind, not by
+/// their text.
 fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
     use rustls::{AlertDescription as Alert, Error as Tls};
 
@@ -364,8 +364,8 @@ struct Refusal {
 }
 
 impl Refusal {
-    /// Another token may be accepted. JSON Web Tokens are bound to a revision of the users and roles;
-    /// that etcd has another one by now is told with a code that stands for much else.
+    /// Returns `true` if another token may be accepted. JSON Web Tokens are bound to a revision of the users and roles;
+    /// etcd reports a changed revision with a code that has other meanings as well.
     fn is_about_the_token(&self) -> bool {
         self.code == UNAUTHENTICATED
             || (self.code == INVALID_ARGUMENT && self.message.contains(OLD_REVISION))

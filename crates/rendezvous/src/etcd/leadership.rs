@@ -14,7 +14,7 @@ use super::keys::Keys;
 use crate::masked_thread;
 use crate::wake::Flag;
 
-/// Held by the coordinator; dropping it lets another process be elected.
+/// Lease of the elected coordinator. Dropping it lets another process be elected.
 #[derive(Debug)]
 pub(crate) struct LeaderLease {
     shared: Arc<Shared>,
@@ -24,12 +24,12 @@ pub(crate) struct LeaderLease {
 
 #[derive(Debug)]
 struct Shared {
-    /// Readable when another process has been elected.
+    /// Set when another process has been elected.
     lost: Flag,
     leave: Flag,
     /// The job's exit code once it is over.
     code: AtomicI16,
-    /// When etcd was last asked for the lease and gave it.
+    /// Start of the last request that renewed the lease.
     confirmed: Mutex<Instant>,
 }
 
@@ -76,7 +76,7 @@ impl LeaderLease {
         self.shared.is_confirmed(self.time)
     }
 
-    /// Readable when the lease has ended and another process has been elected.
+    /// Returns a descriptor that is readable when the lease has ended and another process has been elected.
     pub(crate) fn lost(&self) -> BorrowedFd<'_> {
         self.shared.lost.as_fd()
     }

@@ -18,12 +18,12 @@ use super::{AgentId, Formation, State};
 /// must have been admitted before it can leave.
 #[derive(Debug, Default)]
 pub(super) struct Admission {
-    /// When an attempt last began with hosts that joined a running job, and for how long none is
-    /// admitted after that.
+    /// Start of the last attempt with hosts that joined a running job, and the time after it in which no host is
+    /// admitted.
     last: Option<(Duration, Duration)>,
-    /// The attempt was stopped for hosts that join, so that the next one has them.
+    /// `true` if the attempt was stopped for hosts that join, so that the next attempt includes them.
     open: bool,
-    /// When hosts that wait are admitted to the running attempt.
+    /// Time at which waiting hosts are admitted to the running attempt.
     pub(super) due: Option<Duration>,
 }
 
@@ -48,8 +48,8 @@ impl Admission {
 }
 
 impl Member {
-    /// It was not in the attempt before, under this coordinator or the one before it, so that it has to
-    /// be admitted.
+    /// Returns `true` if the host was not in the previous attempt, under this coordinator or the one before it, so that
+    /// it has to be admitted.
     pub(super) fn is_new(&self) -> bool {
         !self.previous_member && self.join.last_attempt.is_none()
     }
@@ -67,8 +67,8 @@ impl Formation {
         self.stop_for_membership_change(reason);
     }
 
-    /// An attempt begins: `newcomers` says whether with hosts that were not in the one before, though
-    /// that one had not failed.
+    /// Records the start of an attempt. `newcomers` is `true` if it has hosts that were not in the previous one,
+    /// although that one had not failed.
     pub(super) fn admitted(&mut self, newcomers: bool) {
         if newcomers || self.admission.open {
             self.admission.record(self.now, self.rules.join_interval);

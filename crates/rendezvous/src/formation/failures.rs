@@ -16,7 +16,7 @@ use crate::{Cause, ExitStatus, JobResult, RankFailure};
 pub(super) struct Failures {
     /// The first of each agent; kept when the agent is lost.
     of_ranks: BTreeMap<AgentId, (RankFailure, Clock)>,
-    /// The first one, with the moment since when the host may have been gone.
+    /// First loss of a host, with the earliest time at which the host may have failed.
     loss: Option<(i64, HostLoss)>,
     pub(super) interrupted: Option<i32>,
     /// Since when the ranks are being stopped though nothing had failed: because hosts come or
@@ -25,13 +25,13 @@ pub(super) struct Failures {
     /// The agent that was interrupted, and the last signal.
     interrupters: BTreeSet<Option<AgentId>>,
     last_signal: Option<i32>,
-    /// The ranks were killed at a second request to stop.
+    /// `true` if the ranks were killed at a second request to stop.
     pub(super) killed: bool,
-    /// Ranks were stopped before they had ended by themselves.
+    /// `true` if ranks were stopped before they had ended by themselves.
     pub(super) cut_short: bool,
 }
 
-/// A host that is gone.
+/// Loss of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HostLoss {
     pub(super) host: String,
@@ -195,5 +195,5 @@ pub(super) fn name(signal: i32) -> String {
     Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |known| known.to_string())
 }
 
-/// Milliseconds by which the word that a connection broke may be behind the word of what it caused.
+/// Maximum delay, in milliseconds, of the report that a connection broke behind the reports of its consequences.
 const NEWS_TIMEOUT: i64 = 1_000;

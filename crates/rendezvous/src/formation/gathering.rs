@@ -17,16 +17,16 @@ use crate::{Assignment, Cause, ToAgent};
 #[derive(Debug)]
 pub(super) struct Gathering {
     since: Duration,
-    /// Before the first attempt of this coordinator.
+    /// `true` before the first attempt of this coordinator.
     first: bool,
     /// End of the wait for more hosts than needed.
     last_call: Option<Duration>,
     /// `true` once the waiting hosts have been informed how many are missing.
     told: bool,
-    /// The attempt before was stopped without a failure, so that hosts which were not in it have to
-    /// wait until they may be admitted.
+    /// `true` if the previous attempt was stopped without a failure, so that hosts which were not in it have to wait
+    /// for their admission.
     membership_changed: bool,
-    /// Until when they have to wait, where the others are too few without them.
+    /// Time until which they have to wait, if the other hosts are too few without them.
     admission: Option<Duration>,
     /// The host that was lost last.
     pub(super) loss: Option<HostLoss>,

@@ -14,14 +14,14 @@ pub(super) struct Member {
     /// Position of the member in the order of joining.
     pub(super) order: u64,
     pub(super) joined: Duration,
-    /// Took part in the last attempt, so that its place is not given away.
+    /// `true` if the member took part in the last attempt, so that its place is kept.
     pub(super) previous_member: bool,
     /// The member with the node rank that this one asks for. It may have ended.
     pub(super) duplicate_of: Option<AgentId>,
     pub(super) activity: Activity,
     /// Assignment of the member in the last attempt that it was asked to start.
     pub(super) assignment: Option<Assignment>,
-    /// Process numbers of its ranks in that attempt, once they are told; none where a rank's end is.
+    /// Process numbers of its ranks in that attempt, once they are reported. `None` for a rank that has ended.
     pub(super) ranks: Vec<Option<i32>>,
     /// Number of the member's last request to stop the job, as it counts them.
     pub(super) requests: u32,
@@ -51,11 +51,11 @@ pub(super) struct Disconnection {
 pub(super) enum Activity {
     /// The agent has no processes.
     Idle,
-    /// Has been told to start.
+    /// The agent was ordered to start ranks.
     Running,
     /// All ranks of the agent have ended with exit code 0.
     Finished,
-    /// Has been told to stop and has not answered.
+    /// The agent was ordered to stop its ranks and has not answered.
     Stopping { finished: bool },
 }
 
@@ -64,7 +64,7 @@ impl Member {
         self.activity != Activity::Idle
     }
 
-    /// When it is lost, if nothing is heard of it until then.
+    /// Returns the time at which the host is considered lost, if no data is received from it until then.
     pub(super) fn lost_at(&self, heartbeat_timeout: Duration) -> Duration {
         match &self.disconnection {
             Some(away) => away.until,
@@ -78,8 +78,8 @@ impl Member {
     }
 }
 
-/// Tells an agent's clock from the coordinator's: the smallest difference between when a message
-/// was sent and when it came is the clocks' own, plus the shortest way.
+/// Estimate of an agent's clock offset from the coordinator's clock: the smallest difference between the times of
+/// sending and receiving a message, which is the offset plus the shortest transit time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Clock {
     ahead: Option<i64>,

@@ -91,7 +91,7 @@ impl Formation {
         }
     }
 
-    /// An agent that has lost its connection, or has found it silent, comes over a new one.
+    /// Handles an agent that has lost its connection, or found it silent, and comes over a new one.
     ///
     /// What was on its way to it may be lost, so that it is told again; it does the same. Both sides
     /// take no notice of what they know.
@@ -448,7 +448,7 @@ impl Formation {
         self.hand_over_seat(agent);
     }
 
-    /// A host that had no part is gone.
+    /// Handles the loss of a host that had no part in the attempt.
     fn gone(&mut self, loss: HostLoss) {
         if matches!(self.state, State::Over(_)) {
             return;

@@ -55,7 +55,7 @@ impl Default for Rules {
     }
 }
 
-/// No host starts more ranks: a larger number is a mistake, or a peer that is not ours.
+/// Maximum number of ranks per host. A larger number is a mistake, or the peer is not a Brigade agent.
 pub(super) const MAX_RANKS_PER_HOST: usize = 1 << 16;
 /// Time that a new coordinator waits for the agents of the old one. Longer than the pauses with which they look for it.
 pub(super) const REGROUP: Duration = Duration::from_millis(700);

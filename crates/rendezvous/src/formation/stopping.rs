@@ -48,8 +48,8 @@ impl Formation {
         }
     }
 
-    /// It is to stop, and is given up where it does not in time. One that is away is waited for as
-    /// long as its seat is kept, but not by a user who waits.
+    /// Returns `true` if the member was ordered to stop and is given up when its time limit passes. A disconnected
+    /// member is waited for as long as its seat is kept, unless the user waits.
     pub(super) fn may_be_stuck(&self, member: &Member) -> bool {
         let is_waited_for = member.disconnection.is_some() && !self.failures.killed;
         matches!(member.activity, Activity::Stopping { .. }) && !is_waited_for

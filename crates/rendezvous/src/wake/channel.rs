@@ -60,7 +60,7 @@ struct Shared<T> {
 #[derive(Debug)]
 struct State<T> {
     items: VecDeque<T>,
-    /// The receiver is gone.
+    /// `true` if the receiver was dropped.
     is_closed: bool,
 }
 
