@@ -229,9 +229,9 @@ pub struct Batches<T> {
 }
 
 enum Source<T> {
-    /// This rank reads its own.
+    /// Batches that this rank reads itself.
     Own(Epoch<T>),
-    /// The same, copied to a GPU one batch ahead.
+    /// Batches that this rank reads, copied to a GPU one batch ahead.
     Staged(StagedEpoch<T>),
     /// Rank 0 reads for all.
     Dispatched(Dispatch<T>),

@@ -71,7 +71,7 @@ pub(crate) trait Checkpointed: Stateful + Send + Sync {
         HashMap::new()
     }
 
-    /// Takes note that its tensors were read from a checkpoint.
+    /// Updates the object after its tensors were read from a checkpoint.
     ///
     /// # Errors
     /// When a message that follows cannot be sent.

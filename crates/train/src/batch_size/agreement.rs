@@ -37,7 +37,7 @@ impl Attempt {
         Some(Self { job: Arc::clone(job), group, store, number, watcher })
     }
 
-    /// This rank's result when all have one; `None` when memory ran out somewhere.
+    /// Returns this rank's result if all ranks have one, or `None` if memory ran out on any rank.
     pub(super) fn decide<R>(mut self, outcome: Outcome<R>) -> Result<Option<R>> {
         self.stop_watching();
         let mine = match End::of(&outcome) {

@@ -34,7 +34,7 @@ impl BufferPool {
         Ok(copy)
     }
 
-    /// Takes back what was written.
+    /// Returns written buffers to the pool.
     pub(super) fn keep(&self, copies: impl IntoIterator<Item = Tensor>) {
         let mut kept = self.0.lock();
         for copy in copies {

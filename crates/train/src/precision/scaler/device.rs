@@ -193,8 +193,8 @@ impl GradScaler {
 }
 
 impl ScalerInner {
-    /// Takes in what devices have found, but for the newest `keep` steps: the host's scale moves as the device's
-    /// does. Waits for the device.
+    /// Reads the overflow flags of all steps but the newest `keep`, and updates the host's scale as the device's. Waits
+    /// for the device.
     pub(super) fn settle(&mut self, keep: usize) -> Result<()> {
         let Some(device) = &mut self.device else { return Ok(()) };
         while device.arriving.len() > keep {
