@@ -75,7 +75,7 @@ impl Grouped {
         self.settings.settings_lr()
     }
 
-    /// Takes other groups, which must hold each of the model's parameters once.
+    /// Sets other groups, which must contain each of the model's parameters once.
     pub(crate) fn set_groups(
         &mut self,
         groups: Vec<Vec<String>>,
@@ -123,7 +123,7 @@ impl Grouped {
         self.held = None;
     }
 
-    /// Forgets the optimizer, and takes these hyperparameters.
+    /// Drops the optimizer and sets these hyperparameters.
     pub(crate) fn forget(&mut self, hypers: Vec<GroupHypers>) {
         (self.held, self.hypers) = (None, hypers);
     }
@@ -326,7 +326,7 @@ impl Grouped {
         Ok(())
     }
 
-    /// Takes the hyperparameters that a loaded state has put into the optimizer.
+    /// Reads the hyperparameters that a loaded state has set in the optimizer.
     pub(crate) fn read_back(&mut self) -> Result<()> {
         let Some(optimizer) = self.optimizer()? else { return Ok(()) };
         for (group, index) in optimizer.groups().iter().zip(&self.of_optimizer) {

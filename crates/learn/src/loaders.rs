@@ -118,7 +118,7 @@ impl<X: ModelInput> Loaders<X> {
 }
 
 impl<X> Loaders<X> {
-    /// Takes sources that were made of loaders.
+    /// Makes loaders from batch sources.
     pub(crate) fn of_sources(
         train: Box<dyn BatchSource>,
         valid: Option<Box<dyn BatchSource>>,

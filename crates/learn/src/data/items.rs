@@ -31,7 +31,7 @@ pub struct Items {
 #[derive(Clone, Debug)]
 struct Table {
     file: PathBuf,
-    /// Names of the columns; none where the file has no line of names.
+    /// Names of the columns. Empty if the file has no line of names.
     header: Arc<[String]>,
     rows: Vec<Arc<[String]>>,
 }

@@ -72,7 +72,7 @@ impl LearnerState {
         self.model.load_state_dict(&model)
     }
 
-    /// Takes what rank 0 has read, of which each rank gets its part.
+    /// Loads the state that rank 0 has read; each rank gets its part.
     fn load_parts(
         &mut self,
         path: &Path,
