@@ -224,7 +224,7 @@ fn lost() -> io::Error {
 
 /// Block size of today's disks. Addresses, offsets and lengths must be multiples.
 const ALIGNMENT: usize = 4096;
-/// Two threads with 8 MB each keep a disk busy. More was not faster.
+/// Number of writing threads: two with 8 MB each keep a disk busy, and more were not faster.
 const THREADS: usize = 2;
 const PIECE_BYTES: usize = 8 << 20;
 

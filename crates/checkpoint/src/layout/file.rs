@@ -181,7 +181,7 @@ pub(crate) fn write_file(path: &Path, text: &[u8], flush: bool) -> Result<FileFa
     file.finish(flush)
 }
 
-/// Large enough to make system calls negligible, small enough for the second-level cache.
+/// Size of a piece in bytes: large enough to make system calls negligible, small enough for the second-level cache.
 const PIECE_BYTES: usize = 1 << 20;
 /// Minimum size of a file written with direct I/O. Below, threads and buffers cost more than they gain.
 const LEAST_DIRECT_BYTES: u64 = 16 << 20;
