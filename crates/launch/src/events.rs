@@ -123,7 +123,7 @@ impl EventsTarget {
     }
 }
 
-/// Takes a descriptor over that this process was started with.
+/// Takes ownership of a descriptor that this process has inherited.
 fn take_inherited(number: i32) -> io::Result<OwnedFd> {
     let other = |reason: String| io::Error::new(io::ErrorKind::InvalidInput, reason);
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}"));

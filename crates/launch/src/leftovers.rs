@@ -181,7 +181,7 @@ impl Descendants {
         (strangers, loading)
     }
 
-    /// Lets the system forget all adopted processes that have ended.
+    /// Reaps all adopted processes that have ended.
     pub(crate) fn forget_ended(&self, ranks: &[i32]) {
         let this = std::process::id().cast_signed();
         let Processes(all) = Processes::look();
@@ -191,7 +191,7 @@ impl Descendants {
         }
     }
 
-    /// Lets the system forget an adopted process that has ended. Returns `true` where it was one.
+    /// Reaps an adopted process that has ended. Returns `true` if it was one.
     pub(crate) fn forget(&self, pid: i32, ranks: &[i32]) -> bool {
         let known = ranks.contains(&pid) || self.helpers.iter().any(|(helper, _)| *helper == pid);
         !known && waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG)).is_ok()

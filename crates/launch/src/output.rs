@@ -115,15 +115,14 @@ impl Output {
         Ok(())
     }
 
-    /// Puts a line of the launcher's own among those of the ranks, on stderr, unless it is to be
-    /// quiet.
+    /// Writes a line of the launcher among those of the ranks, on stderr, unless the launch is quiet.
     pub(crate) fn say(&self, text: &str) {
         if !self.plan.quiet {
             self.warn(text);
         }
     }
 
-    /// The same, even if it is to be quiet.
+    /// Writes a line of the launcher on stderr, even if the launch is quiet.
     pub(crate) fn warn(&self, text: &str) {
         self.order(Order::Say(format!("brigade: {text}\n")));
     }

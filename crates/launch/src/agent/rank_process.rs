@@ -135,7 +135,7 @@ impl RankProcess {
         }
     }
 
-    /// Lets the system forget the rank, which has ended.
+    /// Reaps the rank, which has ended.
     pub(super) fn reap(&mut self) {
         let _ = self.child.wait();
     }

@@ -121,7 +121,7 @@ impl Ranks {
         local_ranks.iter().map(|local_rank| state(*local_rank)).collect()
     }
 
-    /// Lets the system forget the ranks, of which nothing is left.
+    /// Reaps the ranks, of which no process is left.
     pub(super) fn release(&mut self, reaper: &mut Reaper) {
         // First: a number that has been given up may be a stranger's next.
         reaper.guard(&[]);

@@ -39,7 +39,7 @@ pub(super) struct Facts {
     pub(super) kind: Kind,
     /// `true` if the job may continue without this host.
     pub(super) may_leave: bool,
-    /// `true` if all hosts of the rendezvous are this host.
+    /// `true` if the coordinator's address is a loopback address, or the coordinator is elected.
     pub(super) near: bool,
     /// Address of the coordinator, for messages.
     pub(super) coordinator: String,

@@ -9,7 +9,7 @@ use brigade_ssh::die_with_parent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Is this process one of the ranks called `name`?
+/// Returns `true` if this process is one of the ranks called `name`.
 pub(super) fn is_rank_of(name: &str) -> bool {
     std::env::var_os(RANK_OF).is_some_and(|ranks| ranks == name)
 }

@@ -59,7 +59,7 @@ impl LiveLine {
         None
     }
 
-    /// Takes the line away.
+    /// Removes the line.
     pub(crate) fn clear(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();

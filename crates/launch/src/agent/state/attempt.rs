@@ -421,7 +421,7 @@ impl AgentState {
         self.ask(all, signal);
     }
 
-    /// The same for a group that is not waited for any more.
+    /// Requests the end of a group that is not waited for any more.
     pub(super) fn stop_quietly(&mut self) {
         self.cancel();
         if self.group.as_ref().is_some_and(|group| !group.is_stopping()) {
