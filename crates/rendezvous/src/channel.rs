@@ -27,7 +27,7 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// Takes in what has been read.
+    /// Appends bytes that were read.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.pending.drain(..self.start);
         self.start = 0;

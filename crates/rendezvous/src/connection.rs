@@ -238,7 +238,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Takes in what has come; false when there is nothing.
+    /// Reads the available data. Returns `false` if there is none.
     fn read(&mut self) -> Result<bool, LinkError> {
         let mut buffer = [0; 16 << 10];
         loop {

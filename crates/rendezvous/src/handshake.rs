@@ -122,7 +122,7 @@ pub(crate) enum Denial {
 }
 
 impl ClientHandshake {
-    /// Begins; also returns the body of the first record.
+    /// Begins the handshake. Also returns the body of the first record.
     ///
     /// # Errors
     /// The system has no source of random numbers.
@@ -134,7 +134,7 @@ impl ClientHandshake {
         Ok((Self { noise }, greeting.encode()))
     }
 
-    /// Takes in the coordinator's record.
+    /// Handles the coordinator's record.
     pub(crate) fn finish(mut self, record: &[u8]) -> Result<Channel, Denial> {
         let answer = Greeting::decode(record).map_err(|_| Denial::NotBrigade)?;
         let refused = |text: &str| Err(Denial::Refused(text.to_owned()));

@@ -336,8 +336,7 @@ pub enum Cause {
 }
 
 impl FromAgent {
-    /// The same with names, reasons and errors that are fit to be shown. What ranks have printed stays as
-    /// it is.
+    /// Returns the failure with escaped names, reasons and errors. Output of ranks is not changed.
     pub(crate) fn printable(self) -> Self {
         match self {
             Self::Join(join) => Self::Join(Join {
@@ -367,7 +366,7 @@ impl FromAgent {
 }
 
 impl ToAgent {
-    /// The same with names and reasons that are fit to be shown.
+    /// Returns the result with escaped names and reasons.
     pub(crate) fn printable(self) -> Self {
         match self {
             Self::Refused { reason } => Self::Refused { reason: printable(&reason) },

@@ -67,7 +67,7 @@ impl EventLoop {
         }
     }
 
-    /// Takes in a connection, unless the system cannot poll it.
+    /// Adds a connection, unless the system cannot poll it.
     pub(super) fn enter(
         &mut self,
         agent: AgentId,

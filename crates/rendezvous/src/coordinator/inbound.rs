@@ -26,7 +26,7 @@ impl EventLoop {
         }
     }
 
-    /// Takes in what has come, up to a limit, so that no connection keeps the others waiting.
+    /// Reads messages up to a limit, so that no connection keeps the others waiting.
     pub(super) fn read(&mut self, agent: AgentId) {
         for _ in 0..MAX_MESSAGES {
             if !self.read_one(agent) {

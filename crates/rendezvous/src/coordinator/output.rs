@@ -35,7 +35,7 @@ pub struct Piece {
     pub(super) _credit: Credit,
 }
 
-/// Gives back to an agent what it may send.
+/// Guard that returns flow-control credit to an agent when it is dropped.
 #[derive(Debug)]
 pub(super) struct Credit {
     pub(super) shared: Shared,

@@ -24,7 +24,7 @@ struct Winner {
     pid: u32,
 }
 
-/// Looks for the coordinator, or becomes it, until one of it works.
+/// Searches for the coordinator and runs for election, until one of the two succeeds.
 pub(super) fn meet(
     plan: &RendezvousPlan,
     endpoints: &str,

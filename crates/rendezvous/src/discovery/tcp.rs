@@ -40,7 +40,7 @@ fn listen(plan: &RendezvousPlan, address: &str, port: u16) -> io::Result<Listene
     Listener::bind(port, bind_address, &plan.run_id, plan.secret.clone())
 }
 
-/// Tries to serve, if that is this agent's part, and to find the coordinator, until one of it works.
+/// Tries to serve, if this agent may, and to find the coordinator, until one of the two succeeds.
 pub(super) fn meet(
     plan: &RendezvousPlan,
     address: &str,

@@ -52,11 +52,11 @@ pub(super) enum LastSeen {
 /// Effect of an interruption, in addition to the earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Interruption {
-    /// The first, or another signal.
+    /// The first signal, or a different one.
     New,
     /// The same signal on another host: a scheduler sends it to all of them.
     Echo,
-    /// The same user once more.
+    /// A further signal of the same user.
     Again,
 }
 
@@ -180,12 +180,12 @@ pub(super) fn job_result(cause: Cause) -> JobResult {
     JobResult { code, cause: Some(cause) }
 }
 
-/// A failure is never reported as success, whatever an agent claims.
+/// Returns the exit code of a failure, which is never 0, whatever the agent has reported.
 fn code_of(failure: &RankFailure) -> u8 {
     failure.exit_status.exit_code().max(1)
 }
 
-/// A signal that exists, whatever an agent claims.
+/// Returns the signal, or a valid one in place of a number that is not a signal.
 pub(super) fn checked(signal: i32) -> i32 {
     if (1..=64).contains(&signal) { signal } else { Signal::SIGTERM as i32 }
 }

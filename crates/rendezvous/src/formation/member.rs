@@ -91,12 +91,12 @@ impl Clock {
         self.ahead = Some(self.ahead.map_or(ahead, |least| least.min(ahead)));
     }
 
-    /// A moment of the agent's on the coordinator's clock.
+    /// Returns a moment of the agent's clock on the coordinator's clock.
     pub(super) fn ours(self, at: Millis) -> i64 {
         signed(at.into()).saturating_add(self.ahead.unwrap_or(0))
     }
 
-    /// The same, no later than now.
+    /// Returns a moment of the agent's clock on the coordinator's clock, no later than now.
     pub(super) fn here(self, at: Millis, now: Duration) -> Duration {
         Duration::from_millis(u64::try_from(self.ours(at)).unwrap_or(0)).min(now)
     }
