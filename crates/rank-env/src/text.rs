@@ -159,7 +159,7 @@ pub fn counted(count: impl Display, noun: &str) -> String {
     }
 }
 
-/// Most characters of one line of an error: a message may hold a path or an expression.
+/// Maximum number of characters of one line of an error, which may contain a path or an expression.
 const MAX_LINE: usize = 4000;
 
 /// Returns the escape of a character that is not shown as itself. A combining mark is shown as itself where it has a

@@ -201,7 +201,7 @@ impl Step {
     }
 }
 
-/// See [`Step::port`].
+/// Returns the port of [`Step::port`] for a job and a step.
 pub(super) fn job_port(job: u64, step: u64) -> u16 {
     super::port_of(job.wrapping_mul(97).wrapping_add(step))
 }
@@ -212,6 +212,7 @@ const NAMES: Names = Names {
     local_rank: SLURM_LOCALID,
     local_size: SLURM_STEP_TASKS_PER_NODE,
 };
-/// Above are the batch script, the shell of `salloc` and the like.
+/// Largest number of an ordinary step. Larger numbers are those of the batch script, the shell of `salloc` and the
+/// like.
 const LAST_NORMAL_STEP: u64 = 0xffff_fff0;
 const UNSET: &str = "start the program with srun, or unset the first to run it alone";
