@@ -275,7 +275,7 @@ fn parse_count(text: &str) -> Result<usize, String> {
 }
 
 const NOT_A_COUNT: &str = "expected a number, as in `slots=4`";
-/// More ranks than a host can have processes.
+/// Maximum number of ranks of a host: more than a host can have processes.
 const MAX_SLOTS: usize = 1 << 20;
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ pub(crate) struct SessionTimes {
 }
 
 impl SshClient {
-    /// Takes the client from the option, else from `BRIGADE_SSH`, else `ssh`.
+    /// Creates the client from the option, else from `BRIGADE_SSH`, else `ssh`.
     ///
     /// # Errors
     /// Its quotes do not match, or it is empty.
