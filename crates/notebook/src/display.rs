@@ -84,8 +84,8 @@ pub trait CellDisplay {
     }
 }
 
-/// Does evcxr read this process's output? A rank inherits evcxr's variable, but its lines pass through the launcher,
-/// which prefixes them.
+/// Returns `true` if evcxr reads this process's output. A rank inherits evcxr's variable, but its lines pass through
+/// the launcher, which prefixes them.
 fn is_cell() -> bool {
     env::var_os("EVCXR_IS_RUNTIME").is_some() && env::var_os(call::FOLDER).is_none()
 }

@@ -296,7 +296,7 @@ impl NotebookLauncher {
     }
 }
 
-/// Is this the running program, and not a library that it has loaded?
+/// Returns `true` for the running program, and `false` for a library that it has loaded.
 fn is_program(object: &Path) -> bool {
     env::current_exe().is_ok_and(|program| program == object)
 }
