@@ -1,5 +1,5 @@
-//! An optimizer after [`crate::Accelerator::prepare`]: the same arithmetic, behind the gates of accumulation, loss
-//! check and loss scale.
+//! An optimizer after [`crate::Accelerator::prepare`]: the same arithmetic, subject to accumulation, loss check and
+//! loss scale.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! One attempt of a batch size on several ranks: all continue with a result, or none.
+//! Agreement on one attempt of a batch size on several ranks: all continue with a result, or none does.
 //!
 //! A rank that fails sets a key in the store and closes its connections, so that the others' collectives
 //! end. A thread of every rank polls for such keys: it aborts collectives that do not notice a lost

@@ -1,4 +1,4 @@
-//! Freezing and thawing after `prepare`, the same on all ranks.
+//! Freezing and unfreezing of parameters after `prepare`, the same on all ranks.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! Rank 0's state for all ranks.
+//! Broadcast of rank 0's state to all ranks.
 
 use brigade_checkpoint::Value;
 use brigade_torch::{Error, Result, TorchError, dtype_of, kind_of};

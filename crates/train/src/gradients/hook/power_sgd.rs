@@ -1,4 +1,4 @@
-//! PowerSGD: matrices of gradients as products of two thin ones.
+//! PowerSGD: gradient matrices as products of two low-rank factors.
 
 mod factors;
 mod state;

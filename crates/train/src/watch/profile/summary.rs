@@ -1,4 +1,4 @@
-//! A recording by operation.
+//! Summary of a profile by operation.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! The thin matrices: their first values, and columns at right angles.
+//! Low-rank factors: their initial values, and orthogonalization.
 
 use brigade_sampling::stream;
 use rand_distr::{Distribution, StandardNormal};
