@@ -1,4 +1,4 @@
-//! Single images as the model's input, batches as pictures, and both written down.
+//! Codec of single images: converts them to the model's input, shows batches as pictures, and can be serialized.
 
 use std::borrow::Cow;
 use std::fmt;

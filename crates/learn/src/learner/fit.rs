@@ -434,7 +434,7 @@ impl Loop<'_> {
                     Err(Interrupt::Cancel(level)) => Some(level),
                     failed => return failed,
                 };
-                // A rank without a batch learns of a cancellation on another one here.
+                // A rank without a batch receives the cancellation of another rank here.
                 agreed(fit.learner.state.accelerator(), cancelled)
             },
         )

@@ -1,4 +1,4 @@
-//! From a block and a folder to loaders.
+//! Preparation of loaders from a data block and a folder.
 
 use std::path::Path;
 
