@@ -3,8 +3,8 @@
 //! It is one loop over signals, the ranks' output, and the commands of the coordinator, which decides
 //! for all hosts. On a single host, too: the coordinator is then a thread of this process.
 //!
-//! What the agent decides is in `state`, pure; the other files do what it says, and this one
-//! carries events to it and actions away from it.
+//! The agent's decisions are in `state`, as pure functions; the other files carry them out, and this one carries events
+//! to it and actions away from it.
 
 mod cleanup;
 mod coordinator_client;
@@ -418,7 +418,7 @@ impl<'p> Agent<'p> {
                     self.events.push_back(Event::Tail { local_rank, tail });
                 }
                 Notice::Drained(_) => match &mut self.forwarder {
-                    // The agent hears of it when all of it is on its way.
+                    // The agent is notified once all of it is in transit.
                     Some(forwarder) => forwarder.written(),
                     None => self.events.push_back(Event::Drained),
                 },
@@ -462,7 +462,7 @@ impl<'p> Agent<'p> {
 
     fn report(&mut self, result: Result<Outcome, LaunchError>) {
         if let Ok(outcome) = &result {
-            // Else it is told at the other end of the connection.
+            // Otherwise the other end of the connection reports it.
             if self.forwarder.is_none()
                 && let Some(report) = Report::of(outcome)
             {

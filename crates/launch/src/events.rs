@@ -1,7 +1,7 @@
 //! The job as events, one JSON object a line, for operators and notebooks.
 //!
-//! `docs/events.md` describes the format. The launcher that coordinates the job writes them, from a
-//! thread of its own: a reader that is slow or gone costs events, never time of the job.
+//! `docs/events.md` describes the format. The launcher that coordinates the job writes them, from a thread of its own:
+//! a slow or closed reader causes lost events, and never delays the job.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};

@@ -1,4 +1,4 @@
-//! Where the secret of a job on several hosts is from, when one command is started per host.
+//! Sources of the secret of a job on several hosts, when one command is started per host.
 //!
 //! With `--hosts` none of this is needed: the launcher makes a secret for each job and sends it through
 //! the sessions. Job files that `brigade emit` writes carry their own.

@@ -361,7 +361,7 @@ fn environment_has(pid: i32, variable: &[u8]) -> Option<bool> {
     // Another user's process is none of this job's.
     let Ok(environ) = fs::read(format!("/proc/{pid}/environ")) else { return Some(false) };
     if environ.is_empty() {
-        // What the kernel says now may be of the program that has come in the meantime.
+        // The kernel's present answer may be about another program, loaded in the meantime.
         let memory = Stat::of(pid).map_or(Memory::None, |stat| stat.memory);
         return matches!(memory, Memory::None | Memory::NoEnvironment).then_some(false);
     }

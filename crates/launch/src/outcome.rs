@@ -1,4 +1,4 @@
-//! How a job ended, as this host's launcher sees it.
+//! Outcome of a job, from the view of this host's launcher.
 
 use brigade_rendezvous::{Cause, ExitStatus, JobResult, RankFailure};
 use nix::sys::signal::Signal;

@@ -162,7 +162,7 @@ impl Output {
     }
 
     fn order(&self, order: Order) {
-        // Fails when the thread has ended, which its last notice says.
+        // Fails when the thread has ended, which its last notice reports.
         let _ = self.orders.0.send(order);
     }
 }

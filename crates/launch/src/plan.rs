@@ -1,4 +1,4 @@
-//! From options and facts to a plan: everything that is decided before a process starts.
+//! Launch plan, made from options and facts: everything that is decided before a process starts.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What a scheduler says about the hosts of a job, so that the launchers of all hosts need no flags.
+//! Settings from a scheduler's environment about the hosts of a job, so that the launchers of all hosts need no flags.
 //!
 //! `srun --ntasks-per-node=1 brigade launch --nproc 4 ./train` starts one launcher on every host.
 //! Each finds the number of hosts, its own number and the place to meet in its environment.

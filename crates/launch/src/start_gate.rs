@@ -1,9 +1,8 @@
 //! The gate between starting a rank's process and starting its program.
 //!
-//! All ranks wait at their gates until every one of them exists and the watch knows them: a host
-//! that cannot start rank 7 has not run ranks 0 to 6, and no program runs unwatched. The gate is a
-//! socket pair whose far end is the rank's stdin; the store's socket is passed through it, so no
-//! other child can inherit that by accident.
+//! All ranks wait at their gates until every one of them exists and is watched by the reaper: a host that cannot start
+//! rank 7 has not run ranks 0 to 6, and no program runs unwatched. The gate is a socket pair whose far end is the
+//! rank's stdin; the store's socket is passed through it, so no other child can inherit that by accident.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};

@@ -1,4 +1,4 @@
-//! Why the text of an option's value is not one.
+//! Errors of option values that cannot be parsed.
 
 /// Error for the value of an option that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! The way to the coordinator, found, used, lost and found again, in whichever process it is.
+//! Client of the coordinator: finds it, sends and receives messages, and reconnects, whichever process it runs in.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -149,7 +149,7 @@ impl<'p> CoordinatorClient<'p> {
     /// Starts the coordinator in this process.
     fn serve(&mut self, listener: Option<Listener>, address: String) -> Result<(), LaunchError> {
         let start = || LaunchError::system("start the coordinator");
-        // On one host the agent itself says what there is to say.
+        // On one host the agent itself prints all messages.
         let lines = listener.is_some().then(|| self.lines.sender());
         let events = self.recording.as_ref().map(|(_, sender)| sender.clone());
         let sink: Option<Box<dyn OutputSink>> = match (lines, events) {
@@ -245,7 +245,7 @@ impl<'p> CoordinatorClient<'p> {
             self.others_told = true;
             self.events.push_back(Event::OthersTold);
         }
-        // Last: most of these lines give the reason of a message that has just been heard.
+        // Last, because most of these lines contain the reason of a message that was just received.
         let trouble = || self.recording.as_ref().and_then(|(log, _)| log.trouble());
         self.events.pop_front().or_else(|| self.lines.try_recv().or_else(trouble).map(Event::Line))
     }

@@ -1,4 +1,4 @@
-//! The files in which failing ranks leave their errors, and what is made of them.
+//! Error files of failing ranks: reads them, and passes an error on to an outer launcher.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ impl ErrorFile {
     pub(super) fn read(path: &Path) -> Option<Self> {
         let error = ErrorRecord::read(path)?;
         let written = fs::metadata(path).and_then(|file| file.modified()).ok()?;
-        // A clock that has been set back says nothing.
+        // If the clock was set back, the age is unknown.
         let age = SystemTime::now().duration_since(written).unwrap_or_default();
         Some(Self { text: text(&error), age })
     }

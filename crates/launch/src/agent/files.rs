@@ -1,5 +1,5 @@
-//! A thread for what is done with the job's files: where they lie on a file system that does not
-//! answer, this thread waits, and the agent does not.
+//! Thread for operations on the job's files: if their file system does not respond, this thread waits, and the agent
+//! does not.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

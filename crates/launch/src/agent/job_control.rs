@@ -68,7 +68,7 @@ pub(crate) fn lead_foreground(agent: Pid) -> nix::Result<()> {
     if let Some(terminal) = open_terminal()
         && tcgetpgrp(&terminal) == before
     {
-        // Else the terminal stops a background process that asks.
+        // Otherwise the terminal would stop a background process that requests this.
         SigSet::from(Signal::SIGTTOU).thread_block()?;
         set_foreground(&terminal, getpid())?;
     }

@@ -1,5 +1,4 @@
-//! Output that is shown where the coordinator is: no more of it on the way than that side has
-//! allowed.
+//! Forwarding of output to the coordinator's host, with flow control: no more is in transit than that side has allowed.
 
 use std::collections::VecDeque;
 use std::io;
@@ -162,7 +161,7 @@ impl Show for Pieces {
     }
 
     fn drained(&mut self) {
-        // An agent that takes no more does not want to know.
+        // An agent that has stopped reading needs no notice.
         let _ = self.pieces.send(Piece::Drained);
         self.wake.set();
     }

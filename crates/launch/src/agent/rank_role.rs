@@ -1,4 +1,4 @@
-//! A rank before its program: the agent's executable in a session of its own, at its gate.
+//! Role of a rank's process before its program starts: the agent's executable, in its own session, waiting at its gate.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

@@ -56,7 +56,7 @@ impl Ranks {
         let mut gates = Vec::with_capacity(size);
         let mut streams = Vec::with_capacity(size);
         for local_rank in 0..size {
-            // Rank 0 learns its descriptor's number at the gate.
+            // Rank 0 receives its descriptor's number at the gate.
             let world = plan.world(&part, local_rank, StoreHost::Rank0)?;
             let error_file = folder.error_file(local_rank);
             let (process, gate, progress, stream) =

@@ -1,9 +1,9 @@
-//! What an agent decides: when ranks start and stop, what the coordinator is told, and when this
-//! process may end. Pure: no clock, no system, no network.
+//! Decisions of an agent: when ranks start and stop, which messages the coordinator gets, and when this process may
+//! end. Pure: without clock, operating system and network.
 //!
-//! Every transition is a method named by the event that causes it. What must always hold is a
-//! property test (`tests/any_order.rs`): an agent ends, it never has two groups of ranks, and it
-//! says that an attempt is finished only after the last byte of its output.
+//! Every transition is a method named by the event that causes it. What must always hold is a property test
+//! (`tests/any_order.rs`): an agent ends, it never has two groups of ranks, and it reports an attempt as finished only
+//! after the last byte of its output.
 
 mod attempt;
 mod connection;
@@ -224,7 +224,7 @@ impl AgentState {
             return None;
         }
         let (outcome, error) = match &mut self.ending {
-            // The coordinator knows of the error, and decides how the job ends while it is there.
+            // The coordinator has the error, and decides how the job ends while it is connected.
             Ending::Decided { outcome: None, .. } if self.connection.is_up() => return None,
             Ending::Decided { outcome, error } => (outcome.take(), error.take()),
             Ending::No | Ending::Leaving(_) | Ending::Over => return None,
@@ -302,7 +302,7 @@ impl AgentState {
 
     /// Shows why the ranks are stopped, where the report at the end does not do so at once.
     fn explain(&mut self, reason: String, running: usize) {
-        // A launcher of several hosts says it once for all.
+        // A launcher of several hosts prints it once for all.
         if self.facts.kind == Kind::Launcher || self.interruption.is_some() || self.output_closed {
             return;
         }

@@ -1,4 +1,4 @@
-//! The side of the rank: a program that was started again to run one body.
+//! Rank side: a program that was started again to run one body.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! All hosts answer, or none starts.
+//! Connects to all hosts: all are ready, or none starts the job.
 
 use std::io::{self, Write};
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Why a job on several hosts was not started.
+//! Errors of a job on several hosts that was not started.
 
 use std::fmt;
 use std::io;

@@ -1,7 +1,7 @@
 //! Messages between the launcher and an agent on another host before the job starts.
 //!
-//! From the start of the job on, the same streams carry the messages of `brigade-rendezvous`. All
-//! hosts come to [`FromHost::Ready`] before any of them is told [`ToHost::Go`].
+//! From the start of the job on, the same streams carry the messages of `brigade-rendezvous`. All hosts send
+//! [`FromHost::Ready`] before any of them is sent [`ToHost::Go`].
 
 use std::ffi::OsString;
 

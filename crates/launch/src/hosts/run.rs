@@ -1,4 +1,4 @@
-//! A job on several hosts, from the list of them to the last line.
+//! Execution of a job on several hosts, up to its report.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -260,7 +260,7 @@ impl Job {
         }
         let job_result = self.coordinator.wait();
         let outcome = if closed { Outcome::OutputClosed } else { Outcome::Over(job_result) };
-        // The agents have been told and go home. A host that is cut off cannot.
+        // The agents have been informed and exit. A host that is cut off cannot.
         let deadline = Instant::now() + GO_HOME;
         for (_, session) in self.sessions {
             session.child.finish(deadline);

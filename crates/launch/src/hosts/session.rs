@@ -1,4 +1,4 @@
-//! One host's connection, on the launcher's side, up to the moment when the job may start.
+//! Connection to one host, on the launcher's side, up to the start of the job.
 
 mod upload;
 

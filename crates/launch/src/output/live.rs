@@ -1,5 +1,4 @@
-//! One line for all ranks that says how far they are: below their lines on a terminal, else a plain
-//! line now and then.
+//! Progress line of all ranks: below their output on a terminal, else a plain line at intervals.
 
 use std::collections::BTreeMap;
 use std::env;

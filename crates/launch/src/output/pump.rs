@@ -1,4 +1,4 @@
-//! The thread itself: from the ranks' pipes to the console and the log files.
+//! Main loop of the output thread: copies data from the ranks' pipes to the console and the log files.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

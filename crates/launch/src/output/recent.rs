@@ -44,7 +44,7 @@ impl Recent {
     pub(crate) fn has_sentence(&self, sentence: &str) -> bool {
         let rests = self.lines.iter().filter_map(|line| line.strip_prefix("brigade: "));
         rests.filter_map(|line| line.strip_prefix(sentence)).any(|rest| {
-            // The report follows the sentence at once, or it said what comes of it.
+            // The report follows the sentence at once, or the sentence contained the consequence.
             rest.is_empty() || rest.starts_with(';')
         })
     }

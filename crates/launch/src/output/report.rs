@@ -96,7 +96,7 @@ impl Report {
         }
         lines.extend(self.notes.iter().cloned());
         if let Some(Quote { rank, said }) = &self.quote {
-            // With other lines in between, "its" would say nothing.
+            // With other lines in between, "its" would be unclear.
             let its = if is_said { format!("rank {rank}'s") } else { "its".to_owned() };
             match said {
                 Said::Nothing if is_said => lines.push(format!("rank {rank} printed nothing")),

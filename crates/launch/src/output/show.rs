@@ -50,7 +50,7 @@ impl Show for Terminal {
 
     fn progress(&mut self, reports: &Reports) -> bool {
         if let Some(line) = self.live.show(reports) {
-            // What cannot be written there is told where ranks' lines are lost.
+            // Failed writes are reported together with lost lines of ranks.
             let _ = write_all(&mut self.streams[Stream::Stderr.index()], line.as_bytes());
         }
         true

@@ -53,7 +53,7 @@ impl Devices {
     pub fn read(root: &Path, var: impl Fn(&str) -> Option<String>) -> Self {
         let (found, devices) = brigade_hardware::find(root);
         let present: Vec<Device> = devices.into_iter().filter(|it| it.is_usable).collect();
-        // Where nothing can be seen, the variable that is set tells whose devices they are.
+        // Where nothing can be seen, the variable that is set determines the vendor of the devices.
         let is_set = |kind: &&dyn Vendor| {
             kind.visibility().iter().flat_map(|it| *it).any(|it| var(it).is_some())
         };
@@ -175,7 +175,7 @@ impl FromStr for DeviceList {
         let mut ids: Vec<String> = Vec::new();
         for part in text.split(',').map(str::trim) {
             let id = match part.parse::<u16>() {
-                // As CUDA knows it: 01 is 1.
+                // As CUDA parses it: 01 is 1.
                 Ok(number) if !part.starts_with('+') => number.to_string(),
                 _ if brigade_hardware::VENDORS.iter().any(|kind| is_uuid(part, *kind)) => {
                     part.to_owned()

@@ -111,7 +111,7 @@ impl CargoTarget {
         for name in env::LAUNCHERS_OWN {
             command.env_remove(name);
         }
-        // Diagnostics go to stderr as people know them; the rest is for us.
+        // Diagnostics go to stderr in their usual form; the rest is parsed below.
         command.args(self.arguments()).arg("--message-format=json-render-diagnostics");
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut cargo = command.spawn().map_err(no_build)?;

@@ -117,7 +117,7 @@ impl AgentState {
 
     pub(super) fn coordinator_gone(&mut self, how: String) {
         match &mut self.connection {
-            // What was seen first says more than that no coordinator answers now.
+            // The first description is more useful than that no coordinator answers now.
             Connection::Resuming { how, .. } => {
                 let how = std::mem::take(how);
                 self.lost(how);

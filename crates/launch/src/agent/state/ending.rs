@@ -1,4 +1,4 @@
-//! Signals, readers that go, and how an agent leaves.
+//! End of an agent: signals, closed output, and the exit.
 
 use std::time::Duration;
 
