@@ -270,7 +270,7 @@ impl Connection {
     /// Returns the reason why nothing can be sent any more.
     pub(crate) fn write_error(&self) -> Option<LinkError> {
         Some(match self.write_error? {
-            // The other side is gone, and has said nothing since.
+            // The other side has ended, and has sent nothing since.
             WriteError::Broken(Errno::EPIPE) => LinkError::Closed,
             WriteError::Broken(Errno::ECONNRESET) => LinkError::Reset,
             WriteError::Broken(error) => LinkError::Broken(error.into()),

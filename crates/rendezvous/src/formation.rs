@@ -1,5 +1,5 @@
-//! Which hosts take part in a job, with which ranks, and when an attempt starts, stops and counts: the
-//! decision alone, without clock and network.
+//! Formation of a job: decides which hosts take part, with which ranks, and when an attempt starts, stops and counts,
+//! without clock and network.
 
 mod admission;
 mod event;

@@ -1,21 +1,20 @@
-//! How an agent and the coordinator prove to each other over TCP that they belong together: Noise,
-//! with the job's secret as pre-shared key.
+//! Handshake by which an agent and the coordinator authenticate each other over TCP: Noise, with the job's secret as
+//! pre-shared key.
 //!
 //! With a secret the pattern is `NNpsk0`, without one `NN`. Each side sends one message; after them
 //! the stream is encrypted and authenticated ([`Channel`]).
 //!
-//! - `psk0` and not `psk2`: the agent's first message shows that it knows the secret, so the
-//!   coordinator answers a host that does not with one byte, computes nothing for it, and gives it
-//!   nothing to try guesses on. (`psk2` would send every host that connects a proof of the secret. The
-//!   price of `psk0` is that a listener on the network can try guesses on the first message, which is
-//!   why short secrets are refused.)
-//! - Both send ephemeral keys (`ee`): an attacker that learns the secret later cannot read what was recorded.
+//! - `psk0` and not `psk2`: the agent's first message proves that it has the secret, so the coordinator answers a host
+//!   that does not with one byte, computes nothing for it, and gives it nothing to try guesses on. (`psk2` would send
+//!   every host that connects a proof of the secret. The price of `psk0` is that a listener on the network can try
+//!   guesses on the first message, which is why short secrets are refused.)
+//! - Both send ephemeral keys (`ee`): an attacker that obtains the secret later cannot decrypt recorded connections.
 //! - There are no static keys, and both handshake messages are empty. Names of hosts and of the job
 //!   go over the finished channel alone, and the latter only as a tag ([`Channel::job_tag`]).
 //! - The first message can be recorded and sent again. That leads nowhere: without the secret no
 //!   further message can be made, and a peer joins by a message on the channel.
-//! - Without a secret the channel keeps listeners out, and nothing else: neither side knows with which peer
-//!   it speaks. A secret on one side only is refused by both.
+//! - Without a secret the channel only prevents eavesdropping: neither side authenticates its peer. A secret on one
+//!   side only is refused by both.
 //!
 //! What is in the clear is the version and which pattern is used, so that other versions can be told
 //! why they do not understand each other. The handshake covers it: a change on the way breaks it.

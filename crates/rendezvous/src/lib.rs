@@ -30,7 +30,7 @@
 //! `--master-port` is where the agents meet; on one host it is also the ranks' `MASTER_PORT`.
 //!
 //! When a rank was killed and others failed because of it, the killed rank is reported. Its connections are closed
-//! before its agent learns of its end, so the time of such an end counts as 1 s earlier.
+//! before its agent detects its end, so the time of such an end counts as 1 s earlier.
 //!
 //! # Lost connections
 //!

@@ -195,7 +195,7 @@ impl Shared {
     fn send(&mut self, message: &FromAgent) {
         self.begun = true;
         match message {
-            // Over TCP the name of the job stays here: the coordinator may know it or not.
+            // Over TCP the name of the job is not sent: the peer may be a coordinator of another job.
             FromAgent::Join(join) if let Some(tag) = self.wire.job_tag(&join.run_id) => {
                 self.wire.send(&FromAgent::Join(Join { run_id: tag, ..join.clone() }));
             }
@@ -398,7 +398,7 @@ mod tests {
         let mut link = Link::of(near, None).unwrap();
         link.send(&FromAgent::Join(Join { run_id: "topsecret".into(), ..Join::new("node1") }));
         let Some(FromAgent::Join(join)) = far.receive().unwrap() else { panic!() };
-        // The server there can compare, and sees nothing that it does not know.
+        // The server can compare it with its own name, and cannot derive another name from it.
         assert_eq!(join.host, "node1");
         assert!(!join.run_id.contains("topsecret"));
         assert_eq!(far.job_tag("topsecret").unwrap(), join.run_id);

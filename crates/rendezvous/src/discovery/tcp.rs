@@ -1,4 +1,4 @@
-//! Discovery at an address that all agents know.
+//! Discovery at an address that all agents are given.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -34,7 +34,7 @@ fn listen(plan: &RendezvousPlan, address: &str, port: u16) -> io::Result<Listene
     let bind_address = match plain(address).parse::<IpAddr>() {
         Ok(address) if address.is_loopback() => BindAddress::Loopback(address),
         Err(_) if address == "localhost" => BindAddress::Loopback(Ipv4Addr::LOCALHOST.into()),
-        // Whatever the name stands for here, others may know it by another address.
+        // Whatever the name resolves to here, other hosts may resolve it to another address.
         _ => BindAddress::Unspecified,
     };
     Listener::bind(port, bind_address, &plan.run_id, plan.secret.clone())

@@ -285,8 +285,8 @@ fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
         error => (None, error.to_string()),
     };
     let Some(tls) = tls else {
-        // So ends a conversation in which one side speaks TLS and the other does not; but also one with
-        // a member that is just starting.
+        // A connection in which only one side uses TLS ends in this way; but also one with a member that is just
+        // starting.
         let hint = match (is_end, endpoint.starts_with("https:")) {
             (true, true) => "; does it speak TLS?",
             (true, false) => "; does it speak TLS only (--rdzv-conf protocol=https)?",

@@ -94,13 +94,13 @@ impl Failures {
 
     pub(super) fn lose(&mut self, agent: AgentId, loss: HostLoss, last_seen: LastSeen) {
         let mut since = match last_seen {
-            // The ranks of other hosts see a host go at the same time, and may be heard earlier.
+            // The ranks of other hosts detect the loss of a host at the same time, and may be reported earlier.
             LastSeen::Disconnected(now) => signed(now.as_millis()).saturating_sub(NEWS_TIMEOUT),
             LastSeen::Silent(heard) => signed(heard.as_millis()),
             LastSeen::Unresponsive(now) => signed(now.as_millis()),
         };
         if let Some((failure, clock)) = self.of_ranks.get(&agent) {
-            // It was still there to tell what had failed before.
+            // The host was still connected and could report what had failed before.
             since = since.max(clock.ours(failure.at).saturating_add(1));
         }
         if self.loss.as_ref().is_none_or(|(known, _)| since < *known) {

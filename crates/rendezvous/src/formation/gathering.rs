@@ -1,5 +1,4 @@
-//! How hosts are gathered for an attempt: which are waited for, for how long, and in which order they get
-//! their ranks.
+//! Gathering of hosts for an attempt: which ones are waited for, for how long, and in which order they get their ranks.
 
 use std::net::IpAddr;
 use std::time::Duration;

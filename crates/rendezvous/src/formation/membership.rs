@@ -93,8 +93,8 @@ impl Formation {
 
     /// Handles an agent that has lost its connection, or found it silent, and comes over a new one.
     ///
-    /// What was on its way to it may be lost, so that it is told again; it does the same. Both sides
-    /// take no notice of what they know.
+    /// Messages in transit to it may be lost, so they are sent again; the agent does the same. Both sides ignore
+    /// messages that they have received already.
     pub(super) fn resumes(&mut self, connection: AgentId, join: &Join) {
         if let Some(reason) = self.foreign(join) {
             return self.refuse(connection, &join.host, reason);
@@ -139,7 +139,7 @@ impl Formation {
                     self.send(id, ToAgent::Start(start));
                 }
             }
-            // It has not even heard of the attempt that is being stopped.
+            // It has not even received the attempt that is being stopped.
             (State::Stopping(_), Activity::Stopping { .. }) if start.is_some() => {
                 self.stopped(id, port, false, None);
             }
@@ -314,7 +314,7 @@ impl Formation {
 
     pub(super) fn closed(&mut self, agent: AgentId, how: String) {
         if matches!(self.state, State::Over(_)) {
-            // It has been told, or will not come back to hear of it.
+            // It has been informed, or will not come back to be informed.
             self.members.remove(&agent);
         } else if let Some(host) = self.expected.remove(&agent) {
             self.gone(HostLoss { host, how });
@@ -376,7 +376,7 @@ impl Formation {
             }
         }
         if over {
-            // Those that are connected have been told.
+            // Those that are connected have been informed.
             self.members.retain(|id, _| !silent.contains(id));
         } else {
             lines.into_iter().for_each(|line| self.say(line));

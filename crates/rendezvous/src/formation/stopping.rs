@@ -249,7 +249,7 @@ impl Formation {
 
     pub(super) fn end(&mut self, mut job_result: JobResult) {
         if self.stuck && job_result.code != 0 {
-            // Something is left that a scheduler, or a user, has to know of.
+            // A process is left, which has to be reported to a scheduler or a user.
             job_result.code = ExitStatus::Signal(Signal::SIGKILL as i32).exit_code();
         }
         if let Some(cause) = &job_result.cause {
