@@ -1,9 +1,8 @@
-//! How far a rank is: what it tells its launcher, which shows one line for all ranks.
+//! Progress reports of a rank to its launcher, which shows one line for all ranks.
 //!
-//! A launcher that wants to know gives each rank a pipe, by its number in
-//! [`env::BRIGADE_PROGRESS_FD`]. A rank writes [`ProgressReport`]s into it, one JSON object a line, of
-//! at most [`MAX_REPORT_LEN`] bytes, which the system writes in one piece. Reports may be lost, and a
-//! rank never waits: a launcher that does not read costs no time.
+//! A launcher that shows progress gives each rank a pipe, by its number in [`env::BRIGADE_PROGRESS_FD`]. A rank writes
+//! [`ProgressReport`]s into it, one JSON object a line, of at most [`MAX_REPORT_LEN`] bytes, which the system writes in
+//! one piece. Reports may be lost, and a rank never waits for a launcher that does not read.
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};

@@ -159,8 +159,8 @@ fn port_of(number: u64) -> u16 {
     PORTS.start + u16::try_from(number % range).unwrap_or_default()
 }
 
-/// Rank 0 knows whether the address that all ranks computed is its own. Names are compared up to
-/// the first dot: one side may have the domain, the other not.
+/// Checks on rank 0 that the address that all ranks computed is its own. Names are compared up to the first dot: one
+/// side may have the domain, the other not.
 fn must_be_here(
     here: Option<String>,
     first: &str,

@@ -167,7 +167,7 @@ impl World {
             });
         }
         let local_rank = vars.number(env::LOCAL_RANK)?.unwrap_or(rank % local_size);
-        // A home-made launcher may set LOCAL_RANK alone: it says how many there are at least.
+        // A custom launcher may set LOCAL_RANK alone, which gives a lower bound of the number.
         let (local_size, bound) = match vars.number(env::LOCAL_WORLD_SIZE)? {
             Some(size) => (size, (env::LOCAL_WORLD_SIZE, size)),
             None => (local_size.max(local_rank.saturating_add(1)), (env::WORLD_SIZE, world_size)),

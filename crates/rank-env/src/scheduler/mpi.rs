@@ -1,4 +1,4 @@
-//! MPI launchers: Open MPI, MVAPICH2, and those that speak PMI (MPICH, Intel MPI).
+//! MPI launchers: Open MPI, MVAPICH2, and those with the PMI protocol (MPICH, Intel MPI).
 
 use std::net::Ipv4Addr;
 

@@ -128,7 +128,7 @@ fn expand_numbers(inside: &str) -> Result<Vec<String>, String> {
         if range.end() - range.start() >= (MAX_HOSTS - numbers.len().min(MAX_HOSTS)) as u64 {
             return Err(format!("has more than {MAX_HOSTS} hosts"));
         }
-        // Leading zeros say how wide the numbers are; without any they are as wide as they are.
+        // Leading zeros give the width of the numbers; without any, numbers are not padded.
         let width = if first.starts_with('0') { first.len() } else { 0 };
         if width > MAX_NAME_LEN {
             return Err(too_long());
