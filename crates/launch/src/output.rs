@@ -1,8 +1,7 @@
-//! One thread that carries the output of all ranks, so that lines never run into each other.
+//! Output thread: writes the output of all ranks, so that lines never run into each other.
 //!
-//! It is a thread of its own because a paused terminal blocks its writers, and
-//! the agent has signals to answer meanwhile. It lives as long as the job; the ranks of every
-//! attempt are attached to it anew.
+//! It is a separate thread because a paused terminal blocks its writers, and the agent must handle signals meanwhile.
+//! It lives as long as the job; the ranks of every attempt are attached to it anew.
 
 mod color;
 mod folder;

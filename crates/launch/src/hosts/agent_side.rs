@@ -1,8 +1,7 @@
-//! The far side: what `brigade __agent` does on a host, at the other end of an ssh session or of a
-//! pipe.
+//! Remote side: `brigade __agent` on a host, at the other end of an ssh session or of a pipe.
 //!
-//! It first answers the launcher's questions, then becomes, by `exec`, an agent in the folder and
-//! with the variables of the job: everything that looks at them later sees the right ones.
+//! It first answers the launcher's requests, then becomes, by `exec`, an agent in the folder and with the variables of
+//! the job, so that all later code sees the right ones.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
