@@ -252,8 +252,8 @@ impl Checkpoints {
     /// random numbers are then its own, not those of the other run.
     ///
     /// # Errors
-    /// On every rank, and nothing was changed: [`brigade_torch::ErrorKind::Checkpoint`] when it is damaged, foreign
-    /// or of another version, [`crate::TrainError::CheckpointMismatch`] when it does not fit the program. Only
+    /// Fails on every rank, and nothing was changed: [`brigade_torch::ErrorKind::Checkpoint`] when it is damaged,
+    /// foreign or of another version, [`crate::TrainError::CheckpointMismatch`] when it does not fit the program. Only
     /// [`crate::TrainError::LoadInterrupted`] leaves a part changed: a disk that fails after all was verified.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
         self.load_with(path, LoadOptions::default())

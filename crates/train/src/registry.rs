@@ -74,7 +74,7 @@ pub(crate) trait Checkpointed: Stateful + Send + Sync {
     /// Updates the object after its tensors were read from a checkpoint.
     ///
     /// # Errors
-    /// When a message that follows cannot be sent.
+    /// Fails when a message that follows cannot be sent.
     fn loaded(&self) -> Result<()> {
         Ok(())
     }

@@ -82,7 +82,7 @@ pub trait Stateful {
     /// Loads a state that [`Stateful::state_dict`] returned.
     ///
     /// # Errors
-    /// When it does not fit; the object keeps its state then, and so do all other objects of a load.
+    /// Fails when it does not fit; the object keeps its state then, and so do all other objects of a load.
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()>;
 
     /// Returns the tensors of the state that are sharded over the ranks as a prepared model's parameters are, such as

@@ -70,7 +70,7 @@ pub trait StatefulHook: GradientHook + Stateful {
     /// the checkpoint has none. On the same number of ranks each loads its own with [`Stateful::load_state_dict`].
     ///
     /// # Errors
-    /// When a tensor cannot be copied.
+    /// Fails when a tensor cannot be copied.
     fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<()>;
 
     /// Loads the state that the hook of the same model had before parameters were frozen or unfrozen

@@ -50,7 +50,7 @@ pub trait Loader: Deref<Target = LoaderCore> + Send + Sync {
     /// Restricts the loader to the batches of one rank; without a rank, the loader reads the batches of all ranks.
     ///
     /// # Errors
-    /// When the options do not fit the batch size or each other.
+    /// Fails when the options do not fit the batch size or each other.
     fn sharded(self, rank: Option<usize>, world: usize, options: ShardOptions) -> Result<Self>
     where
         Self: Sized;
