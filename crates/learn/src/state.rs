@@ -227,7 +227,7 @@ impl LearnerState {
     /// target. Class targets are kept, and the losses of both are mixed; other targets are mixed directly.
     ///
     /// # Errors
-    /// When the shapes do not fit.
+    /// Fails when the shapes do not fit.
     pub fn mix_target(&mut self, second: Tensor, share: &Tensor) -> Result<()> {
         let Some(target) = &self.batch.target else { return Ok(()) };
         if self.loss.targets_are_classes() {
@@ -240,7 +240,7 @@ impl LearnerState {
         Ok(())
     }
 
-    /// Returns the model's output for the batch, from the end of the forward pass on.
+    /// Returns the model's output for the batch. `None` until the end of the forward pass.
     #[must_use]
     pub fn predictions(&self) -> Option<&Tensor> {
         self.batch.predictions.as_ref()
@@ -436,7 +436,7 @@ impl LearnerState {
     /// Loads rank 0's parameters and buffers into the model; the other ranks pass `None`. Every rank calls it.
     ///
     /// # Errors
-    /// On every rank, with nothing changed, when a name or a shape does not fit.
+    /// Fails on every rank, with nothing changed, when a name or a shape does not fit.
     pub fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()> {
         if self.is_in_parts() {
             return self.model.load_full_state_dict(state);
@@ -467,7 +467,7 @@ impl LearnerState {
     /// rank 0's values are loaded.
     ///
     /// # Errors
-    /// When a name or a shape does not fit: nothing was changed.
+    /// Fails when a name or a shape does not fit: nothing was changed.
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
         if self.is_in_parts() {
             return self.model.load_full_state_dict(Some(state));
@@ -502,7 +502,7 @@ impl LearnerState {
     /// number of such layers.
     ///
     /// # Errors
-    /// When no layer has this name.
+    /// Fails when no layer has this name.
     pub fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize> {
         self.model.hold_in_eval(prefix, on)
     }

@@ -212,8 +212,8 @@ enum Kind {
 }
 
 impl BatchTransform {
-    /// Makes a transform from a function of images `[n, channels, h, w]`, normalised if there is a normalisation, which
-    /// runs after all others in training and in validation. A Learner with such a transform cannot be exported.
+    /// Makes a transform from a function of images `[n, channels, h, w]`. It runs after all other transforms,
+    /// normalisation included, in training and in validation. A Learner with such a transform cannot be exported.
     pub fn function(function: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Self {
         Self(Kind::Function(Arc::new(function)))
     }

@@ -18,7 +18,7 @@ pub trait SplitItems: Send + Sync {
     /// of each item.
     ///
     /// # Errors
-    /// When the items cannot be divided.
+    /// Fails when the items cannot be divided.
     fn split(
         &self,
         items: &Items,

@@ -78,7 +78,7 @@ impl Learner {
     /// The optimizer's state is reset; its hyperparameters are kept.
     ///
     /// # Errors
-    /// When no group has this number, or libtorch fails.
+    /// Fails when no group has this number, or libtorch fails.
     pub fn freeze_to(&mut self, group: isize) -> Result<()> {
         self.state.freeze_to(group)
     }

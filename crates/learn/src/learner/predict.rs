@@ -234,7 +234,7 @@ impl Learner {
     /// 0.25 in fastai.
     ///
     /// # Errors
-    /// When the data cannot be transformed again, which data blocks of images can. Otherwise the same errors as
+    /// Fails when the data cannot be transformed again, which data blocks of images can. Otherwise the same errors as
     /// [`Learner::predictions`].
     pub fn tta(&mut self, passes: usize, beta: f64) -> Result<Predictions> {
         let augmented = self.augmented_valid.take().ok_or_else(|| {
@@ -269,7 +269,7 @@ impl Learner {
     /// of a group pass the same one.
     ///
     /// # Errors
-    /// When the item cannot be read or does not fit.
+    /// Fails when the item cannot be read or does not fit.
     pub fn predict(&mut self, item: impl Into<Item>) -> Result<Prediction> {
         let item = item.into();
         let inputs = encoded(&item, self.state.codec.as_deref())?;

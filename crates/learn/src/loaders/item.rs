@@ -69,7 +69,7 @@ pub trait ItemCodec: Any + fmt::Debug + Send + Sync {
     /// Converts one item to the model's inputs, with a batch dimension of 1, transformed as in validation.
     ///
     /// # Errors
-    /// When the item cannot be read.
+    /// Fails when the item cannot be read.
     fn encode(&self, item: &Item) -> Result<Vec<Tensor>>;
 
     /// Draws a row of a batch, with the normalisation and other preparation undone. `None` if the data are not images.
