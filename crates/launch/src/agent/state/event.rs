@@ -119,9 +119,9 @@ pub(in crate::agent) enum Event {
 /// Output of the agent's state machine.
 #[derive(Debug)]
 pub(in crate::agent) enum Action {
-    /// Make the folder for the job's files.
+    /// Makes the folder for the job's files.
     MakeFolder,
-    /// Look for the coordinator.
+    /// Searches for the coordinator.
     Connect,
     /// Searches for the coordinator of the earlier connection, until [`Action::StopReconnecting`].
     Reconnect {
@@ -130,7 +130,7 @@ pub(in crate::agent) enum Action {
     },
     /// Stops reconnecting: data has arrived over the old connection, or the coordinator is lost.
     StopReconnecting,
-    /// Ask the coordinator to take part.
+    /// Requests from the coordinator to take part in the job.
     Join(JoinRequest),
     /// Sends a message to the coordinator.
     Send(FromAgent),
@@ -143,27 +143,27 @@ pub(in crate::agent) enum Action {
         /// Ranks that could not be killed.
         stuck: Option<String>,
     },
-    /// End the connection to the coordinator.
+    /// Ends the connection to the coordinator.
     Disconnect,
-    /// Make folder and files of an attempt.
+    /// Makes folder and files of an attempt.
     Prepare {
         /// Number of the attempt.
         attempt: u32,
     },
-    /// Start the ranks of the attempt that was prepared.
+    /// Starts the ranks of the attempt that was prepared.
     Start(Assignment),
-    /// See which ranks are about to end because of an error of their own.
+    /// Finds the ranks that are about to end because of an error of their own.
     FindErrors,
-    /// Ask ranks to stop.
+    /// Sends ranks a signal that requests their end.
     Ask {
         /// Local ranks of the ranks.
         local_ranks: Vec<usize>,
         /// Signal to send.
         signal: Signal,
     },
-    /// Pass a signal on to all ranks and their children, for them to make something of it.
+    /// Forwards a signal to all ranks and their children, without any other effect.
     Forward(Signal),
-    /// Suspend the ranks and this process, and continue the ranks when it is continued.
+    /// Suspends the ranks and this process, and continues the ranks when it is continued.
     Suspend,
     /// Collects details about a failed rank.
     CollectFailure {
@@ -172,15 +172,15 @@ pub(in crate::agent) enum Action {
         /// `true` if the rank was killed, so that the system may have recorded why.
         killed: bool,
     },
-    /// See in which state these ranks are, which SIGKILL did not end.
+    /// Reads the process states of these ranks, which SIGKILL did not end.
     Inspect(Vec<usize>),
-    /// Kill what the ranks have left behind.
+    /// Kills what the ranks have left behind.
     Sweep,
-    /// Forget the ranks and what belongs to their attempt.
+    /// Forgets the ranks and what belongs to their attempt.
     Release,
     /// Forgets the ranks, some of which cannot be killed: the reaper continues to wait for them.
     LeaveToReaper,
-    /// Write all that the ranks have printed.
+    /// Writes all that the ranks have printed.
     Drain,
     /// Output is not taken any more.
     DropOutput,
