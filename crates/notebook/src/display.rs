@@ -67,7 +67,7 @@ pub use learn::show_graph;
 /// Score(0.5).evcxr_display();
 /// ```
 pub trait CellDisplay {
-    /// Returns the content of the cell in all its forms.
+    /// Returns the content of the cell in all its representations.
     #[must_use]
     fn cell_content(&self) -> Content;
 
@@ -162,7 +162,7 @@ const TEXT_COLUMNS: usize = 100;
 const TEXT_LINES: usize = 24;
 
 impl Content {
-    /// Renders a plot in all its forms.
+    /// Renders a plot as text and SVG, and as PNG unless it is too large.
     #[must_use]
     pub fn plot(plot: &impl Plot) -> Self {
         let content = Self::new(plot.to_text(TEXT_COLUMNS, TEXT_LINES)).svg(plot.to_svg());
