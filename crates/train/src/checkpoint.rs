@@ -198,10 +198,10 @@ impl Checkpoints {
     /// The folder appears whole or not at all, also when the machine stops: it is written under another
     /// name, flushed and renamed. A checkpoint that has the name is replaced, anything else is refused.
     ///
-    /// Training waits only for a copy, whose memory is kept for the next save
-    /// ([`ProjectConfiguration::keep_copies`]); a thread of each rank writes its share. A failure is reported by
-    /// [`Checkpoints::wait`], by the next save, or, at the latest and then only in the log, when the last
-    /// handle is dropped. [`ProjectConfiguration::background`] turns this off.
+    /// Training waits only for a copy, whose memory is kept for the next save ([`ProjectConfiguration::keep_copies`]);
+    /// a thread of each rank writes its share. A failure is returned by [`Checkpoints::wait`] or by the next save; if
+    /// neither is called, it is logged when the last handle is dropped. [`ProjectConfiguration::background`] turns this
+    /// off.
     ///
     /// # Errors
     /// Fails on every rank if one rank cannot save, with that rank and its reason. Also returns the error of the

@@ -238,7 +238,7 @@ enum Source<T> {
 }
 
 impl<L: Loader + 'static> PreparedLoader<L> {
-    /// Returns an iterator over the next epoch. In dispatch mode every rank must.
+    /// Returns an iterator over the next epoch. In dispatch mode every rank must call it.
     ///
     /// For a GPU, a separate thread takes the batches from the loader, copies them into pinned memory, and from there
     /// to the GPU on a stream beside the computation, one batch ahead of the loop. GPU computations of the loader's

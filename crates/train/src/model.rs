@@ -431,7 +431,7 @@ impl<M> PreparedModel<M> {
         }
     }
 
-    /// Returns the ranks with stages of models, where there are some.
+    /// Returns the ranks with stages of models, if there are some.
     pub(crate) fn pipeline(&self) -> Option<&PipelineRanks> {
         self.context.pipeline.as_deref()
     }

@@ -244,7 +244,7 @@ impl PreparedOptimizer {
         }
     }
 
-    /// Returns the ranks with stages of models, where there are some.
+    /// Returns the ranks with stages of models, if there are some.
     pub(crate) fn pipeline(&self) -> Option<&PipelineRanks> {
         self.inner.pipeline.as_deref()
     }

@@ -23,7 +23,7 @@ pub(crate) struct TensorModels {
     axis: Axis,
     /// The ranks that have the other parts of what this one has.
     group: ProcessGroup,
-    /// The ranks with the same experts, where there are several.
+    /// The ranks with the same experts, if there are several.
     copies: Option<ProcessGroup>,
     /// `true` if each rank has a part of the sequence between divided layers.
     has_sequence_regions: bool,

@@ -77,7 +77,7 @@ impl AcceleratorBuilder {
         }
     }
 
-    /// Sets whether the CPU is used even where there is a GPU. The environment can ask for the same
+    /// Sets whether the CPU is used even if there is a GPU. The environment can ask for the same
     /// (`ACCELERATE_USE_CPU`, which `brigade launch --cpu` sets).
     pub fn cpu(mut self, cpu: bool) -> Self {
         self.connection.cpu = cpu;
@@ -494,7 +494,7 @@ impl AcceleratorBuilder {
     ///
     /// A program can leave such a batch out: all ranks get the error in the same backward, so it calls
     /// [`crate::PreparedOptimizer::zero_grad`] and continues. With accumulation the window's other batches are
-    /// left out, too, where there are several processes.
+    /// left out, too, if there are several processes.
     ///
     /// ```
     /// # use brigade_nn::{Linear, Model};
@@ -524,7 +524,7 @@ impl AcceleratorBuilder {
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
-    /// Under LocalSGD, and where no prepared model takes part, the error is that of the rank alone.
+    /// Under LocalSGD, and if no prepared model takes part, the error is that of the rank alone.
     pub fn check_loss(mut self, on: bool) -> Self {
         self.loss_check.on = on;
         self

@@ -7,8 +7,8 @@ use crate::capture::CapturedStep;
 
 impl Accelerator {
     /// Records a whole training step as a CUDA graph (forward, backward, reduction, clipping, optimizer and loss
-    /// scale), and replays it for each further batch with one call of the GPU's driver. For small networks, whose
-    /// kernels take less time than their launches.
+    /// scale), and replays it for each further batch with one call of the GPU's driver. Use it for small networks,
+    /// whose kernels take less time than their launches.
     ///
     /// The first three batches run as they are, then the step is recorded, and from the fourth on it is replayed; a
     /// batch of other shapes runs once and is recorded, too. The losses are those of the step that is not recorded, bit

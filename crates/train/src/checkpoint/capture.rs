@@ -345,7 +345,7 @@ impl NamedTensor {
         Ok(Self { name, info: TensorInfo { dtype, shape }, tensor, main_only, part })
     }
 
-    /// Returns a box of it, under a name of its own where it has one.
+    /// Returns a box of it, under a name of its own if it has one.
     fn piece(&self, key: Option<&String>, place: &Region) -> Result<Self> {
         let mut tensor = self.tensor.shallow_clone();
         for (dim, (&start, &length)) in place.offset.iter().zip(&place.shape).enumerate() {

@@ -261,7 +261,7 @@ impl Ready {
 
     /// Changes first what can still fail: files that cannot be read, then objects of the program's own, which
     /// are restored when one fails. Models and states that optimizers have already come last, read straight from the files:
-    /// only the disk can fail then. Returns why the run does not go on bit for bit, where it does not.
+    /// only the disk can fail then. Returns why the run does not go on bit for bit, if it does not.
     fn restore(self, checkpoints: &Inner) -> Result<Option<String>> {
         let mut files = Files::new(&self.checkpoint);
         let mut in_place = self.tensors;

@@ -25,7 +25,7 @@ use crate::recorder::Recorder;
 /// [`crate::AcceleratorBuilder`] has an option of the same name for each field.
 #[derive(Debug, Default)]
 pub struct ConnectOptions {
-    /// `true` if the CPU is used even where there is a GPU.
+    /// `true` if the CPU is used even if there is a GPU.
     pub cpu: bool,
     /// Rank, world size and hosts.
     pub world: Option<World>,

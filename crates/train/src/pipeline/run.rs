@@ -292,7 +292,7 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         Ok(())
     }
 
-    /// Passes a stage's output on to the next one, here or on another rank, where it has no gradient.
+    /// Passes a stage's output on to the next one, here or on another rank, if it has no gradient.
     pub(super) fn hand_on(&mut self, pass: Pass, hidden: Tensor, is_own: bool) -> Result<()> {
         if is_own {
             self.outputs.insert(pass, hidden);
