@@ -146,7 +146,7 @@ impl Grouped {
         self.groups.iter().skip(self.frozen).flatten().chain(norms).cloned().collect()
     }
 
-    /// Makes the optimizer where there is none. `parameters` are the model's, of which those that need a gradient
+    /// Makes the optimizer if there is none. `parameters` are the model's, of which those that need a gradient
     /// are stepped; `lr` is the learning rate of groups that have none yet.
     /// The parameters that have no weight decay: those of normalisations, and what is called `bias`. fastai decays
     /// the biases of an LSTM, which have other names, and so does this.

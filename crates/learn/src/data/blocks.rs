@@ -319,7 +319,7 @@ impl TargetBlock {
 }
 
 impl Encoder {
-    /// Returns the names of the classes, where there are classes.
+    /// Returns the names of the classes, if there are classes.
     pub(super) fn classes(&self) -> Option<&[String]> {
         let counts = matches!(self.kind, TargetKind::Numbers | TargetKind::Points);
         (!counts).then_some(&self.vocabulary.names)

@@ -95,7 +95,7 @@ impl Learner {
         })
     }
 
-    /// Makes the optimizer where there is none, of the parameters that are trained.
+    /// Makes the optimizer if there is none, of the parameters that are trained.
     pub(super) fn make_optimizer(&mut self, reset: bool, rates: &[f64]) -> Result<()> {
         if reset {
             self.state.grouped.reset();
