@@ -452,7 +452,7 @@ impl<'p> Agent<'p> {
         }
     }
 
-    /// Kills what the ranks have left, where that is due.
+    /// Kills what the ranks have left, if that is due.
     fn sweep(&mut self) {
         let pids = self.ranks.as_ref().map(Ranks::pids).unwrap_or_default();
         if self.cleanup.sweep(&pids) {

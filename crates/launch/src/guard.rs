@@ -88,7 +88,7 @@ impl GuardSources<'_> {
     }
 }
 
-/// The key file in this folder, made where there is none yet. `None` where other hosts do not see the
+/// The key file in this folder, made if there is none yet. `None` where other hosts do not see the
 /// folder, or where it cannot be used: a job without --rdzv-secret-file does not fail by it.
 fn of_home(folder: &Path, is_shared: impl Fn(&Path) -> bool) -> Option<Guard> {
     let mut builder = DirBuilder::new();

@@ -52,7 +52,7 @@ enum Memory {
 }
 
 impl Stat {
-    /// Reads it; `None` where there is no such process.
+    /// Reads it; `None` if there is no such process.
     pub(crate) fn of(pid: i32) -> Option<Self> {
         let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
         Self::parse(&String::from_utf8_lossy(&stat))

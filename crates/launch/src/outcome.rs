@@ -12,7 +12,7 @@ pub enum Outcome {
     Over(JobResult),
     /// The reader of the output of this host's ranks has closed it.
     OutputClosed,
-    /// A signal stopped the job on this host, where no coordinator was connected.
+    /// A signal stopped the job on this host, if no coordinator was connected.
     Stopped {
         /// Number of the signal.
         signal: i32,

@@ -42,7 +42,7 @@ pub struct PlacementFacts {
 /// Placement of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankSetup {
-    /// Processors that the rank may use. With `None`, those of the launcher.
+    /// Processors that the rank may use. `None` means those of the launcher.
     pub cpus: Option<CpuSet>,
     /// Environment variables of this rank, besides those of all ranks.
     pub env: Vec<(&'static str, String)>,
@@ -70,7 +70,7 @@ impl PlacementFacts {
 ///
 /// `threads` is set for ranks that are bound: `OMP_NUM_THREADS` of each, unless the user has a
 /// number. A set of processors that several ranks share is shared out evenly; `quota` is what a
-/// control group leaves to each rank, where that is less.
+/// control group leaves to each rank, if that is less.
 pub(crate) fn place(
     options: &PlacementOptions,
     facts: &PlacementFacts,

@@ -79,7 +79,7 @@ pub enum SchedulerError {
 }
 
 impl Surroundings {
-    /// Finds the settings of a scheduler in environment variables. `pid` is this process's number, where it is known.
+    /// Finds the settings of a scheduler in environment variables. `pid` is this process's number, if it is known.
     ///
     /// Must not be called when the user's flags select the hosts (`--nnodes`, `--node-rank`, `--hosts`, `--hostfile`,
     /// `--rdzv-endpoint`, `--standalone`): its errors do not matter then.

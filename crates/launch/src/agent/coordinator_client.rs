@@ -404,7 +404,7 @@ impl<'p> CoordinatorClient<'p> {
         self.stale.clear();
     }
 
-    /// Waits for the last events to be written, where they are; a line for the user about what was not.
+    /// Waits for the last events to be written, if they are; a line for the user about what was not.
     pub(super) fn finish(self) -> Option<String> {
         let Self { recording, .. } = self;
         recording.and_then(|(log, _)| log.finish())

@@ -186,7 +186,7 @@ fn choose(
     chosen.into_iter().map(told).collect()
 }
 
-/// The kernel's messages in the journal since then. Empty where there is none that this user may read,
+/// The kernel's messages in the journal since then. Empty if there is none that this user may read,
 /// or it does not answer in time.
 fn journal(since: SystemTime) -> String {
     let seconds = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();

@@ -65,7 +65,7 @@ fn stack(error: &ErrorRecord) -> Vec<&str> {
 
 /// Passes the job's failure on to the launcher that has started this one, if one has.
 ///
-/// `file` is the failing rank's own file, where it is on this host.
+/// `file` is the failing rank's own file, if it is on this host.
 pub(super) fn pass_on(failure: &RankFailure, file: Option<&Path>) {
     let Some(ours) = std::env::var_os(env::TORCHELASTIC_ERROR_FILE).filter(|ours| !ours.is_empty())
     else {

@@ -61,7 +61,7 @@ impl JobControl {
 }
 
 /// Makes this process, which is about to become a rank's program, a process group of its own, and the
-/// one in the foreground where that is its agent's.
+/// one in the foreground if that is its agent's.
 pub(crate) fn lead_foreground(agent: Pid) -> nix::Result<()> {
     let before = getpgid(Some(agent));
     setpgid(getpid(), getpid())?;

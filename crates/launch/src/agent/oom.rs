@@ -31,7 +31,7 @@ impl OomKiller {
     }
 }
 
-/// Files that may hold the counter: of version 2, where there is one hierarchy, then of version 1.
+/// Files that may hold the counter: of version 2, if there is one hierarchy, then of version 1.
 fn counters(groups: &str) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     for line in groups.lines() {

@@ -23,7 +23,7 @@ pub(crate) const RANK: &str = "__rank";
 /// The agent's command for a rank: this executable, in the role of a rank, about to run a program.
 ///
 /// It binds itself to `cpus` before, so that not even the program's loader runs elsewhere. `gate` is
-/// the number of its end of the gate, where that is not its stdin because the rank is to have this
+/// the number of its end of the gate, if that is not its stdin because the rank is to have this
 /// process's terminal.
 pub(super) fn rank_command(
     program: &OsStr,

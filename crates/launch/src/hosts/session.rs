@@ -27,7 +27,7 @@ use upload::Copied;
 pub(crate) struct LaunchRequest {
     pub(crate) options: LaunchOptions,
     pub(crate) plan: HostsPlan,
-    /// This executable, where it is to be copied.
+    /// This executable, if it is to be copied.
     pub(crate) brigade_mark: Option<FileMark>,
     pub(crate) bundle: Option<Bundle>,
     /// Further folders in which the program's libraries may be.
@@ -147,7 +147,7 @@ impl Session {
         }
     }
 
-    /// The address of this machine as the host sees it; `None` where that is none for others.
+    /// The address of this machine as the host sees it; `None` if that is none for others.
     pub(crate) fn launchers_address(&self) -> Option<IpAddr> {
         connection_address(self.hello.as_ref()?.ssh_connection.as_deref()?, 0)
     }

@@ -159,7 +159,7 @@ pub(crate) fn keep(files: &[PathBuf]) {
     let _ = before.thread_set_mask();
 }
 
-/// The folder of a file's bundle, where it is a copied one.
+/// The folder of a file's bundle, if it is a copied one.
 fn bundle_folder_of(root: &Path, file: &Path) -> Option<PathBuf> {
     let first = file.strip_prefix(root).ok()?.components().next()?;
     Some(root.join(first))

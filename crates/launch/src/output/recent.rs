@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use brigade_rendezvous::Stream;
 use nix::sys::stat::fstat;
 
-/// The last lines on the launcher's own stderr, and on its stdout where that is the same file or terminal.
+/// The last lines on the launcher's own stderr, and on its stdout if that is the same file or terminal.
 #[derive(Debug)]
 pub(crate) struct Recent {
     lines: VecDeque<String>,

@@ -98,7 +98,7 @@ pub enum BindError {
 
 /// Returns one set of processors for each local rank, or `None` if ranks are not bound. A pure function.
 ///
-/// `nodes` has the NUMA node of each local rank's GPU, where it has one and that is known.
+/// `nodes` has the NUMA node of each local rank's GPU, if it has one and that is known.
 pub(super) fn bind(
     mode: BindMode,
     topology: &Topology,

@@ -31,7 +31,7 @@ pub(super) fn is_named_so(file: &Path) -> bool {
     [b"python".as_slice(), b"pypy"].iter().any(|it| name.starts_with(it))
 }
 
-/// A script in the file system; `None` where there is no such file, but there may be a program of
+/// A script in the file system; `None` if there is no such file, but there may be a program of
 /// that name in `PATH`.
 pub(super) fn script(name: &OsStr, search: Search<'_>) -> Result<Option<Invocation>, ProgramError> {
     let file = Path::new(name);
