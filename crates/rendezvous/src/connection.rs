@@ -117,7 +117,7 @@ impl Connection {
         self.channel = Some(channel);
     }
 
-    /// Returns the value that represents the name of a job on this connection, where it is encrypted.
+    /// Returns the value that represents the name of a job on this connection, if it is encrypted.
     pub(crate) fn job_tag(&self, run_id: &str) -> Option<String> {
         self.channel.as_ref().map(|channel| channel.job_tag(run_id))
     }

@@ -64,7 +64,7 @@ struct Shared {
 impl Link {
     /// Creates a link over a pair of pipes, or two ends of any byte stream. Both are set to non-blocking mode.
     ///
-    /// `limits` is `None` in one process, where no connection can become silent.
+    /// `limits` is `None` in one process, if no connection can become silent.
     ///
     /// # Errors
     /// The system refuses to set the descriptors, or has no thread or descriptor left.

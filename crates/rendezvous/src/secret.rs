@@ -153,7 +153,7 @@ pub fn private_text(path: &Path) -> Result<String, SecretError> {
     Ok(text.trim().to_owned())
 }
 
-/// The first bytes of a file that only its owner may read, where that is this user.
+/// The first bytes of a file that only its owner may read, if that is this user.
 fn read_private(path: &Path) -> Result<Vec<u8>, SecretError> {
     let unreadable = |source| SecretError::Unreadable { path: path.into(), source };
     // The mode of the file that is read, not of another one that has its name by then.

@@ -226,7 +226,7 @@ impl EventLoop {
         }
     }
 
-    /// Makes room for one more stranger; the time until then where there is none yet. The one that
+    /// Makes room for one more stranger; the time until then if there is none yet. The one that
     /// goes is the oldest of the address that has most of them, so that a host that opens many
     /// connections pushes out its own.
     fn full_until(&mut self, now: Instant) -> Option<Instant> {

@@ -315,7 +315,7 @@ fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
     })
 }
 
-/// etcd's words where it has users and its HTTP gateway gets a certificate that could name one.
+/// etcd's words if it has users and its HTTP gateway gets a certificate that could name one.
 const COMMON_NAME: &str = "CommonName of client";
 const NO_COMMON_NAME: &str =
     "where etcd has users, its HTTP gateway takes none with a CommonName: leave it out";
@@ -449,7 +449,7 @@ mod tests {
         }
     }
 
-    /// An etcd with the user root, started with these flags; `None` where there is no etcd.
+    /// An etcd with the user root, started with these flags; `None` if there is no etcd.
     fn with_root(test: &str, flags: &[String]) -> Option<(Etcd, Client)> {
         // What is looked at is not public, so that these tests are libtest's.
         if is_missed(Need::Etcd, "brigade-rendezvous", &format!("etcd::client::tests::{test}")) {

@@ -239,7 +239,7 @@ impl Formation {
     }
 
     /// The hosts of the next attempt, in the order of their ranks. A host that has had a part keeps it;
-    /// others take part where they are admitted.
+    /// others take part if they are admitted.
     fn choose(&self, admits: bool) -> Vec<AgentId> {
         let may = |member: &Member| member.duplicate_of.is_none() && (admits || !member.is_new());
         let mut order: Vec<(&AgentId, &Member)> =
