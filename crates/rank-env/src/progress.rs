@@ -35,7 +35,7 @@ pub struct ProgressReport {
     pub label: String,
     /// Number of completed iterations.
     pub position: u64,
-    /// Total number of iterations, where it is known.
+    /// Total number of iterations, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub length: Option<u64>,
     /// Recent iterations per second. 0 while the rate is not known.

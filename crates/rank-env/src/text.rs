@@ -162,7 +162,7 @@ pub fn counted(count: impl Display, noun: &str) -> String {
 /// Maximum number of characters of one line of an error, which may contain a path or an expression.
 const MAX_LINE: usize = 4000;
 
-/// Returns the escape of a character that is not shown as itself. A combining mark is shown as itself where it has a
+/// Returns the escape of a character that is not shown as itself. A combining mark is shown as itself if it has a
 /// base.
 fn escape(character: char, is_first: bool) -> Option<String> {
     // A quote or a backslash changes nothing by being shown, and Windows' names have some.
