@@ -199,7 +199,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// A host that is named again has that many ranks more, one where no number stands, as with MPI.
+/// A host that is named again has that many ranks more, one if no number stands, as with MPI.
 fn add(hosts: &mut Vec<HostSpec>, host: HostSpec) {
     let same = |it: &&mut HostSpec| it.name == host.name && it.user == host.user;
     match hosts.iter_mut().find(same) {
