@@ -113,7 +113,7 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// Searches in the loader's order: RPATH where there is no RUNPATH, LD_LIBRARY_PATH, RUNPATH, the cache, the
+    /// Searches in the loader's order: RPATH if there is no RUNPATH, LD_LIBRARY_PATH, RUNPATH, the cache, the
     /// system's folders.
     fn find(&self, name: &str, needed_by: &Path, elf: &Elf) -> Option<Library> {
         if name.contains('/') {
