@@ -269,7 +269,7 @@ impl From<serde_json::Value> for Logged {
     }
 }
 
-/// Finds the file of a run: the path itself where it is a file, or else the `.jsonl` file in that folder
+/// Finds the file of a run: the path itself if it is a file, or else the `.jsonl` file in that folder
 /// that was written last.
 ///
 /// # Errors
