@@ -1,6 +1,6 @@
 //! Display of a cell's last expression: tables, images and plots.
 //!
-//! evcxr calls `evcxr_display` on the last expression of a cell where it has such a method; [`CellDisplay`] gives it
+//! evcxr calls `evcxr_display` on the last expression of a cell if it has such a method; [`CellDisplay`] gives it
 //! to tensors, plots and, with the feature `learn`, what a Learner returns:
 //!
 //! | Value | Shown as |

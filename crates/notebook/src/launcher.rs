@@ -20,9 +20,10 @@ use crate::{NotebookError, call, program};
 
 /// Calls a function of the notebook on `num_processes` ranks of this host, and returns the result of each, by rank.
 ///
-/// As [Accelerate's `notebook_launcher`](https://huggingface.co/docs/accelerate/package_reference/launchers): with one
-/// process it calls the function in the notebook's own process. Several arguments are passed as a tuple.
-/// [`NotebookLauncher`] has further settings, such as those for several hosts.
+/// Corresponds to [Accelerate's
+/// `notebook_launcher`](https://huggingface.co/docs/accelerate/package_reference/launchers): with one process it calls
+/// the function in the notebook's own process. Several arguments are passed as a tuple. [`NotebookLauncher`] has
+/// further settings, such as those for several hosts.
 ///
 /// # Errors
 /// Returns the errors of [`NotebookLauncher::launch`].
@@ -166,7 +167,7 @@ impl NotebookLauncher {
         self
     }
 
-    /// Sets whether the ranks run on CPUs even where there are GPUs.
+    /// Sets whether the ranks run on CPUs even if there are GPUs.
     #[must_use]
     pub fn cpu(mut self, cpu: bool) -> Self {
         self.cpu = cpu;

@@ -54,7 +54,7 @@ const GAP: &str = "…";
 struct Summary {
     /// The value of a tensor without dimensions.
     scalar: Option<String>,
-    /// The place of each matrix, empty where there is one, and its values.
+    /// The place of each matrix, empty if there is one, and its values.
     matrices: Vec<(String, Table)>,
     /// Number of further matrices that are not shown.
     further: i64,
