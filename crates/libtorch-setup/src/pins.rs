@@ -74,7 +74,7 @@ impl Pins {
         serde_json::from_str(text).with_context(|| format!("pins/{name}.json is malformed"))
     }
 
-    /// Fails where there are no wheels of a kind for this host.
+    /// Fails if there are no wheels of a kind for this host.
     pub(crate) fn check_host(&self, kind: Kind) -> Result<()> {
         let (system, architecture) = (consts::OS, consts::ARCH);
         if system != "linux" || self.cpu.is_empty() {
