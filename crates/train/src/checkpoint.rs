@@ -252,9 +252,10 @@ impl Checkpoints {
     /// random numbers are then its own, not those of the other run.
     ///
     /// # Errors
-    /// Fails on every rank, and nothing was changed: [`brigade_torch::ErrorKind::Checkpoint`] when it is damaged,
-    /// foreign or of another version, [`crate::TrainError::CheckpointMismatch`] when it does not fit the program. Only
-    /// [`crate::TrainError::LoadInterrupted`] leaves a part changed: a disk that fails after all was verified.
+    /// Fails on every rank, with nothing changed: [`brigade_torch::ErrorKind::Checkpoint`] when the checkpoint is
+    /// damaged, foreign or of another version, [`crate::TrainError::CheckpointMismatch`] when it does not fit the
+    /// program. Objects may be partly loaded only after [`crate::TrainError::LoadInterrupted`], when the disk fails
+    /// after the validation.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
         self.load_with(path, LoadOptions::default())
     }

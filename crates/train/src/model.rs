@@ -81,7 +81,7 @@ pub(crate) struct ModelOptions {
     pub(crate) sync_batch_norm: bool,
 }
 
-/// The Accelerator's parts that a prepared model needs, also when parameters are frozen or thawed later.
+/// The Accelerator's parts that a prepared model needs, also when parameters are frozen or unfrozen later.
 pub(crate) struct ModelContext {
     pub(crate) job: Arc<Job>,
     pub(crate) options: Arc<ModelOptions>,
