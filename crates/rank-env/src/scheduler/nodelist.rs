@@ -2,8 +2,8 @@
 
 /// Expands a compressed list of hosts, in its order.
 ///
-/// A bracket holds numbers and ranges, with their leading zeros; a name may have several brackets,
-/// of which the last counts fastest.
+/// A bracket holds numbers and ranges, with their leading zeros; a name may have several brackets, of which the last
+/// one varies fastest.
 ///
 /// # Errors
 /// The text is not a valid list: brackets that do not match, a range that runs backwards, more than [`MAX_HOSTS`]
