@@ -105,7 +105,7 @@ pub enum Kind {
     Locked,
     /// A directory, which cannot be executed.
     Directory,
-    /// No file that this process can see.
+    /// No file, or none that this process can access.
     Nothing,
 }
 
