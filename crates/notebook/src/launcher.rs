@@ -205,7 +205,7 @@ impl NotebookLauncher {
     /// [`NotebookError::NotAFunction`] for a closure; [`NotebookError::Failed`] with the message of the rank that
     /// failed first; [`NotebookError::Setting`] for settings that contradict each other; [`NotebookError::NoProgram`]
     /// and [`NotebookError::Program`] when `brigade` is missing or of another version; [`NotebookError::Message`] when
-    /// serde cannot carry an argument or a result; [`NotebookError::InsideARank`] in a process that is a rank.
+    /// an argument or a result cannot be serialized; [`NotebookError::InsideARank`] in a process that is a rank.
     pub fn launch<F, A, R, E>(&self, function: F, arguments: A) -> Result<Vec<R>, NotebookError>
     where
         F: Fn(A) -> Result<R, E> + Copy + 'static,
