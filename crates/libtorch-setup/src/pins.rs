@@ -43,7 +43,7 @@ pub(crate) struct Pin {
 const ARCHITECTURES: [(&str, &str); 2] =
     [("x86_64", include_str!("pins/x86_64.json")), ("aarch64", include_str!("pins/aarch64.json"))];
 
-/// Kind of an installation. One for CUDA also serves CPU work.
+/// Kind of an installation. A CUDA installation also works on CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Installation for CPUs: on x86-64 540 MB to download and 484 MB on disk, on aarch64 440 MB and 345 MB.
