@@ -132,9 +132,8 @@ impl<L: Loader> PreparedLoader<L> {
         self.inner.loader.set_epoch(epoch);
     }
 
-    /// Leaves out the first `batches` batches of the next epoch, and only of that one: for a restart without a
-    /// checkpoint. A loader that [`Accelerator::load_state`](crate::Accelerator::load_state) has restored does so by
-    /// itself.
+    /// Skips the first `batches` batches of the next epoch, and of no other: for a restart without a checkpoint. A
+    /// loader that [`Accelerator::load_state`](crate::Accelerator::load_state) has restored skips them by itself.
     pub fn skip_first_batches(&self, batches: usize) {
         self.inner.loader.set_skip_samples(0);
         self.inner.loader.set_skip_batches(batches);

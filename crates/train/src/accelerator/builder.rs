@@ -384,8 +384,8 @@ impl AcceleratorBuilder {
     }
 
     /// Sets whether operation, shape, type and place in the program are compared between ranks before each collective,
-    /// and before each forward and backward that sends anything. If a rank calls something else, or makes no call
-    /// within the time limit, every other rank returns an error that names it ([`brigade_torch::Desync`]). Slow.
+    /// and before each forward and backward that sends anything. If a rank makes a different call, or none within the
+    /// time limit, every other rank returns an error that names it ([`brigade_torch::Desync`]). The comparison is slow.
     /// Defaults to `false`, or to the value of `ACCELERATE_DEBUG_MODE`, which `brigade launch --debug-collectives`
     /// sets. With `sharing` it is the other Accelerator's setting.
     pub fn debug(mut self, on: bool) -> Self {
