@@ -59,9 +59,9 @@ pub struct EventLine {
 /// Destination of a job's events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventsTarget {
-    /// The end of this file, which is created if it does not exist.
+    /// Appends to this file, which is created if it does not exist.
     File(PathBuf),
-    /// This descriptor, which the launcher has inherited.
+    /// Writes to this descriptor, which the launcher has inherited.
     Descriptor(i32),
 }
 
