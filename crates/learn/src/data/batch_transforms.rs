@@ -56,7 +56,7 @@ pub fn aug_transforms() -> AugTransforms {
     }
 }
 
-/// The options of fastai's `aug_transforms()`: [`aug_transforms`].
+/// Options of the image augmentations of fastai's `aug_transforms()`. Made by [`aug_transforms`].
 ///
 /// ```
 /// use brigade_learn::data::{DataBlock, Resize, aug_transforms, categories, images};
