@@ -56,7 +56,7 @@ use state::{Action, AgentState, Event, Kind};
 ///
 /// When a rank fails, the others get SIGTERM and, after the plan's time limit, SIGKILL; then the job starts again, as
 /// often as the plan allows. SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded with the same limit; SIGINT while the
-/// job is stopping kills at once. SIGUSR1 and SIGUSR2 are only forwarded; Ctrl-Z suspends the ranks, too, of a job on
+/// job is stopping kills at once. SIGUSR1 and SIGUSR2 are only forwarded; Ctrl-Z also suspends the ranks of a job on
 /// one host.
 ///
 /// After a job these signals stay blocked in this thread: a late one (schedulers send SIGTERM more than once) must not
