@@ -135,7 +135,7 @@ impl ProgressReport {
         )
     }
 
-    /// Returns the completed fraction of the loop, from 0 to 1, where its length is known.
+    /// Returns the completed fraction of the loop, from 0 to 1. `None` if its length is not known.
     #[must_use]
     pub fn fraction(&self) -> Option<f64> {
         let length = self.length.filter(|length| *length > 0)?;
