@@ -240,9 +240,9 @@ impl<L: Loader + 'static> PreparedLoader<L> {
     /// Returns an iterator over the next epoch. In dispatch mode every rank must call it.
     ///
     /// For a GPU, a separate thread takes the batches from the loader, copies them into pinned memory, and from there
-    /// to the GPU on a stream beside the computation, one batch ahead of the loop. GPU computations of the loader's
-    /// threads, or without threads of this one, also run beside it; batches that are on the GPU already are passed on
-    /// without a copy.
+    /// to the GPU on a stream beside the computation, one batch ahead of the loop. GPU computations in the loader's
+    /// threads (without any, in this separate thread) also overlap with the training step; batches that are on the GPU
+    /// already are passed on without a copy.
     #[must_use]
     pub fn iter(&self) -> Batches<L::Data> {
         let LoaderInner { loader, position, job, even_batches, dispatch } = &*self.inner;

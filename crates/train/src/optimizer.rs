@@ -308,7 +308,8 @@ impl PreparedOptimizer {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when the device has failed; those of a schedule that moves.
+    /// [`brigade_torch::ErrorKind::Tensor`] when the device has failed. Also returns the errors of a schedule that is
+    /// stepped.
     pub fn settled(&self) -> Result<Optimizer> {
         self.inner.settled().cloned()
     }
