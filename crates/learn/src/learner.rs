@@ -193,7 +193,7 @@ impl Learner {
     /// instead of once for each of them. Every rank calls it.
     ///
     /// # Errors
-    /// Fails when the ranks' models or data differ, or one is gone; those of `body`.
+    /// Fails when the ranks' models or data differ, or when a rank is lost. Also returns the errors of `body`.
     pub fn distributed<R>(&mut self, body: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         self.enter()?;
         self.entered += 1;
