@@ -1,15 +1,15 @@
 //! Weights and checkpoint files, without libtorch.
 //!
 //! - [`WeightsReader`]: tensors of one file or many, read one at a time, whole or in part.
-//! - [`pth`]: the files of `torch.save`, in and out; nothing in them is ever executed.
-//! - [`safetensors`]: headers, in and out. [`shards`]: several files of a maximal size and their
-//!   index, in Hugging Face's layout.
-//! - [`layout`]: a checkpoint as a folder that is there whole or not at all.
-//! - [`hub_cache`]: what Hugging Face's tools have downloaded.
+//! - [`pth`]: reads and writes the files of `torch.save`; nothing in them is ever executed.
+//! - [`safetensors`]: reads and writes headers. [`shards`]: several files of limited size and their index, in Hugging
+//!   Face's layout.
+//! - [`layout`]: a checkpoint as a folder that appears whole or not at all.
+//! - [`hub_cache`]: models in the cache of Hugging Face's tools.
 //! - [`dcp_folder`]: folders of `torch.distributed.checkpoint`, which [`convert`] reads and writes.
-//! - [`DeepSpeedFolder`]: what DeepSpeed's engine has saved, which [`convert`] reads.
-//! - [`convert`]: to and from the layouts of PyTorch, Accelerate, Hugging Face's Trainer and Lightning.
-//! - [`torch_optimizer`]: the state of an optimizer in PyTorch's form, in and out.
+//! - [`DeepSpeedFolder`]: folders saved by DeepSpeed's engine, which [`convert`] reads.
+//! - [`convert`]: converts to and from the layouts of PyTorch, Accelerate, Hugging Face's Trainer and Lightning.
+//! - [`torch_optimizer`]: converts the state of an optimizer from and to PyTorch's form.
 //! - [`Value`]: the states of optimizers and schedules as trees of plain values.
 //!
 //! ```
@@ -37,19 +37,19 @@
 //! returns a state dictionary, reads `.pth` files by whole storages, so that views share them.
 //!
 //! A file of `torch.save` is a tree of values ([`pth`]): the zip archives of PyTorch since 1.6 and the streams before
-//! it, pickles in protocols 2 to 5. Nothing is called; objects other than tensors and plain values are names.
-//! `PthFile::state_dict` has the one rule that finds the weights in such a tree; conversions, `Model::load_weights`,
-//! `Pretrained` and the command line all use it.
+//! it, pickles in protocols 2 to 5. No function in a pickle is called; objects other than tensors and plain values are
+//! reduced to their names. `PthFile::state_dict` has the only rule that finds the weights in such a tree; conversions,
+//! `Model::load_weights`, `Pretrained` and the command line all use it.
 //!
-//! Weights in 8 or 4 bits are several tensors in a file. The reader gives one tensor in their place
+//! Weights in 8 or 4 bits are several tensors in a file. The reader presents one tensor in their place
 //! (`reader/quantized.rs`: Brigade's own layout, GPTQ, AWQ, bitsandbytes), read as float32 or as `PackedWeight`.
 //!
 //! # Foreign bytes
 //!
-//! Files come from elsewhere. A reader refuses what it does not understand, and takes memory in proportion to its
-//! input: sizes that a file declares are compared with the file before anything is allocated, and anything that a few
-//! bytes can request again and again (the memo of a pickle, views of one storage, a gzip stream) has a limit. A name
-//! in a file that becomes a path is a `FileName`, which is one part of a path, as soon as it is read.
+//! Files are untrusted input. A reader rejects what it does not support, and uses memory in proportion to its input:
+//! sizes that a file declares are compared with the file before anything is allocated, and anything that a few bytes
+//! can request again and again (the memo of a pickle, views of one storage, a gzip stream) has a limit. A name in a
+//! file that becomes a path is a `FileName`, which is one part of a path, as soon as it is read.
 
 pub mod convert;
 mod dcp;

@@ -44,13 +44,13 @@ pub enum KeyOutcome {
     /// The key becomes these settings, by name and value. A variable for the ranks is `env.NAME`, an argument of a
     /// plugin `accelerate.NAME`.
     Becomes(Vec<(String, String)>),
-    /// The key has no effect, or its value is what happens anyway.
+    /// The key has no effect, or its value is the default behaviour.
     Nothing,
     /// The key has no effect in Accelerate either, for this reason.
     Idle(String),
     /// The key is ignored, and the job can run without it. Contains the reason.
     LeftOut(String),
-    /// The key is not supported, and the job would be another one without it. Contains the reason.
+    /// The key is not supported, and ignoring it would change the job. Contains the reason.
     Refused(String),
 }
 

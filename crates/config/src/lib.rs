@@ -22,9 +22,9 @@
 //! # Ok::<(), brigade_config::ConfigError>(())
 //! ```
 //!
-//! [`load`] does the reading, [`accelerate`] reads the files of Hugging Face's Accelerate, and
-//! [`migrate`], [`document`], [`edit`], [`store`] and [`questions`] make files. All but `load` and `store` are
-//! pure.
+//! [`load`] reads files and the environment, [`accelerate`] parses the files of Hugging Face's Accelerate, and
+//! [`migrate`], [`document`], [`edit`], [`store`] and [`questions`] create files. All of them except `load` and `store`
+//! are pure functions.
 
 pub mod accelerate;
 pub mod conflicts;

@@ -17,9 +17,9 @@ pub struct SettingsPath {
 /// Reason why a settings file is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChosenBy {
-    /// The flag `--config` names it.
+    /// The flag `--config` selects the file.
     Flag,
-    /// The variable `BRIGADE_CONFIG` names it.
+    /// The variable `BRIGADE_CONFIG` selects the file.
     Variable,
     /// The user's settings, at their default location.
     User,

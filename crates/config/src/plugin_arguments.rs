@@ -97,7 +97,7 @@ pub enum Kind {
     Flag,
     /// A Boolean that Accelerate's parser converts to 1 or 0.
     OneOrZero,
-    /// Three such Booleans, separated by commas.
+    /// Three Booleans, separated by commas, each of which Accelerate's parser converts to 1 or 0.
     ThreeOnesOrZeros,
     /// A whole number.
     Integer,

@@ -12,11 +12,11 @@ use crate::error::ConfigError;
 /// Action for a file that already exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
-    /// Keep the file, and fail.
+    /// Keeps the file, and fails.
     Refuse,
-    /// Replace the file with the new one.
+    /// Replaces the file with the new one.
     Replace,
-    /// Replace the file, and keep the old one with `.bak` appended to its name.
+    /// Replaces the file, and keeps the old one with `.bak` appended to its name.
     KeepBeside,
 }
 

@@ -31,8 +31,8 @@ impl Variables {
 
     /// Returns the layer of the settings that the variables set.
     ///
-    /// For each setting the first variable counts of `BRIGADE_…`, torchrun's `PET_…` and Accelerate's `ACCELERATE_…`.
-    /// An empty variable counts as unset.
+    /// For each setting, the first one of these variables that is set takes precedence: `BRIGADE_…`, torchrun's
+    /// `PET_…`, Accelerate's `ACCELERATE_…`. An empty variable counts as unset.
     ///
     /// # Errors
     /// [`ConfigError::Value`] if a value is not valid for its setting.

@@ -1,13 +1,13 @@
 //! Finds what would stop a job before it is started: checks of hosts, devices, network and files.
 //!
-//! A diagnosis has three steps; the second one has all rules:
+//! A diagnosis has three steps, of which the second contains all rules:
 //!
-//! - [`examine`] asks its process on every host ([`serve`]) for its [`Facts`], and lets the hosts
-//!   connect to each other. It gives a [`Cluster`]: plain data.
+//! - [`examine`] starts a process on every host ([`serve`]), requests the host's [`Facts`], and lets the hosts connect
+//!   to each other. It returns a [`Cluster`]: plain data.
 //! - [`diagnose`] turns that into [`Finding`]s by pure functions, one file per subject.
 //! - [`Report`] writes them as a table, or as JSON.
 //!
-//! [`Facts::gather`] alone gives the facts of this host, for a bug report.
+//! [`Facts::gather`] returns the facts of this host alone, for a bug report.
 
 mod checks;
 mod cluster;

@@ -17,11 +17,11 @@ use std::time::Duration;
 /// Request to a listening port, sent after the nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProbeRequest {
-    /// Answer with one byte.
+    /// Answers with one byte.
     Greet,
-    /// Send every byte back.
+    /// Sends every byte back.
     Echo,
-    /// Answer with the number of bytes that arrive, and how long they took.
+    /// Answers with the number of bytes that arrive, and how long they took.
     Bulk,
 }
 
@@ -46,7 +46,7 @@ impl ProbeRequest {
 
 /// Number of letters in a nonce.
 const NONCE_LEN: usize = 32;
-/// Answer of a port to the nonce.
+/// Answers of a port to the nonce.
 const WELCOME: u8 = b'w';
 /// Maximum duration of a bulk transfer.
 const BULK_TIME: Duration = Duration::from_millis(300);

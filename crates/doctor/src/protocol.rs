@@ -18,21 +18,21 @@ pub const PROTOCOL: u32 = 2;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// Read the host's clock.
+    /// Reads the clock.
     Clock,
-    /// Gather the facts of the host.
+    /// Gathers the facts of the host.
     Examine(Question),
-    /// Listen on these ports, 0 being any, and answer connections that send the nonce.
+    /// Listens on these ports, 0 being any, and answers connections that send the nonce.
     Listen { nonce: String, ports: Vec<u16> },
-    /// Connect to these addresses and send the nonce.
+    /// Connects to these addresses and sends the nonce.
     Probe { nonce: String, addresses: Vec<SocketAddr> },
-    /// Measure round trips and bandwidth to this address.
+    /// Measures round trips and bandwidth to this address.
     Measure { nonce: String, address: SocketAddr },
-    /// Create a file of that name in that folder.
+    /// Creates a file of that name in that folder.
     Leave { folder: PathBuf, name: String },
-    /// Check whether a file of that name exists.
+    /// Checks whether a file of that name exists.
     Look { folder: PathBuf, name: String },
-    /// Remove the file again.
+    /// Removes the file.
     TakeAway { folder: PathBuf, name: String },
 }
 

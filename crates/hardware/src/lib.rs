@@ -1,8 +1,8 @@
 //! The hardware of a host, read from the kernel's files: accelerators, the network cards near them, memory with the
 //! limits of control groups, and the kernel's log.
 //!
-//! No driver's library is loaded: loading CUDA or NVML takes longer than the rest of a launch, and a launcher that has
-//! touched a device holds memory on it. A [`Vendor`] finds its devices, names the variable that makes a part of them
+//! No driver library is loaded: loading CUDA or NVML takes longer than the rest of a launch, and a process that has
+//! opened a device holds memory on it. A [`Vendor`] finds its devices, names the variable that makes a part of them
 //! visible, and reads the faults that its driver reports; [`VENDORS`] lists them.
 //!
 //! ```

@@ -113,7 +113,7 @@ impl Vendor for Nvidia {
         }
     }
 
-    /// Goes by CUDA's major version: within one, newer programs run with an older driver.
+    /// Compares CUDA's major version only: within one, newer programs run with an older driver.
     fn oldest_driver(&self, toolkit: &str) -> Option<&'static str> {
         match toolkit.split('.').next()?.parse().ok()? {
             11 => Some("450.80.02"),

@@ -131,8 +131,9 @@ impl Sources {
     }
 }
 
-/// Runs `work` on a thread of its own and returns its result, or `None` after the limit. For calls to a file server or
-/// name server, which may block for minutes. After the limit the thread is left running, since it cannot be stopped.
+/// Runs `work` on a thread of its own and returns its result, or `None` after the limit. Use it for calls to a file
+/// server or name server, which may block for minutes. After the limit the thread is left running, since it cannot be
+/// stopped.
 pub fn within<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,

@@ -3,8 +3,8 @@
 //! It is one loop over signals, the ranks' output, and the commands of the coordinator, which decides for all hosts. On
 //! a single host the coordinator is a thread of this process.
 //!
-//! The decisions are in `state`, which is pure. The other files perform its actions; this file passes events to it and
-//! actions from it.
+//! The agent's decisions are in `state`, as pure functions; the other files carry them out, and this one carries events
+//! to it and actions away from it.
 
 mod cleanup;
 mod coordinator_client;
@@ -56,15 +56,14 @@ use state::{Action, AgentState, Event, Kind};
 ///
 /// When a rank fails, the others get SIGTERM and, after the plan's time limit, SIGKILL; then the job starts again, as
 /// often as the plan allows. SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded with the same limit; SIGINT while the
-/// job is stopping kills at once. SIGUSR1 and SIGUSR2 are forwarded without effect on the agent. In a job on one host,
-/// Ctrl-Z suspends the ranks, too.
+/// job is stopping kills at once. SIGUSR1 and SIGUSR2 are only forwarded; Ctrl-Z also suspends the ranks of a job on
+/// one host.
 ///
-/// After a job these signals stay blocked in this thread: one that comes too late (schedulers send SIGTERM more than
-/// once) must not end the process before it has printed the result of the job.
+/// After a job these signals stay blocked in this thread: a late one (schedulers send SIGTERM more than once) must not
+/// end the process before it has reported how the job ended.
 ///
 /// # Errors
-/// The hosts have not met, or the system could not start all ranks of this host. None of the ranks has run the program
-/// then.
+/// The hosts have not met, or the system could not start all ranks of this host. No rank has run the program then.
 pub fn run(plan: &LaunchPlan) -> Result<Outcome, LaunchError> {
     with_signals(|signals| {
         let terminal =
@@ -288,8 +287,8 @@ impl<'p> Agent<'p> {
         }
     }
 
-    /// Returns the port to join with. An agent that resumes reports the port that its ranks use: it cannot be reserved
-    /// again, and with `--store-port` there may be no other.
+    /// Returns the port for a join request. A resumed agent sends the port that its ranks use: that one cannot be
+    /// reserved again, and with `--store-port` there may be no other.
     fn port_to_join_with(&mut self, resume: bool) -> Result<u16, LaunchError> {
         match &self.ranks {
             Some(ranks) if resume && !self.next_attempt.has_port() => Ok(ranks.port.number()),
@@ -419,7 +418,7 @@ impl<'p> Agent<'p> {
                     self.events.push_back(Event::Tail { local_rank, tail });
                 }
                 Notice::Drained(_) => match &mut self.forwarder {
-                    // The agent receives the event when all of the output has been sent.
+                    // The agent is notified once all of it is in transit.
                     Some(forwarder) => forwarder.written(),
                     None => self.events.push_back(Event::Drained),
                 },
@@ -453,7 +452,7 @@ impl<'p> Agent<'p> {
         }
     }
 
-    /// Kills what the ranks have left, where that is due.
+    /// Kills what the ranks have left, if that is due.
     fn sweep(&mut self) {
         let pids = self.ranks.as_ref().map(Ranks::pids).unwrap_or_default();
         if self.cleanup.sweep(&pids) {
@@ -463,7 +462,7 @@ impl<'p> Agent<'p> {
 
     fn report(&mut self, result: Result<Outcome, LaunchError>) {
         if let Ok(outcome) = &result {
-            // With a forwarder, it is reported at the other end of the connection.
+            // Otherwise the other end of the connection reports it.
             if self.forwarder.is_none()
                 && let Some(report) = Report::of(outcome)
             {
@@ -485,7 +484,7 @@ impl<'p> Agent<'p> {
         }
     }
 
-    /// Removes everything that the agent has created, except what is left to the reaper.
+    /// Ends everything that this agent has started, except what is left to the reaper.
     fn finish(self, written: bool) -> Result<Outcome, LaunchError> {
         let Self { files, cleanup, output, result, client, .. } = self;
         if let Some(line) = client.finish() {

@@ -57,7 +57,7 @@ pub struct ChildRanks {
 
 impl ChildRanks {
     /// Describes `world_size` ranks of the test `path`, a module path with the crate's name and the function's. The
-    /// test program must contain a test of that path that ends up in [`run`](Self::run).
+    /// test program must contain a test of that path that calls [`run`](Self::run).
     #[must_use]
     pub fn of_test(path: &str, world_size: usize) -> Self {
         // The harness does not count the crate as part of a test's name.
@@ -104,7 +104,7 @@ impl ChildRanks {
     /// A [`Report`] when a rank fails or hangs, or the system refuses to start processes.
     ///
     /// # Panics
-    /// In a rank, as the body does.
+    /// Panics in a rank if the body does.
     pub fn run(&self, body: impl FnOnce(World)) -> Option<Result<(), Report>> {
         if rank::is_rank_of(&self.name) {
             rank::run(body);
@@ -121,7 +121,7 @@ impl ChildRanks {
     /// another process.
     ///
     /// # Panics
-    /// In a rank, as the body does, or when it returns an error.
+    /// Panics in a rank if the body panics or returns an error.
     pub fn call<R, E>(&self, body: impl FnOnce(World) -> Result<R, E>) -> Result<Vec<R>, Report>
     where
         R: Serialize + DeserializeOwned,

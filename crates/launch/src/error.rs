@@ -1,4 +1,4 @@
-//! Why a job was not started.
+//! Errors of a job that was not started.
 
 use std::ffi::OsString;
 use std::io;

@@ -1,7 +1,7 @@
 //! Event log of a job, one JSON object per line, for operators and notebooks.
 //!
-//! `docs/events.md` describes the format. The launcher that coordinates the job writes them, in a thread of its own: a
-//! slow or closed reader loses events, but never delays the job.
+//! `docs/events.md` describes the format. The launcher that coordinates the job writes them, from a thread of its own:
+//! a slow or closed reader causes lost events, and never delays the job.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -51,7 +51,7 @@ pub struct EventLine {
     pub time: String,
     /// Name of the job.
     pub job: String,
-    /// Event that happened.
+    /// Event: its kind and fields.
     #[serde(flatten)]
     pub event: JobEvent,
 }
@@ -59,9 +59,9 @@ pub struct EventLine {
 /// Destination of a job's events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventsTarget {
-    /// The end of this file, which is created if it does not exist.
+    /// Appends to this file, which is created if it does not exist.
     File(PathBuf),
-    /// This descriptor, which the launcher has inherited.
+    /// Writes to this descriptor, which the launcher has inherited.
     Descriptor(i32),
 }
 
@@ -123,7 +123,7 @@ impl EventsTarget {
     }
 }
 
-/// Takes over a descriptor that this process was started with.
+/// Takes ownership of a descriptor that this process has inherited.
 fn take_inherited(number: i32) -> io::Result<OwnedFd> {
     let other = |reason: String| io::Error::new(io::ErrorKind::InvalidInput, reason);
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}"));
@@ -179,7 +179,7 @@ pub(crate) struct EventSender {
     job: String,
     troubles: wake::Sender<String>,
     target: String,
-    /// `true` once the user has been informed that events are lost.
+    /// `true` if the user has been informed that events are lost.
     is_lossy: Arc<AtomicBool>,
 }
 
@@ -233,8 +233,8 @@ impl EventLog {
         self.troubles.try_recv()
     }
 
-    /// Waits until everything is written, up to a time limit: after it, the thread is abandoned and ends with this
-    /// process. Returns an error message, if any.
+    /// Waits until everything is written, but not for long: a thread that still writes then is left alone and ends with
+    /// this process. Returns what went wrong.
     pub(crate) fn finish(self) -> Option<String> {
         let (done, is_done) = mpsc::channel();
         let _ = self.orders.send(Order::Flush(done));
@@ -254,14 +254,14 @@ impl EventLog {
 }
 
 impl AsFd for EventLog {
-    /// Readable when there is [trouble](EventLog::trouble).
+    /// Returns a descriptor that is readable when there is [trouble](EventLog::trouble).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.troubles.as_fd()
     }
 }
 
 impl EventSender {
-    /// Queues an event, unless too many are waiting already. Never blocks.
+    /// Queues an event to be written, unless the queue is full. Never blocks.
     pub(crate) fn record(&self, at: SystemTime, event: JobEvent) {
         let before = self.unwritten.fetch_add(1, Ordering::Relaxed);
         if before >= MAX_UNWRITTEN {
@@ -311,7 +311,7 @@ fn write_events(
     }
 }
 
-/// Maximum number of waiting events: enough for the start and the end of 16,000 ranks while a reader pauses.
+/// Maximum length of the queue: enough for the start and the end of 16,000 ranks while a reader is blocked.
 const MAX_UNWRITTEN: usize = 1 << 15;
 /// Time limit at the end of the job for writing the last events.
 const LAST_EVENTS: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! Source of the secret of a job on several hosts with one launcher per host.
+//! Sources of the secret of a job on several hosts, when one command is started per host.
 //!
 //! With `--hosts` none of this is needed: the launcher generates a secret for each job and sends it through the
 //! sessions. Job files that `brigade emit` writes contain their own.
@@ -88,8 +88,8 @@ impl GuardSources<'_> {
     }
 }
 
-/// Returns the key in the key file of this folder, which is created if it is missing. Returns `None` if other hosts do
-/// not share the folder, or if it cannot be used: a job without --rdzv-secret-file must not fail because of it.
+/// The key file in this folder, made if there is none yet. `None` where other hosts do not see the
+/// folder, or where it cannot be used: a job without --rdzv-secret-file does not fail by it.
 fn of_home(folder: &Path, is_shared: impl Fn(&Path) -> bool) -> Option<Guard> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o700).create(folder).ok()?;
@@ -142,8 +142,8 @@ const OPEN_MPI_KEY: &str = "OMPI_MCA_orte_precondition_transports";
 const KEY_FILE: &str = "rdzv-secret";
 const TRIES: u32 = 40;
 const AGAIN: Duration = Duration::from_millis(50);
-/// File system types, as in statfs(2) and the headers of their drivers, that several hosts share: NFS, Lustre, GPFS,
-/// CephFS, BeeGFS, PanFS, AFS, SMB, GFS2, OCFS2.
+/// Numbers of network file systems, from statfs(2) and their drivers: NFS, Lustre, GPFS, CephFS, BeeGFS, PanFS, AFS,
+/// SMB, GFS2, OCFS2.
 const NETWORK: [u64; 12] = [
     0x6969,
     0x0bd0_0bd0,

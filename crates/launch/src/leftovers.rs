@@ -31,10 +31,9 @@ pub(crate) struct Stat {
     pub(crate) state: char,
     parent: i32,
     session: i32,
-    /// Start time of the process, in ticks of the system's clock. Together with the process number it identifies the
-    /// process.
+    /// Start time in ticks of the system's clock. Together with its number it identifies the process.
     start: u64,
-    /// State of the process's memory, which determines if its environment can be read.
+    /// Reason why its environment cannot be read yet or any more, if so.
     memory: Memory,
 }
 
@@ -47,12 +46,12 @@ enum Memory {
     NoEnvironment,
     /// A program is being loaded (`exec`): its environment does not exist yet.
     Loading,
-    /// No program: a thread of the kernel, or a process that is about to end.
+    /// No memory: a kernel thread, or a process that is about to end.
     None,
 }
 
 impl Stat {
-    /// Reads the fields of a process. Returns `None` if there is no such process.
+    /// Reads it; `None` if there is no such process.
     pub(crate) fn of(pid: i32) -> Option<Self> {
         let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
         Self::parse(&String::from_utf8_lossy(&stat))
@@ -111,13 +110,13 @@ impl Processes {
 pub(crate) struct Descendants {
     /// Children that are not ranks and have started none, each with its start time.
     helpers: Vec<(i32, u64)>,
-    /// Environment variable of the ranks' processes, `NAME=VALUE`, if this is the first process of its namespace, to
-    /// which the kernel gives all orphans there.
+    /// Variable in the environment of ranks, if this process is the first one of its namespace, to which the kernel
+    /// gives all orphans there.
     mark: Option<String>,
 }
 
 impl Descendants {
-    /// Makes this process the parent of all orphans among its descendants from now on. Its present children are not
+    /// Makes orphans among the descendants of this process its children from now on. Its present children are not
     /// counted. `agent` is this process's name in the ranks' environment.
     ///
     /// # Errors
@@ -138,8 +137,8 @@ impl Descendants {
         self.helpers.extend(Stat::of(pid).map(|stat| (pid, stat.start)));
     }
 
-    /// Kills all descendants that exist now except `ranks`, which have ended and are not reaped yet. Returns the number
-    /// of descendants that were alive: 0 means that all are gone.
+    /// Kills the present descendants except `ranks`, which have ended and are not reaped yet. Returns the number of
+    /// living processes that it found; 0 means that none is left.
     pub(crate) fn kill_once(&self, ranks: &[i32]) -> usize {
         let this = std::process::id().cast_signed();
         let all = Processes::look();
@@ -191,7 +190,7 @@ impl Descendants {
         }
     }
 
-    /// Reaps an adopted process that has ended. Returns `true` if there was one.
+    /// Reaps an adopted process that has ended. Returns `true` if it was one.
     pub(crate) fn forget(&self, pid: i32, ranks: &[i32]) -> bool {
         let known = ranks.contains(&pid) || self.helpers.iter().any(|(helper, _)| *helper == pid);
         !known && waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG)).is_ok()
@@ -206,7 +205,7 @@ pub(crate) struct Orphans {
     pub(crate) agent: String,
     /// Process number of the agent.
     pub(crate) agent_pid: i32,
-    /// Sessions of the ranks, one for each rank.
+    /// Sessions of the ranks.
     pub(crate) sessions: Vec<Session>,
 }
 
@@ -214,8 +213,8 @@ pub(crate) struct Orphans {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Session {
     pub(crate) number: i32,
-    /// Start time of the rank. The kernel reuses the number only once the session is empty: if a process with this
-    /// number has another start time, no process of the rank is left.
+    /// Start time of the rank. The kernel reuses the number only once the session is empty: if the process with it has
+    /// another start time, nothing is left of the rank.
     pub(crate) start: u64,
 }
 
@@ -272,7 +271,7 @@ impl Orphans {
         Look { killed, incomplete: loading || orphaned || !adopted }
     }
 
-    /// Sorts the living processes that this agent may have left, by their entries in `/proc`.
+    /// Returns the living processes that this agent may have left, according to `/proc`.
     fn sort(&self, this: i32, all: &Processes) -> YoungProcesses {
         let own = all.0.get(&this).copied();
         let (since, adopter) = own.map_or((0, 1), |stat| (stat.start, stat.parent));
@@ -287,8 +286,9 @@ impl Orphans {
         YoungProcesses { adopter, sessions, in_sessions, others }
     }
 
-    /// Returns the processes with the agent's name that descend, through others of them, from the adopter or from a
-    /// rank. The flag is `true` if one was read before its parent ended, so that its new parent is not known yet.
+    /// Returns the processes with the agent's name that descend from the adopter, directly or through others of them,
+    /// or from a rank. Also returns `true` if one of them was read before its parent ended, so that its new parent is
+    /// not known yet.
     fn descending(
         marked: &BTreeMap<i32, Stat>,
         all: &Processes,
@@ -338,8 +338,7 @@ fn kill_all(processes: &[(i32, Stat)]) -> usize {
     processes.iter().filter(|(pid, stat)| send_kill(*pid, stat)).count()
 }
 
-/// Kills the process that was looked at, and no other one with its number. Returns `false` if it is gone, or belongs to
-/// another user.
+/// Kills exactly the process that was examined. Returns `false` if it has ended, or belongs to another user.
 fn send_kill(pid: i32, stat: &Stat) -> bool {
     let Some(number) = rustix::process::Pid::from_raw(pid) else { return false };
     match pidfd_open(number, PidfdFlags::empty()) {
@@ -361,7 +360,7 @@ fn environment_has(pid: i32, variable: &[u8]) -> Option<bool> {
     // Another user's process cannot belong to this job.
     let Ok(environ) = fs::read(format!("/proc/{pid}/environ")) else { return Some(false) };
     if environ.is_empty() {
-        // The kernel's answer may be about another program, which was loaded in the meantime.
+        // The kernel's present answer may be about another program, loaded in the meantime.
         let memory = Stat::of(pid).map_or(Memory::None, |stat| stat.memory);
         return matches!(memory, Memory::None | Memory::NoEnvironment).then_some(false);
     }

@@ -22,7 +22,7 @@ impl OpenFiles {
         Self { before: is_raised.then_some(before) }
     }
 
-    /// Restores the original limit for a child, which has inherited the raised one.
+    /// Restores the earlier limit for a child, which has inherited the raised one.
     pub(crate) fn lower_for(&self, child: u32) {
         if let (Some(before), Some(child)) = (self.before, Pid::from_raw(child.cast_signed())) {
             // If that is refused, the child has a higher limit than it needs, which is harmless.

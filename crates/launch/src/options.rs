@@ -44,7 +44,7 @@ pub struct LaunchOptions {
     /// Rendezvous mode: how the agents of the hosts meet.
     pub rendezvous: RendezvousMode,
     /// Name of the job, the same on all of its hosts (torchrun's `--rdzv-id`). Defaults to a random name where the job
-    /// has one host, and to `none` where it has several.
+    /// has one host, and to `none` if it has several.
     pub run_id: Option<String>,
     /// Shared secret of the job: agents that do not prove that they have it are refused. Without one, every host that
     /// reaches the coordinator's port can join the job.

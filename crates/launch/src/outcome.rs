@@ -1,4 +1,4 @@
-//! How a job ended, as this host's launcher sees it.
+//! Outcome of a job, from the view of this host's launcher.
 
 use brigade_rendezvous::{Cause, ExitStatus, JobResult, RankFailure};
 use nix::sys::signal::Signal;
@@ -12,7 +12,7 @@ pub enum Outcome {
     Over(JobResult),
     /// The reader of the output of this host's ranks has closed it.
     OutputClosed,
-    /// A signal stopped the job on this host, where no coordinator was connected.
+    /// A signal stopped the job on this host, if no coordinator was connected.
     Stopped {
         /// Number of the signal.
         signal: i32,

@@ -1,7 +1,7 @@
-//! The output thread: a single thread handles the output of all ranks, so that lines are never interleaved.
+//! Output thread: writes the output of all ranks, so that lines never run into each other.
 //!
-//! It is a separate thread because a paused terminal blocks its writers, and the agent has to handle signals meanwhile.
-//! It lives as long as the job; the ranks of every attempt are attached to it.
+//! It is a separate thread because a paused terminal blocks its writers, and the agent must handle signals meanwhile.
+//! It lives as long as the job; the ranks of every attempt are attached to it anew.
 
 mod color;
 mod folder;
@@ -35,7 +35,7 @@ pub use streams::{LineFilter, LocalRanks, StreamMode, StreamModes};
 use crate::LaunchError;
 use brigade_rendezvous::wake;
 
-/// The agent's handle of the output thread. Dropping it discards unwritten output; [`Output::end`] does not.
+/// The agent's end of the output thread. Dropping it discards output that is not written yet; [`Output::end`] does not.
 #[derive(Debug)]
 pub(crate) struct Output {
     thread: JoinHandle<()>,
@@ -114,14 +114,14 @@ impl Output {
         Ok(())
     }
 
-    /// Shows a line of the launcher among those of the ranks, on stderr, unless `--quiet` is set.
+    /// Writes a line of the launcher among those of the ranks, on stderr, unless the launch is quiet.
     pub(crate) fn say(&self, text: &str) {
         if !self.plan.quiet {
             self.warn(text);
         }
     }
 
-    /// Shows a line of the launcher on stderr, even with `--quiet`.
+    /// Writes a line of the launcher on stderr, even if the launch is quiet.
     pub(crate) fn warn(&self, text: &str) {
         self.order(Order::Say(format!("brigade: {text}\n")));
     }
@@ -131,7 +131,7 @@ impl Output {
         self.order(Order::Report(report));
     }
 
-    /// Readable when there is a notice.
+    /// Returns a descriptor that is readable when there is a notice.
     pub(crate) fn control(&self) -> BorrowedFd<'_> {
         self.notices.as_fd()
     }
@@ -141,12 +141,13 @@ impl Output {
         self.notices.try_recv()
     }
 
-    /// Requests the last lines of a rank that has ended, while others run.
+    /// Requests the last lines of a rank that has ended while others still run.
     pub(crate) fn ask_tail(&self, local_rank: usize) {
         self.order(Order::Tail(local_rank));
     }
 
-    /// Requests that the remaining output of the ranks, which have all ended, is written, and their log files closed.
+    /// Requests that all remaining output of the ranks, which have all ended, is written, and their log files are
+    /// closed.
     pub(crate) fn drain(&self) {
         self.order(Order::Drain);
     }
@@ -160,12 +161,12 @@ impl Output {
     }
 
     fn order(&self, order: Order) {
-        // Fails if the thread has ended, which its last notice reports.
+        // Fails when the thread has ended, which its last notice reports.
         let _ = self.orders.0.send(order);
     }
 }
 
-/// Ends the thread when it is dropped.
+/// Sender of orders. Ends the thread when it is dropped.
 #[derive(Debug)]
 struct Orders(wake::Sender<Order>);
 
@@ -175,7 +176,7 @@ impl Drop for Orders {
     }
 }
 
-/// Last notice, sent when dropped. Held by the thread, so that it is sent even after a panic.
+/// Guard in the thread that sends its last notice, even if the thread panics.
 struct NoticeOfEnd(wake::Sender<Notice>);
 
 impl Drop for NoticeOfEnd {

@@ -42,15 +42,14 @@ pub struct PlacementFacts {
 /// Placement of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankSetup {
-    /// Processors that the rank may use. With `None`, those of the launcher.
+    /// Processors that the rank may use. `None` means those of the launcher.
     pub cpus: Option<CpuSet>,
     /// Environment variables of this rank, besides those of all ranks.
     pub env: Vec<(&'static str, String)>,
 }
 
 impl PlacementFacts {
-    /// Gathers the facts about this host that the options or `nproc` need. A launch that needs none spends no time on
-    /// it.
+    /// Gathers the facts about this host that the options or `nproc` need. Reads nothing if they need none.
     #[must_use]
     pub fn gather(options: &PlacementOptions, nproc: NprocSpec) -> Self {
         let root = Path::new("/");
@@ -69,9 +68,9 @@ impl PlacementFacts {
 
 /// Returns every rank's processors and devices. Pure.
 ///
-/// `threads` is set for ranks that are bound: `OMP_NUM_THREADS` of each, unless the user has set a number. A set of
-/// processors that several ranks share is divided evenly; `quota` is the share of each rank under a control group's
-/// limit, if that is less.
+/// `threads` is set for ranks that are bound: `OMP_NUM_THREADS` of each, unless the user has a
+/// number. A set of processors that several ranks share is shared out evenly; `quota` is what a
+/// control group leaves to each rank, if that is less.
 pub(crate) fn place(
     options: &PlacementOptions,
     facts: &PlacementFacts,

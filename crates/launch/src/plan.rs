@@ -1,4 +1,4 @@
-//! Launch plan: everything that is decided before a process starts, from options and facts.
+//! Launch plan, made from options and facts: everything that is decided before a process starts.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

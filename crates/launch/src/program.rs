@@ -24,7 +24,7 @@ pub enum Program {
     /// A Python script if the file's name ends in `.py`, else an executable.
     ///
     /// A script is started as `python -u script.py`, as torchrun does, whether it is executable or
-    /// not; its path is relative to the working folder. A program is a path where it has a slash,
+    /// not; its path is relative to the working folder. A program is a path if it has a slash,
     /// else a name that is looked up in `PATH`.
     Auto(OsString),
     /// An executable, whatever its name (`--no-python`).
@@ -121,8 +121,7 @@ impl SearchFacts {
 }
 
 impl Program {
-    /// Returns `true` if the program is a script that Python runs: not if there is no such file but a program of that
-    /// name in `PATH`.
+    /// Returns `true` for a script that Python runs, unless no such file exists and `PATH` has a program of that name.
     pub(crate) fn is_script(&self) -> bool {
         match self {
             Self::Auto(name) => {

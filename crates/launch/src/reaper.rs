@@ -45,7 +45,7 @@ impl Reaper {
         self.order(&words.collect::<Vec<_>>().join(" "));
     }
 
-    /// Ends the reaper: the agent has cleaned up itself.
+    /// Ends the reaper, after the agent has cleaned up itself.
     pub(crate) fn dismiss(mut self) {
         self.order(DISMISSED);
         self.orders = None;
@@ -123,7 +123,7 @@ fn last_order(orders: &[u8]) -> Option<Vec<Session>> {
 }
 
 const DISMISSED: &str = "all clear";
-/// First interval between searches. No descriptor reports when a process that is not a child has ended.
+/// First pause between two searches: no descriptor becomes readable when a process that is not a child ends.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 

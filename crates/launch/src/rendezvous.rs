@@ -1,4 +1,4 @@
-//! Rendezvous options: which hosts take part in a job, and where they meet.
+//! Options of the rendezvous: the hosts that take part in a job, and the place where they meet.
 
 use std::fmt;
 use std::str::FromStr;

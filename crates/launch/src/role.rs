@@ -1,6 +1,6 @@
 //! Helper roles in which the agent starts its own executable, at a cost of about a millisecond per rank.
 //!
-//! [`brigade_ssh::reexec`] explains why. Each role is in the module that starts it; this one selects among them.
+//! [`brigade_ssh::reexec`] explains why. Each role is in the module that starts it; this module dispatches to them.
 
 use brigade_ssh::reexec;
 use brigade_ssh::remote_command::AGENT;

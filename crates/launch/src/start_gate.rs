@@ -1,6 +1,6 @@
 //! The gate between starting a rank's process and starting its program.
 //!
-//! All ranks wait at their gates until every one of them exists and the reaper watches them: a host that cannot start
+//! All ranks wait at their gates until every one of them exists and is watched by the reaper: a host that cannot start
 //! rank 7 has not run ranks 0 to 6, and no program runs unwatched. The gate is a socket pair whose far end is the
 //! rank's stdin; the store's socket is passed through it, so no other child can inherit that by accident.
 
@@ -62,8 +62,8 @@ pub(crate) enum Opening {
     Never,
 }
 
-/// Makes one end of a gate inheritable by the next process that this one starts, and returns its descriptor number
-/// there. No other process may be started before that end is closed here.
+/// Lets the next process that this one starts inherit its end of a gate, and returns the number that it has there. No
+/// other process may be started before that end is closed here.
 pub(crate) fn inheritable(far: impl AsFd) -> io::Result<RawFd> {
     fcntl(far.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
     Ok(far.as_fd().as_raw_fd())

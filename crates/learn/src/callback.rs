@@ -164,7 +164,7 @@ macro_rules! events {
             /// `before_epoch` and `before_train` of the interrupted epoch, with the model of the checkpoint.
             ///
             /// # Errors
-            /// When the state is not such a one.
+            /// Fails if the state does not have the expected form.
             fn load_state(
                 &mut self,
                 _learner: &mut LearnerState,

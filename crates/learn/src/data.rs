@@ -1,8 +1,8 @@
 //! Data blocks: from files to loaders for training and validation, in fastai's steps.
 //!
-//! A [`DataBlock`] says what the model's input and target are ([`images`], [`categories`], …), where items are
-//! found ([`image_files`], [`csv()`], …), how their labels are found ([`parent_name`], [`name_regex`], …), which of
-//! them are to validate with ([`grandparent`], [`random_split`], …) and what is done to images and batches. Its
+//! A [`DataBlock`] describes the model's input and target ([`images`], [`categories`], …), where items are found
+//! ([`image_files`], [`csv()`], …), how their labels are found ([`parent_name`], [`name_regex`], …), which of them are
+//! to validate with ([`grandparent`], [`random_split`], …) and what is done to images and batches. Its
 //! [`loaders`](DataBlock::loaders) are what a Learner takes. [`ImageLoaders`] has the usual combinations.
 //!
 //! Where fastai's ranks may see data of their own, here all see the same: items are sorted, the seed of a random

@@ -29,8 +29,8 @@ impl Learner {
     /// that PyTorch reads as well, with the weights under `model`.
     ///
     /// # Errors
-    /// On every rank when rank 0 cannot write; [`brigade_torch::ErrorKind::InvalidArgument`] when the codec or the
-    /// loss cannot be written down, such as one with a function of the program's own.
+    /// Fails on every rank when rank 0 cannot write; [`brigade_torch::ErrorKind::InvalidArgument`] when the codec or
+    /// the loss cannot be serialized, such as one with a function of the program.
     pub fn export(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let weights = self.state.full_state_dict()?;
@@ -202,7 +202,7 @@ impl Predictor {
     /// Predicts one item, such as an image file.
     ///
     /// # Errors
-    /// When the item cannot be read or does not fit.
+    /// Fails when the item cannot be read or does not fit.
     pub fn predict(&mut self, item: impl Into<Item>) -> Result<Prediction> {
         let item = item.into();
         let inputs = encoded(&item, self.codec.as_deref())?;

@@ -18,7 +18,7 @@ pub(crate) const FILE: &str = "learner.msgpack";
 pub(crate) struct FitProgress {
     pub(crate) fit: usize,
     pub(crate) epochs: usize,
-    /// The epoch that goes on, and its batches that were trained.
+    /// Epoch in which the fit continues.
     pub(crate) epoch: usize,
     pub(crate) batch: usize,
     /// Batches of an epoch on a rank.

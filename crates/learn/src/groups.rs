@@ -29,9 +29,9 @@ pub(crate) struct Grouped {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GroupOptions {
-    /// Normalisations train in frozen groups as well.
+    /// `true` if normalisations are trained in frozen groups as well.
     pub(crate) train_norms: bool,
-    /// Norms and biases have weight decay as well.
+    /// `true` if norms and biases have weight decay as well.
     pub(crate) decay_norms_and_biases: bool,
     pub(crate) weight_decay: Option<f64>,
 }
@@ -75,7 +75,7 @@ impl Grouped {
         self.settings.settings_lr()
     }
 
-    /// Takes other groups, which must hold each of the model's parameters once.
+    /// Sets other groups, which must contain each of the model's parameters once.
     pub(crate) fn set_groups(
         &mut self,
         groups: Vec<Vec<String>>,
@@ -123,7 +123,7 @@ impl Grouped {
         self.held = None;
     }
 
-    /// Forgets the optimizer, and takes these hyperparameters.
+    /// Drops the optimizer and sets these hyperparameters.
     pub(crate) fn forget(&mut self, hypers: Vec<GroupHypers>) {
         (self.held, self.hypers) = (None, hypers);
     }
@@ -146,7 +146,7 @@ impl Grouped {
         self.groups.iter().skip(self.frozen).flatten().chain(norms).cloned().collect()
     }
 
-    /// Makes the optimizer where there is none. `parameters` are the model's, of which those that need a gradient
+    /// Makes the optimizer if there is none. `parameters` are the model's, of which those that need a gradient
     /// are stepped; `lr` is the learning rate of groups that have none yet.
     /// The parameters that have no weight decay: those of normalisations, and what is called `bias`. fastai decays
     /// the biases of an LSTM, which have other names, and so does this.
@@ -326,7 +326,7 @@ impl Grouped {
         Ok(())
     }
 
-    /// Takes the hyperparameters that a loaded state has put into the optimizer.
+    /// Reads the hyperparameters that a loaded state has set in the optimizer.
     pub(crate) fn read_back(&mut self) -> Result<()> {
         let Some(optimizer) = self.optimizer()? else { return Ok(()) };
         for (group, index) in optimizer.groups().iter().zip(&self.of_optimizer) {

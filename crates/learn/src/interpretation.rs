@@ -10,7 +10,6 @@ use tch::{Kind, Tensor};
 use crate::learner::{Learner, Part, Predictions};
 
 /// Predictions with the loss of each sample, in the order of the data (fastai's `Interpretation`), equal on every rank.
-/// The same on every rank.
 #[derive(Debug)]
 pub struct Interpretation {
     predictions: Predictions,

@@ -99,7 +99,7 @@ impl Learner {
     /// sequences, the model is one of [`Parallelism::model`](brigade_train::Parallelism::model).
     ///
     /// # Errors
-    /// When the model cannot be built, or has no parameter; on the ranks of a pipeline, whose loop is that of
+    /// Fails when the model cannot be built, or has no parameter; on the ranks of a pipeline, whose loop is that of
     /// [`Accelerator::forward_backward`].
     pub fn new<X, C>(accelerator: &Accelerator, data: Loaders<X>, model: C) -> Result<Self>
     where
@@ -193,7 +193,7 @@ impl Learner {
     /// instead of once for each of them. Every rank calls it.
     ///
     /// # Errors
-    /// When the ranks' models or data differ, or one is gone; those of `body`.
+    /// Fails when the ranks' models or data differ, or when a rank is lost. Also returns the errors of `body`.
     pub fn distributed<R>(&mut self, body: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         self.enter()?;
         self.entered += 1;
@@ -204,8 +204,8 @@ impl Learner {
         outcome
     }
 
-    /// Gives a deferred model its values, spreads one that the Accelerator shards over the ranks, and prepares one of which
-    /// each rank has a part. Every rank calls it.
+    /// Initializes a deferred model, shards a model over the ranks if the Accelerator shards models, and prepares a
+    /// model of which each rank has a part. Every rank calls it.
     pub(crate) fn place_model(&mut self) -> Result<()> {
         let model = &self.state.model;
         let is_due = self.state.accelerator.parallel().sharding().is_some()

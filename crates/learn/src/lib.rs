@@ -1,8 +1,8 @@
 //! The Learner: fastai's layer above the loop. Data, a model and metrics, trained by schedules and callbacks, on
 //! one process or many.
 //!
-//! It is built on the public API of the Accelerator, the optimizers and the loaders. The book's page on the Learner goes
-//! through all of it.
+//! It is built on the public API of the Accelerator, the optimizers and the loaders. The page "The Learner" of the book
+//! is its guide.
 //!
 //! ```
 //! use brigade_data::{DataLoader, TensorDataset};
@@ -38,21 +38,21 @@
 //!
 //! The loop (`learner/fit.rs`) sends fastai's events in its order. A cancellation is a value,
 //! `Err(Interrupt::Cancel(level))`, which `?` carries to the part of the loop that it cancels; cancelling a part that
-//! does not run is an error that names the callback. [`Callback::ended`] is called however a fit ends, so that
-//! changes for the time of a fit are undone. A callback states the ranks on which it is called ([`Ranks`](callback::Ranks)): all, if
-//! its decisions depend on values that are equal everywhere; rank 0, if it writes and does not cancel; or all with a
-//! vote at certain events, where a cancellation of any rank is one of all.
+//! does not run is an error that names the callback. [`Callback::ended`] is called however a fit ends, so that changes
+//! for the time of a fit are undone. A callback is called on the ranks that it chooses ([`Ranks`](callback::Ranks)):
+//! all, if its decisions depend on values that are equal everywhere; rank 0, if it writes and does not cancel; or all
+//! with a vote at certain events, where a cancellation of any rank is one of all.
 //!
 //! A fit prepares the model, shares the loaders and prepares the optimizer, and undoes all of that at its end
-//! (`Learner::enter`, `leave`), so freezing between fits makes a new reducer. A sharded model stays prepared:
-//! freezing changes its shards, all ranks run the same number of validation batches, and code that needs whole
-//! weights gathers them on all ranks. [`Learner::distributed`] keeps the preparation for several fits.
+//! (`Learner::enter`, `leave`), so freezing between fits creates a new reducer. A sharded model stays prepared:
+//! freezing changes its shards, all ranks run the same number of validation batches, and code that needs whole weights
+//! gathers them on all ranks. [`Learner::distributed`] keeps the preparation for several fits.
 //!
 //! Validation is shared batch by batch, without duplicates: a rank may have one batch less than others, or none, so
 //! buffers are broadcast before it. A metric keeps sums or rows of each batch; at the end they are added or joined in
 //! the order of the batches (`MetricState` of `brigade-metrics`), which is the order of one process. So for equal
 //! predictions values are equal to the last digit, on any number of ranks. Predictions are equal if a batch has the
-//! same samples in the same order, and its rank as many threads: MKL chooses kernels by the number of rows, so a
+//! same samples in the same order, and its rank has as many threads: MKL chooses kernels by the number of rows, so a
 //! sample in another batch may have other last digits (`crates/nn/tests/numeric/cpu/rounding.rs` tests what is
 //! guaranteed, for float64, float32 and bfloat16).
 //!
@@ -60,11 +60,12 @@
 //! message; on a single CPU they are read at once, where reading does not wait.
 //!
 //! Hyperparameters belong to parameter groups (`groups.rs`). The groups of an optimizer are these, each divided into
-//! parameters with and without weight decay. Freezing makes a new optimizer, as fastai clears its state.
+//! parameters with and without weight decay. Freezing creates a new optimizer, since fastai clears the optimizer's
+//! state, too.
 //!
 //! A checkpoint (`callbacks/checkpoint.rs`) is the Accelerator's with one more file: the recorder, the position, and
-//! what each callback returns from `state`. A fit that continues sends `before_fit`, `before_epoch` and
-//! `before_train`, and then loads, because all objects are registered by then.
+//! what each callback returns from `state`. A resumed fit sends `before_fit`, `before_epoch` and `before_train`, and
+//! then loads the checkpoint, because all objects are registered by then.
 
 pub mod callback;
 pub mod callbacks;

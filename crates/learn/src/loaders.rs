@@ -118,7 +118,7 @@ impl<X: ModelInput> Loaders<X> {
 }
 
 impl<X> Loaders<X> {
-    /// Takes sources that were made of loaders.
+    /// Makes loaders from batch sources.
     pub(crate) fn of_sources(
         train: Box<dyn BatchSource>,
         valid: Option<Box<dyn BatchSource>>,
@@ -166,7 +166,7 @@ impl<X> Loaders<X> {
     /// target. The training's own position does not move.
     ///
     /// # Errors
-    /// When the batch cannot be made.
+    /// Fails when the batch cannot be made.
     pub fn one_batch(&self, rows: usize) -> Result<(Vec<Tensor>, Option<Tensor>)> {
         let Parts { inputs, target } = self.train.sample(rows)?;
         Ok((inputs, target))
@@ -176,7 +176,7 @@ impl<X> Loaders<X> {
     /// for training.
     ///
     /// # Errors
-    /// When the batch cannot be made, or there is no validation.
+    /// Fails when the batch cannot be made, or there is no validation.
     pub fn one_valid_batch(&self, rows: usize) -> Result<(Vec<Tensor>, Option<Tensor>)> {
         let Some(valid) = &self.valid else {
             return Err(Error::invalid_argument("these loaders have no validation"));
@@ -189,7 +189,7 @@ impl<X> Loaders<X> {
     /// `show_batch`. Masks are laid over their images. The training's own position does not move.
     ///
     /// # Errors
-    /// When the batch cannot be made, or the data have no [`codec`](Self::codec) that draws pictures.
+    /// Fails when the batch cannot be made, or the data have no [`codec`](Self::codec) that draws pictures.
     pub fn show_batch(&self, rows: usize) -> Result<Vec<(Picture, String)>> {
         let Some(codec) = &self.codec else {
             return Err(Error::invalid_argument(
@@ -212,7 +212,7 @@ impl<X> Loaders<X> {
     /// the number. The training's own position does not move.
     ///
     /// # Errors
-    /// When the batch cannot be made, or the data have no [`codec`](Self::codec) that gives texts.
+    /// Fails when the batch cannot be made, or the data have no [`codec`](Self::codec) that gives texts.
     pub fn show_texts(&self, rows: usize) -> Result<Vec<(String, String)>> {
         let Parts { inputs, target } = self.train.sample(rows)?;
         let count = inputs.first().and_then(|input| input.size().first().copied()).unwrap_or(0);

@@ -48,7 +48,7 @@ pub trait Loss: fmt::Debug + Send + Sync {
     /// Computes the mean loss over the batch: a tensor of one value, with its autograd graph.
     ///
     /// # Errors
-    /// When shapes do not fit: an error that names both.
+    /// Fails when shapes do not fit: an error that names both.
     fn forward(&self, predictions: &Tensor, targets: &Tensor) -> Result<Tensor>;
 
     /// Computes the loss of each element without reduction, as a flat tensor: for classes one value for each sample,
@@ -61,14 +61,14 @@ pub trait Loss: fmt::Debug + Send + Sync {
     /// Converts the model's outputs to probabilities or numbers: by softmax, sigmoid, or the identity.
     ///
     /// # Errors
-    /// When the shape does not fit.
+    /// Fails when the shape does not fit.
     fn activation(&self, predictions: &Tensor) -> Result<Tensor>;
 
     /// Decodes the model's outputs (before the activation): the class with the largest score, the labels whose
     /// probability is above a threshold, or the number itself.
     ///
     /// # Errors
-    /// When the shape does not fit.
+    /// Fails when the shape does not fit.
     fn decode(&self, predictions: &Tensor) -> Result<Tensor>;
 
     /// Returns the probability above which a label is predicted, for losses of independent labels.
@@ -79,7 +79,7 @@ pub trait Loss: fmt::Debug + Send + Sync {
     /// Decodes outputs of the activation, such as a mean of the probabilities of several passes.
     ///
     /// # Errors
-    /// When the shape does not fit.
+    /// Fails when the shape does not fit.
     fn decode_activated(&self, activated: &Tensor) -> Result<Tensor> {
         Ok(match self.decision_threshold() {
             Some(threshold) => activated.f_gt(threshold)?,

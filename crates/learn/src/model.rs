@@ -32,7 +32,7 @@ pub(crate) trait AnyModel {
     fn is_deferred(&self) -> bool;
     fn set_training(&mut self, on: bool);
     fn parameters(&self) -> Vec<NamedTensor>;
-    /// Returns what an optimizer steps of all parameters: this rank's shards, where it is sharded.
+    /// Returns what an optimizer steps of all parameters: this rank's shards, if it is sharded.
     fn local_parameters(&self) -> Vec<NamedTensor>;
     fn norm_parameters(&self) -> Vec<String>;
     fn buffers(&self) -> Vec<NamedTensor>;

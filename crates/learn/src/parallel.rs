@@ -1,4 +1,4 @@
-//! One process and several devices: replicas of the model, as `torch.nn.DataParallel`.
+//! Replicas of a model on several devices of one process, as `torch.nn.DataParallel`.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -100,7 +100,7 @@ impl ClassInterpretation {
     /// prediction.
     ///
     /// # Errors
-    /// When the data have no pictures, or the samples cannot be read.
+    /// Fails when the data have no pictures, or the samples cannot be read.
     pub fn plot_top_losses(&self, learner: &Learner, k: usize) -> Result<Gallery> {
         let (targets, decoded) = self.pairs();
         let names = self.class_names();
@@ -128,7 +128,7 @@ impl Interpretation {
     /// Draws the `k` samples with the largest losses, each with its loss.
     ///
     /// # Errors
-    /// When the data have no pictures, or the samples cannot be read.
+    /// Fails when the data have no pictures, or the samples cannot be read.
     pub fn plot_top_losses(&self, learner: &Learner, k: usize) -> Result<Gallery> {
         let top = self.top_losses(k);
         let indices: Vec<usize> = top.iter().map(|(index, _)| *index).collect();
@@ -165,7 +165,7 @@ impl ActivationStats {
     /// logarithm of the counts (fastai's `color_dim`).
     ///
     /// # Errors
-    /// When no layer has this name, or it has no measurements.
+    /// Fails when no layer has this name, or it has no measurements.
     pub fn plot_histogram(&self, layer: &str) -> Result<Heatmap> {
         let stats = self.stats().iter().find(|it| it.layer == layer).ok_or_else(|| {
             let known: Vec<&str> = self.stats().iter().map(|it| it.layer.as_str()).collect();
@@ -199,7 +199,7 @@ impl Learner {
     /// Draws samples of the next training batch, transformed, with their targets (fastai's `show_batch`).
     ///
     /// # Errors
-    /// When the batch cannot be made, or the data have no pictures.
+    /// Fails when the batch cannot be made, or the data have no pictures.
     pub fn show_batch(&self, samples: usize) -> Result<Gallery> {
         let parts = self.train.sample(samples)?;
         self.gallery("Training batch", &parts, None)
@@ -210,7 +210,7 @@ impl Learner {
     /// it.
     ///
     /// # Errors
-    /// When the batch cannot be made, or the data have no pictures.
+    /// Fails when the batch cannot be made, or the data have no pictures.
     pub fn show_results(&mut self, samples: usize) -> Result<Gallery> {
         let valid = self.valid.as_ref().ok_or_else(no_validation)?;
         let parts = valid.sample(samples)?;

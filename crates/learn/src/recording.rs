@@ -15,11 +15,11 @@ use crate::state::LearnerState;
 /// Options of the recording besides the losses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecorderOptions {
-    /// Metrics of the training batches as well.
+    /// `true` if metrics of the training batches are recorded as well.
     pub(crate) train_metrics: bool,
-    /// Loss and metrics of validation.
+    /// `true` if loss and metrics of the validation are recorded.
     pub(crate) valid_metrics: bool,
-    /// Losses are read after each batch, on several ranks and on a GPU, too.
+    /// `true` if losses are read after each batch, also on several ranks and on a GPU.
     pub(crate) at_once: bool,
 }
 
@@ -97,7 +97,7 @@ impl Callback for Recording {
         50
     }
 
-    /// Reads what is pending, so that the recorder of a checkpoint is complete.
+    /// Reads pending losses, so that the recorder of a checkpoint is complete.
     fn state(&mut self, learner: &mut LearnerState) -> Result<Option<serde_json::Value>> {
         self.read_losses(learner)?;
         Ok(None)
@@ -279,7 +279,7 @@ impl Meters {
         Ok(values)
     }
 
-    /// Gives up the losses of the batches of all ranks in their order.
+    /// Removes and returns the losses of the batches of all ranks, in their order.
     fn read_losses(&mut self) -> Vec<f64> {
         std::mem::take(&mut self.read)
     }

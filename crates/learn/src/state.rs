@@ -35,16 +35,16 @@ pub struct LearnerState {
     pub(crate) codec: Option<Arc<dyn ItemCodec>>,
     pub(crate) recorder: Recorder,
     pub(crate) seed: u64,
-    /// A loss that is not finite ends the fit instead of being an error.
+    /// `true` if a non-finite loss ends the fit instead of being an error.
     pub(crate) ends_on_nan: bool,
-    /// Such a loss has ended this fit.
+    /// `true` if a non-finite loss has ended this fit.
     pub(crate) ended_on_nan: bool,
     pub(crate) quiet: bool,
-    /// Metrics are computed of training batches, too.
+    /// `true` if metrics of training batches are computed, too.
     pub(crate) train_metrics: bool,
-    /// Gradients of earlier batches wait for their step.
+    /// `true` if gradients of earlier batches wait for their step.
     pub(crate) window_open: bool,
-    /// A checkpoint to go on from, whether it is of this fit, and what it holds.
+    /// Checkpoint to resume from, `true` if it belongs to this fit, and its contents.
     pub(crate) resume: Option<(PathBuf, bool, FitProgress)>,
     /// A folder to save into when the callbacks of the event were called, and the number of the fit.
     pub(crate) save: Option<(PathBuf, usize)>,
@@ -66,7 +66,7 @@ pub(crate) struct Position {
     pub(crate) training: bool,
     /// `true` in a pass outside of a fit.
     pub(crate) evaluating: bool,
-    /// Epochs of this fit have a validation.
+    /// `true` if the epochs of this fit have a validation.
     pub(crate) validates: bool,
     pub(crate) train_cancelled: bool,
     pub(crate) validation_cancelled: bool,
@@ -227,7 +227,7 @@ impl LearnerState {
     /// target. Class targets are kept, and the losses of both are mixed; other targets are mixed directly.
     ///
     /// # Errors
-    /// When the shapes do not fit.
+    /// Fails when the shapes do not fit.
     pub fn mix_target(&mut self, second: Tensor, share: &Tensor) -> Result<()> {
         let Some(target) = &self.batch.target else { return Ok(()) };
         if self.loss.targets_are_classes() {
@@ -240,7 +240,7 @@ impl LearnerState {
         Ok(())
     }
 
-    /// Returns the model's output for the batch, from the end of the forward pass on.
+    /// Returns the model's output for the batch. `None` until the end of the forward pass.
     #[must_use]
     pub fn predictions(&self) -> Option<&Tensor> {
         self.batch.predictions.as_ref()
@@ -251,8 +251,8 @@ impl LearnerState {
         self.batch.predictions = Some(predictions);
     }
 
-    /// Returns the batch's loss as it is logged, a tensor of one value on the device, from the time it was computed.
-    /// Reading its value waits for the device.
+    /// Returns the batch's loss as it is logged, a tensor of one value on the device. `None` until it has been
+    /// computed. Reading its value waits for the device.
     #[must_use]
     pub fn batch_loss(&self) -> Option<&Tensor> {
         self.batch.loss.as_ref()
@@ -297,7 +297,7 @@ impl LearnerState {
     /// Clears the gradients of all parameters.
     ///
     /// # Errors
-    /// When libtorch refuses.
+    /// Fails if libtorch returns an error.
     pub fn zero_grad(&mut self) -> Result<()> {
         self.grouped.zero_grad()
     }
@@ -436,7 +436,7 @@ impl LearnerState {
     /// Loads rank 0's parameters and buffers into the model; the other ranks pass `None`. Every rank calls it.
     ///
     /// # Errors
-    /// On every rank, with nothing changed, when a name or a shape does not fit.
+    /// Fails on every rank, with nothing changed, when a name or a shape does not fit.
     pub fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()> {
         if self.is_in_parts() {
             return self.model.load_full_state_dict(state);
@@ -467,7 +467,7 @@ impl LearnerState {
     /// rank 0's values are loaded.
     ///
     /// # Errors
-    /// When a name or a shape does not fit: nothing was changed.
+    /// Fails when a name or a shape does not fit: nothing was changed.
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
         if self.is_in_parts() {
             return self.model.load_full_state_dict(Some(state));
@@ -502,7 +502,7 @@ impl LearnerState {
     /// number of such layers.
     ///
     /// # Errors
-    /// When no layer has this name.
+    /// Fails when no layer has this name.
     pub fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize> {
         self.model.hold_in_eval(prefix, on)
     }

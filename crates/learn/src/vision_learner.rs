@@ -44,7 +44,7 @@ pub struct VisionOptions {
 /// ```
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::InvalidArgument`] for data without classes where no number of outputs is given; when
+/// [`brigade_torch::ErrorKind::InvalidArgument`] for data without classes if no number of outputs is given; when
 /// the weights do not fit.
 pub fn vision_learner(
     accelerator: &Accelerator,

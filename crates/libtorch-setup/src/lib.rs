@@ -1,15 +1,14 @@
-//! Finds libtorch for a project, or fetches it once for the user, and writes its place into the project's cargo
+//! Finds libtorch for a project, or downloads it once for the user, and writes its location into the project's cargo
 //! configuration.
 //!
-//! `brigade setup`, `brigade new` and `cargo xtask setup` are thin around this crate.
+//! `brigade setup`, `brigade new` and `cargo xtask setup` are thin wrappers of this crate.
 //!
-//! - [`Libtorch::find_or_fetch`] looks at the libtorch that the user names, or fetches the pinned
-//!   one into the [`Cache`], verified by digest, whole or not at all.
-//! - [`Project::configure`] writes `.cargo/libtorch.toml`, which tells plain cargo commands where it
-//!   is (`LIBTORCH`) and programs where to load it from (the run path), and
-//!   [`Project::remove`] undoes that.
+//! - [`Libtorch::find_or_fetch`] validates the libtorch that the user names, or downloads the pinned one into the
+//!   [`Cache`], verified by digest, whole or not at all.
+//! - [`Project::configure`] writes `.cargo/libtorch.toml`, which sets the location of libtorch for plain cargo commands
+//!   (`LIBTORCH`) and for the dynamic loader of programs (the run path). [`Project::remove`] undoes that.
 //!
-//! Errors are texts for the user, in one line, that say what to do.
+//! Error messages are for the user: one line each, with what to do.
 
 mod cache;
 mod fetch;

@@ -16,7 +16,7 @@ pub struct Pins {
     #[serde(default)]
     pub(crate) architecture: Option<String>,
     cpu: Vec<Pin>,
-    /// Wheels with CUDA: empty where none are pinned.
+    /// Wheels with CUDA. Empty if none are pinned.
     #[serde(default)]
     cuda: Vec<Pin>,
     /// Older versions of some of the wheels.
@@ -43,7 +43,7 @@ pub(crate) struct Pin {
 const ARCHITECTURES: [(&str, &str); 2] =
     [("x86_64", include_str!("pins/x86_64.json")), ("aarch64", include_str!("pins/aarch64.json"))];
 
-/// Kind of an installation. One for CUDA also serves CPU work.
+/// Kind of an installation. A CUDA installation also works on CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Installation for CPUs: on x86-64 540 MB to download and 484 MB on disk, on aarch64 440 MB and 345 MB.
@@ -53,20 +53,20 @@ pub enum Kind {
 }
 
 impl Pins {
-    /// Returns the wheels for which this version of Brigade was made, on this host's architecture: none where none are
-    /// pinned, so that a libtorch of the user's own serves there.
+    /// Returns the wheels for which this version of Brigade was made, on this host's architecture. Empty if none are
+    /// pinned for it; the user then provides a libtorch.
     ///
     /// # Errors
-    /// Does not fail: the file is part of this crate, and a test reads it.
+    /// Never fails in a release: the file is part of this crate, and a test reads it.
     pub fn embedded() -> Result<Self> {
         Self::for_architecture(consts::ARCH)
     }
 
-    /// Returns the wheels for hosts of another architecture, such as `aarch64`, to cross-compile for them: none where
+    /// Returns the wheels for hosts of another architecture, such as `aarch64`, to cross-compile for them. Empty if
     /// none are pinned.
     ///
     /// # Errors
-    /// Does not fail: the files are parts of this crate, and a test reads them.
+    /// Never fails in a release: the files are parts of this crate, and a test reads them.
     pub fn for_architecture(name: &str) -> Result<Self> {
         let Some((_, text)) = ARCHITECTURES.iter().find(|it| it.0 == name) else {
             return Ok(Self::default());
@@ -74,7 +74,7 @@ impl Pins {
         serde_json::from_str(text).with_context(|| format!("pins/{name}.json is malformed"))
     }
 
-    /// Fails where there are no wheels of a kind for this host.
+    /// Fails if there are no wheels of a kind for this host.
     pub(crate) fn check_host(&self, kind: Kind) -> Result<()> {
         let (system, architecture) = (consts::OS, consts::ARCH);
         if system != "linux" || self.cpu.is_empty() {
@@ -96,7 +96,7 @@ impl Pins {
     /// Returns the wheels of libtorch 2.11 for CUDA, the oldest version that Brigade supports.
     ///
     /// # Errors
-    /// Does not fail: the file is part of this crate, and a test reads it.
+    /// Never fails in a release: the file is part of this crate, and a test reads it.
     pub fn embedded_older() -> Result<Self> {
         let mut pins = Self::embedded()?;
         for older in std::mem::take(&mut pins.older) {

@@ -26,7 +26,7 @@ pub struct Project {
 pub enum RunPath {
     /// Everything that cargo links in the project.
     All,
-    /// Doc tests alone. The packages' own build scripts set the run path of everything else.
+    /// Only doc tests. The packages' own build scripts set the run path of all other programs.
     DocTests,
 }
 

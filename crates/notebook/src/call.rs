@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::NotebookError;
 
-/// Names the folder of the call to its ranks.
+/// Environment variable with the folder of the call, for its ranks.
 pub(crate) const FOLDER: &str = "BRIGADE_NOTEBOOK_CALL";
 
 /// Return type of a function of a notebook.
@@ -109,7 +109,7 @@ impl Folder {
     }
 }
 
-/// Begins the name of a call's folder.
+/// Prefix of the name of a call's folder.
 const PREFIX: &str = "brigade-notebook-";
 const LOCK: &str = "lock";
 

@@ -1,6 +1,6 @@
 //! Display of a cell's last expression: tables, images and plots.
 //!
-//! evcxr calls `evcxr_display` on the last expression of a cell where it has such a method; [`CellDisplay`] gives it
+//! evcxr calls `evcxr_display` on the last expression of a cell if it has such a method; [`CellDisplay`] gives it
 //! to tensors, plots and, with the feature `learn`, what a Learner returns:
 //!
 //! | Value | Shown as |
@@ -67,7 +67,7 @@ pub use learn::show_graph;
 /// Score(0.5).evcxr_display();
 /// ```
 pub trait CellDisplay {
-    /// Returns the content of the cell in all its forms.
+    /// Returns the content of the cell in all its representations.
     #[must_use]
     fn cell_content(&self) -> Content;
 
@@ -84,8 +84,8 @@ pub trait CellDisplay {
     }
 }
 
-/// Does evcxr read this process's output? A rank inherits evcxr's variable, but its lines pass through the launcher,
-/// which prefixes them.
+/// Returns `true` if evcxr reads this process's output. A rank inherits evcxr's variable, but its lines pass through
+/// the launcher, which prefixes them.
 fn is_cell() -> bool {
     env::var_os("EVCXR_IS_RUNTIME").is_some() && env::var_os(call::FOLDER).is_none()
 }
@@ -162,7 +162,7 @@ const TEXT_COLUMNS: usize = 100;
 const TEXT_LINES: usize = 24;
 
 impl Content {
-    /// Renders a plot in all its forms.
+    /// Renders a plot as text and SVG, and as PNG unless it is too large.
     #[must_use]
     pub fn plot(plot: &impl Plot) -> Self {
         let content = Self::new(plot.to_text(TEXT_COLUMNS, TEXT_LINES)).svg(plot.to_svg());

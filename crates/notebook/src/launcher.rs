@@ -20,9 +20,10 @@ use crate::{NotebookError, call, program};
 
 /// Calls a function of the notebook on `num_processes` ranks of this host, and returns the result of each, by rank.
 ///
-/// As [Accelerate's `notebook_launcher`](https://huggingface.co/docs/accelerate/package_reference/launchers): with
-/// one process it calls the function in the notebook's own. Several arguments are a tuple. [`NotebookLauncher`] has
-/// settings, for several hosts among others.
+/// Corresponds to [Accelerate's
+/// `notebook_launcher`](https://huggingface.co/docs/accelerate/package_reference/launchers): with one process it calls
+/// the function in the notebook's own process. Several arguments are passed as a tuple. [`NotebookLauncher`] has
+/// further settings, such as those for several hosts.
 ///
 /// # Errors
 /// Returns the errors of [`NotebookLauncher::launch`].
@@ -43,10 +44,10 @@ where
 /// Calls a function on `num_processes` ranks on CPUs, for a test of a training function, and returns the result of
 /// each, by rank.
 ///
-/// It works in a notebook and in a plain test or program, as
-/// [Accelerate's `debug_launcher`](https://huggingface.co/docs/accelerate/package_reference/launchers) does. The ranks
-/// of a test are started as the same test, and those of a program as the program with its arguments: they come to this
-/// call, are ranks in it, and end with it. What stands before the call happens in each of them.
+/// It works in a notebook and in a plain test or program, as [Accelerate's
+/// `debug_launcher`](https://huggingface.co/docs/accelerate/package_reference/launchers) does. The ranks of a test are
+/// started as the same test, and those of a program as the program with its arguments: each rank runs to this call,
+/// takes part in it, and exits at its end. Code before the call therefore runs in each rank, too.
 ///
 /// ```
 /// use brigade_notebook::debug_launcher;
@@ -166,7 +167,7 @@ impl NotebookLauncher {
         self
     }
 
-    /// Sets whether the ranks run on CPUs even where there are GPUs.
+    /// Sets whether the ranks run on CPUs even if there are GPUs.
     #[must_use]
     pub fn cpu(mut self, cpu: bool) -> Self {
         self.cpu = cpu;
@@ -204,7 +205,7 @@ impl NotebookLauncher {
     /// [`NotebookError::NotAFunction`] for a closure; [`NotebookError::Failed`] with the message of the rank that
     /// failed first; [`NotebookError::Setting`] for settings that contradict each other; [`NotebookError::NoProgram`]
     /// and [`NotebookError::Program`] when `brigade` is missing or of another version; [`NotebookError::Message`] when
-    /// serde cannot carry an argument or a result; [`NotebookError::InsideARank`] in a process that is a rank.
+    /// an argument or a result cannot be serialized; [`NotebookError::InsideARank`] in a process that is a rank.
     pub fn launch<F, A, R, E>(&self, function: F, arguments: A) -> Result<Vec<R>, NotebookError>
     where
         F: Fn(A) -> Result<R, E> + Copy + 'static,
@@ -296,7 +297,7 @@ impl NotebookLauncher {
     }
 }
 
-/// Is this the running program, and not a library that it has loaded?
+/// Returns `true` for the running program, and `false` for a library that it has loaded.
 fn is_program(object: &Path) -> bool {
     env::current_exe().is_ok_and(|program| program == object)
 }

@@ -18,13 +18,13 @@
 //!
 //! # How the ranks start
 //!
-//! evcxr compiles each cell, with all functions of the notebook, to a shared library and loads it into a process of
-//! its own. Here the ranks are new processes of the program `brigade`, which load the same library and call the same
-//! function ([`brigade_dylib_call`]): nothing is compiled again, and they start as fast as those of `brigade launch`, whose
-//! agent starts and watches them. They are not forks of the notebook's process, because libtorch's threads, OpenMP's
-//! and CUDA's contexts do not survive `fork`; that is why Accelerate asks for a fresh kernel when CUDA was used, and
-//! why a cell may use tensors and devices here before it launches. They are not threads either: libtorch's random
-//! numbers and the reducer are one per process, and one rank's globals would be another's.
+//! evcxr compiles each cell, with all functions of the notebook, to a shared library and loads it into a process of its
+//! own. Here the ranks are new processes of the program `brigade`, which load the same library and call the same
+//! function ([`brigade_dylib_call`]): nothing is compiled again, and they start as fast as those of `brigade launch`,
+//! whose agent starts and watches them. They are not forks of the notebook's process, because libtorch's threads,
+//! OpenMP's and CUDA's contexts do not survive `fork`; for that reason Accelerate requires a fresh kernel when CUDA was
+//! used, whereas a cell here may use tensors and devices before it launches. They are not threads either: libtorch's
+//! random numbers and the reducer are one per process, and one rank's globals would be another's.
 //!
 //! The function's arguments and results cross the process boundary in [MessagePack](https://msgpack.org), so they are
 //! types of [`serde`]. Output of the ranks appears in the cell as it comes.
@@ -37,14 +37,14 @@
 //! ranks are `brigade notebook-rank LIBRARY OFFSET`. A rank loads the library, checks the record at the offset, and
 //! calls the function. Results come back as files of the folder, failures from the events of the job.
 //!
-//! A function is found in another process by its type alone, so the type must have no size. That excludes closures
-//! with captured values. Closures without a size are refused as well: one may stand for a captured value without a size
-//! that proves a fact of its own process.
+//! A function is found in another process by its type alone, so the type must be zero-sized. That excludes closures
+//! with captured values. Zero-sized closures are rejected as well: one may have captured a zero-sized value that is a
+//! proof about its own process.
 //!
 //! In a test or program without evcxr ([`debug_launcher`]) there is no library to load: the ranks are the same test
 //! started again (`brigade_launch::children`), as those of `dist_test!`.
 //!
-//! [`display`] shows tensors, images, plots and what a Learner returns as pictures and tables.
+//! [`display`] displays tensors, images, plots and the results of a Learner as pictures and tables.
 
 mod call;
 pub mod display;

@@ -45,43 +45,44 @@ macro_rules! contract {
 /// describe a rank's place in the job, so it is not part of the table, and nested launchers inherit it.
 pub const TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 
-/// Compute type of mixed precision: `no`, `fp16` or `bf16`. Accelerate's name; `brigade launch --mixed-precision` sets
-/// it. It is a setting of the user and does not describe a rank's place, so it is not part of the table.
+/// Compute type of mixed precision: `no`, `fp16` or `bf16`. The name is Accelerate's; `brigade launch
+/// --mixed-precision` sets it. It is a setting of the user and does not describe a rank's place, so it is not part of
+/// the table.
 pub const ACCELERATE_MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";
 
-/// Number of batches whose gradients are accumulated for one optimizer step. Accelerate's name for the variable.
+/// Number of batches whose gradients are accumulated for one optimizer step. The name is Accelerate's.
 pub const ACCELERATE_GRADIENT_ACCUMULATION_STEPS: &str = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
 
-/// Switch that keeps a program on the CPU although the host has a GPU. Accelerate's name; `brigade launch --cpu` sets
-/// it.
+/// Switch that keeps a program on the CPU although the host has a GPU. The name is Accelerate's; `brigade launch --cpu`
+/// sets it.
 pub const ACCELERATE_USE_CPU: &str = "ACCELERATE_USE_CPU";
 
-/// Sharding of the model: a strategy (`zero3`), its options in JSON, or `none`. A setting of the user: `brigade launch
-/// --sharding` sets it, and so do settings of FSDP and DeepSpeed.
+/// Sharding of the model: a strategy (`zero3`), its options in JSON, or `none`. Users set it with `brigade launch
+/// --sharding`, or with settings of FSDP and DeepSpeed.
 pub const BRIGADE_SHARDING: &str = "BRIGADE_SHARDING";
 
-/// Tensor-parallel size: the number of ranks that divide each layer between them. A setting of the user: `brigade
-/// launch --tensor` sets it.
+/// Tensor-parallel size: the number of ranks that divide each layer between them. Users set it with `brigade launch
+/// --tensor`.
 pub const BRIGADE_TENSOR: &str = "BRIGADE_TENSOR";
 
-/// Switch of sequence parallelism: between divided layers, each tensor-parallel rank has a part of the sequence. A
-/// setting of the user: `brigade launch --sequence-parallel` sets it.
+/// Switch of sequence parallelism: between divided layers, each tensor-parallel rank has a part of the sequence. Users
+/// set it with `brigade launch --sequence-parallel`.
 pub const BRIGADE_SEQUENCE_PARALLEL: &str = "BRIGADE_SEQUENCE_PARALLEL";
 
-/// Pipeline-parallel size: the number of ranks among which the stages of each model are divided. A setting of the user:
-/// `brigade launch --pipeline` sets it.
+/// Pipeline-parallel size: the number of ranks among which the stages of each model are divided. Users set it with
+/// `brigade launch --pipeline`.
 pub const BRIGADE_PIPELINE: &str = "BRIGADE_PIPELINE";
 
-/// Context-parallel size: the number of ranks among which each sequence is divided. A setting of the user: `brigade
-/// launch --context` sets it.
+/// Context-parallel size: the number of ranks among which each sequence is divided. Users set it with `brigade launch
+/// --context`.
 pub const BRIGADE_CONTEXT: &str = "BRIGADE_CONTEXT";
 
-/// Expert-parallel size: the number of ranks among which the experts of each mixture are divided. A setting of the
-/// user: `brigade launch --expert` sets it.
+/// Expert-parallel size: the number of ranks among which the experts of each mixture are divided. Users set it with
+/// `brigade launch --expert`.
 pub const BRIGADE_EXPERT: &str = "BRIGADE_EXPERT";
 
-/// Method by which attention gets the keys of tokens that other ranks have: `gather`, `ring` or `ulysses`. A setting of
-/// the user: `brigade launch --context-method` sets it.
+/// Method by which attention gets the keys of tokens that other ranks have: `gather`, `ring` or `ulysses`. Users set it
+/// with `brigade launch --context-method`.
 pub const BRIGADE_CONTEXT_METHOD: &str = "BRIGADE_CONTEXT_METHOD";
 
 /// Shared secret of a job on several hosts: its launchers prove to each other that they have it. `brigade launch` reads

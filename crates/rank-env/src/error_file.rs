@@ -166,7 +166,7 @@ fn leave(path: &Path, error: &ErrorRecord) {
 
 type Hook = dyn Fn(&PanicHookInfo<'_>) + Sync + Send;
 
-/// More than any traceback has.
+/// Maximum size of an error file, in bytes: more than any traceback has.
 const LONGEST: u64 = 1 << 20;
 
 #[cfg(test)]

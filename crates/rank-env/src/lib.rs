@@ -2,9 +2,10 @@
 //! them.
 //!
 //! The names and their meaning are torchrun's, so that a Brigade program runs under torchrun and a PyTorch script runs
-//! under `brigade launch`. [`env::TABLE`] is the whole contract; [`World`] is what a program reads from it and what a
-//! launcher writes to it. A program that Slurm, MPI or Kubeflow starts without a launcher finds its place in their
-//! variables ([`scheduler`]). [`text`] makes text from files and other hosts fit for a terminal.
+//! under `brigade launch`. [`env::TABLE`] lists all of these variables; [`World`] is a process's place, which a program
+//! reads from them and a launcher writes to them. A program that Slurm, MPI or Kubeflow starts without a launcher finds
+//! its place in their variables ([`scheduler`]). [`text`] escapes untrusted text from files and other hosts before it
+//! is displayed.
 //!
 //! ```
 //! use brigade_rank_env::World;

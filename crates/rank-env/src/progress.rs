@@ -1,9 +1,8 @@
-//! How far a rank is: what it tells its launcher, which shows one line for all ranks.
+//! Progress reports of a rank to its launcher, which shows one line for all ranks.
 //!
-//! A launcher that wants to know gives each rank a pipe, by its number in
-//! [`env::BRIGADE_PROGRESS_FD`]. A rank writes [`ProgressReport`]s into it, one JSON object a line, of
-//! at most [`MAX_REPORT_LEN`] bytes, which the system writes in one piece. Reports may be lost, and a
-//! rank never waits: a launcher that does not read costs no time.
+//! A launcher that shows progress gives each rank a pipe, by its number in [`env::BRIGADE_PROGRESS_FD`]. A rank writes
+//! [`ProgressReport`]s into it, one JSON object a line, of at most [`MAX_REPORT_LEN`] bytes, which the system writes in
+//! one piece. Reports may be lost, and a rank never waits for a launcher that does not read.
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
@@ -36,7 +35,7 @@ pub struct ProgressReport {
     pub label: String,
     /// Number of completed iterations.
     pub position: u64,
-    /// Total number of iterations, where it is known.
+    /// Total number of iterations, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub length: Option<u64>,
     /// Recent iterations per second. 0 while the rate is not known.
@@ -136,7 +135,7 @@ impl ProgressReport {
         )
     }
 
-    /// Returns the completed fraction of the loop, from 0 to 1, where its length is known.
+    /// Returns the completed fraction of the loop, from 0 to 1. `None` if its length is not known.
     #[must_use]
     pub fn fraction(&self) -> Option<f64> {
         let length = self.length.filter(|length| *length > 0)?;

@@ -73,7 +73,7 @@ pub(crate) struct Place {
 }
 
 /// The place that a scheduler gave to this process, if one did. `pid` is this process's number,
-/// where it is known.
+/// if it is known.
 pub(crate) fn place(vars: Vars<'_>, pid: Option<u32>) -> Result<Option<Place>, WorldError> {
     if let Some(mpi) = Mpi::read(vars)? {
         return mpi.place(vars).map(Some);
@@ -113,7 +113,7 @@ pub(crate) fn contradiction(
     }
 }
 
-/// Returns `MASTER_ADDR`, where a user has set it.
+/// Returns `MASTER_ADDR`, if a user has set it.
 ///
 /// # Errors
 /// The address is a loopback address and the job has several hosts: each host would wait for itself.
@@ -132,7 +132,7 @@ pub fn chosen_address(
     }
 }
 
-/// Returns `MASTER_PORT`, where a user has set it.
+/// Returns `MASTER_PORT`, if a user has set it.
 ///
 /// # Errors
 /// The value is not a port number.
@@ -159,8 +159,8 @@ fn port_of(number: u64) -> u16 {
     PORTS.start + u16::try_from(number % range).unwrap_or_default()
 }
 
-/// Rank 0 knows whether the address that all ranks computed is its own. Names are compared up to
-/// the first dot: one side may have the domain, the other not.
+/// Checks on rank 0 that the address that all ranks computed is its own. Names are compared up to the first dot: one
+/// side may have the domain, the other not.
 fn must_be_here(
     here: Option<String>,
     first: &str,

@@ -24,7 +24,7 @@ impl StoreEndpoint {
 
 /// Returns this host's own address on which to serve a store that others reach under this name or address.
 ///
-/// `None` where it has to be served at all addresses: the name is not this host's (behind a translated
+/// `None` if it has to be served at all addresses: the name is not this host's (behind a translated
 /// address, say), has several addresses, or means the loopback here, as Debian's `/etc/hosts` has it,
 /// and another address elsewhere. Asks the system's resolver, which may take its time for a name.
 ///

@@ -11,9 +11,9 @@ use std::fmt::{self, Display, Write};
 /// Maximum number of characters that [`printable`] shows of one text.
 pub const MAX_SHOWN: usize = 200;
 
-/// Makes untrusted text fit for one line of a terminal or a log: control characters, line ends and characters that
-/// change the direction of text are escaped, and text that is longer than [`MAX_SHOWN`] characters is cut. [`escaped`]
-/// does the same without a limit.
+/// Escapes untrusted text for display on one line of a terminal or a log: control characters, line ends and characters
+/// that change the direction of text are escaped, and text that is longer than [`MAX_SHOWN`] characters is cut.
+/// [`escaped`] does the same without a limit.
 ///
 /// Every name, reason and version that another host sends, and every name and value that a file holds,
 /// goes through this before it is shown. It could otherwise forge lines of Brigade's own, set the
@@ -32,7 +32,7 @@ pub fn printable(text: &str) -> String {
     printable_within(text, MAX_SHOWN)
 }
 
-/// Makes text fit to be shown as [`printable`] does, with another limit.
+/// Escapes text as [`printable`] does, with another limit.
 #[must_use]
 pub fn printable_within(text: &str, limit: usize) -> String {
     let mut shown = String::new();
@@ -53,8 +53,8 @@ pub fn printable_within(text: &str, limit: usize) -> String {
     shown
 }
 
-/// Makes a text of several lines fit to be shown, each line as [`printable`] does: tabs become blanks, and a line is
-/// cut after 4000 characters. Meant for the content of a rank's error file.
+/// Escapes a text of several lines for display, each line as [`printable`] does: tabs become blanks, and a line is cut
+/// after 4000 characters. Used for the content of a rank's error file.
 #[must_use]
 pub fn printable_lines(text: &str) -> String {
     let lines: Vec<String> =
@@ -159,10 +159,10 @@ pub fn counted(count: impl Display, noun: &str) -> String {
     }
 }
 
-/// Most characters of one line of an error: a message may hold a path or an expression.
+/// Maximum number of characters of one line of an error, which may contain a path or an expression.
 const MAX_LINE: usize = 4000;
 
-/// Returns the escape of a character that is not shown as itself. A combining mark is shown as itself where it has a
+/// Returns the escape of a character that is not shown as itself. A combining mark is shown as itself if it has a
 /// base.
 fn escape(character: char, is_first: bool) -> Option<String> {
     // A quote or a backslash changes nothing by being shown, and Windows' names have some.

@@ -31,7 +31,7 @@ pub struct World {
     pub restart_count: u32,
     /// Maximum number of restarts.
     pub max_restarts: u32,
-    /// Name of the job, where the launcher gave it one.
+    /// Name of the job, if the launcher gave it one.
     pub run_id: Option<String>,
     /// Role of this process. All processes of a Brigade job have the same role, so its rank and size within the role
     /// are those in the job.
@@ -127,7 +127,7 @@ impl World {
     ///   whatever else is set.
     /// - Without `LOCAL_WORLD_SIZE`, ranks that meet on the loopback are all on this host; others
     ///   are taken to be spread evenly over `GROUP_WORLD_SIZE` hosts, or one to a host (as
-    ///   Kubeflow starts them) where that is not set either. `LOCAL_RANK` and `GROUP_RANK` follow.
+    ///   Kubeflow starts them) if that is not set either. `LOCAL_RANK` and `GROUP_RANK` follow.
     ///
     /// # Errors
     /// The variables do not describe a valid world. The error names the variable and its value.
@@ -167,7 +167,7 @@ impl World {
             });
         }
         let local_rank = vars.number(env::LOCAL_RANK)?.unwrap_or(rank % local_size);
-        // A home-made launcher may set LOCAL_RANK alone: it says how many there are at least.
+        // A custom launcher may set LOCAL_RANK alone, which gives a lower bound of the number.
         let (local_size, bound) = match vars.number(env::LOCAL_WORLD_SIZE)? {
             Some(size) => (size, (env::LOCAL_WORLD_SIZE, size)),
             None => (local_size.max(local_rank.saturating_add(1)), (env::WORLD_SIZE, world_size)),

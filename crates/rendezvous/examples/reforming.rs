@@ -1,5 +1,5 @@
-//! What it costs to go on after a loss, and to come back after a cut or a pause, for 10, 100 and 1,000
-//! hosts, in simulated time.
+//! Measures the cost of continuing after a lost host, and of reconnecting after a cut or a pause, for 10, 100 and
+//! 1,000 hosts, in simulated time.
 //!
 //! `cargo run -p brigade-rendezvous --example reforming [SEED]`
 

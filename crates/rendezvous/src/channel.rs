@@ -140,8 +140,8 @@ const TAG: usize = 16;
 /// Maximum length of a Noise message, and of a record.
 pub(crate) const MAX_RECORD: usize = 65_535;
 const MAX_PLAIN: usize = MAX_RECORD - TAG;
-/// Number of records after which each direction changes its key: a key that leaks from a connection of weeks does not
-/// decrypt earlier records.
+/// Number of records after which each direction changes its key, so that a leaked key of a long connection does not
+/// decrypt earlier messages.
 const REKEY_AFTER: u64 = 1 << 16;
 
 #[cfg(test)]
@@ -161,7 +161,7 @@ pub(crate) mod tests {
         (Channel::new(near).unwrap(), Channel::new(far).unwrap())
     }
 
-    /// Decrypts these bytes on the far side, in reads of `size` bytes.
+    /// Returns what the other end decodes from these bytes.
     fn read(far: &mut Channel, bytes: &[u8], size: usize) -> Result<Vec<u8>, Forged> {
         let mut records = Records::default();
         let mut plain = Vec::new();

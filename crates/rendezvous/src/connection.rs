@@ -67,7 +67,7 @@ pub(crate) struct Connection {
     outbox: Vec<u8>,
     /// Number of bytes of `outbox` that have been sent.
     sent: usize,
-    /// Limit of unsent bytes, above which the other side counts as not reading.
+    /// Maximum number of unsent bytes. More means that the other side does not read.
     most: usize,
     /// Error after which nothing can be sent any more. Data that the other side has sent before can still be read.
     write_error: Option<WriteError>,
@@ -117,7 +117,7 @@ impl Connection {
         self.channel = Some(channel);
     }
 
-    /// Returns the value that represents the name of a job on this connection, where it is encrypted.
+    /// Returns the value that represents the name of a job on this connection, if it is encrypted.
     pub(crate) fn job_tag(&self, run_id: &str) -> Option<String> {
         self.channel.as_ref().map(|channel| channel.job_tag(run_id))
     }
@@ -148,12 +148,12 @@ impl Connection {
         !self.finished && self.write_error.is_none() && self.sent < self.outbox.len()
     }
 
-    /// Time at which the last byte was received.
+    /// Returns the time at which the last byte was received.
     pub(crate) fn last_received(&self) -> Instant {
         self.last_received
     }
 
-    /// Time at which the last message was queued for sending.
+    /// Returns the time at which the last message was passed on to be sent.
     pub(crate) fn last_sent(&self) -> Instant {
         self.last_sent
     }
@@ -267,10 +267,10 @@ impl Connection {
         self.decoder.has_partial() || self.records.as_ref().is_some_and(Records::has_partial)
     }
 
-    /// Returns the reason why nothing more can be sent, if there is one.
+    /// Returns the reason why nothing can be sent any more.
     pub(crate) fn write_error(&self) -> Option<LinkError> {
         Some(match self.write_error? {
-            // The other side has ended, and no further data was received from it.
+            // The other side has ended, and has sent nothing since.
             WriteError::Broken(Errno::EPIPE) => LinkError::Closed,
             WriteError::Broken(Errno::ECONNRESET) => LinkError::Reset,
             WriteError::Broken(error) => LinkError::Broken(error.into()),

@@ -54,8 +54,8 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Starts the coordinator's thread. Agents of other hosts connect through the listener, where there is one. Their
-    /// output and all lines for the user go to the sink, where there is one.
+    /// Starts the coordinator's thread. Agents of other hosts connect through the listener, if there is one. Their
+    /// output and all lines for the user go to the sink, if there is one.
     ///
     /// # Errors
     /// The system has no thread or descriptor left.
@@ -103,7 +103,7 @@ impl Coordinator {
         self.shared.tell(Command::Explain(session.0, how.into()));
     }
 
-    /// Stops the job after a signal to this process, where no agent in it handles the signal.
+    /// Stops the job after a signal to this process, if no agent in it handles the signal.
     pub fn interrupt(&self, signal: i32) {
         self.shared.tell(Command::Interrupt(signal));
     }
@@ -154,7 +154,7 @@ impl fmt::Debug for Coordinator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionId(AgentId);
 
-/// Sets a flag when the thread ends, for whatever reason, so that other threads are informed.
+/// Guard that sets a flag when the thread ends, for any reason.
 struct SetOnDrop(Arc<Flag>);
 
 impl Drop for SetOnDrop {

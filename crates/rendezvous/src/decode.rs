@@ -1,7 +1,7 @@
-//! All readers of bytes from a peer, as pure functions for fuzz targets and property tests.
+//! Decoders of bytes from a peer as pure functions, for fuzz targets and property tests.
 //!
-//! Connections use the same code; these functions need no sockets. None of them panics, and their memory is
-//! proportional to the input, for any bytes.
+//! Connections use the same code; these functions only avoid the sockets. None of them panics or takes memory out of
+//! proportion to its input, whatever the bytes are.
 
 use crate::handshake::{self, Greeting, NotBrigade};
 use crate::{Decoder, FrameError, FromAgent, Secret, ToAgent, discovery};

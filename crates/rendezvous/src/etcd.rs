@@ -1,5 +1,5 @@
-//! Access to etcd for the election: its interface, and a lease that is kept alive while this process is the
-//! coordinator.
+//! Election through etcd: a client of its HTTP interface, and a lease that is kept alive for as long as this process is
+//! the coordinator.
 
 mod access;
 mod client;

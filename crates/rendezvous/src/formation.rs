@@ -1,5 +1,5 @@
-//! State machine of the coordinator, without clock and network: which hosts take part in a job, with which ranks, and
-//! when an attempt starts, stops and counts.
+//! Formation of a job: decides which hosts take part, with which ranks, and when an attempt starts, stops and counts,
+//! without clock and network.
 
 mod admission;
 mod event;
@@ -67,7 +67,7 @@ pub struct Formation {
     admission: Admission,
     /// Last order to stop the current attempt, for agents that may not have received it.
     last_stop: Option<(i32, String)>,
-    /// Whether a host has ranks that survived SIGKILL.
+    /// `true` if a host has ranks that SIGKILL does not end.
     stuck: bool,
     /// Time before which no member can have exceeded its time limit.
     next_look: Duration,
@@ -78,7 +78,7 @@ pub struct Formation {
 enum State {
     Gathering(Gathering),
     Running,
-    /// Waits until the agents have stopped, at most until this time.
+    /// The attempt is being stopped, until the agents have stopped or this time limit passes.
     Stopping(Duration),
     Over(JobResult),
 }
@@ -242,7 +242,7 @@ impl Formation {
         }
     }
 
-    /// Advances through the states until one has to wait.
+    /// Performs all transitions that need not wait for an event.
     fn advance(&mut self) {
         loop {
             let before = mem::discriminant(&self.state);

@@ -1,19 +1,20 @@
-//! Authentication between an agent and the coordinator over TCP: Noise, with the job's secret as pre-shared key.
+//! Handshake by which an agent and the coordinator authenticate each other over TCP: Noise, with the job's secret as
+//! pre-shared key.
 //!
 //! With a secret the pattern is `NNpsk0`, without one `NN`. Each side sends one message; after them
 //! the stream is encrypted and authenticated ([`Channel`]).
 //!
 //! - `psk0` and not `psk2`: the agent's first message proves that it has the secret, so the coordinator answers a host
-//!   without it with one byte, computes nothing for it, and reveals nothing on which guesses could be tested. (`psk2`
-//!   would send every host that connects a proof of the secret. The price of `psk0` is that an eavesdropper can test
+//!   that does not with one byte, computes nothing for it, and gives it nothing to try guesses on. (`psk2` would send
+//!   every host that connects a proof of the secret. The price of `psk0` is that a listener on the network can try
 //!   guesses on the first message, which is why short secrets are refused.)
 //! - Both send ephemeral keys (`ee`): an attacker that obtains the secret later cannot decrypt recorded connections.
-//! - There are no static keys, and both handshake messages are empty. Names of hosts and of the job are sent only over
-//!   the finished channel, and the latter only as a tag ([`Channel::job_tag`]).
-//! - The first message can be recorded and replayed, without effect: without the secret no further message can be made,
-//!   and a peer joins by a message on the channel.
-//! - Without a secret the channel protects only against passive eavesdropping: neither side can authenticate its peer.
-//!   A secret on one side only is refused by both.
+//! - There are no static keys, and both handshake messages are empty. Names of hosts and of the job
+//!   go over the finished channel alone, and the latter only as a tag ([`Channel::job_tag`]).
+//! - The first message can be recorded and sent again. That leads nowhere: without the secret no
+//!   further message can be made, and a peer joins by a message on the channel.
+//! - Without a secret the channel only prevents eavesdropping: neither side authenticates its peer. A secret on one
+//!   side only is refused by both.
 //!
 //! Only the version and the pattern are sent in the clear, so that the error for another version can be specific. The
 //! handshake authenticates them: a change in transit makes it fail.
@@ -120,7 +121,7 @@ pub(crate) enum Denial {
 }
 
 impl ClientHandshake {
-    /// Starts a handshake. Also returns the body of the first record.
+    /// Begins the handshake. Also returns the body of the first record.
     ///
     /// # Errors
     /// The system has no source of random numbers.
@@ -132,7 +133,7 @@ impl ClientHandshake {
         Ok((Self { noise }, greeting.encode()))
     }
 
-    /// Processes the coordinator's record.
+    /// Handles the coordinator's record.
     pub(crate) fn finish(mut self, record: &[u8]) -> Result<Channel, Denial> {
         let answer = Greeting::decode(record).map_err(|_| Denial::NotBrigade)?;
         let refused = |text: &str| Err(Denial::Refused(text.to_owned()));

@@ -19,14 +19,14 @@ pub const OUTPUT_CREDIT: u64 = 256 << 10;
 
 /// The agent's end of its connection to the coordinator.
 ///
-/// It never blocks. In each turn of its loop the agent polls [`Link::read_fd`], and [`Link::write_fd`] while
+/// It never waits. In each turn of its loop the agent polls [`Link::read_fd`], and [`Link::write_fd`] while
 /// [`Link::wants_write`], until [`Link::deadline`] at most; then it calls [`Link::flush`], [`Link::receive`] until
-/// there is nothing more, and [`Link::keep_up`] last, so that received data takes precedence over silence. After an
-/// error the link cannot be used. Messages that the coordinator sent before it closed the connection are received
+/// there is no message left, and [`Link::keep_up`] last, so that data received in the meantime counts before silence
+/// does. After an error the link cannot be used. Messages that the coordinator sent before it closed are received
 /// before the error.
 ///
 /// Heartbeats are sent by a separate thread, so that an agent whose loop is blocked, for example by a file system that
-/// does not answer, is not taken for lost. They begin after the first message that the agent sends, because the
+/// does not respond, is not considered lost. They begin with the first message that the agent sends, because the
 /// coordinator refuses a connection that does not begin with [`FromAgent::Join`].
 ///
 /// ```
@@ -57,14 +57,14 @@ pub struct Link {
 struct Shared {
     wire: Connection,
     start: Instant,
-    /// `true` once the agent has sent something.
+    /// `true` once the agent has sent a message.
     begun: bool,
 }
 
 impl Link {
     /// Creates a link over a pair of pipes, or two ends of any byte stream. Both are set to non-blocking mode.
     ///
-    /// `limits` is `None` in one process, where no connection can become silent.
+    /// `limits` is `None` in one process, if no connection can become silent.
     ///
     /// # Errors
     /// The system refuses to set the descriptors, or has no thread or descriptor left.
@@ -195,7 +195,7 @@ impl Shared {
     fn send(&mut self, message: &FromAgent) {
         self.begun = true;
         match message {
-            // Over TCP the name of the job is not sent: the coordinator can check the tag if it has the same name.
+            // Over TCP the name of the job is not sent: the peer may be a coordinator of another job.
             FromAgent::Join(join) if let Some(tag) = self.wire.job_tag(&join.run_id) => {
                 self.wire.send(&FromAgent::Join(Join { run_id: tag, ..join.clone() }));
             }
@@ -398,7 +398,7 @@ mod tests {
         let mut link = Link::of(near, None).unwrap();
         link.send(&FromAgent::Join(Join { run_id: "topsecret".into(), ..Join::new("node1") }));
         let Some(FromAgent::Join(join)) = far.receive().unwrap() else { panic!() };
-        // The server can compare the tag, and gets no other information from it.
+        // The server can compare it with its own name, and cannot derive another name from it.
         assert_eq!(join.host, "node1");
         assert!(!join.run_id.contains("topsecret"));
         assert_eq!(far.job_tag("topsecret").unwrap(), join.run_id);

@@ -31,7 +31,7 @@ pub struct Listener {
 
 impl Listener {
     /// Listens at this port, or at a free one for 0: on the loopback address alone, or on all addresses of this host,
-    /// both IPv4 and IPv6 where it has both.
+    /// both IPv4 and IPv6 if it has both.
     ///
     /// # Errors
     /// The port is taken or not allowed.

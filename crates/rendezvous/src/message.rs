@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// Version of this protocol. Both sides must have the same.
 pub const PROTOCOL: u32 = 3;
 
-/// Maximum number of device faults that are read from one failure.
+/// Maximum number of device faults that are taken from one failure.
 pub(crate) const MAX_FAULTS: usize = 16;
 
 /// Milliseconds of the sender's own monotonic clock, from a start that the sender chooses.
@@ -161,7 +161,8 @@ pub struct RankFailure {
     /// Exit status of the rank.
     pub exit_status: ExitStatus,
     /// Time of the failure on the agent's clock. For a rank that wrote its error, the time of writing, which precedes
-    /// the end that the agent sees; a killed rank likewise had ended for its peers before.
+    /// the end that the agent detects. For a killed rank, an earlier time as well, because its peers detect the end
+    /// before the agent does.
     pub at: Millis,
     /// Last output lines of the rank, oldest first.
     pub last_lines: Vec<String>,
@@ -335,7 +336,7 @@ pub enum Cause {
 }
 
 impl FromAgent {
-    /// Returns the message with names, reasons and errors made printable. Output of ranks is unchanged.
+    /// Returns the failure with escaped names, reasons and errors. Output of ranks is not changed.
     pub(crate) fn printable(self) -> Self {
         match self {
             Self::Join(join) => Self::Join(Join {
@@ -365,7 +366,7 @@ impl FromAgent {
 }
 
 impl ToAgent {
-    /// Returns the message with names and reasons made printable.
+    /// Returns the result with escaped names and reasons.
     pub(crate) fn printable(self) -> Self {
         match self {
             Self::Refused { reason } => Self::Refused { reason: printable(&reason) },

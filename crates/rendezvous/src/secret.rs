@@ -11,9 +11,9 @@ use sha2::{Digest, Sha256};
 
 /// Secret that all agents of a job share: the pre-shared key of their rendezvous over TCP.
 ///
-/// An agent and the coordinator each prove to the other that they know it, without sending it or anything that depends
-/// on it alone. A host that reaches the port and does not know the secret can neither join the job nor pose as its
-/// coordinator nor read or change their messages.
+/// An agent and the coordinator each prove to the other that they have it, without sending it or anything that depends
+/// on it alone. A host that reaches the port and does not have the secret can neither join the job, nor pose as its
+/// coordinator, nor read or change messages.
 ///
 /// It is not stretched: an attacker that records a handshake can try guesses at the speed of a hash function. So
 /// it must be random and long, as [`Secret::generate`] or `openssl rand -hex 32` make it; a text of
@@ -153,7 +153,7 @@ pub fn private_text(path: &Path) -> Result<String, SecretError> {
     Ok(text.trim().to_owned())
 }
 
-/// Reads the beginning of a file. If the file belongs to this user, only its owner may have access to it.
+/// The first bytes of a file that only its owner may read, if that is this user.
 fn read_private(path: &Path) -> Result<Vec<u8>, SecretError> {
     let unreadable = |source| SecretError::Unreadable { path: path.into(), source };
     // The mode is read from the open file, because its name may belong to another file by then.

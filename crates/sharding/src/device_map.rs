@@ -114,7 +114,7 @@ impl DeviceMap {
     }
 
     /// Places layers so that each device in turn has as many bytes as its limit allows, whatever their order: a layer
-    /// that does not fit is left for a later device and the ones behind it are tried. Accelerate's rules go on to the
+    /// that does not fit is left for a later device, and the layers after it are tried. Accelerate's rules go on to the
     /// next device at the first layer that does not fit, and may leave a device empty.
     #[must_use]
     pub fn fill() -> Self {
@@ -153,8 +153,9 @@ impl DeviceMap {
     }
 
     /// Sets the devices to use, and the bytes of weights on each: `20G`, `20GiB` (of 1024), `20GB` (of 1000). An empty
-    /// limit is what is free, and on disk none. Order does not matter: GPUs are first, by number, then the CPU and the
-    /// disk, which is always available. Defaults to all that is free on each GPU and in the host's memory.
+    /// limit means all free memory, and for the disk no limit. Order does not matter: GPUs are first, by number, then
+    /// the CPU and the disk, which is always available. Defaults to all that is free on each GPU and in the host's
+    /// memory.
     #[must_use]
     pub fn max_memory<D: Into<String>, B: Into<String>>(
         self,

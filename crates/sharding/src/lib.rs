@@ -1,20 +1,21 @@
 //! Plans of sharded training: which rank has which part of parameters, gradients, optimizer states, layers and
 //! sequences, and which messages the ranks send.
 //!
-//! Nothing here has a tensor or a process group: plans are functions of names and shapes.
+//! This crate has neither tensors nor process groups: plans are functions of names and shapes.
 //!
-//! - [`Sharding`] is what a user chooses: a [`Strategy`] and its options.
-//! - [`settings`] reads what Accelerate and DeepSpeed write.
-//! - [`Mesh`] is the grid of ranks, with its named axes and their groups.
-//! - [`ShardingPlan`] has the units of a model, the slots of its parameters, and the [`Message`]s of a step, from
-//!   which [`Volume`] and [`Memory`] follow.
-//! - [`TensorPlan`] says which weights the ranks of a tensor group divide, and [`TensorPart`] what a rank has of one.
-//! - [`TransformerStep`] has the messages and the activations of a transformer whose layers, sequences and stages ranks divide.
-//! - [`device_map`] says which weights are on which GPU, in the host's memory and on disk.
-//! - [`Inference`] and [`WeightFormat`] have the bytes of caches and quantised weights.
-//! - [`pipeline`] has the schedules of pipeline parallelism, as tables of actions and messages.
-//! - What a rank has of a tensor is a [`Region`](brigade_checkpoint::Region), whose `copy_to` is how a checkpoint of other
-//!   ranks becomes it.
+//! - [`Sharding`]: a sharding [`Strategy`] (ZeRO-1 to ZeRO-3, hybrid) and its options, as a user chooses them.
+//! - [`settings`]: reads configurations of Accelerate, DeepSpeed and Megatron-LM.
+//! - [`Mesh`]: the grid of ranks, with its named axes and their groups.
+//! - [`ShardingPlan`]: the units of a model, the slots of its parameters, and the [`Message`]s of a step, from which
+//!   [`Volume`] and [`Memory`] follow.
+//! - [`TensorPlan`]: the weights that the ranks of a tensor group divide; [`TensorPart`]: a rank's part of one weight.
+//! - [`TransformerStep`]: the messages and the activation memory of a transformer whose layers, sequences and stages
+//!   are divided among ranks.
+//! - [`device_map`]: the placement of weights on GPUs, in the host's memory and on disk.
+//! - [`Inference`] and [`WeightFormat`]: the bytes of key-value caches and quantised weights.
+//! - [`pipeline`]: schedules of pipeline parallelism, as tables of actions and messages.
+//! - A rank's part of a tensor is a [`Region`](brigade_checkpoint::Region), whose `copy_to` computes the copies from
+//!   the parts in a checkpoint of another number of ranks.
 //!
 //! ```
 //! use brigade_checkpoint::{Dtype, Region};

@@ -60,7 +60,7 @@ impl Parameter {
     }
 
     /// Sets the unit by the first name: the modules up to the first number, as in `h.0`, `model.layers.12`,
-    /// `encoder.block.3` or `layer1.0`. For weights files whose model is not known.
+    /// `encoder.block.3` or `layer1.0`. Use it for weights files whose model is not known.
     ///
     /// ```
     /// use brigade_checkpoint::Dtype;

@@ -39,9 +39,9 @@ pub struct HostAccess {
 impl HostAccess {
     /// Derives the access from the options and facts. A pure function.
     ///
-    /// `ssh_command` is the client with its options as one line of the shell; without it the variable
-    /// `BRIGADE_SSH` is read, and then `ssh` is used. ssh gets `connect_timeout` to connect, and asks
-    /// for signs of life as often as `limits` says.
+    /// `ssh_command` is the client with its options as one line of the shell; without it the variable `BRIGADE_SSH` is
+    /// read, and then `ssh` is used. ssh gets `connect_timeout` to connect, and sends keepalive messages at the
+    /// interval of `limits`.
     ///
     /// # Errors
     /// The command for ssh cannot be parsed.

@@ -124,7 +124,7 @@ impl Child {
         self.wait_until(deadline);
     }
 
-    /// Returns when it has ended, at the deadline, or where the system does not tell.
+    /// Returns when it has ended, at the deadline, or at once if the system cannot report it.
     fn wait_until(&self, deadline: Instant) {
         let Some(pid) = rustix::process::Pid::from_raw(self.pid().as_raw()) else { return };
         // Of a process that is not reaped, so the number is still its own.

@@ -177,8 +177,8 @@ fn is_ranks_own(name: &str) -> bool {
 }
 
 /// Names of the environment variables that are always passed to the hosts: those that programs for distributed training
-/// read. It begins with DeepSpeed's list. Of Brigade's variables it has those that programs read; the others are for
-/// the launcher on this host.
+/// read. It begins with DeepSpeed's list. It contains those of Brigade's variables that programs read; the others are
+/// for the launcher on this host.
 pub const FORWARDED: &[&str] = &[
     "BRIGADE_KEEP_MEMORY",
     "BRIGADE_SHARED_MEMORY",

@@ -1,4 +1,4 @@
-//! Why other hosts cannot be reached as the user asks.
+//! Errors of the access to other hosts.
 
 use std::io;
 use std::path::PathBuf;

@@ -52,7 +52,7 @@ impl ExecutableError {
     }
 }
 
-/// Finds the executable file for `name`: the path itself where it has a slash, else the first match in `path`.
+/// Finds the executable file for `name`: the path itself if it has a slash, else the first match in `path`.
 ///
 /// # Errors
 /// The file does not exist, or it cannot be executed.
@@ -105,7 +105,7 @@ pub enum Kind {
     Locked,
     /// A directory, which cannot be executed.
     Directory,
-    /// No file that this process can see.
+    /// No file, or none that this process can access.
     Nothing,
 }
 

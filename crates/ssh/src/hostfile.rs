@@ -202,7 +202,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// A host that is named again has that many ranks more, one where no number stands, as with MPI.
+/// A host that is named again has that many ranks more, one if no number stands, as with MPI.
 fn add(hosts: &mut Vec<HostSpec>, host: HostSpec) {
     let same = |it: &&mut HostSpec| it.name == host.name && it.user == host.user;
     match hosts.iter_mut().find(same) {
@@ -276,7 +276,7 @@ fn parse_count(text: &str) -> Result<usize, String> {
 }
 
 const NOT_A_COUNT: &str = "expected a number, as in `slots=4`";
-/// More ranks than a host can have processes.
+/// Maximum number of ranks of a host: more than a host can have processes.
 const MAX_SLOTS: usize = 1 << 20;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Other hosts over the user's own ssh client: hostfiles, starting the running program there, and messages over the
-//! session's standard streams.
+//! Access to other hosts over the user's own ssh client: hostfiles, starting this program on them, and messages over
+//! the session's standard streams.
 //!
 //! The launcher and the doctor both reach hosts in this way.
 //!
-//! - [`HostSpec`] reads lists of hosts and hostfiles; [`Selection`] takes some of them.
+//! - [`HostSpec`] reads lists of hosts and hostfiles; [`Selection`] selects some of the hosts.
 //! - [`HostAccess`] makes the command that starts the program on a host, in a role such as `__agent`;
-//!   [`remote_command`] is the line of `sh` that it runs there.
+//!   [`remote_command`] makes the line of `sh` that runs on the host.
 //! - [`Child`] is the local end of a session: a process with its stderr.
 //! - [`wire`] sends and receives messages over its two other streams.
 //! - [`forwarded_variables`] chooses the variables that other hosts get.
@@ -20,13 +20,14 @@
 //! does not run a file that other users of that host could replace. A line before the first frame separates the
 //! messages from a login banner (`wire.rs`).
 //!
-//! A host is asked in steps: its facts, which of the files of `--sync` it lacks, to work in the job's folder with the
-//! job's variables, and whether it could start the ranks. The job starts only when all hosts have agreed. From then
-//! on the same streams carry the coordinator's messages, and the ranks' output up to a credit.
+//! The launcher sends each host a series of requests: report its facts, list the files of `--sync` that it lacks,
+//! change to the job's folder and variables, and check that it can start the ranks. The job starts only when all hosts
+//! are ready. From then on the same streams carry the coordinator's messages, and the ranks' output within a credit
+//! limit (flow control).
 //!
-//! The remote agent has two parts, one after the other by `exec`. The second already has the job's folder and
-//! variables, so no code in it depends on how they were sent. The files of a Python program (`--sync`) are written
-//! together: all at their own paths, or all in one folder named by their common digest.
+//! The remote agent runs in two parts: the first receives the job's folder and variables and replaces itself by the
+//! second (`exec`), so no code of the second depends on how they were sent. The files of a Python program (`--sync`)
+//! are written together: all at their own paths, or all in one folder named by their common digest.
 //!
 //! Both sides notice the end of a session: at once when it is closed, or after the heartbeat timeout
 //! (`--heartbeat-timeout`, 30 s) without a message. So no rank is left when the launcher is killed, the cable is cut,

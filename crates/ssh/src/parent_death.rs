@@ -8,9 +8,9 @@ use nix::unistd::{Pid, getppid};
 
 /// Makes the kernel kill this process when its parent, process `parent`, ends. The setting survives `exec`.
 ///
-/// Returns `false` when the parent has ended already: the caller should end, too. The kernel ties
-/// the two *threads*: the parent must keep the thread that started this process, and the tie holds
-/// while the calling thread lives. Not inherited by this process's own children.
+/// Returns `false` when the parent has ended already: the caller should end, too. The kernel ties the two *threads*:
+/// the parent must keep the thread that started this process, and the tie holds while the calling thread lives. This
+/// process's own children do not inherit the setting.
 ///
 /// # Errors
 /// The system has no parent-death signal.

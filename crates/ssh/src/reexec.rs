@@ -38,8 +38,8 @@ pub fn session_command(client: &Path) -> Command {
 
 /// Replaces this process by the ssh client, in the role [`SESSION`]. Returns the exit code if that fails.
 ///
-/// The arguments are those of [`session_command`] and what follows them: the parent's process number,
-/// the client's file, its arguments. `None`: they are not.
+/// The arguments are those of [`session_command`] and what follows them: the parent's process number, the client's
+/// file, its arguments. Returns `None` if they do not have this form.
 pub fn become_session(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
     let parent = args.next()?.to_str()?.parse().ok()?;
     let client = args.next()?;

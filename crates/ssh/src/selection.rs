@@ -126,7 +126,7 @@ enum Slots {
 }
 
 impl Slots {
-    /// The host with these slots only; `None` where there are none.
+    /// The host with these slots only; `None` if there are none.
     fn with(self, host: HostSpec) -> Option<HostSpec> {
         match self {
             Self::All => Some(host),

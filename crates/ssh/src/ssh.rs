@@ -29,7 +29,7 @@ pub(crate) struct SessionTimes {
 }
 
 impl SshClient {
-    /// Takes the client from the option, else from `BRIGADE_SSH`, else `ssh`.
+    /// Creates the client from the option, else from `BRIGADE_SSH`, else `ssh`.
     ///
     /// # Errors
     /// Its quotes do not match, or it is empty.
@@ -83,8 +83,8 @@ impl SshClient {
             for option in [
                 "BatchMode=yes",
                 &format!("ConnectTimeout={seconds}"),
-                // A host that falls silent is noticed in the middle of a copy, too. Once the job
-                // runs, both sides notice it earlier, and say so.
+                // A host that falls silent is noticed in the middle of a copy, too. Once the job runs, both sides
+                // detect it earlier, and report it.
                 &format!("ServerAliveInterval={alive_interval}"),
                 &format!("ServerAliveCountMax={alive_count}"),
                 // One that serves others, too, would be left behind. One that is there is used.
@@ -93,7 +93,7 @@ impl SshClient {
                 "ClearAllForwardings=yes",
                 "PermitLocalCommand=no",
                 "RemoteCommand=none",
-                // With less, ssh does not say why a connection was closed.
+                // With a lower level, ssh does not print why a connection was closed.
                 "LogLevel=INFO",
             ] {
                 arguments.extend(["-o".to_owned(), option.to_owned()]);

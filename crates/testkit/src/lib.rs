@@ -1,7 +1,7 @@
 //! Tools for tests: [`dist_test!`] runs a test as several ranks.
 //!
-//! Also comparisons of numbers, the numbers of golden files, archives for readers of `.pth` files, film reviews, and
-//! (feature `photos`) images with the statistics of photographs.
+//! It also has comparisons of numbers, the numbers of golden files, archives for readers of `.pth` files, generated
+//! film reviews, and (feature `photos`) generated images with the statistics of photographs.
 //!
 //! ```no_run
 //! use brigade_testkit::{dist_test, step};

@@ -461,7 +461,7 @@ mod tests {
         }
     }
 
-    /// The mean image of each class, on 8 x 8 cells, tells more than chance and far from all.
+    /// The mean image of each class, on 8 x 8 cells, predicts the class better than chance, and far from perfectly.
     #[test]
     fn classes_differ_but_not_in_their_mean_image() {
         let features = |class: usize, index: usize| -> Vec<f64> {

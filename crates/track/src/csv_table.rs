@@ -15,10 +15,9 @@ use crate::{Image, Outcome, Result, Run, Stamp, Table, TrackError, Tracker, Valu
 /// value in the order of first use. A row is passed to the operating system before the call returns.
 ///
 /// A new name adds a column: the file is rewritten beside the old one and then replaces it, so no row is lost, whenever
-/// the run is killed. That costs a copy of the file; log all names from the start where the file is large. A cell
-/// without a value is empty; NaN and the infinities are `NaN`, `inf` and `-inf`. A resumed run appends, after the
-/// incomplete last row of a killed run is cut off. A row is one line: line breaks in texts and names are written as
-/// `\n` and `\r`.
+/// the run is killed. That costs a copy of the file; log all names from the start if the file is large. A cell without
+/// a value is empty; NaN and the infinities are `NaN`, `inf` and `-inf`. A resumed run appends, after the incomplete
+/// last row of a killed run is cut off. A row is one line: line breaks in texts and names are written as `\n` and `\r`.
 ///
 /// Tables are written to files of their own, `FOLDER/PROJECT.tables/NAME-STEP.csv`; images are PNG files in
 /// `FOLDER/PROJECT.images`, whose paths are in a column. The run's settings are in `FOLDER/PROJECT.config.csv`.

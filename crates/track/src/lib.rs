@@ -1,15 +1,15 @@
 //! Trackers: writers of a run's metrics, to JSON lines, CSV, TensorBoard or MLflow.
 //!
 //! - [`JsonLines`] (the default): one file per project, one line per call, flushed.
-//! - [`Csv`]: one table per project, whose columns may come later.
-//! - [`TensorBoard`]: event files that TensorBoard shows.
+//! - [`Csv`]: one table per project, to which columns can be added later.
+//! - [`TensorBoard`]: event files for TensorBoard.
 //! - [`Mlflow`]: a run on an MLflow server, sent by a thread of its own.
 //! - Anything else: implement [`Tracker`].
 //!
 //! [`reader`] reads what [`JsonLines`] writes, also while it grows.
 //!
-//! This crate has neither libtorch nor ranks: `brigade-train` calls a tracker on rank 0 only. The time of a point is an
-//! argument, so that the output is a function of the input.
+//! This crate does not depend on libtorch, and trackers have no ranks: `brigade-train` calls a tracker on rank 0 only.
+//! The time of a point is an argument, so that the output is a function of the input.
 //!
 //! ```
 //! use brigade_track::{Stamp, JsonLines, Run, Tracker, Value};

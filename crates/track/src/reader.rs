@@ -269,7 +269,7 @@ impl From<serde_json::Value> for Logged {
     }
 }
 
-/// Finds the file of a run: the path itself where it is a file, or else the `.jsonl` file in that folder
+/// Finds the file of a run: the path itself if it is a file, or else the `.jsonl` file in that folder
 /// that was written last.
 ///
 /// # Errors
@@ -441,7 +441,7 @@ mod tests {
         append(&path, "{\"a\":1}\n{\"a\":2}\n");
         let mut reader = RunReader::open(&path).unwrap();
         assert_eq!(numbers(&reader.poll().unwrap()), [1, 2]);
-        // Longer than what was read, so that the length alone does not tell.
+        // Longer than what was read, so that the length alone does not reveal the change.
         for text in ["{\"a\":9}\n", "", "{\"b\":\"other\"}\n{\"c\":\"and longer\"}\n"] {
             let other = folder.path().join("other");
             append(&other, text);

@@ -126,7 +126,7 @@ impl Accelerator {
     /// take rank 0's seed.
     ///
     /// # Errors
-    /// When models or data sets differ between ranks, or a peer is gone.
+    /// Fails when models or data sets differ between ranks, or a peer is gone.
     pub fn prepare<P: Prepare>(&self, objects: P) -> Result<P::Prepared> {
         objects.prepare(self)
     }

@@ -53,7 +53,7 @@ pub struct CapturedStep<'a, B, R> {
     recordings: HashMap<Vec<Form>, Recording<B, R>>,
     /// Batches that ran as they are.
     runs: usize,
-    /// Why nothing is recorded.
+    /// Reason why nothing is recorded.
     plain: Option<String>,
     /// Error of a setting that was refused, which the first run returns.
     refused: Option<Error>,
@@ -112,9 +112,9 @@ where
     ///
     /// # Errors
     /// Returns the errors of the body, and of [`crate::PreparedOptimizer::step`]: a non-finite loss of an earlier step
-    /// among them. [`brigade_torch::ErrorKind::Communication`] where an earlier replay was not done within the job's
-    /// time limit, with the ranks that did not come. [`brigade_torch::ErrorKind::InvalidArgument`] where the parameters
-    /// are sharded between steps: nothing has run then.
+    /// among them. [`brigade_torch::ErrorKind::Communication`] if an earlier replay did not complete within the job's
+    /// time limit, with the missing ranks. [`brigade_torch::ErrorKind::InvalidArgument`] if the parameters are sharded
+    /// between steps; nothing has run then.
     pub fn run(&mut self, batch: &B) -> Result<R> {
         if let Some(error) = &self.refused {
             return Err(Error::invalid_argument(error.to_string()));
@@ -141,7 +141,7 @@ where
         }
     }
 
-    /// Returns `Ok` if steps are recorded, otherwise the reason why not.
+    /// Returns `Ok` if steps are recorded as CUDA graphs, otherwise the reason why they are not.
     ///
     /// # Errors
     /// Returns the reason, such as `the device records no graphs`.
@@ -149,8 +149,8 @@ where
         self.plain.as_deref().map_or(Ok(()), Err)
     }
 
-    /// Discards the recordings: the next batches are recorded again. Needed after a change of something that the body
-    /// reads on the host, such as a model's training mode.
+    /// Discards the recordings, so that the next batches are recorded again. Required after a change of a value that
+    /// the body reads on the host, such as a model's training mode.
     pub fn forget(&mut self) {
         self.recordings.clear();
     }
@@ -218,7 +218,7 @@ where
     }
 }
 
-/// Why steps run as they are; `None` where they can be recorded.
+/// Returns the reason why steps run as they are; `None` where they can be recorded.
 fn cannot_record(gradients: &Gradients, comm_hook: &CommHook) -> Option<String> {
     let Gradients { processes, accumulator, .. } = gradients;
     let gloo = |group: &ProcessGroup| matches!(group.backend(), Backend::Gloo(_));

@@ -198,13 +198,14 @@ impl Checkpoints {
     /// The folder appears whole or not at all, also when the machine stops: it is written under another
     /// name, flushed and renamed. A checkpoint that has the name is replaced, anything else is refused.
     ///
-    /// Training waits only for a copy, whose memory is kept for the next save
-    /// ([`ProjectConfiguration::keep_copies`]); a thread of each rank writes its share. A failure is reported by
-    /// [`Checkpoints::wait`], by the next save, or, at the latest and then only in the log, when the last
-    /// handle is dropped. [`ProjectConfiguration::background`] turns this off.
+    /// Training waits only for a copy, whose memory is kept for the next save ([`ProjectConfiguration::keep_copies`]);
+    /// a thread of each rank writes its share. A failure is returned by [`Checkpoints::wait`] or by the next save; if
+    /// neither is called, it is logged when the last handle is dropped. [`ProjectConfiguration::background`] turns this
+    /// off.
     ///
     /// # Errors
-    /// On every rank when one cannot save, with the rank and its reason; the error of the save before.
+    /// Fails on every rank if one rank cannot save, with that rank and its reason. Also returns the error of the
+    /// previous save, if it failed.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<PathBuf> {
         save::begin(&self.inner, &save::Target::Path(path.as_ref().to_owned()))
     }
@@ -235,7 +236,7 @@ impl Checkpoints {
     }
 
     /// Frees the memory that background saves keep for their next copy. The memory of a save that is still running is
-    /// freed by the next call. What a running save uses is freed by the next call.
+    /// freed by the next call.
     pub fn release_memory(&self) {
         let bytes = self.inner.copies.release();
         tracing::debug!("freed {bytes} bytes of the last save's copy");
@@ -251,9 +252,10 @@ impl Checkpoints {
     /// random numbers are then its own, not those of the other run.
     ///
     /// # Errors
-    /// On every rank, and nothing was changed: [`brigade_torch::ErrorKind::Checkpoint`] when it is damaged, foreign
-    /// or of another version, [`crate::TrainError::CheckpointMismatch`] when it does not fit the program. Only
-    /// [`crate::TrainError::LoadInterrupted`] leaves a part changed: a disk that fails after all was verified.
+    /// Fails on every rank, with nothing changed: [`brigade_torch::ErrorKind::Checkpoint`] when the checkpoint is
+    /// damaged, foreign or of another version, [`crate::TrainError::CheckpointMismatch`] when it does not fit the
+    /// program. Objects may be partly loaded only after [`crate::TrainError::LoadInterrupted`], when the disk fails
+    /// after the validation.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
         self.load_with(path, LoadOptions::default())
     }

@@ -66,7 +66,7 @@ impl<M> PreparedModel<M> {
     /// [`Model::load_state_dict`](brigade_nn::Model::load_state_dict).
     ///
     /// # Errors
-    /// On every rank, with nothing changed, when rank 0 has no state or it does not fit;
+    /// Fails on every rank, with nothing changed, when rank 0 has no state or it does not fit;
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn load_full_state_dict(&mut self, state: Option<&StateDict>) -> Result<()> {
         if let Some(pipeline) = self.pipeline() {
@@ -137,7 +137,7 @@ impl PreparedOptimizer {
     /// pass `None`. Every rank calls it. The optimizer itself is not changed.
     ///
     /// # Errors
-    /// On every rank when rank 0 has no state, or a part in the place of a whole tensor;
+    /// Fails on every rank when rank 0 has no state, or a part in the place of a whole tensor;
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     pub fn scatter_state_dict(&self, state: Option<OptimizerState>) -> Result<OptimizerState> {
         let parts = self.parts();

@@ -27,7 +27,7 @@ pub(crate) struct Job {
     /// `None` when there is one rank.
     groups: Option<Groups>,
     pub(crate) device: Device,
-    /// Why a program that was built for GPUs runs on the CPU, unless it was told to.
+    /// Reason why a program that was built for GPUs runs on the CPU. `None` if the CPU was requested.
     pub(crate) missing_gpu: Option<CudaUnavailable>,
     /// Reproducibility of matrix products on the CPU.
     pub(crate) products: Products,

@@ -1,9 +1,9 @@
 //! The Accelerator: one training loop for one process or many.
 //!
-//! A loop for one process becomes one for many with four changes: make an [`Accelerator`], let it
-//! [`prepare`](Accelerator::prepare) the model, the optimizer and the loaders, call its
-//! [`backward`](Accelerator::backward), and [`update_metric`](Accelerator::update_metric) with what is counted.
-//! Started alone, the same program runs as one process.
+//! A training loop for one process becomes one for many with four changes: create an [`Accelerator`], pass the model,
+//! the optimizer and the loaders to [`prepare`](Accelerator::prepare), call [`backward`](Accelerator::backward) of the
+//! Accelerator in place of the loss's, and update metrics with [`update_metric`](Accelerator::update_metric). Without a
+//! launcher, the same program runs as one process.
 //!
 //! Its parts serve programs without an Accelerator: [`Processes`] (the ranks and their collectives),
 //! [`GradientAccumulator`], [`ClipNorm`] and [`clip_grad_value`] (gradients), [`GradScaler`] and
@@ -12,11 +12,11 @@
 //!
 //! # Layers of this crate
 //!
-//! All methods of [`Accelerator`] are in `accelerator/`, each a call of one of the values above; nothing below names
-//! the Accelerator. Each line uses modules of the lines before it only: `error`, `recorder`, `job` (place,
-//! connections), `parameters`, `stateful`; `precision`, `processes`; `gradients`; `registry`; `model`, `optimizer`,
-//! `scheduler`, `loader`, `capture`; `checkpoint`, `watch`, `batch_size`; `accelerator`. `prepare` registers its
-//! results for checkpoints; without it, [`Checkpoints::register`] does.
+//! All methods of [`Accelerator`] are in `accelerator/`, each a call of one of the values above; the other modules do
+//! not depend on the Accelerator. Each group uses only modules of the groups before it: `error`, `recorder`, `job`
+//! (place, connections), `parameters`, `stateful`; `precision`, `processes`; `gradients`; `registry`; `model`,
+//! `optimizer`, `scheduler`, `loader`, `capture`; `checkpoint`, `watch`, `batch_size`; `accelerator`. `prepare`
+//! registers its results for checkpoints; without it, [`Checkpoints::register`] does.
 //!
 //! # How a step runs on several ranks
 //!
@@ -30,11 +30,11 @@
 //! A loader is a plan: every rank computes the order of the epoch from the seed, its own part of it, and the number
 //! of real samples in every rank's batch. So gathering for metrics needs no message to find the duplicates.
 //!
-//! [`PreparedOptimizer`] asks before each step, in this order: is the accumulation window complete, were the losses
-//! of all ranks finite, does the loss scale admit the gradients (agreed between the ranks). [`PreparedScheduler`]
-//! steps when the optimizer has stepped. [`PreparedModel::set_trainable`] freezes and thaws after `prepare`: all
-//! ranks compare what they were asked for; then the optimizers arrange their groups and states anew, and the model
-//! makes a new reducer, communication hook and list for checkpoints.
+//! [`PreparedOptimizer`] checks before each step, in this order: that the accumulation window is complete, that the
+//! losses of all ranks were finite, and that no gradient overflowed under the loss scale (agreed between the ranks).
+//! [`PreparedScheduler`] steps when the optimizer has stepped. [`PreparedModel::set_trainable`] freezes and unfreezes
+//! parameters after `prepare`: the ranks compare their arguments; then the optimizers rebuild their groups and states,
+//! and the model its reducer, its communication hook and its list for checkpoints.
 //!
 //! Sharded models, pipelines, divided layers and recorded steps are described in the modules `sharding`, `pipeline`,
 //! `arrangement` and `capture`.
@@ -55,9 +55,9 @@
 //! - Each rank of Brigade sets a key `shared_memory/RANK` in the group's part of the store before it connects. A
 //!   Python rank does not, so all ranks see that one is missing, and every collective is Gloo's own.
 //!
-//! `examples/fashion_mnist/tests/needs/python.rs` tests this, under torchrun and under `brigade launch`. In NCHW,
-//! where both sides have the same kernels, the accuracy agrees to the bit. In channels_last our batch norm with ReLU
-//! equals PyTorch's to rounding.
+//! `examples/fashion_mnist/tests/needs/python.rs` tests this, under torchrun and under `brigade launch`. In NCHW, where
+//! both sides have the same kernels, the accuracy agrees to the bit. In channels_last, Brigade's batch norm with ReLU
+//! equals PyTorch's up to rounding.
 
 mod accelerator;
 mod arrangement;

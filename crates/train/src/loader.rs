@@ -132,9 +132,8 @@ impl<L: Loader> PreparedLoader<L> {
         self.inner.loader.set_epoch(epoch);
     }
 
-    /// Leaves out the first `batches` batches of the next epoch, and only of that one: for a restart without a
-    /// checkpoint. A loader that [`Accelerator::load_state`](crate::Accelerator::load_state) has restored does so by
-    /// itself.
+    /// Skips the first `batches` batches of the next epoch, and of no other: for a restart without a checkpoint. A
+    /// loader that [`Accelerator::load_state`](crate::Accelerator::load_state) has restored skips them by itself.
     pub fn skip_first_batches(&self, batches: usize) {
         self.inner.loader.set_skip_samples(0);
         self.inner.loader.set_skip_batches(batches);
@@ -150,7 +149,7 @@ impl<L> PreparedLoader<L> {
 }
 
 impl<L: Loader> LoaderInner<L> {
-    /// Goes on with the epoch, after a mark of it.
+    /// Continues the epoch at a mark.
     fn resume(&self, seed: u64, mark: Mark, total: u64) {
         self.loader.set_seed(seed);
         self.loader.set_epoch(mark.epoch);
@@ -229,21 +228,21 @@ pub struct Batches<T> {
 }
 
 enum Source<T> {
-    /// This rank reads its own.
+    /// Batches that this rank reads itself.
     Own(Epoch<T>),
-    /// The same, copied to a GPU one batch ahead.
+    /// Batches that this rank reads, copied to a GPU one batch ahead.
     Staged(StagedEpoch<T>),
     /// Rank 0 reads for all.
     Dispatched(Dispatch<T>),
 }
 
 impl<L: Loader + 'static> PreparedLoader<L> {
-    /// Returns an iterator over the next epoch. In dispatch mode every rank must.
+    /// Returns an iterator over the next epoch. In dispatch mode every rank must call it.
     ///
     /// For a GPU, a separate thread takes the batches from the loader, copies them into pinned memory, and from there
-    /// to the GPU on a stream beside the computation, one batch ahead of the loop. GPU computations of the loader's
-    /// threads, or without threads of this one, also run beside it; batches that are on the GPU already are passed on
-    /// without a copy.
+    /// to the GPU on a stream beside the computation, one batch ahead of the loop. GPU computations in the loader's
+    /// threads (without any, in this separate thread) also overlap with the training step; batches that are on the GPU
+    /// already are passed on without a copy.
     #[must_use]
     pub fn iter(&self) -> Batches<L::Data> {
         let LoaderInner { loader, position, job, even_batches, dispatch } = &*self.inner;

@@ -81,7 +81,7 @@ pub(crate) struct ModelOptions {
     pub(crate) sync_batch_norm: bool,
 }
 
-/// The Accelerator's parts that a prepared model needs, also when parameters are frozen or thawed later.
+/// The Accelerator's parts that a prepared model needs, also when parameters are frozen or unfrozen later.
 pub(crate) struct ModelContext {
     pub(crate) job: Arc<Job>,
     pub(crate) options: Arc<ModelOptions>,
@@ -104,12 +104,12 @@ struct Reduction {
     /// Communication hook with a state.
     hook: Option<Arc<dyn StatefulHook>>,
     checked: Option<Arc<CheckedModel>>,
-    /// The parameters that the reducer does not know: they were frozen when it was made.
+    /// Parameters that the reducer does not reduce: they were frozen when it was made.
     frozen: Vec<NamedTensor>,
 }
 
 impl ModelContext {
-    /// Puts a model on the process's device and into its memory format. Returns whether it has its channels last.
+    /// Puts a model on the process's device and into its memory format. Returns `true` if it has its channels last.
     pub(crate) fn place<M>(&self, model: &mut Model<M>) -> Result<bool> {
         model.check_trainable()?;
         if model.device() != self.job.device {
@@ -134,7 +134,7 @@ impl ModelContext {
         }
     }
 
-    /// Makes the reducer of what is trained now, with its hook and loss check. All ranks take part.
+    /// Makes the reducer of the parameters that are trained now, with its hook and loss check. All ranks take part.
     fn reduce<M>(&self, model: &Model<M>) -> Result<Reduction> {
         let Some(group) = self.job.group().filter(|_| self.sharded.is_none()) else {
             return Ok(Reduction::default());
@@ -270,8 +270,8 @@ impl<M> PreparedModel<M> {
     /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone, or when the last backward did not reach every
     /// parameter (see `find_unused_parameters` in [`brigade_torch::ReducerOptions`]).
     ///
-    /// [`brigade_torch::ErrorKind::Model`] when the input does not fit, with the layer's name. The other ranks learn
-    /// of it when this one leaves.
+    /// [`brigade_torch::ErrorKind::Model`] when the input does not fit, with the layer's name. The other ranks fail
+    /// when this one exits.
     ///
     /// [`brigade_torch::ErrorKind::InvalidArgument`] when gradients are on and a parameter is trained that was frozen
     /// at `prepare`: the ranks would train it apart.
@@ -431,7 +431,7 @@ impl<M> PreparedModel<M> {
         }
     }
 
-    /// Returns the ranks with stages of models, where there are some.
+    /// Returns the ranks with stages of models, if there are some.
     pub(crate) fn pipeline(&self) -> Option<&PipelineRanks> {
         self.context.pipeline.as_deref()
     }
@@ -495,7 +495,7 @@ impl ModelInner {
         }
     }
 
-    /// Takes the state anew: what is trained, or the hook, has changed.
+    /// Rebuilds the state after a change of the trained parameters or of the hook.
     fn replace_state<M>(&self, model: &Model<M>, hook: Option<Arc<dyn StatefulHook>>) {
         let mut state = self.state.lock();
         let (sharded, tensor) = (state.sharded.take(), state.tensor.take());

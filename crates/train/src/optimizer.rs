@@ -1,5 +1,5 @@
-//! An optimizer after [`crate::Accelerator::prepare`]: the same arithmetic, behind the gates of accumulation, loss
-//! check and loss scale.
+//! An optimizer after [`crate::Accelerator::prepare`]: the same arithmetic, subject to accumulation, loss check and
+//! loss scale.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -60,12 +60,13 @@ pub(crate) struct OptimizerInner {
     pipeline: Option<Arc<PipelineRanks>>,
 }
 
-/// The groups' learning rates as a tensor on the device: what is launched, or recorded, holds none of their values.
+/// The groups' learning rates as a tensor on the device, so that launched or recorded kernels contain none of their
+/// values.
 #[derive(Debug)]
 struct DeviceRates {
     device: Device,
-    /// Parameters of float64 are stepped with rates of the host: libtorch's fused kernels read a rate in float32 from
-    /// memory, which costs such training 8 of its digits.
+    /// `true` if parameters of float64 are stepped with rates from the host: libtorch's fused kernels read a rate in
+    /// float32 from memory, which would cost such training 8 digits.
     by_value: bool,
     /// `true` if a momentum or a weight decay has changed since a step was recorded with its value.
     others_change: AtomicBool,
@@ -243,7 +244,7 @@ impl PreparedOptimizer {
         }
     }
 
-    /// Returns the ranks with stages of models, where there are some.
+    /// Returns the ranks with stages of models, if there are some.
     pub(crate) fn pipeline(&self) -> Option<&PipelineRanks> {
         self.inner.pipeline.as_deref()
     }
@@ -307,7 +308,8 @@ impl PreparedOptimizer {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when the device has failed; those of a schedule that moves.
+    /// [`brigade_torch::ErrorKind::Tensor`] when the device has failed. Also returns the errors of a schedule that is
+    /// stepped.
     pub fn settled(&self) -> Result<Optimizer> {
         self.inner.settled().cloned()
     }

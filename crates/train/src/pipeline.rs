@@ -154,19 +154,19 @@ impl Pipeline {
     /// Computes the gradients of a batch's loss, and adds them to the existing gradients. The batch is cut into
     /// micro-batches whose numbers of rows differ by one at most, and `loss` runs for each of them and each stage of
     /// this rank: it calls the model's forward once, returns its error if it fails, and otherwise the loss of the
-    /// micro-batch ([`PipelineLoss`]), a line that only the last stage reaches. Every rank of the pipeline calls this
-    /// with the same batch.
+    /// micro-batch ([`PipelineLoss`]), which only the last stage reaches. Every rank of the pipeline calls this with
+    /// the same batch.
     ///
     /// Schedules that compute gradients of weights apart ([`Schedule::ZeroBubble`], [`Schedule::ZeroBubbleV`]) run the
     /// backward of a stage's blocks twice, first for its input and then for its weights, and the second one computes the
     /// gradients between the layers again: about half of a backward more than the other schedules, except in the first stage.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a model that was not built for this pipeline, a batch normalisation
-    /// whose statistics are not shared, and a batch with fewer rows than micro-batches; nothing was sent then. Later ones are
-    /// a [`crate::TrainError::Pipeline`] with rank, action, stage and micro-batch, of the cause's kind:
-    /// [`brigade_torch::ErrorKind::Communication`] when another rank is gone or has failed. The group is aborted, so that all
-    /// ranks end, and cannot be used again.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a model that was not built for this pipeline, a batch
+    /// normalisation whose statistics are not shared, and a batch with fewer rows than micro-batches; nothing was sent
+    /// then. Later errors are a [`crate::TrainError::Pipeline`] with rank, action, stage and micro-batch, and have the
+    /// kind of their cause: [`brigade_torch::ErrorKind::Communication`] when another rank is gone or has failed. The
+    /// group is aborted, so that all ranks end, and cannot be used again.
     #[track_caller]
     pub fn forward_backward<M, B, L>(
         &self,
@@ -271,7 +271,7 @@ impl Pipeline {
         })
     }
 
-    /// Runs a step, and ends what is in flight where it fails, also by a panic.
+    /// Runs a step. If it fails or panics, aborts the messages that are in flight.
     fn whole<R>(&self, step: impl FnOnce() -> Result<R>) -> Result<R> {
         struct Ends<'a>(Option<&'a ProcessGroup>);
         impl Drop for Ends<'_> {

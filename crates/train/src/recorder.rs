@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 /// Host work of a part of a recorded step, done at each replay.
 pub(crate) trait AtReplay: Send {
-    /// Before the device is given the step.
+    /// Runs before the step is queued on the device.
     fn before(&mut self) -> Result<()> {
         Ok(())
     }
@@ -59,7 +59,7 @@ impl Recorder {
         self.recorded.lock().parts.push(Box::new(part));
     }
 
-    /// Ends the graph here and begins the next one: `part` gives the device its work between the two, at each replay.
+    /// Ends the graph here and begins the next one. At each replay, `part` queues its device work between the two.
     pub(crate) fn cut(&self, part: impl AtReplay + 'static) -> Result<()> {
         let mut recorded = self.recorded.lock();
         recorded.close()?;
@@ -119,7 +119,7 @@ impl fmt::Debug for Recorder {
     }
 }
 
-/// Ends the recording also by a panic or an error.
+/// Guard that ends the recording when dropped, also after a panic or an error.
 pub(crate) struct RecordingGuard<'a>(&'a Recorder);
 
 impl<'a> RecordingGuard<'a> {

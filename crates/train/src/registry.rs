@@ -29,10 +29,10 @@ use crate::stateful::Stateful;
 
 /// The objects that a checkpoint holds.
 ///
-/// What was prepared is the program's: the registry holds it weakly, and what the program drops is not saved any
-/// more. Accelerate keeps prepared objects until `free_memory`; here a model that is dropped gives its memory back,
-/// and a body that prepares its objects anew, as that of `find_executable_batch_size`, does not find those of its
-/// last try among them. What a program registers by a call is kept, as that call says.
+/// What was prepared is the program's: the registry holds it weakly, and what the program drops is not saved any more.
+/// Accelerate keeps prepared objects until `free_memory`; here a model that is dropped gives its memory back, and a
+/// body that prepares its objects anew, as that of `find_executable_batch_size`, does not find those of its last try
+/// among them. Objects that a program registers by a call are kept, as that call documents.
 #[derive(Default)]
 pub(crate) struct Registry {
     prepared: Mutex<Vec<Weak<dyn Checkpointed>>>,
@@ -71,10 +71,10 @@ pub(crate) trait Checkpointed: Stateful + Send + Sync {
         HashMap::new()
     }
 
-    /// Takes note that its tensors were read from a checkpoint.
+    /// Updates the object after its tensors were read from a checkpoint.
     ///
     /// # Errors
-    /// When a message that follows cannot be sent.
+    /// Fails when a message that follows cannot be sent.
     fn loaded(&self) -> Result<()> {
         Ok(())
     }

@@ -272,13 +272,13 @@ impl ShardedModel {
         self.with_parameters(|parameters| parameters.iter().map(shard).collect())
     }
 
-    /// Returns whether each backward reduces gradients, whatever the window of accumulation.
+    /// Returns `true` if each backward reduces gradients, whatever the window of accumulation.
     pub(crate) fn reduces_each_batch(&self) -> bool {
         let sharding = self.plan().sharding();
         sharding.strategy != Strategy::Zero1 && sharding.reduce == ReduceGradients::EachBatch
     }
 
-    /// Returns whether the shards have all gradients after each backward, whatever the window of accumulation.
+    /// Returns `true` if the shards have all gradients after each backward, whatever the window of accumulation.
     pub(crate) fn has_reduced_gradients(&self) -> bool {
         self.reduces_each_batch() && self.plan().mesh().size(Axis::Replicate) == 1
     }

@@ -11,8 +11,8 @@ use tch::Tensor;
 /// scheduler, a loader, a gradient scaler, a communication hook, or an object of the program's own (PyTorch's protocol
 /// of the same name).
 ///
-/// Methods take `&self`, because the loop and the checkpoints share the object; one of the program's own
-/// has its state behind a `Mutex` or in atomics.
+/// Methods take `&self`, because the loop and the checkpoints share the object; an object of the program keeps its
+/// state behind a `Mutex` or in atomics.
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
@@ -49,7 +49,7 @@ use tch::Tensor;
 /// # Ok::<(), Error>(())
 /// ```
 ///
-/// An optimizer, outside of checkpoint folders:
+/// Example: the state of an optimizer, outside of a checkpoint folder.
 ///
 /// ```
 /// use brigade_optim::Adam;
@@ -82,7 +82,7 @@ pub trait Stateful {
     /// Loads a state that [`Stateful::state_dict`] returned.
     ///
     /// # Errors
-    /// When it does not fit; the object keeps its state then, and so do all other objects of a load.
+    /// Fails when it does not fit; the object keeps its state then, and so do all other objects of a load.
     fn load_state_dict(&self, state: &Value<Tensor>) -> Result<()>;
 
     /// Returns the tensors of the state that are sharded over the ranks as a prepared model's parameters are, such as

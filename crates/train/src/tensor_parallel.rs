@@ -23,7 +23,7 @@ pub(crate) struct TensorModels {
     axis: Axis,
     /// The ranks that have the other parts of what this one has.
     group: ProcessGroup,
-    /// The ranks with the same experts, where there are several.
+    /// The ranks with the same experts, if there are several.
     copies: Option<ProcessGroup>,
     /// `true` if each rank has a part of the sequence between divided layers.
     has_sequence_regions: bool,
@@ -67,7 +67,7 @@ impl TensorModels {
         Ok(Self { mesh, axis, group, copies, has_sequence_regions: false, everyone, models })
     }
 
-    /// Has these ranks divide what a model with a plan has.
+    /// Returns the builder of a model that these ranks divide by a plan.
     pub(crate) fn of_models(&self, plan: TensorPlan) -> ModelBuilder {
         let group = Some(self.group.clone());
         if self.divides_experts() {
@@ -80,7 +80,7 @@ impl TensorModels {
         Model::builder().tensor_parallel(TensorParallel { group, plan })
     }
 
-    /// Returns whether the ranks have some of the experts each, and read other samples.
+    /// Returns `true` if the ranks have some of the experts each, and read other samples.
     pub(crate) fn divides_experts(&self) -> bool {
         self.axis == Axis::Expert
     }
@@ -251,7 +251,8 @@ impl TensorModels {
         self.models.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns whether this rank has a part of a tensor that an optimizer steps, and the others of its group other parts.
+    /// Returns `true` if this rank has a part of a tensor that an optimizer steps, and the others of its group other
+    /// parts.
     pub(crate) fn is_part(&self, stepped: TensorId) -> bool {
         self.models().iter().any(|model| model.stepped.contains(&stepped))
     }

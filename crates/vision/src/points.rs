@@ -17,9 +17,9 @@ use crate::{CacheOptions, ImageSamples, OnBroken, VisionError};
 /// [n, points, 2])`: images in the format of [`ToTensor`], points as `f32` `(x, y)` from -1 at the left and upper side
 /// of the transformed image to 1 at the right and lower one, as in fastai's `PointScaler`.
 ///
-/// Points are transformed with their image by every transform that moves pixels; those outside of it are beyond -1 to
-/// 1. With a [`cache`](Self::cache) the first batch is an error: the cache does not contain the size of the image to
-/// which points refer.
+/// Points are transformed with their image by every transform that moves pixels; those outside of it are beyond the range
+/// from -1 to 1. With a [`cache`](Self::cache) the first batch is an error: the cache does not contain the size of the
+/// image to which points refer.
 ///
 /// ```
 /// use brigade_data::BatchedDataset;

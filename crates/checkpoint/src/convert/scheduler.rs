@@ -47,8 +47,8 @@ pub(super) fn from_torch(
 /// Accelerate steps a schedule once per process at each optimizer step (unless `split_batches` is set or
 /// `step_scheduler_with_optimizer=False`), so its count is that of the optimizer times the number of processes. Brigade
 /// counts optimizer steps. The optimizers' own step counts decide if they have any. Otherwise, as with SGD,
-/// Accelerate's default is assumed and the message says so. A checkpoint shows that the program counts as Accelerate
-/// does (`step_per_process`) only if it was saved after the first step.
+/// Accelerate's default is assumed, and the message contains that. A checkpoint shows that the program counts as
+/// Accelerate does (`step_per_process`) only if it was saved after the first step.
 pub(super) fn in_our_steps(
     state: Value<FileTensor>,
     foreign: &Foreign,

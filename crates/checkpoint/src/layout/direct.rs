@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
-/// A file of a known size that is being written past the system's cache.
+/// A file of a known size that is being written with direct I/O, which bypasses the page cache.
 #[derive(Debug)]
 pub(super) struct Direct {
     file: Arc<File>,
@@ -44,7 +44,7 @@ struct Piece {
 
 impl Direct {
     /// Creates a file, which must not exist, with space for `bytes`. Returns `None`, without a file, if the file system
-    /// or the system cannot bypass the cache. `flush` requires that the data is on the disk after
+    /// or the system does not support direct I/O. `flush` requires that the data is on the disk after
     /// [`finish`](Self::finish).
     pub(super) fn create(path: &Path, bytes: u64, flush: bool) -> io::Result<Option<Self>> {
         let flags = OFlags::DIRECT.bits().cast_signed();
@@ -224,7 +224,7 @@ fn lost() -> io::Error {
 
 /// Block size of today's disks. Addresses, offsets and lengths must be multiples.
 const ALIGNMENT: usize = 4096;
-/// Two threads with 8 MB each keep a disk busy. More was not faster.
+/// Number of writing threads: two with 8 MB each keep a disk busy, and more were not faster.
 const THREADS: usize = 2;
 const PIECE_BYTES: usize = 8 << 20;
 

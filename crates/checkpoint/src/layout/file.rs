@@ -92,8 +92,9 @@ impl ChecksumWriter {
     }
 
     /// Creates a file like [`ChecksumWriter::create`], with a known size. Allocates the space of a large file, and of
-    /// one that will be flushed, so that a full disk fails at once. A large file is written past the system's cache by
-    /// separate threads if the file system supports that, which takes 24 MB of memory until the end.
+    /// one that will be flushed, so that a full disk fails at once. A large file is written with direct I/O, which
+    /// bypasses the page cache, by separate threads if the file system supports that, which takes 24 MB of memory until
+    /// the end.
     ///
     /// # Errors
     /// Fails with [`Error::Io`], also if the file exists or the disk is full.
@@ -113,8 +114,8 @@ impl ChecksumWriter {
         Ok(writing)
     }
 
-    /// Returns `true` if bytes are written past the system's cache. `false` for small files, and on file systems
-    /// without direct writes. The contents are the same either way.
+    /// Returns `true` if bytes are written with direct I/O, which bypasses the page cache. `false` for small files, and
+    /// on file systems without direct I/O. The contents are the same either way.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         matches!(self.sink, Sink::Direct(_))
@@ -180,9 +181,9 @@ pub(crate) fn write_file(path: &Path, text: &[u8], flush: bool) -> Result<FileFa
     file.finish(flush)
 }
 
-/// Large enough to make system calls negligible, small enough for the second-level cache.
+/// Size of a piece in bytes: large enough to make system calls negligible, small enough for the second-level cache.
 const PIECE_BYTES: usize = 1 << 20;
-/// Minimum size of a file written past the cache. Below, threads and buffers cost more than they gain.
+/// Minimum size of a file written with direct I/O. Below, threads and buffers cost more than they gain.
 const LEAST_DIRECT_BYTES: u64 = 16 << 20;
 
 #[cfg(test)]

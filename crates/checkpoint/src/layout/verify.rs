@@ -113,7 +113,7 @@ const MAX_PART_BYTES: u64 = 128 << 20;
 /// The best of 64 kB to 4 MB, by 10 % to 25 %: the system copies whole large pages, and they are still in the
 /// processor's second-level cache when their checksum is computed.
 const PIECE_BYTES: usize = 1 << 20;
-/// More threads than this exceed the memory bandwidth.
+/// Maximum number of threads. More would exceed the memory bandwidth.
 const MAX_THREADS: usize = 4;
 
 #[cfg(test)]

@@ -181,7 +181,7 @@ mod tests {
     use crate::facts::DeviceMessage;
     use crate::fixtures;
 
-    /// Two hosts, each with so many GPUs and a libtorch for CUDA.
+    /// Returns two hosts, each with this many GPUs and a libtorch for CUDA.
     fn cluster(gpus: [u32; 2]) -> Cluster {
         let mut cluster = fixtures::cluster(2);
         for (place, gpus) in gpus.into_iter().enumerate() {

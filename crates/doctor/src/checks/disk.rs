@@ -119,8 +119,7 @@ fn full(folder: &Folder, space: &Space, found: String, fails: bool) -> Finding {
         .command(format!("du -xh --max-depth 2 {} | sort -h | tail", space.looked_at.display()))
 }
 
-/// Returns the finding for an unwritable folder. It is not a failure for the working folder, to which a program may
-/// write nothing.
+/// Reports a folder that cannot be written to. Not a failure: a program may write nothing to its working folder.
 fn unwritable(folder: &Folder, found: String) -> Finding {
     match folder.used_for {
         FolderUse::Working => {

@@ -134,7 +134,7 @@ mod tests {
     use crate::finding::Verdict;
     use crate::fixtures;
 
-    /// Two hosts with two GPUs, an adapter beside each GPU and a card of the board.
+    /// Returns two hosts with two GPUs, an adapter beside each GPU and a card of the board.
     fn cluster() -> Cluster {
         let mut cluster = fixtures::cluster(2);
         for place in 0..2 {

@@ -145,7 +145,7 @@ fn state(sources: &Sources, used_for: FolderUse, path: &Path) -> FolderState {
     })
 }
 
-/// Time limit of a file server. Not to answer by then is a fault of its own.
+/// Time limit of a file server. A server that has not answered by then is reported as a fault.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

@@ -113,8 +113,8 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// Searches for a library in the loader's order: RPATH if there is no RUNPATH, LD_LIBRARY_PATH, RUNPATH, the cache,
-    /// the system's folders.
+    /// Searches in the loader's order: RPATH if there is no RUNPATH, LD_LIBRARY_PATH, RUNPATH, the cache, the
+    /// system's folders.
     fn find(&self, name: &str, needed_by: &Path, elf: &Elf) -> Option<Library> {
         if name.contains('/') {
             return self.try_file(name, PathBuf::from(name), "its path");

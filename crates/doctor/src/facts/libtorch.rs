@@ -233,7 +233,7 @@ mod tests {
             Sources::under(root.path()).with_variable("LD_LIBRARY_PATH", "/x:/opt/torch/lib");
         let found = find(&with).unwrap();
         assert_eq!((found.release(), found.found_by.as_str()), (Some((2, 13)), "LD_LIBRARY_PATH"));
-        // What cargo is told goes before it, and the user's variable before all.
+        // Cargo's configuration takes precedence over it, and the user's variable over all.
         let project = root.path().join("app");
         fs::create_dir_all(project.join(".cargo")).unwrap();
         fs::write(project.join("Cargo.toml"), "").unwrap();

@@ -100,7 +100,7 @@ enum Class {
     Dead,
     /// A link between devices.
     Link,
-    /// Not determined by NVIDIA's list.
+    /// An origin that NVIDIA's list does not determine.
     Open,
 }
 

@@ -12,13 +12,13 @@ pub(super) struct Cleanup {
     pub(super) reaper: Reaper,
     descendants: Descendants,
     sweep: Option<Sweep>,
-    /// `true` if some ranks cannot be killed and are left to the reaper, which must not be dismissed then.
+    /// `true` if ranks that cannot be killed are left to the reaper, so that it must not be dismissed.
     pub(super) leaves_ranks: bool,
 }
 
-/// Repeated killing of processes: no descriptor reports when a process that is not a child has ended.
+/// Repeated killing of leftover processes: no descriptor becomes readable when a process that is not a child ends.
 struct Sweep {
-    /// Time of the next attempt.
+    /// Time of the next search.
     at: Instant,
     /// Pause after the next attempt.
     pause: Duration,
@@ -50,17 +50,17 @@ impl Cleanup {
         self.sweep = Some(Sweep { at: Instant::now(), pause: FIRST_LOOK });
     }
 
-    /// Ends the sweep, whether all is gone or not.
+    /// Ends the sweep, even if processes are left.
     pub(super) fn end_sweep(&mut self) {
         self.sweep = None;
     }
 
-    /// Returns when to call [`Cleanup::sweep`] again.
+    /// Returns the time at which to call [`Cleanup::sweep`] again.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.sweep.as_ref().map(|sweep| sweep.at)
     }
 
-    /// Kills the remaining processes, if that is due. Returns `true` once none is left.
+    /// Kills leftover processes if a search is due. Returns `true` once none is left.
     pub(super) fn sweep(&mut self, ranks: &[i32]) -> bool {
         let now = Instant::now();
         let Some(sweep) = self.sweep.as_mut().filter(|sweep| sweep.at <= now) else { return false };

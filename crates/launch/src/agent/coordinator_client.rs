@@ -1,4 +1,4 @@
-//! The connection to the coordinator, whichever process it runs in: search, use, loss and reconnection.
+//! Client of the coordinator: finds it, sends and receives messages, and reconnects, whichever process it runs in.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -27,18 +27,18 @@ pub(super) struct CoordinatorClient<'p> {
     coordinator: Option<Coordinator>,
     others_notified: bool,
     link: Option<Link>,
-    /// `true` while nothing has been received over the link for a while.
+    /// `true` if the link has been reported as quiet.
     quiet: bool,
     /// Address at which the coordinator was found.
     address: Option<SocketAddr>,
     resuming: Option<Resuming>,
     /// Number of requests to keep the seat.
     asked: u32,
-    /// `true` after a request to resume that has no answer yet: messages over the old link are ignored, because those
-    /// that follow them would come over the new one.
+    /// `true` after an unanswered request for the seat: messages over the old link are ignored, because later ones
+    /// would come over the new link.
     void: bool,
-    /// Connections over which a request to resume had no answer. They stay open until there is an answer: the
-    /// coordinator may receive one of the requests late, and would take its end for this agent's.
+    /// Connections over which requests were not answered. They stay open until there is an answer: the coordinator may
+    /// accept one late, and would take its end for the end of this agent.
     stale: Vec<Link>,
     /// Lines for the user from a coordinator in this process.
     lines: wake::Receiver<String>,
@@ -54,7 +54,7 @@ struct Resuming {
     search: Option<Search>,
     /// Established connection.
     link: Option<Link>,
-    /// `true` if the request was sent over `link`.
+    /// `true` if the request was sent over it.
     asked: bool,
 }
 
@@ -200,7 +200,7 @@ impl<'p> CoordinatorClient<'p> {
         self.events.push_back(Event::CoordinatorGone { how });
     }
 
-    /// Stops reconnecting: messages are received again over the existing connection.
+    /// Stops reconnecting, because data has arrived over the existing connection.
     pub(super) fn stop_reconnecting(&mut self) {
         self.resuming.take_if(|resuming| !resuming.asked);
     }
@@ -227,7 +227,7 @@ impl<'p> CoordinatorClient<'p> {
         fds
     }
 
-    /// Returns when to look for events even if nothing is readable.
+    /// Returns the time at which to check for events even if nothing is readable.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.link.as_ref().and_then(Link::deadline)
     }
@@ -245,7 +245,7 @@ impl<'p> CoordinatorClient<'p> {
             self.others_notified = true;
             self.events.push_back(Event::OthersNotified);
         }
-        // Last: most of these lines give the reason of a message that has just been received.
+        // Last, because most of these lines contain the reason of a message that was just received.
         let trouble = || self.recording.as_ref().and_then(|(log, _)| log.trouble());
         self.events.pop_front().or_else(|| self.lines.try_recv().or_else(trouble).map(Event::Line))
     }
@@ -333,7 +333,7 @@ impl<'p> CoordinatorClient<'p> {
         }
     }
 
-    /// Requests to take part, or to resume.
+    /// Sends a request to take part, or to resume the seat.
     pub(super) fn join(&mut self, request: &JoinRequest, nproc: usize, port: u16) {
         let one_host =
             self.plan.options.rendezvous == RendezvousMode::OneHost && self.coordinator.is_some();
@@ -371,8 +371,8 @@ impl<'p> CoordinatorClient<'p> {
         }
     }
 
-    /// Sends a message to the coordinator. Does nothing without a connection or while a request to resume has no
-    /// answer: the state is sent again once the seat is confirmed.
+    /// Sends a message to the coordinator. Does nothing without a connection and while a request for the seat is open:
+    /// necessary messages are repeated once the seat is resumed.
     pub(super) fn send(&mut self, message: &FromAgent) {
         if let Some(link) = self.link.as_mut().filter(|_| !self.void) {
             link.send(message);
@@ -404,8 +404,7 @@ impl<'p> CoordinatorClient<'p> {
         self.stale.clear();
     }
 
-    /// Waits until the last events are written, if there is an event log. Returns a line for the user about those that
-    /// were lost.
+    /// Waits for the last events to be written, if they are; a line for the user about what was not.
     pub(super) fn finish(self) -> Option<String> {
         let Self { recording, .. } = self;
         recording.and_then(|(log, _)| log.finish())
@@ -417,7 +416,7 @@ impl<'p> CoordinatorClient<'p> {
     }
 }
 
-/// Sink of a coordinator in this process: lines for the user, and records for the event log.
+/// Sink of a coordinator in this process: lines for the user, and events to be recorded.
 struct Sink {
     lines: Option<wake::Sender<String>>,
     events: Option<EventSender>,

@@ -187,8 +187,8 @@ fn choose(
     chosen.into_iter().map(described).collect()
 }
 
-/// Returns the kernel's messages in the journal since then. Empty if this user may not read any, or the journal does
-/// not answer in time.
+/// The kernel's messages in the journal since then. Empty if there is none that this user may read,
+/// or it does not answer in time.
 fn journal(since: SystemTime) -> String {
     let seconds = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut command = Command::new("journalctl");
@@ -227,7 +227,7 @@ fn kernel_part(line: &str) -> Option<&str> {
 
 /// Time limit for the thread that examines the devices, which has had the job's whole duration.
 const LOOK_TIMEOUT: Duration = Duration::from_millis(200);
-/// Less than the time limit for the details of a failure.
+/// Time limit of a query of the journal. Less than the time limit for the details of a failure.
 const JOURNAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Minimum pause between two queries of the journal.
 const JOURNAL_PAUSE: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! The files to which failing ranks write their errors, and what the launcher reports of them.
+//! Error files of failing ranks: reads them, and passes an error on to an outer launcher.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ impl ErrorFile {
     pub(super) fn read(path: &Path) -> Option<Self> {
         let error = ErrorRecord::read(path)?;
         let written = fs::metadata(path).and_then(|file| file.modified()).ok()?;
-        // Meaningless after the clock was set back.
+        // If the clock was set back, the age is unknown.
         let age = SystemTime::now().duration_since(written).unwrap_or_default();
         Some(Self { text: text(&error), age })
     }
@@ -42,8 +42,8 @@ fn text(error: &ErrorRecord) -> String {
     text
 }
 
-/// Returns the lines that led to the error, without the error itself: Python's traceback ends with it, and the `Debug`
-/// text of a Rust error begins with it, perhaps followed by a backtrace.
+/// Returns the call stack without the error itself: Python's traceback ends with the error, and the `Debug` text of a
+/// Rust error is the error, possibly followed by a stack.
 fn stack(error: &ErrorRecord) -> Vec<&str> {
     let message = error.message.trim();
     let callstack = error.callstack.as_deref().unwrap_or_default().trim_end();

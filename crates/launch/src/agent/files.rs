@@ -1,5 +1,5 @@
-//! A thread for work on the job's files: on a file system that does not answer, this thread blocks, and the agent does
-//! not.
+//! Thread for operations on the job's files: if their file system does not respond, this thread waits, and the agent
+//! does not.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -59,7 +59,7 @@ pub(super) enum Answer {
     Errors(Vec<usize>),
     /// Faults of the ranks' devices.
     DeviceFaults(Vec<DeviceFault>),
-    /// The error that a rank has written, and hints about its reason.
+    /// Error that a rank has written, and hints at the reason.
     FailureDetails {
         local_rank: usize,
         error: Option<(String, Duration)>,
@@ -106,8 +106,7 @@ impl Files {
         self.ask(Request::FindErrors { first_rank, files });
     }
 
-    /// Reads the error that a rank has written, the faults of the ranks' devices, and the kernel's records of processes
-    /// killed for lack of memory.
+    /// Reads a rank's error file, the faults of the ranks' devices, and the counter of the out-of-memory killer.
     pub(super) fn read_error(
         &self,
         first_rank: usize,
@@ -128,7 +127,7 @@ impl Files {
         let _ = self.requests.send(request);
     }
 
-    /// Readable when there is an answer.
+    /// Returns a descriptor that is readable when there is an answer.
     pub(super) fn control(&self) -> BorrowedFd<'_> {
         self.answers.as_fd()
     }
@@ -138,7 +137,7 @@ impl Files {
         self.answers.try_recv()
     }
 
-    /// Removes a temporary folder of the job. Returns `false` if that takes too long: the thread is then abandoned.
+    /// Removes a folder that goes with the job. Returns `false` when that takes too long: the thread is left to itself.
     pub(super) fn end(self) -> bool {
         drop(self.requests);
         !matches!(self.ended.recv_timeout(END_TIMEOUT), Err(RecvTimeoutError::Timeout))

@@ -16,7 +16,7 @@ pub(super) struct JobControl {
     terminal: File,
     /// Terminal settings at the start of the job.
     modes: Option<Termios>,
-    /// `true` while a rank has the terminal.
+    /// `true` if a rank has the terminal.
     given: bool,
 }
 
@@ -38,7 +38,7 @@ impl JobControl {
         self.given = self.is_in_foreground();
     }
 
-    /// Gives the terminal to a rank, if this process has it.
+    /// Makes a rank's process group the foreground group of the terminal, if this process's group has it.
     pub(super) fn give(&mut self, rank: Pid) {
         if self.is_in_foreground() && set_foreground(&self.terminal, rank).is_ok() {
             self.given = true;
@@ -58,15 +58,15 @@ impl JobControl {
     }
 }
 
-/// Makes this process, which is about to become a rank's program, the leader of a process group, and puts the group
-/// into the foreground if its agent's group is.
+/// Makes this process, which is about to become a rank's program, a process group of its own, and the
+/// one in the foreground if that is its agent's.
 pub(crate) fn lead_foreground(agent: Pid) -> nix::Result<()> {
     let before = getpgid(Some(agent));
     setpgid(getpid(), getpid())?;
     if let Some(terminal) = open_terminal()
         && tcgetpgrp(&terminal) == before
     {
-        // Otherwise the terminal stops a background process that requests the foreground.
+        // Otherwise the terminal would stop a background process that requests this.
         SigSet::from(Signal::SIGTTOU).thread_block()?;
         set_foreground(&terminal, getpid())?;
     }

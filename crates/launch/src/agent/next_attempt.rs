@@ -21,7 +21,7 @@ impl<'p> NextAttempt<'p> {
         Ok(Self { plan, interfaces, port, files: None })
     }
 
-    /// Returns `true` if a port is reserved.
+    /// Returns `true` if a port is reserved now.
     pub(super) fn has_port(&self) -> bool {
         self.port.is_some()
     }
@@ -31,7 +31,7 @@ impl<'p> NextAttempt<'p> {
         self.port.take().map_or_else(|| reserve_port(self.plan, self.interfaces), Ok)
     }
 
-    /// Returns the number of the port. Reserves one if none is reserved.
+    /// Returns the number of the port, which is reserved if it is not yet.
     pub(super) fn port_number(&mut self) -> Result<u16, LaunchError> {
         let port = self.take_port()?;
         let number = port.number();

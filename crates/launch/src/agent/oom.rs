@@ -31,8 +31,7 @@ impl OomKiller {
     }
 }
 
-/// Returns the files that may contain the counter: that of cgroup version 2, which has a single hierarchy, then that of
-/// version 1.
+/// Files that may hold the counter: of version 2, if there is one hierarchy, then of version 1.
 fn counters(groups: &str) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     for line in groups.lines() {

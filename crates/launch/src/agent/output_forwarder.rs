@@ -1,4 +1,4 @@
-//! Output that is shown by the coordinator: no more of it is in transit than the coordinator has allowed.
+//! Forwarding of output to the coordinator's host, with flow control: no more is in transit than that side has allowed.
 
 use std::collections::VecDeque;
 use std::io;
@@ -37,13 +37,13 @@ enum Piece {
 /// Number of attempts whose output has ended.
 #[derive(Debug, Default)]
 struct Drained {
-    /// Number of attempts whose output has been handed over for sending.
+    /// Number of attempts whose output has all been passed on to be sent.
     sent: usize,
     /// Number as counted in the output thread.
     written: usize,
-    /// Number of attempts that [`OutputForwarder::is_drained`] has reported.
+    /// Number that the agent has received.
     reported: usize,
-    /// `true` once written output is no longer sent.
+    /// `true` if output is discarded instead of being sent.
     dropped: bool,
 }
 
@@ -70,7 +70,7 @@ impl OutputForwarder {
         Ok((this, Box::new(Pieces { pieces: sender, wake, last_report: None })))
     }
 
-    /// Readable when there is more.
+    /// Returns a descriptor that is readable when there is more to send.
     pub(super) fn control(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
@@ -113,7 +113,7 @@ impl OutputForwarder {
         self.drained.written += 1;
     }
 
-    /// Returns `true` once for each attempt whose output has all been sent, or is no longer sent.
+    /// Returns `true` once for each attempt whose output has all been sent, or is not sent any more.
     pub(super) fn is_drained(&mut self) -> bool {
         let Drained { sent, written, reported, dropped } = &mut self.drained;
         let ended = if *dropped { *written } else { *sent.min(written) };
@@ -161,7 +161,7 @@ impl Show for Pieces {
     }
 
     fn drained(&mut self) {
-        // Fails if the agent takes no more, which is harmless.
+        // An agent that has stopped reading needs no notice.
         let _ = self.pieces.send(Piece::Drained);
         self.wake.set();
     }
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the numbers of output bytes in the messages that can be sent now.
+    /// Returns the sizes of the pieces that can be sent now.
     fn sent(forwarder: &mut OutputForwarder) -> Vec<usize> {
         let messages = std::iter::from_fn(|| forwarder.next());
         messages

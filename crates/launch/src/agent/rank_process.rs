@@ -25,7 +25,7 @@ pub(super) struct RankProcess {
 }
 
 impl RankProcess {
-    /// Starts the rank's process, which waits at its gate. Also returns the pipe that it is to inherit, and its output.
+    /// Starts the rank's process, which waits at its gate; also returns the pipe that it is to inherit, and its output.
     pub(super) fn start(
         plan: &LaunchPlan,
         world: &World,

@@ -1,4 +1,4 @@
-//! The first stage of a rank's process: the agent's executable in a session of its own, waiting at its start gate.
+//! Role of a rank's process before its program starts: the agent's executable, in its own session, waiting at its gate.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -22,8 +22,9 @@ pub(crate) const RANK: &str = "__rank";
 
 /// Returns the command that starts a rank: this executable, in the role of a rank, which then runs a program.
 ///
-/// The process binds itself to `cpus` first, so that not even the program's loader runs elsewhere. `gate` is the number
-/// of its end of the gate, where that is not its stdin because the rank is to have this process's terminal.
+/// It binds itself to `cpus` before, so that not even the program's loader runs elsewhere. `gate` is
+/// the number of its end of the gate, if that is not its stdin because the rank is to have this
+/// process's terminal.
 pub(super) fn rank_command(
     program: &OsStr,
     name: &OsStr,
@@ -103,7 +104,7 @@ fn prepare_rank(
     Ok(true)
 }
 
-/// Argument in place of processors: all those that the agent may use.
+/// Argument in place of processors: the rank may use those of the agent.
 const ANY: &str = "any";
-/// Argument in place of a descriptor number: the gate is the rank's stdin.
+/// Argument in place of a descriptor's number: the gate is the rank's stdin.
 const STDIN: &str = "stdin";

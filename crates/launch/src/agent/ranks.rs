@@ -84,8 +84,8 @@ impl Ranks {
         self.processes.iter().map(|process| process.pid().as_raw()).collect()
     }
 
-    /// Returns the ranks that have ended since the last call. `first` is the process that the system named as the first
-    /// to end.
+    /// Returns the ranks that have ended since the last call. `first` is the first of these processes according to the
+    /// system.
     pub(super) fn look(&mut self, first: Option<i32>) -> Vec<(usize, ExitStatus)> {
         let is_first = |process: &RankProcess| Some(process.pid().as_raw()) == first;
         let mut order: Vec<usize> = (0..self.processes.len()).collect();
@@ -99,7 +99,7 @@ impl Ranks {
         self.processes.first().is_some_and(RankProcess::is_stopped)
     }
 
-    /// Sends a stop signal to these ranks and their children.
+    /// Sends ranks and their children a signal that requests their end.
     pub(super) fn ask(&self, local_ranks: &[usize], signal: Signal) {
         for process in local_ranks.iter().filter_map(|local_rank| self.processes.get(*local_rank)) {
             process.ask(signal);

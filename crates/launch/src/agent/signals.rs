@@ -6,7 +6,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use super::signal_disposition;
 use crate::LaunchError;
 
-/// Runs a function with a descriptor of the signals, which are blocked meanwhile.
+/// Runs `run` with a descriptor for the signals, which are blocked meanwhile.
 pub(crate) fn with_signals<T>(
     run: impl FnOnce(SignalFd) -> Result<T, LaunchError>,
 ) -> Result<T, LaunchError> {
@@ -33,8 +33,8 @@ pub(crate) fn next_signal(signals: &SignalFd) -> Option<Signal> {
     Signal::try_from(info.ssi_signo.cast_signed()).ok()
 }
 
-/// Returns the signals to wait for. Under `nohup` SIGHUP is not among them: a signal descriptor would receive it
-/// although it is ignored.
+/// Returns the signals to wait for. Under `nohup` SIGHUP is not among them: waiting for a signal receives it although
+/// it is ignored.
 fn watched() -> SigSet {
     let mut watched: SigSet = [
         Signal::SIGCHLD,

@@ -1,9 +1,9 @@
-//! The agent's decisions: when ranks start and stop, which messages the coordinator gets, and when this process may
-//! end. Pure: no clock, no system, no network.
+//! Decisions of an agent: when ranks start and stop, which messages the coordinator gets, and when this process may
+//! end. Pure: without clock, operating system and network.
 //!
-//! Every transition is a method named by the event that causes it. A property test (`tests/any_order.rs`) checks the
-//! invariants: an agent ends, it never has two groups of ranks, and it reports that an attempt is finished only after
-//! the last byte of its output.
+//! Every transition is a method named by the event that causes it. What must always hold is a property test
+//! (`tests/any_order.rs`): an agent ends, it never has two groups of ranks, and it reports an attempt as finished only
+//! after the last byte of its output.
 
 mod attempt;
 mod connection;
@@ -37,23 +37,22 @@ pub(super) struct Facts {
     pub(super) limits: TimeLimits,
     /// Kind of the rendezvous.
     pub(super) kind: Kind,
-    /// `true` if the job may go on without this host.
+    /// `true` if the job may continue without this host.
     pub(super) may_leave: bool,
-    /// `true` if a loopback address of rank 0 is not an error, because the coordinator's address is one, too, or
-    /// because there is one host.
+    /// `true` if the coordinator's address is a loopback address, or the coordinator is elected.
     pub(super) near: bool,
     /// Address of the coordinator, for messages.
     pub(super) coordinator: String,
-    /// `true` if the output is shown by the coordinator.
+    /// `true` if the coordinator's host shows the output.
     pub(super) forwards_output: bool,
 }
 
 /// Kind of a job's rendezvous, as far as decisions depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// One host, with the coordinator in this process.
+    /// The job has one host, with the coordinator in this process.
     OneHost,
-    /// A launcher with a session to each host. It shows all messages to the user.
+    /// A launcher holds a session to each host and reports to the user.
     Launcher,
     /// A launcher on each host, one of which is the coordinator.
     Peers,
@@ -76,9 +75,9 @@ pub(super) struct AgentState {
     ended: Option<Ended>,
     /// Number of orders to write all output that have not been answered.
     draining: usize,
-    /// Attempt that the coordinator has asked to stop, until its end is reported.
+    /// Attempt that the coordinator has ordered to stop, until it is informed that the attempt has stopped.
     attempt_to_stop: Option<u32>,
-    /// Earliest failure of the present attempt that the coordinator has received.
+    /// Earliest failure of the present attempt, as reported to the coordinator.
     failure: Option<RankFailure>,
     /// Messages about the last attempt that were sent to the coordinator for its event log.
     recorded: Vec<FromAgent>,
@@ -92,10 +91,10 @@ pub(super) struct AgentState {
     /// The last request to the coordinator to stop the job.
     stop_request: Option<StopRequest>,
     output_closed: bool,
-    /// Last line for the user that gave a reason.
+    /// Last line for the user that contained a reason.
     reason: Option<String>,
     ending: Ending,
-    /// `true` once a coordinator in this process has informed all other agents that the job is over.
+    /// `true` if a coordinator in this process has informed all other agents that the job is over.
     others_notified: bool,
     actions: Vec<Action>,
 }
@@ -103,7 +102,7 @@ pub(super) struct AgentState {
 /// Number of restarts of the job.
 #[derive(Clone, Copy, Debug)]
 struct Restarts {
-    /// Restarts before the last attempt.
+    /// Number of restarts before the last attempt.
     used: u32,
     /// Maximum number of restarts.
     allowed: u32,
@@ -191,7 +190,7 @@ impl AgentState {
         mem::take(&mut self.actions)
     }
 
-    /// Returns when to pass the next [`Event::Tick`] if nothing else happens before.
+    /// Returns the time at which to call again with [`Event::Tick`], if nothing else happens before.
     #[must_use]
     pub(super) fn deadline(&self) -> Option<Duration> {
         if self.ending.has_reported() {
@@ -204,7 +203,7 @@ impl AgentState {
         [ended, group, self.connection.deadline(), self.leave_at()].into_iter().flatten().min()
     }
 
-    /// Performs what is due, and its consequences.
+    /// Performs the steps that are due, and those that follow from them.
     fn advance(&mut self) {
         self.advance_connection();
         self.advance_group();
@@ -218,13 +217,13 @@ impl AgentState {
         }
     }
 
-    /// Returns the result of the job once nothing of it runs here and nothing more will start.
+    /// Returns the result once no process of the job runs here any more and none will start.
     fn result(&mut self) -> Option<Result<Outcome, LaunchError>> {
         if self.group.is_some() || self.leaves_without_notice() {
             return None;
         }
         let (outcome, error) = match &mut self.ending {
-            // The coordinator has received the error, and decides how the job ends while it is reachable.
+            // The coordinator has the error, and decides how the job ends while it is connected.
             Ending::Decided { outcome: None, .. } if self.connection.is_up() => return None,
             Ending::Decided { outcome, error } => (outcome.take(), error.take()),
             Ending::No | Ending::Leaving(_) | Ending::Over => return None,
@@ -302,7 +301,7 @@ impl AgentState {
 
     /// Shows why the ranks are stopped, unless the report at the end shows it immediately.
     fn explain(&mut self, reason: String, running: usize) {
-        // A launcher of several hosts shows it once for all of them.
+        // A launcher of several hosts prints it once for all.
         if self.facts.kind == Kind::Launcher || self.interruption.is_some() || self.output_closed {
             return;
         }

@@ -1,4 +1,4 @@
-//! The child's side: a test program that was started again to run the body of one rank.
+//! Rank side: a program that was started again to run one body.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -42,7 +42,7 @@ pub(super) fn leave<R: Serialize>(result: &R) {
     fs::write(result_file(&steps), bytes).expect("the parent's folder is there");
 }
 
-/// Reads the value that the body of the rank with this step file has returned.
+/// Returns the result that the rank with these steps has left.
 pub(super) fn result_of<R: DeserializeOwned>(steps: &Path) -> Result<R, String> {
     let bytes = fs::read(result_file(steps)).map_err(|error| error.to_string())?;
     rmp_serde::from_slice(&bytes).map_err(|error| error.to_string())
@@ -52,14 +52,14 @@ fn result_file(steps: &Path) -> PathBuf {
     steps.with_extension("result")
 }
 
-/// Ends this process: the code after the call is for the parent only.
+/// Ends this process: the code after the call runs in the parent only.
 pub(super) fn end() -> ! {
     #[expect(clippy::exit, reason = "a rank is a process that was started for the body alone")]
     std::process::exit(0)
 }
 
-/// Environment variables that make a process a rank: name of the ranks, process number of the parent, and path of the
-/// step file.
+/// Variables that mark a process as a rank: the name of the call, the parent's process number, and the file for its
+/// steps.
 pub(super) const RANK_OF: &str = "BRIGADE_TEST_RANK_OF";
 pub(super) const PARENT: &str = "BRIGADE_TEST_PARENT";
 pub(super) const STEPS: &str = "BRIGADE_TEST_STEPS";

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::fs;
 
-/// Returns one line per thread: its name, its state, the system call it is in, and the kernel function it waits in.
+/// Returns one line per thread: its name, its state, its system call and what it waits for.
 ///
 /// There is no backtrace: that would take ptrace, which needs unsafe code and is not allowed everywhere.
 pub(super) fn describe(pid: i32) -> String {

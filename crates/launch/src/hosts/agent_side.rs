@@ -1,6 +1,6 @@
-//! The remote side of a launch: `brigade __agent` at the other end of an ssh session or of a pipe.
+//! Remote side: `brigade __agent` on a host, at the other end of an ssh session or of a pipe.
 //!
-//! It first answers the launcher's queries, then becomes, by `exec`, an agent in the folder and with the variables of
+//! It first answers the launcher's requests, then becomes, by `exec`, an agent in the folder and with the variables of
 //! the job, so that all later code sees the right ones.
 
 use std::ffi::{OsStr, OsString};
@@ -30,7 +30,7 @@ pub(super) fn agent_command() -> Command {
     command
 }
 
-/// Runs the role and returns the exit code. `entered` selects its second part.
+/// Plays the role; `entered` in its second part. Returns the exit code.
 pub(crate) fn serve(entered: bool) -> u8 {
     // The ranks and their children must neither read from the session nor write into it.
     let streams = Streams::take();
@@ -53,8 +53,8 @@ pub(crate) fn serve(entered: bool) -> u8 {
 struct Streams {
     from: File,
     to: File,
-    /// Maximum time without a message. A launcher that waits for other hosts sends signs of life; after a lost
-    /// connection that the system does not report, this process must not wait for ever.
+    /// Time limit without data: a launcher that waits for other hosts sends a sign of life at intervals. After a cut
+    /// that the system does not report, this process must not wait for ever.
     silence: Duration,
 }
 

@@ -75,7 +75,7 @@ pub(super) fn wrong(path: &Path) -> impl FnOnce(std::io::Error) -> HostsError {
     move |error| HostsError::Sync { what, reason: error.to_string() }
 }
 
-/// Returns the libraries of a program by running the loader on it, without running the program.
+/// Lists the libraries that the dynamic loader would load. Runs nothing of the program.
 fn libraries_of(
     program: &Path,
     folders: &[PathBuf],

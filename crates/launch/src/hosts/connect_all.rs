@@ -1,4 +1,4 @@
-//! Connects to all hosts: all of them answer, or none starts.
+//! Connects to all hosts: all are ready, or none starts the job.
 
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use super::error::{HostFailure, HostsError};
 use super::session::{LaunchRequest, Session};
 use crate::agent::next_signal;
 
-/// A host that has received `ToHost::Go`, and the streams of its session.
+/// A host that was sent the start message, and the streams of its session.
 pub(crate) type Joined = (Session, OwnedFd, OwnedFd);
 
 /// Result of connecting all hosts.
@@ -39,7 +39,7 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Tells the host that the coordinator's messages follow. Returns `None` if its streams are closed.
+    /// Hands the session over to the coordinator. Returns `None` if its streams are closed.
     pub(crate) fn go(self) -> Option<Joined> {
         self.go.send(()).ok()?;
         self.thread.join().ok().flatten()
@@ -76,15 +76,15 @@ pub(crate) fn call(request: &Arc<LaunchRequest>, signals: &SignalFd) -> Result<A
 struct Joining<'e> {
     request: &'e Arc<LaunchRequest>,
     answers: wake::Receiver<CallResult>,
-    /// Running connections, by host.
+    /// Running calls, by host.
     calls: Vec<Option<Call>>,
-    /// By host: set once it is ready, to the address of this machine as the host sees it.
+    /// Hosts that are ready, each with the address of this machine as the host sees it.
     ready: Vec<Option<Option<IpAddr>>>,
     tries: Vec<u32>,
     /// Hosts to be tried again, with the time of the next try.
     later: Vec<(Instant, usize)>,
     failures: Vec<(usize, HostFailure)>,
-    /// Time until which the others are waited for after the first failure, so that one error names all failed hosts.
+    /// Time limit for the other hosts after the first one has failed, so that all failures are reported together.
     deadline: Option<Instant>,
 }
 
@@ -124,7 +124,7 @@ impl Joining<'_> {
         answered == self.ready.len() || self.deadline.is_some_and(|at| at <= Instant::now())
     }
 
-    /// Waits for an answer, for the time of the next try, or for a signal that asks to stop. Returns the signal.
+    /// Waits for an answer, for a host that is to be tried again, or for a signal that asks to stop, and returns that.
     fn wait(&self, signals: &SignalFd) -> Option<Signal> {
         let next = self.later.iter().map(|it| it.0).chain(self.deadline).min();
         let timeout = wake::until(next);
@@ -202,7 +202,7 @@ struct Caller {
     request: Arc<LaunchRequest>,
 }
 
-/// Number of a host, and its answer: on failure, the flag is `true` if another try may succeed.
+/// Failure of a host, and `true` if another attempt may succeed.
 type CallResult = (usize, Result<Option<IpAddr>, (HostFailure, bool)>);
 
 impl Caller {
@@ -222,7 +222,7 @@ impl Caller {
     }
 }
 
-/// Time limit for the remaining hosts, in addition to ssh's time limit for connecting.
+/// Additional time for the other hosts after ssh's time limit for connecting.
 const OTHERS: Duration = Duration::from_secs(2);
 /// Maximum number of tries: a gateway to many hosts rejects some connections when all come at once.
 const TRIES: u32 = 5;

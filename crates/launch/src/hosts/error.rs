@@ -1,4 +1,4 @@
-//! Why a job on several hosts was not started.
+//! Errors of a job on several hosts that was not started.
 
 use std::fmt;
 use std::io;
@@ -94,7 +94,7 @@ impl fmt::Display for HostFailure {
     }
 }
 
-/// Returns one line for each host. The first line gets its prefix where the error is printed.
+/// Formats one line for each host; the first one gets its prefix where the error is printed.
 fn lines(failures: &[HostFailure]) -> String {
     failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nbrigade: ")
 }

@@ -1,7 +1,7 @@
 //! Messages between the launcher and an agent on another host before the job starts.
 //!
-//! From the start of the job on, the same streams carry the messages of `brigade-rendezvous`. All hosts reach
-//! [`FromHost::Ready`] before any of them receives [`ToHost::Go`].
+//! From the start of the job on, the same streams carry the messages of `brigade-rendezvous`. All hosts send
+//! [`FromHost::Ready`] before any of them is sent [`ToHost::Go`].
 
 use std::ffi::OsString;
 
@@ -16,10 +16,10 @@ pub(crate) const PROTOCOL: u32 = 2;
 /// Message from the launcher to an agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ToHost {
-    /// Asks which of these files exist on the host.
+    /// Requests the places of these files.
     Look {
         files: Vec<FileMark>,
-        /// `true` if the files are useful only in one place: all at their own paths, or all copied.
+        /// `true` if the files are useful only together: all at their own paths, or all copied.
         together: bool,
     },
     /// Announces a file that is missing on the host. Its contents follow in pieces.
@@ -29,11 +29,11 @@ pub(crate) enum ToHost {
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
-    /// Sets the working folder and the environment variables.
+    /// Sets the working folder and the variables.
     Enter {
         folder: OsString,
         variables: Vec<(OsString, OsString)>,
-        /// Folders that are searched for libraries before all others.
+        /// Folders in which libraries are searched before all others.
         library_folders: Vec<OsString>,
     },
     /// Starts the job on this host.
@@ -49,7 +49,7 @@ pub(crate) enum ToHost {
 pub(crate) enum FromHost {
     /// First message: version and address of the agent.
     Hello(Hello),
-    /// Path on the host of each requested file, or `None` where it is missing.
+    /// Place of each requested file, if the host has it.
     Found { places: Vec<Option<OsString>> },
     /// A file was received completely and stored at this path.
     Stored { place: OsString },
@@ -78,7 +78,7 @@ pub(crate) struct Hello {
 pub(crate) struct FileMark {
     /// Absolute path of the file on the launcher's host.
     pub(crate) path: OsString,
-    /// Name of the copy: a file name, or a path relative to the folder of its bundle.
+    /// Required name of the file: without a folder, or below the folder named by `bundle_digest`.
     pub(crate) name: OsString,
     /// SHA-256 of the file's contents.
     pub(crate) digest: String,
@@ -97,7 +97,7 @@ pub(crate) struct HostJob {
     /// this session is encrypted.
     #[serde(with = "serde_bytes")]
     pub(crate) secret: Option<Vec<u8>>,
-    /// Log folder of `options.output`, in a form that need not be valid UTF-8.
+    /// `log_dir` of `options.output`, which need not be UTF-8.
     pub(crate) log_dir: Option<OsString>,
 }
 

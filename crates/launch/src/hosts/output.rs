@@ -78,7 +78,7 @@ impl Output {
         let _ = self.sender.send(Order::Report(report));
     }
 
-    /// Readable when the reader of this process's output has closed it.
+    /// Returns a descriptor that is readable when the reader of this process's output has closed it.
     pub(crate) fn notices(&self) -> BorrowedFd<'_> {
         self.closed.as_fd()
     }
@@ -90,8 +90,8 @@ impl Output {
         is_closed
     }
 
-    /// Writes the remaining output. Gives up when the user interrupts again, before or during the call, and abandons
-    /// the thread then. All other senders must have been dropped.
+    /// Writes the remaining output. Gives up after another signal of the user, before or during the call; then the
+    /// thread is left running. All other senders must be dropped.
     pub(crate) fn finish(self, signals: &SignalFd, impatient: bool) {
         drop(self.sender);
         let mut deadline = impatient.then(|| Instant::now() + LAST_LINES);
@@ -114,7 +114,7 @@ impl Output {
     }
 }
 
-/// Sets a flag when dropped. Held by the thread, so that its end is detected even if it panics.
+/// Guard in the thread that reports its end, even if it panics.
 struct SetAtEnd(Arc<Flag>);
 
 impl Drop for SetAtEnd {
@@ -157,9 +157,9 @@ struct Writer {
     begun: Begun,
     /// Last progress reports of the ranks, by host.
     reports: HashMap<Arc<str>, Reports>,
-    /// Time when the progress line was drawn last.
+    /// Time at which the line was last drawn.
     drawn: Option<Instant>,
-    /// Time when the progress line is drawn next, if reports have come since the last time.
+    /// Time of the next redraw, if reports have come since then.
     next_draw: Option<Instant>,
     live: LiveLine,
     quiet: bool,
@@ -240,8 +240,8 @@ impl Writer {
         self.write(piece.stream, &bytes);
     }
 
-    /// Replaces the progress reports of a host's ranks. Draws at intervals: a job of a thousand hosts reports two
-    /// thousand times a second, and drawing takes time in proportion to the number of ranks.
+    /// Records the progress reports of a host's ranks; an empty list for a lost host. A job of a thousand hosts reports
+    /// two thousand times a second, and drawing the line costs time in proportion to the ranks.
     fn progress(&mut self, host: Arc<str>, ranks: Vec<(usize, String)>, now: Instant) {
         let report =
             |(rank, text): (usize, String)| Some((rank, ProgressReport::decode(text.as_bytes())?));
@@ -267,8 +267,8 @@ impl Writer {
         }
     }
 
-    /// Writes output. Output that cannot be written is lost: a full disk under the log must not end a training run, but
-    /// a closed reader does, as with any program in a pipe.
+    /// Writes bytes and discards what cannot be written: a full disk under the log must not end a training run. A
+    /// reader that has closed the stream ends it, as with any program in a pipe.
     fn write(&mut self, stream: Stream, bytes: &[u8]) {
         let index = stream.index();
         if self.closed[index] || bytes.is_empty() {
@@ -289,7 +289,7 @@ impl Writer {
     }
 }
 
-/// Maximum length of a line in bytes: more than the agents pass on without an end.
+/// Maximum length of a line. More than the agents let through without a line end.
 const MAX_LINE_LEN: usize = 2 << 20;
 /// Time limit for writing the last lines of a stopped job after the user has interrupted the wait.
 const LAST_LINES: Duration = Duration::from_millis(500);

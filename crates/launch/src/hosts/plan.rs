@@ -42,7 +42,7 @@ pub struct PlannedHost {
     pub spec: HostSpec,
     /// Number of ranks that the host starts.
     pub nproc: NprocSpec,
-    /// Rank in the job of the host's first rank, where the hosts before it have fixed numbers of ranks.
+    /// Rank in the job of the host's first rank, if the hosts before it have fixed numbers of ranks.
     pub first_rank: Option<usize>,
     /// `true` if the host is this machine, which needs no ssh.
     pub is_here: bool,

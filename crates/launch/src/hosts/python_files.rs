@@ -136,7 +136,8 @@ impl Walk<'_> {
     }
 }
 
-/// Returns one digest of many files: those of a program share a folder, which must hold no other version of them.
+/// Returns one digest of many files: the files of a program are copied into one folder, without files of other
+/// versions.
 fn together(files: &[FileMark]) -> String {
     let mut hasher = Sha256::new();
     for file in files {

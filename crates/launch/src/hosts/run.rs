@@ -1,4 +1,4 @@
-//! Job on several hosts: from the list of hosts to the final report.
+//! Execution of a job on several hosts, up to its report.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -30,10 +30,10 @@ use crate::{
 
 /// Runs the job to its end on all hosts, with the output on this process's stdout and stderr.
 ///
-/// `options` are those that the plan was made from. They apply to every host, except that the list of hosts may set the
-/// number of ranks. SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to all ranks, and a second one kills them at
-/// once, as on one host. SIGUSR1 and SIGUSR2 are forwarded without effect on the launcher. SIGTSTP (Ctrl-Z) is ignored:
-/// a suspended launcher would be taken for lost.
+/// `options` are those that the plan was made from. They apply to every host; a number of ranks in the list of hosts
+/// takes precedence. SIGINT, SIGTERM, SIGHUP and SIGQUIT are forwarded to all ranks, and a second one kills them at
+/// once, as on one host. SIGUSR1 and SIGUSR2 are only forwarded. SIGTSTP (Ctrl-Z) does nothing: a launcher that is
+/// suspended would be taken for lost.
 ///
 /// # Errors
 /// A host cannot take part, or a file that is to be copied does not exist. The program has not run on any host then.
@@ -80,7 +80,7 @@ fn for_all_hosts(options: &LaunchOptions, plan: &HostsPlan) -> LaunchOptions {
     options
 }
 
-/// Builds the program on this host if necessary. Returns the folders of its libraries.
+/// Builds what must be built, once and here, and returns the folders of its libraries.
 fn build(program: &mut Program) -> Result<Vec<PathBuf>, LaunchError> {
     let Program::Cargo(target) = program else { return Ok(Vec::new()) };
     let built = target.build()?;
@@ -106,8 +106,8 @@ fn request(
     Ok(Arc::new(request))
 }
 
-/// Returns the files to copy: a program that is given by its path was built or written on this host. A program that is
-/// looked up in `PATH`, or in Python's installation, is each host's own.
+/// Returns the files to copy: those given by a path were built or written here. Programs that are looked up in `PATH`,
+/// and Python's installed packages, are each host's own.
 fn to_copy(
     options: &LaunchOptions,
     plan: &HostsPlan,
@@ -259,7 +259,7 @@ impl Job {
         }
         let job_result = self.coordinator.wait();
         let outcome = if closed { Outcome::OutputClosed } else { Outcome::Over(job_result) };
-        // The agents were informed and exit. One without a connection cannot.
+        // The agents have been informed and exit. A host that is cut off cannot.
         let deadline = Instant::now() + GO_HOME;
         for (_, session) in self.sessions {
             session.child.finish(deadline);
@@ -274,7 +274,7 @@ impl Job {
         Ok(outcome)
     }
 
-    /// Waits for an event. Returns `true` once the job is over.
+    /// Waits for anything to do. Returns `true` when the job is over.
     fn wait(&self) -> bool {
         let mut fds = vec![
             PollFd::new(self.coordinator.over_fd(), PollFlags::POLLIN),
@@ -311,7 +311,7 @@ impl Job {
         }
     }
 
-    /// Reports why a session has ended, while the coordinator may still need the reason.
+    /// Sets the reason why a session has ended, while the coordinator may still need it.
     fn explain(&mut self, id: SessionId) {
         self.held.retain(|it| it.1 != id);
         if let Some((_, session)) = self.sessions.iter_mut().find(|it| it.0 == id) {

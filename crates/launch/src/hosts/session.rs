@@ -1,4 +1,4 @@
-//! The launcher's connection to one host, up to the start of the job.
+//! Connection to one host, on the launcher's side, up to the start of the job.
 
 mod upload;
 
@@ -27,7 +27,7 @@ use upload::Copied;
 pub(crate) struct LaunchRequest {
     pub(crate) options: LaunchOptions,
     pub(crate) plan: HostsPlan,
-    /// Description of this executable, if it is to be copied.
+    /// This executable, if it is to be copied.
     pub(crate) brigade_mark: Option<FileMark>,
     pub(crate) bundle: Option<Bundle>,
     /// Additional folders in which the program's libraries may be.
@@ -147,13 +147,13 @@ impl Session {
         }
     }
 
-    /// Returns the address of this machine as the host sees it, or `None` if other hosts could not use it.
+    /// The address of this machine as the host sees it; `None` if that is none for others.
     pub(crate) fn launchers_address(&self) -> Option<IpAddr> {
         connection_address(self.hello.as_ref()?.ssh_connection.as_deref()?, 0)
     }
 
-    /// Returns the name under which other hosts reach this host: the address at which its sshd was reached, else the
-    /// name that the user wrote. Returns `None` for this machine.
+    /// Returns the name under which the other hosts reach this one: the address at which its sshd was reached, else the
+    /// name that the user wrote. `None` for this machine.
     fn address(&self) -> Option<String> {
         if self.is_here {
             return None;
@@ -248,7 +248,7 @@ impl Session {
         )
     }
 
-    /// Creates a failure with the messages of ssh, if there are any.
+    /// Returns the failure of a session, with ssh's own error message if there is one.
     fn explain(&mut self, error: &WireError) -> HostFailure {
         let silent = matches!(error, WireError::Silent(_));
         // A silent host has not ended, and is not waited for.
@@ -282,7 +282,7 @@ impl Session {
     }
 }
 
-/// Parses one of the four fields of `SSH_CONNECTION`, if it is an address that is valid on other hosts, too.
+/// Returns one of the four words of `SSH_CONNECTION`, if it is an address that other hosts can use.
 fn connection_address(connection: &str, word: usize) -> Option<IpAddr> {
     let address: IpAddr = connection.split(' ').nth(word)?.parse().ok()?;
     let local = match address {
@@ -295,13 +295,13 @@ fn connection_address(connection: &str, word: usize) -> Option<IpAddr> {
 /// In characters: a reason may contain a path.
 const MAX_REASON_LEN: usize = 1000;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// First lines that an agent, or the shell in its place, may send.
+/// Possible first lines of an agent, or of the shell in its place.
 const GREETINGS: [&str; 4] = [GREETING, IS_MISSING, IS_UNSAFE, IS_WANTED];
 /// Exit code of ssh for its own errors. Any other exit code is that of the remote program.
 const SSH_FAILED: i32 = 255;
 /// Time limit from the start of ssh to the agent's first message: name resolution, connection, login, login shell.
 const GREETING_LIMIT: Duration = Duration::from_secs(60);
-/// Time limit for an answer that takes the agent a few system calls, on a busy host with a slow shared folder.
+/// Time limit for an answer that takes a few system calls on the host, which may be busy or have a slow shared folder.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const LAST_WORDS: Duration = Duration::from_millis(500);
 

@@ -30,8 +30,8 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Returns the paths of these files on this host: at the same path with the same contents, or in the store. With
-    /// `together`, as Python programs need it, all are in the same place.
+    /// Returns the places of the files on this host: at the same path with the same contents, or in the store. The
+    /// files of a Python program must lie `together`.
     pub(crate) fn find(files: &[FileMark], together: bool) -> Vec<Option<OsString>> {
         let same: Vec<_> = files.iter().map(same_place).collect();
         if together && same.contains(&None) {
@@ -60,8 +60,8 @@ impl Store {
         Ok(Self { mark, file, hasher, received: 0, unfinished, place })
     }
 
-    /// Appends the next part, which is empty for an empty file. Returns the file's path once it is complete. The error
-    /// is a message of one line.
+    /// Takes in the next part, of an empty file an empty one; returns the file's place when it is whole. The error is
+    /// one line.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<Option<OsString>, String> {
         self.file
             .write_all(bytes)
@@ -159,7 +159,7 @@ pub(crate) fn keep(files: &[PathBuf]) {
     let _ = before.thread_set_mask();
 }
 
-/// Returns the folder of a file's bundle, if the file is a copy.
+/// The folder of a file's bundle, if it is a copied one.
 fn bundle_folder_of(root: &Path, file: &Path) -> Option<PathBuf> {
     let first = file.strip_prefix(root).ok()?.components().next()?;
     Some(root.join(first))
@@ -184,7 +184,7 @@ fn sweep(root: &Path) {
     }
 }
 
-/// Returns `true` if something in the folder was removed.
+/// Returns `true` when something of it has been removed.
 fn sweep_folder(folder: &Path) -> bool {
     let Ok(entries) = fs::read_dir(folder) else { return false };
     let mut removed = false;

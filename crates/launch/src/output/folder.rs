@@ -25,13 +25,13 @@ pub(crate) struct RunFolder {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AttemptFolder {
     path: Option<PathBuf>,
-    /// Path of the job's folder, if it is to be shown to the user.
+    /// Path of the job's folder, if it is reported to the user.
     run: Option<PathBuf>,
 }
 
 impl RunFolder {
-    /// Returns the path of the temporary folder of a job, if it has one. The path is fixed before the folder is
-    /// created, so that the reaper can remove it even if this process is killed.
+    /// Returns the path of the temporary folder that is removed with the job, if the plan has one. It is determined
+    /// before the folder is created, so that the reaper can remove it even if this process is killed.
     pub(crate) fn passing(plan: &OutputPlan, agent_id: &str) -> Option<PathBuf> {
         let here = std::path::absolute(std::env::temp_dir().join(agent_id)).ok();
         here.filter(|_| matches!(plan.folder, LogFolder::Ephemeral))

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// Line splitter for one stream of one rank.
+/// Splitter of one stream of one rank into lines for the console.
 ///
 /// Bytes pass unchanged in any encoding; a newline is added only if the stream ends inside a line. A carriage return
 /// ends a line, too, so that progress bars are redrawn.
@@ -41,7 +41,7 @@ impl Lines {
         }
     }
 
-    /// Calls `each` with the incomplete last line when the stream has ended.
+    /// Calls `each` with the remaining bytes once the stream has ended.
     pub(crate) fn finish(&mut self, mut each: impl FnMut(&[u8])) {
         if !self.pending.is_empty() {
             self.emit(b"\n", &mut each);

@@ -1,4 +1,4 @@
-//! One progress line for all ranks: below their output on a terminal, else a plain line at intervals.
+//! Progress line of all ranks: below their output on a terminal, else a plain line at intervals.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -40,7 +40,7 @@ impl LiveLine {
         }
     }
 
-    /// Shows the reports. Returns a plain line if one is due and stderr is not a terminal.
+    /// Shows the reports; returns a plain line, where one is due and this is not a terminal.
     pub(crate) fn show(&mut self, reports: &Reports) -> Option<String> {
         let Some(text) = summary(reports).filter(|_| !self.quiet) else {
             self.clear();
@@ -58,7 +58,7 @@ impl LiveLine {
         None
     }
 
-    /// Removes the progress line.
+    /// Removes the line.
     pub(crate) fn clear(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
@@ -66,7 +66,7 @@ impl LiveLine {
     }
 }
 
-/// Returns the progress of the first rank. With several ranks, also their total throughput and the slowest rank.
+/// Summarizes the reports: the progress of a single rank, or of several the total throughput and the slowest rank.
 fn summary(reports: &Reports) -> Option<String> {
     let (_, first) = reports.first_key_value()?;
     let mut text = first.text();
@@ -90,8 +90,8 @@ fn summary(reports: &Reports) -> Option<String> {
     Some(text)
 }
 
-/// Returns the rank with the least progress among those in the same loop. Among equals, the one with the lowest
-/// throughput.
+/// Returns the slowest rank of those in the same loop: the one with the least progress, and among several the one with
+/// the lowest rate.
 fn slowest<'a>(reports: &'a Reports, label: &str) -> Option<(usize, &'a ProgressReport)> {
     let key = |report: &ProgressReport| {
         (report.fraction().unwrap_or(0.0), report.position, report.throughput().0)

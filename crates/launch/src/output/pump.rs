@@ -1,4 +1,4 @@
-//! The output thread: it reads the ranks' pipes and writes to the console and the log files.
+//! Main loop of the output thread: copies data from the ranks' pipes to the console and the log files.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -39,7 +39,7 @@ pub(super) enum Order {
 /// Streams of an attempt's ranks, and the files they are written to.
 #[derive(Debug, Default)]
 pub(super) struct Attempt {
-    /// Two streams for each rank: stdout, stderr.
+    /// Streams of the ranks: stdout and stderr of each.
     streams: Vec<Carried>,
     progress_pipes: Vec<RankProgress>,
     /// Files of the lines that are collected from all ranks, by stream.
@@ -62,15 +62,15 @@ struct Carried {
     stream: Stream,
     rank: usize,
     local_rank: usize,
-    /// `true` if the stream is read here; else it goes directly to the terminal.
+    /// `true` if the stream is read here; otherwise it is the terminal itself.
     is_seen: bool,
     /// Pipe of the stream. `None` when it has ended.
     pipe: Option<File>,
     lines: Lines,
-    /// Prefix of the stream's lines on the console, or `None` if they are not shown.
+    /// Prefix of its lines on the console. `None` if they are not shown.
     shown: Option<String>,
     file: Option<LogFile>,
-    /// Prefix of the stream's lines in the file of collected lines, or `None` if they are not collected.
+    /// Prefix of its lines among the collected ones. `None` if they are not collected.
     collected: Option<String>,
 }
 
@@ -125,12 +125,12 @@ pub(super) struct Pump {
     recent: Recent,
     /// Last progress reports of the ranks.
     reports: Reports,
-    /// `true` if progress bars of Python's tqdm become reports.
+    /// `true` if bars of Python's tqdm are read as progress reports.
     reads_bars: bool,
-    /// Time when the reports are shown next, if they have changed since the last time.
+    /// Time at which changed reports are shown.
     show_at: Option<Instant>,
     shown_at: Option<Instant>,
-    /// `true` once a log file could not be written and the user has been warned.
+    /// `true` if a log file could not be written and the user has been informed.
     logs_are_lossy: bool,
     inbox: wake::Receiver<Order>,
     outbox: wake::Sender<Notice>,
@@ -153,7 +153,7 @@ struct Console {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Open,
-    /// Some of the output could not be written, and the user has been warned.
+    /// Some of the output could not be written, and the user has been informed.
     Lossy,
     /// The reader has closed the stream.
     Closed,
@@ -195,7 +195,7 @@ impl Pump {
         self.drain();
     }
 
-    /// Waits for an event and handles it. Returns `false` if the agent has ended this thread.
+    /// Waits for an event and handles it. Returns `false` after the agent's order to end.
     fn wait_and_carry(&mut self) -> bool {
         let streams = &self.attempt.streams;
         let open: Vec<usize> = (0..streams.len()).filter(|&i| streams[i].pipe.is_some()).collect();
@@ -223,7 +223,7 @@ impl Pump {
         !ready[0] || self.on_orders()
     }
 
-    /// Carries out the received orders. Returns `false` if the agent has ended this thread.
+    /// Carries out the received orders. Returns `false` after the agent's order to end.
     fn on_orders(&mut self) -> bool {
         while let Some(order) = self.inbox.try_recv() {
             match order {
@@ -334,14 +334,14 @@ impl Pump {
         std::mem::take(&mut self.attempt).streams.chunks(2).map(tail_of).collect()
     }
 
-    /// Reads what a rank wrote before its end: no more than its pipe holds, because a child of the rank may write for
-    /// ever.
+    /// Copies what a rank wrote before its end: no more than its pipe holds, because a child of the rank may continue
+    /// to write for ever.
     fn carry_the_rest(&mut self, stream: usize) {
         let pieces = LARGEST_PIPE / READ_SIZE;
         (0..pieces).take_while(|_| self.carry(stream)).for_each(drop);
     }
 
-    /// Reads and passes on one piece of a stream. Returns `false` if there is none for now, or the stream has ended.
+    /// Carries one piece. Returns `false` when there is none for now, or none any more.
     fn carry(&mut self, index: usize) -> bool {
         let carried = &mut self.attempt.streams[index];
         let Some(pipe) = &mut carried.pipe else { return false };
@@ -413,7 +413,7 @@ impl Pump {
         }
     }
 
-    /// Warns about log files that could not be written: a full disk under the logs must not end a training run.
+    /// Reports lost log output: a full disk under the logs must not end a training run.
     fn report_lost(&mut self, lost: Option<String>) {
         if let Some(what) = lost.filter(|_| !self.logs_are_lossy) {
             self.logs_are_lossy = true;
@@ -465,8 +465,8 @@ impl Carried {
 }
 
 impl Console {
-    /// Shows whole lines at once. Output that cannot be written is lost: a full disk under the output must not end a
-    /// training run, but a closed reader does, as with any program in a pipe.
+    /// Writes whole lines at once and discards what cannot be written: a full disk under the output must not end a
+    /// training run. A reader that has closed the stream ends it, as with any program in a pipe.
     fn show(&mut self, stream: Stream, lines: &[u8]) -> WriteFailure {
         let state = &mut self.state[stream.index()];
         if *state == State::Closed {
@@ -491,7 +491,7 @@ impl Console {
 }
 
 impl LogFile {
-    /// Writes to the log file. The error is a message with the file and the reason.
+    /// Writes bytes, or returns a message with what could not be written and why.
     fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
         let written = self.file.write_all(bytes);
         written.map_err(|error| format!("{}: {error}", self.path.display()))

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use brigade_rendezvous::Stream;
 use nix::sys::stat::fstat;
 
-/// Last lines on the launcher's own stderr, and on its stdout if that is the same file or terminal.
+/// The last lines on the launcher's own stderr, and on its stdout if that is the same file or terminal.
 #[derive(Debug)]
 pub(crate) struct Recent {
     lines: VecDeque<String>,
@@ -44,7 +44,7 @@ impl Recent {
     pub(crate) fn has_sentence(&self, sentence: &str) -> bool {
         let rests = self.lines.iter().filter_map(|line| line.strip_prefix("brigade: "));
         rests.filter_map(|line| line.strip_prefix(sentence)).any(|rest| {
-            // The report follows the sentence immediately, or the sentence ended with its consequence.
+            // The report follows the sentence at once, or the sentence contained the consequence.
             rest.is_empty() || rest.starts_with(';')
         })
     }
@@ -81,9 +81,9 @@ fn identity(fd: &impl AsFd) -> Option<(u64, u64)> {
     fstat(fd).ok().map(|file| (file.st_dev, file.st_ino))
 }
 
-/// Number of recent lines in which a repetition is searched for.
+/// Number of lines that are kept. The report repeats a line that is further back.
 const KEPT_LINES: usize = 200;
-/// Maximum length of a recorded line: more than a report shows of a line.
+/// Maximum length of a kept line. More than a report shows of a line.
 const MAX_LINE_LEN: usize = 4096;
 
 #[cfg(test)]

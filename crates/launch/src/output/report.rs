@@ -9,12 +9,12 @@ use nix::sys::signal::Signal;
 use super::recent::Recent;
 use crate::Outcome;
 
-/// Explanation of a job that did not simply succeed.
+/// Reason why the job did not simply finish.
 #[derive(Debug)]
 pub(crate) struct Report {
     /// Summary in one sentence.
     sentence: String,
-    /// Additional lines of the launcher. An indented line belongs to the one before it.
+    /// Further lines of the launcher, some of which continue the line before and are indented.
     notes: Vec<String>,
     /// Error or last output of the rank that failed.
     quote: Option<Quote>,
@@ -85,9 +85,9 @@ impl Report {
         Some(report)
     }
 
-    /// Returns lines for the user, without text that was shown just before: the launcher's own sentence, the rank's
-    /// last lines or its error. Each line of the launcher begins with `brigade: `, except for the very first one.
-    /// Returns `None` if nothing is left.
+    /// Returns lines for the user, without what has been shown a moment ago: the launcher's own sentence, the rank's
+    /// last lines or its error. Each line of the launcher's own begins with `brigade: `, except for the very first one.
+    /// `None` when nothing is left.
     pub(crate) fn text(&self, recent: &Recent) -> Option<String> {
         let mut lines = Vec::new();
         let is_said = recent.has_sentence(&self.sentence);
@@ -96,7 +96,7 @@ impl Report {
         }
         lines.extend(self.notes.iter().cloned());
         if let Some(Quote { rank, quoted }) = &self.quote {
-            // With other lines in between, "its" would be ambiguous.
+            // With other lines in between, "its" would be unclear.
             let its = if is_said { format!("rank {rank}'s") } else { "its".to_owned() };
             match quoted {
                 Quoted::Nothing if is_said => lines.push(format!("rank {rank} printed nothing")),
@@ -148,7 +148,7 @@ fn indented(line: &str) -> String {
 /// Indentation of quoted lines.
 const INDENT: &str = "  ";
 
-/// Explains exit codes and signals that are not widely known.
+/// Returns an explanation of an exit status that users may not know.
 fn meaning(exit_status: ExitStatus) -> Option<&'static str> {
     match exit_status {
         ExitStatus::Signal(signal) => match Signal::try_from(signal).ok()? {

@@ -12,12 +12,12 @@ use super::live::{LiveLine, Reports};
 /// Destination of whole lines, which are shown at once. Called from the output thread only, and may block it: the ranks
 /// then wait at their pipes, as with a paused terminal.
 pub(crate) trait Show: Send {
-    /// Shows lines. `BrokenPipe` means that the reader of this stream has closed it. After any other error, output
-    /// continues.
+    /// Shows whole lines. `BrokenPipe` means that the reader of this stream has closed it. After any other error,
+    /// output continues.
     fn show(&mut self, stream: Stream, lines: &[u8]) -> io::Result<()>;
 
-    /// Shows changed progress reports; none at the end of an attempt. Returns `false` if it was too early and should be
-    /// tried again.
+    /// Shows changed progress reports; an empty list at the end of an attempt. Returns `false` if it was too early, and
+    /// the call should be repeated.
     fn progress(&mut self, _reports: &Reports) -> bool {
         true
     }
@@ -50,7 +50,7 @@ impl Show for Terminal {
 
     fn progress(&mut self, reports: &Reports) -> bool {
         if let Some(line) = self.live.show(reports) {
-            // Failures are reported where ranks' lines are lost.
+            // Failed writes are reported together with lost lines of ranks.
             let _ = write_all(&mut self.streams[Stream::Stderr.index()], line.as_bytes());
         }
         true

@@ -64,7 +64,7 @@ impl Bench {
         Self { output, screen, plan, run, base }
     }
 
-    /// Attaches two ranks. Returns the writing ends of their `[stdout, stderr]`.
+    /// Attaches two ranks and returns the writing ends of their `[stdout, stderr]`.
     fn attach(&mut self, attempt: u32) -> [[PipeWriter; 2]; 2] {
         let files = AttemptFiles::make(&self.plan, &self.run, attempt, 2).unwrap();
         let mut writers = Vec::new();

@@ -18,10 +18,9 @@ pub enum BindMode {
     /// Ranks are not bound to processors.
     #[default]
     None,
-    /// Each rank has cores of its own: the cores of its NUMA node, shared out evenly among the ranks there. torchrun's
-    /// `exclusive`.
+    /// Each rank has its own cores: an equal share of the cores of its NUMA node (torchrun's `exclusive`).
     Cores,
-    /// Each rank is bound to all processors of its NUMA node. torchrun's `node`.
+    /// Each rank is bound to all processors of its NUMA node (torchrun's `node`).
     Numa,
     /// Each rank is bound to all processors of its socket.
     Socket,
@@ -97,9 +96,9 @@ pub enum BindError {
     },
 }
 
-/// Returns the set of processors for each local rank, or `None` if ranks are not to be bound. Pure.
+/// Returns one set of processors for each local rank, or `None` if ranks are not bound. A pure function.
 ///
-/// `nodes` has the NUMA node of each local rank's GPU, if it has one and the node is known.
+/// `nodes` has the NUMA node of each local rank's GPU, if it has one and that is known.
 pub(super) fn bind(
     mode: BindMode,
     topology: &Topology,
@@ -156,7 +155,7 @@ struct Home {
     socket: usize,
 }
 
-/// One processor for each core, in the order of nodes and numbers.
+/// Cores, each represented by one processor, by node and then by number.
 struct Cores(Vec<Cpu>);
 
 impl Cores {

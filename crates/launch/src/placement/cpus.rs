@@ -24,7 +24,7 @@ use crate::ValueError;
 pub struct CpuSet(pub BTreeSet<usize>);
 
 impl CpuSet {
-    /// Returns the processors that this thread may use. `root` is the root of the file system.
+    /// Returns the processors that this thread may use. `root` is where the file system begins.
     pub(crate) fn allowed(root: &Path) -> Self {
         match sched_getaffinity(Pid::from_raw(0)) {
             Ok(mask) => {
@@ -96,7 +96,7 @@ fn status_list(status: &str) -> Option<&str> {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
 }
 
-/// Upper limit of processor numbers, above that of any kernel configuration.
+/// Maximum number of a processor: above the limit of any kernel.
 const MOST: usize = 1 << 16;
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ impl Devices {
     pub fn read(root: &Path, var: impl Fn(&str) -> Option<String>) -> Self {
         let (found, devices) = brigade_hardware::find(root);
         let present: Vec<Device> = devices.into_iter().filter(|it| it.is_usable).collect();
-        // If no device can be seen, the variable that is set determines the vendor.
+        // Where nothing can be seen, the variable that is set determines the vendor of the devices.
         let is_set = |kind: &&dyn Vendor| {
             kind.visibility().iter().flat_map(|it| *it).any(|it| var(it).is_some())
         };
@@ -175,7 +175,7 @@ impl FromStr for DeviceList {
         let mut ids: Vec<String> = Vec::new();
         for part in text.split(',').map(str::trim) {
             let id = match part.parse::<u16>() {
-                // CUDA reads 01 as 1.
+                // As CUDA parses it: 01 is 1.
                 Ok(number) if !part.starts_with('+') => number.to_string(),
                 _ if brigade_hardware::VENDORS.iter().any(|kind| is_uuid(part, *kind)) => {
                     part.to_owned()
@@ -254,7 +254,7 @@ pub enum DeviceError {
     },
 }
 
-/// Returns the ranks' view of the environment: the variables that the user sets for them, then those of this process.
+/// Returns the environment of ranks: the variables that the user has set for them, and those of this process.
 pub(crate) fn environment(own: &[(String, String)]) -> impl Fn(&str) -> Option<String> {
     move |name| {
         let own = own.iter().find(|it| it.0 == name).map(|it| it.1.clone());

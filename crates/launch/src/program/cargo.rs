@@ -111,7 +111,7 @@ impl CargoTarget {
         for name in env::LAUNCHERS_OWN {
             command.env_remove(name);
         }
-        // Diagnostics go to stderr in their usual form; this process parses the rest.
+        // Diagnostics go to stderr in their usual form; the rest is parsed below.
         command.args(self.arguments()).arg("--message-format=json-render-diagnostics");
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut cargo = command.spawn().map_err(no_build)?;
@@ -172,7 +172,7 @@ impl fmt::Display for CargoTarget {
     }
 }
 
-/// Information about the target from Cargo's messages.
+/// Cargo's messages about the target.
 #[derive(Debug, Default)]
 struct Messages {
     /// Executables, each with the name of its package.
@@ -231,7 +231,7 @@ impl Messages {
     }
 }
 
-/// Returns the library folders inside the target folder, as `cargo run` does; those of the system are not needed.
+/// Returns the library folders that Cargo itself sets for `cargo run`: those in the target folder, not in the system.
 fn libraries(executable: &Path, kind: CargoKind, linked: BTreeSet<PathBuf>) -> Vec<PathBuf> {
     let up = match kind {
         CargoKind::Bin => 1,
@@ -243,8 +243,8 @@ fn libraries(executable: &Path, kind: CargoKind, linked: BTreeSet<PathBuf>) -> V
     folders
 }
 
-/// Returns the binary that `cargo run` would choose, from the output of `cargo metadata`: among those of the named
-/// package, or else of the default members, the `default-run`, or else the only one.
+/// Returns the binary that `cargo run` would choose, according to `cargo metadata`: among those of the named package,
+/// else of the default members, the `default-run`, else the only one.
 fn default_binary(metadata: &Value, package: Option<&str>) -> Result<CargoTarget, ProgramError> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let members = list(&metadata["workspace_default_members"]);

@@ -31,8 +31,8 @@ pub(super) fn is_named_so(file: &Path) -> bool {
     [b"python".as_slice(), b"pypy"].iter().any(|it| name.starts_with(it))
 }
 
-/// Finds a script in the file system. Returns `None` if there is no such file; there may be a program of that name in
-/// `PATH`.
+/// A script in the file system; `None` if there is no such file, but there may be a program of
+/// that name in `PATH`.
 pub(super) fn script(name: &OsStr, search: Search<'_>) -> Result<Option<Invocation>, ProgramError> {
     let file = Path::new(name);
     match kind_of(file) {
@@ -54,8 +54,7 @@ pub(super) fn script(name: &OsStr, search: Search<'_>) -> Result<Option<Invocati
     }
 }
 
-/// Finds the interpreter for a module. The module is not looked up, because only Python itself can determine its search
-/// path.
+/// Returns the invocation of a module. It is not checked, because only Python itself can determine its search path.
 pub(super) fn module(name: &OsStr, search: Search<'_>) -> Result<Invocation, ProgramError> {
     if name.is_empty() {
         let hint = ": -m needs the name of a Python module".to_owned();
@@ -74,7 +73,7 @@ pub(super) fn module_in(
     python(["-c".into(), RUN_MODULE.into(), folder.into(), name.to_owned()], search)
 }
 
-/// Python code that acts like `-m` after removing its own two arguments.
+/// Code that runs a module as `-m` does, after removing its own two arguments.
 const RUN_MODULE: &str = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); \
                           runpy.run_module(sys.argv.pop(1), None, '__main__', True)";
 

@@ -17,12 +17,12 @@ use crate::state::LearnerState;
 /// only for a copy. A finished fit is not started again, and one that a callback has cancelled counts as finished:
 /// remove the folder to start from the beginning.
 ///
-/// Metrics of training batches (`Learner::train_metrics`) of a resumed epoch are those of the batches that were
-/// left.
+/// Metrics of training batches (`Learner::train_metrics`) of a resumed epoch cover only the batches after the
+/// resumption.
 ///
-/// A program of several fits, as `fine_tune` is one, resumes in the fit that was interrupted, and skips those
-/// before it. The program must make the same fits with the same callbacks again; a Learner has one of these at a
-/// time.
+/// A program of several fits, such as one that calls `fine_tune`, resumes in the fit that was interrupted, and skips
+/// the fits before it. The program must run the same fits with the same callbacks again. A Learner has at most one such
+/// callback at a time.
 ///
 /// ```no_run
 /// use brigade_learn::callbacks::Checkpoint;
@@ -38,9 +38,9 @@ pub struct Checkpoint {
     resume: bool,
     /// The number of this fit, from 0.
     fit: usize,
-    /// A save that waits for the end of a window of accumulation.
+    /// `true` if a save waits for the end of the accumulation window.
     due: bool,
-    /// This fit is passed over: a later one was interrupted.
+    /// `true` if this fit is skipped because a later one was interrupted.
     passed: bool,
 }
 

@@ -110,8 +110,8 @@ impl Callback for GradientClip {
 }
 
 /// Ends the fit when a loss is infinite or NaN, on all ranks when it is on one (fastai's `TerminateOnNaNCallback`).
-/// Weights and BatchNorm's statistics are those before that batch, with [`GradientAccumulation`] before its window,
-/// where fastai has made the step; without this callback such a loss is an error.
+/// Weights and BatchNorm's statistics are then those before that batch, or with [`GradientAccumulation`] those before
+/// its window; fastai has made the step by then. Without this callback such a loss is an error.
 #[derive(Debug, Default)]
 pub struct TerminateOnNan {
     /// Buffers before the batch: its forward pass has put the NaN into them.

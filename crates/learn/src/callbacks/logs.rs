@@ -120,8 +120,8 @@ impl Callback for CsvLog {
 /// after each epoch `epoch`, the recorder's columns and `time` in seconds, and a table `ranks` with each rank's host,
 /// throughput and memory. `brigade watch` and `brigade report` read the JSON lines.
 ///
-/// It begins the run of the project, unless the program has done so (`Trackers::start`), and numbers the
-/// steps of several fits through. `Trackers::finish` ends the run.
+/// It begins the run of the project, unless the program has done so (`Trackers::start`), and counts steps consecutively
+/// over several fits. `Trackers::finish` ends the run.
 #[derive(Debug)]
 pub struct TrackerLog {
     project: String,

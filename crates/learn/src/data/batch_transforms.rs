@@ -11,7 +11,7 @@ use tch::Tensor;
 
 use super::item_transforms::Part;
 
-/// Normalisation of a batch: fastai's `Normalize`. In grey images the first channel's numbers count.
+/// Normalisation of a batch: fastai's `Normalize`. Grayscale images use the numbers of the first channel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normalize(Option<images::Normalize>);
 
@@ -56,7 +56,7 @@ pub fn aug_transforms() -> AugTransforms {
     }
 }
 
-/// The options of fastai's `aug_transforms()`: [`aug_transforms`].
+/// Options of the image augmentations of fastai's `aug_transforms()`. Made by [`aug_transforms`].
 ///
 /// ```
 /// use brigade_learn::data::{DataBlock, Resize, aug_transforms, categories, images};
@@ -96,29 +96,30 @@ macro_rules! options {
 
 impl AugTransforms {
     options! {
-        /// Sets a factor for rotation, warp and lighting (1).
+        /// Sets a factor for rotation, warp and lighting. Defaults to 1.
         mult: f64;
-        /// Sets whether images are mirrored (true): fastai's `do_flip`.
+        /// Sets whether images are mirrored at random (fastai's `do_flip`). Defaults to `true`.
         flip: bool;
-        /// Sets whether flips are any of the eight symmetries of the square (false): fastai's `flip_vert`.
+        /// Sets whether flips are any of the eight symmetries of the square (fastai's `flip_vert`). Defaults to
+        /// `false`.
         flip_vertical: bool;
-        /// Sets the largest rotation in degrees (10).
+        /// Sets the maximum rotation in degrees. Defaults to 10.
         max_rotate: f64;
-        /// Sets the lowest factor of zooms (1).
+        /// Sets the minimum zoom factor. Defaults to 1.
         min_zoom: f64;
-        /// Sets the highest factor of zooms (1.1).
+        /// Sets the maximum zoom factor. Defaults to 1.1.
         max_zoom: f64;
-        /// Sets the largest change of brightness and contrast (0.2).
+        /// Sets the maximum change of brightness and contrast. Defaults to 0.2.
         max_lighting: f64;
-        /// Sets the largest warp (0.2).
+        /// Sets the maximum perspective warp. Defaults to 0.2.
         max_warp: f64;
-        /// Sets the probability of each map of the plane but flips, whose is 0.5 (0.75).
+        /// Sets the probability of each geometric transform except flips, whose probability is 0.5. Defaults to 0.75.
         p_affine: f64;
-        /// Sets the probability of each change of lighting (0.75).
+        /// Sets the probability of each change of lighting. Defaults to 0.75.
         p_lighting: f64;
-        /// Sets the lowest share of the area that crops to [`size`](Self::size) keep (1: no crop).
+        /// Sets the minimum share of the area that crops to [`size`](Self::size) keep. Defaults to 1: no crop.
         min_scale: f64;
-        /// Sets what lies outside of an image that was moved (its mirror image): fastai's `pad_mode`.
+        /// Sets the padding outside of a transformed image (fastai's `pad_mode`). Defaults to its mirror image.
         padding: Padding;
     }
 
@@ -211,8 +212,8 @@ enum Kind {
 }
 
 impl BatchTransform {
-    /// Makes a transform from a function of images `[n, channels, h, w]`, normalised if there is a normalisation, which
-    /// runs after all others in training and in validation. A Learner with such a transform cannot be exported.
+    /// Makes a transform from a function of images `[n, channels, h, w]`. It runs after all other transforms,
+    /// normalisation included, in training and in validation. A Learner with such a transform cannot be exported.
     pub fn function(function: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Self {
         Self(Kind::Function(Arc::new(function)))
     }

@@ -82,8 +82,8 @@ impl DataBlock {
     /// predict.
     ///
     /// # Errors
-    /// When items, labels or the split cannot be made, with what to do; when a label to validate with is not in the
-    /// training set; when the ranks do not see the same. Where one rank has an error, all have one.
+    /// Fails on every rank if one rank cannot find items or labels or split them, if the training set lacks a label of
+    /// the validation set, or if the ranks find different items. The message contains what to do.
     pub fn loaders(
         &self,
         accelerator: &Accelerator,

@@ -212,7 +212,7 @@ pub(super) enum Targets {
     Points(Vec<Vec<[f64; 2]>>),
 }
 
-/// Makes targets of labels, by what the training items have told.
+/// Encoder of labels as targets, with the classes and widths found in the training items.
 #[derive(Clone, Debug)]
 pub(super) struct Encoder {
     pub(super) kind: TargetKind,
@@ -256,7 +256,7 @@ impl Vocabulary {
 }
 
 impl TargetBlock {
-    /// Learns from the training items what targets are like.
+    /// Makes the encoder from the training items.
     pub(super) fn encoder(&self, items: &Items, labels: &[Label]) -> Result<Encoder> {
         let mut encoder =
             Encoder { kind: TargetKind::Numbers, vocabulary: Vocabulary::default(), width: 0 };
@@ -319,7 +319,7 @@ impl TargetBlock {
 }
 
 impl Encoder {
-    /// Returns the names of the classes, where there are classes.
+    /// Returns the names of the classes, if there are classes.
     pub(super) fn classes(&self) -> Option<&[String]> {
         let counts = matches!(self.kind, TargetKind::Numbers | TargetKind::Points);
         (!counts).then_some(&self.vocabulary.names)

@@ -1,4 +1,4 @@
-//! Single images as the model's input, batches as pictures, and both written down.
+//! Codec of single images: converts them to the model's input, shows batches as pictures, and can be serialized.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -68,7 +68,7 @@ struct Settings {
 /// ```
 ///
 /// # Errors
-/// When the kind is unknown, or the settings are invalid, such as those of a later version.
+/// Fails when the kind is unknown, or the settings are invalid, such as those of a later version.
 pub fn codec_from(kind: &str, settings: &serde_json::Value) -> Result<Arc<dyn ItemCodec>> {
     if kind != KIND {
         return Err(Error::invalid_argument(format!(

@@ -161,8 +161,8 @@ pub enum SegmentationLoaders {}
 
 impl SegmentationLoaders {
     /// Loads all images below the folder `images` of a data set, with segmentation masks: `mask` returns the mask's
-    /// path below the data set's folder for each image's path, and `codes` are the names of the classes. fastai's
-    /// `from_label_func`.
+    /// path below the data set's folder for each image's path, and `codes` are the names of the classes (fastai's
+    /// `from_label_func`).
     pub fn from_folder(
         path: impl Into<PathBuf>,
         mask: impl Fn(&Path) -> PathBuf + Send + Sync + 'static,

@@ -31,7 +31,7 @@ pub struct Items {
 #[derive(Clone, Debug)]
 struct Table {
     file: PathBuf,
-    /// Names of the columns; none where the file has no line of names.
+    /// Names of the columns. Empty if the file has no line of names.
     header: Arc<[String]>,
     rows: Vec<Arc<[String]>>,
 }
@@ -92,7 +92,7 @@ impl Items {
     /// Returns a cell of an item's row, by the column's name or its number from 0.
     ///
     /// # Errors
-    /// When the items come from no table, or it has no such column.
+    /// Fails when the items come from no table, or it has no such column.
     pub fn cell(&self, index: usize, column: &str) -> Result<&str> {
         let Some(table) = &self.table else {
             return Err(Error::invalid_argument(format!(
@@ -161,7 +161,7 @@ pub trait GetItems: Send + Sync {
     /// Lists the items below `root`.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// Fails when they cannot be read.
     fn items(&self, root: &Path) -> Result<Items>;
 }
 
@@ -175,7 +175,7 @@ impl<F: Fn(&Path) -> Result<Items> + Send + Sync> GetItems for F {
 /// file system. [`Files::images`] has its options.
 ///
 /// # Errors
-/// When a folder cannot be read, or there are no images.
+/// Fails when a folder cannot be read, or there are no images.
 pub fn image_files(root: &Path) -> Result<Items> {
     Files::images().items(root)
 }

@@ -95,7 +95,7 @@ pub trait LabelItems: Send + Sync {
     /// Returns the label of each item.
     ///
     /// # Errors
-    /// When one has none: an error that names it.
+    /// Fails when one has none: an error that names it.
     fn labels(&self, items: &Items) -> Result<Vec<Label>>;
 }
 

@@ -18,7 +18,7 @@ pub trait SplitItems: Send + Sync {
     /// of each item.
     ///
     /// # Errors
-    /// When the items cannot be divided.
+    /// Fails when the items cannot be divided.
     fn split(
         &self,
         items: &Items,
@@ -55,7 +55,7 @@ impl Splitter {
         Self::new(move |items, _, _| rule(items))
     }
 
-    /// Sets the seed of a random split, in place of the data block's. Has no effect on others.
+    /// Sets the seed of a random split, in place of the data block's. Has no effect on other splitters.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);

@@ -95,7 +95,7 @@ impl Learner {
         })
     }
 
-    /// Makes the optimizer where there is none, of the parameters that are trained.
+    /// Makes the optimizer if there is none, of the parameters that are trained.
     pub(super) fn make_optimizer(&mut self, reset: bool, rates: &[f64]) -> Result<()> {
         if reset {
             self.state.grouped.reset();
@@ -171,13 +171,13 @@ impl Learner {
 struct Loop<'a> {
     learner: &'a mut Learner,
     callbacks: &'a mut [Box<dyn Callback>],
-    /// A checkpoint that the next epoch's training goes on from.
+    /// Checkpoint from which the next epoch's training resumes.
     resumed: Option<(PathBuf, FitProgress)>,
 }
 
 impl Loop<'_> {
-    /// A part of the fit with its events. The after-event comes whether it was cancelled or not; what is cancelled
-    /// or fails at an after-event is the business of the parts around.
+    /// Runs a part of the fit with its events. The after-event is sent whether the part was cancelled or not.
+    /// Cancellations and errors at an after-event apply to the enclosing parts.
     fn level(
         &mut self,
         level: Level,
@@ -317,7 +317,7 @@ impl Loop<'_> {
         Ok(())
     }
 
-    /// Goes on from a checkpoint. Every rank takes part.
+    /// Resumes from a checkpoint. Every rank takes part.
     fn go_on(&mut self, folder: &Path, progress: FitProgress) -> Result<()> {
         let state = &mut self.learner.state;
         state.accelerator.load_state(folder)?;
@@ -434,7 +434,7 @@ impl Loop<'_> {
                     Err(Interrupt::Cancel(level)) => Some(level),
                     failed => return failed,
                 };
-                // A rank without a batch learns of a cancellation on another one here.
+                // A rank without a batch receives the cancellation of another rank here.
                 agreed(fit.learner.state.accelerator(), cancelled)
             },
         )

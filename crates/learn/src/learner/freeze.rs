@@ -55,8 +55,8 @@ impl LearnerState {
         Ok(())
     }
 
-    /// Runs `body` with the plain model, or a sharded one: the reducer of another prepared one knows what was trained when it
-    /// was made.
+    /// Runs `body` with the plain model, or a sharded one: the reducer of another prepared model keeps the parameters
+    /// that were trained when it was made.
     fn replacing_model(&mut self, body: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         let prepared = self.model.is_prepared();
         if prepared {
@@ -78,7 +78,7 @@ impl Learner {
     /// The optimizer's state is reset; its hyperparameters are kept.
     ///
     /// # Errors
-    /// When no group has this number, or libtorch fails.
+    /// Fails when no group has this number, or libtorch fails.
     pub fn freeze_to(&mut self, group: isize) -> Result<()> {
         self.state.freeze_to(group)
     }

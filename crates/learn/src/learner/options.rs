@@ -74,7 +74,7 @@ impl Learner {
     /// discriminative learning rates and for freezing (fastai's `splitter`).
     ///
     /// # Errors
-    /// When a parameter is in no group or in two, or a name is unknown.
+    /// Fails when a parameter is in no group or in two, or a name is unknown.
     pub fn split_parameters(mut self, groups: Vec<Vec<String>>) -> Result<Self> {
         let parameters = self.state.model.parameters();
         self.state.grouped.set_groups(groups, &parameters)?;
@@ -109,7 +109,7 @@ impl Learner {
     /// Sets the precision of the forward pass. Defaults to the Accelerator's.
     ///
     /// # Errors
-    /// When the device has no such precision.
+    /// Fails when the device has no such precision.
     pub fn mixed_precision(mut self, precision: Precision) -> Result<Self> {
         self.state.accelerator = self.state.accelerator.with_mixed_precision(precision)?;
         Ok(self)
@@ -127,8 +127,8 @@ impl Learner {
     /// ```
     ///
     /// # Errors
-    /// When the shard size does not divide the ranks, or the types contradict the precision; for a Learner whose model
-    /// is sharded already.
+    /// Fails when the shard size does not divide the ranks, or the types contradict the precision; for a Learner whose
+    /// model is sharded already.
     pub fn sharding(mut self, sharding: impl Into<Option<Sharding>>) -> Result<Self> {
         if self.state.model.is_prepared() {
             return Err(Error::invalid_argument(

@@ -160,7 +160,7 @@ impl Learner {
     /// Computes loss and metrics on the validation data. The recorder is not changed.
     ///
     /// # Errors
-    /// When there are no such data; as [`Learner::fit`].
+    /// Fails if there are no such data. Otherwise returns the same errors as [`Learner::fit`].
     pub fn validate(&mut self) -> Result<Validation> {
         self.validate_on(Part::Valid)
     }
@@ -183,7 +183,7 @@ impl Learner {
     /// Predicts the validation data, in their order on any number of ranks (fastai's `get_preds`).
     ///
     /// # Errors
-    /// When there are no such data; as [`Learner::fit`].
+    /// Fails if there are no such data. Otherwise returns the same errors as [`Learner::fit`].
     pub fn predictions(&mut self) -> Result<Predictions> {
         self.predictions_on(Part::Valid)
     }
@@ -234,7 +234,7 @@ impl Learner {
     /// 0.25 in fastai.
     ///
     /// # Errors
-    /// When the data cannot be transformed again, which data blocks of images can. Otherwise the same errors as
+    /// Fails when the data cannot be transformed again, which data blocks of images can. Otherwise the same errors as
     /// [`Learner::predictions`].
     pub fn tta(&mut self, passes: usize, beta: f64) -> Result<Predictions> {
         let augmented = self.augmented_valid.take().ok_or_else(|| {
@@ -269,7 +269,7 @@ impl Learner {
     /// of a group pass the same one.
     ///
     /// # Errors
-    /// When the item cannot be read or does not fit.
+    /// Fails when the item cannot be read or does not fit.
     pub fn predict(&mut self, item: impl Into<Item>) -> Result<Prediction> {
         let item = item.into();
         let inputs = encoded(&item, self.state.codec.as_deref())?;

@@ -21,7 +21,7 @@ impl LearnerState {
     /// ranks have parts of the model, rank 0 holds all written tensors in the host's memory meanwhile.
     ///
     /// # Errors
-    /// On every rank when rank 0 cannot write.
+    /// Fails on every rank when rank 0 cannot write.
     pub fn save(&self, path: impl AsRef<Path>, with_optimizer: bool) -> Result<()> {
         let path = path.as_ref();
         let model = self.full_state_dict()?;
@@ -43,7 +43,7 @@ impl LearnerState {
     /// file.
     ///
     /// # Errors
-    /// On every rank when rank 0 cannot read the file, it does not fit, or it lacks the requested optimizer:
+    /// Fails on every rank when rank 0 cannot read the file, it does not fit, or it lacks the requested optimizer:
     /// nothing was changed then.
     pub fn load(&mut self, path: impl AsRef<Path>, with_optimizer: bool) -> Result<()> {
         let path = path.as_ref();
@@ -72,7 +72,7 @@ impl LearnerState {
         self.model.load_state_dict(&model)
     }
 
-    /// Takes what rank 0 has read, of which each rank gets its part.
+    /// Loads the state that rank 0 has read; each rank gets its part.
     fn load_parts(
         &mut self,
         path: &Path,

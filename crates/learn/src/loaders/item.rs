@@ -69,13 +69,13 @@ pub trait ItemCodec: Any + fmt::Debug + Send + Sync {
     /// Converts one item to the model's inputs, with a batch dimension of 1, transformed as in validation.
     ///
     /// # Errors
-    /// When the item cannot be read.
+    /// Fails when the item cannot be read.
     fn encode(&self, item: &Item) -> Result<Vec<Tensor>>;
 
     /// Draws a row of a batch, with the normalisation and other preparation undone. `None` if the data are not images.
     ///
     /// # Errors
-    /// When the tensors are not such a batch.
+    /// Fails if the tensors do not have the form of such a batch.
     fn picture(&self, inputs: &[Tensor], row: i64) -> Result<Option<Picture>>;
 
     /// Draws a row of a batch with its target, or with a prediction of the same form: a mask is drawn over the picture;
@@ -83,7 +83,7 @@ pub trait ItemCodec: Any + fmt::Debug + Send + Sync {
     /// images.
     ///
     /// # Errors
-    /// When the tensors are not such a batch.
+    /// Fails if the tensors do not have the form of such a batch.
     fn show(
         &self,
         inputs: &[Tensor],
@@ -101,7 +101,7 @@ pub trait ItemCodec: Any + fmt::Debug + Send + Sync {
     /// Returns a row of a batch as a text. `None`, which is the default, if the data are not texts.
     ///
     /// # Errors
-    /// When the tensors are not such a batch.
+    /// Fails if the tensors do not have the form of such a batch.
     fn text(&self, _inputs: &[Tensor], _row: i64) -> Result<Option<String>> {
         Ok(None)
     }
@@ -109,7 +109,7 @@ pub trait ItemCodec: Any + fmt::Debug + Send + Sync {
     /// Returns the codec's kind, and its settings as JSON, from which it can be made again.
     ///
     /// # Errors
-    /// When a part of it, such as a function, cannot be written down: an error that names it.
+    /// Fails if a part of it, such as a function, cannot be serialized; the error names the part.
     fn describe(&self) -> Result<(&'static str, serde_json::Value)>;
 }
 

@@ -9,9 +9,10 @@ use super::{Loss, read};
 
 /// Cross-entropy of logits: `-wᵧ ln softmax(prediction)ᵧ` of the target's class `y`, as PyTorch computes it.
 ///
-/// Predictions `[n, classes, …]`, targets `[n, …]` of class numbers, of which
-/// [`IGNORED`] is left out. The mean is weighted: the sum over that of the weights. A target that names no class is
-/// an error on the CPU; on a GPU the check would wait for the device in each step, and CUDA ends the process.
+/// Predictions `[n, classes, …]`, targets `[n, …]` of class numbers, of which [`IGNORED`] is left out. With weights,
+/// the mean is the sum of the weighted losses divided by the sum of the weights. A target that is not a class number is
+/// an error on the CPU. On a GPU there is no check, because it would synchronize with the device in each step: a
+/// device-side assertion of CUDA aborts the process.
 ///
 /// ```
 /// use brigade_learn::loss::{CrossEntropy, Loss};

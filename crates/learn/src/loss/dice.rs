@@ -34,8 +34,8 @@ impl Default for DiceLoss {
 }
 
 impl DiceLoss {
-    /// Sets the value added to numerator and denominator, so that a class that is not in an image costs nothing.
-    /// Defaults to 1e-6.
+    /// Sets the value added to numerator and denominator, so that a class that is absent from an image and from its
+    /// prediction has a loss of 0. Defaults to 1e-6.
     #[must_use]
     pub fn smooth(mut self, smooth: f64) -> Self {
         self.smooth = smooth;

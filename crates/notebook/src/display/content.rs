@@ -7,8 +7,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use brigade_plot::escape_markup;
 
-/// The content of a cell, as text and in other forms. Jupyter displays the best form that it supports: HTML, SVG, PNG,
-/// text.
+/// The content of a cell, as text and in other representations (MIME types). Jupyter displays the best one that it
+/// supports: HTML, SVG, PNG, text.
 ///
 /// ```
 /// use brigade_notebook::display::Content;
@@ -36,28 +36,28 @@ impl Content {
         Self { plain: plain.into(), ..Self::default() }
     }
 
-    /// Adds the form in HTML: a part of a page, whose texts must be escaped.
+    /// Adds the HTML representation: a part of a page, whose texts must be escaped.
     #[must_use]
     pub fn html(mut self, html: impl Into<String>) -> Self {
         self.html = Some(html.into());
         self
     }
 
-    /// Adds the form in SVG: a document without a declaration.
+    /// Adds the SVG representation: a document without an XML declaration.
     #[must_use]
     pub fn svg(mut self, svg: impl Into<String>) -> Self {
         self.svg = Some(svg.into());
         self
     }
 
-    /// Adds the form in PNG: the bytes of a file. Viewers that do not trust the notebook display it.
+    /// Adds the PNG representation: the bytes of a file. Viewers that do not trust the notebook display it.
     #[must_use]
     pub fn png(mut self, png: impl Into<Vec<u8>>) -> Self {
         self.png = Some(png.into());
         self
     }
 
-    /// Returns the form as text.
+    /// Returns the text representation.
     #[must_use]
     pub fn plain(&self) -> &str {
         &self.plain
@@ -94,10 +94,11 @@ impl Content {
         }
     }
 
-    /// Writes all forms as evcxr reads them from a process's standard output. Writes nothing for empty content.
+    /// Writes all representations in the format that evcxr reads from a process's standard output. Writes nothing for
+    /// empty content.
     ///
     /// # Errors
-    /// When the output takes no more.
+    /// Fails if the output cannot be written to.
     pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
         if *self == Self::default() {
             return Ok(());
@@ -127,7 +128,7 @@ impl Content {
     /// Writes the text with an end of line. Writes nothing for empty content.
     ///
     /// # Errors
-    /// When the output takes no more.
+    /// Fails if the output cannot be written to.
     pub fn write_plain(&self, out: &mut impl Write) -> io::Result<()> {
         match self.plain.trim_end_matches('\n') {
             "" => Ok(()),

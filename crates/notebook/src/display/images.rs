@@ -110,7 +110,7 @@ impl Images {
         self
     }
 
-    /// Sets the number of images in a row. Defaults to about the number of rows.
+    /// Sets the number of images in a row. Defaults to a number that makes the grid roughly square.
     #[must_use]
     pub fn columns(mut self, columns: usize) -> Self {
         self.columns = columns;

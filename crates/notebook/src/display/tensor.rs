@@ -7,9 +7,9 @@ use super::numbers::reals;
 use super::table::Table;
 use super::{CellDisplay, Content};
 
-/// Shows shape, kind and device with the values. Of a dimension of more than 16, the first and the last 8 are shown;
-/// of more than four matrices, the first four; then there are the least, the mean and the greatest value, too, of
-/// those that are finite, and the number of those that are not.
+/// Shows shape, kind and device with the values. For a dimension of more than 16 elements, the first and the last 8 are
+/// shown; for more than four matrices, the first four. Such an output also has the minimum, mean and maximum of the
+/// finite values, and the number of the others.
 impl CellDisplay for Tensor {
     fn cell_content(&self) -> Content {
         if !self.defined() {
@@ -54,7 +54,7 @@ const GAP: &str = "…";
 struct Summary {
     /// The value of a tensor without dimensions.
     scalar: Option<String>,
-    /// The place of each matrix, empty where there is one, and its values.
+    /// The place of each matrix, empty if there is one, and its values.
     matrices: Vec<(String, Table)>,
     /// Number of further matrices that are not shown.
     further: i64,

@@ -109,7 +109,7 @@ fn mismatched_states_are_named_and_change_nothing() {
         ("parameter 1 of the model is `other`", |s| s.parameters[1].name = "other".into()),
         ("parameter 2 of the model is none", |s| drop(s.parameters.pop())),
         ("has 2 parameter groups, but this optimizer has 1", |s| {
-            s.groups.push(s.groups[0].clone())
+            s.groups.push(s.groups[0].clone());
         }),
         ("eps = 0.1 in group 0", |s| *s.groups[0].numbers.get_mut("eps").unwrap() = 0.1),
         ("lr = NaN in group 0", |s| *s.groups[0].numbers.get_mut("lr").unwrap() = f64::NAN),

@@ -1,4 +1,4 @@
-//! MPI launchers: Open MPI, MVAPICH2, and those that speak PMI (MPICH, Intel MPI).
+//! MPI launchers: Open MPI, MVAPICH2, and those with the PMI protocol (MPICH, Intel MPI).
 
 use std::net::Ipv4Addr;
 
@@ -114,8 +114,8 @@ impl Mpi {
     /// - Open MPI: `20000 + FNV-1a(PMIX_NAMESPACE) mod 9000`, different for every `mpirun`.
     /// - Others inside a Slurm job: as the job's step 0, so the same for two that run side by side in
     ///   one job.
-    /// - Others: 29500, torchrun's, because they tell nothing that all processes of one job know
-    ///   and those of another do not.
+    /// - Others: 29500, torchrun's, because their variables have no value that is equal in all processes of one job and
+    ///   differs between jobs.
     #[must_use]
     pub fn port(&self, vars: &dyn Fn(&str) -> Option<String>) -> u16 {
         match (vars(PMIX_NAMESPACE), vars(SLURM_JOB_ID).and_then(|id| id.trim().parse().ok())) {

@@ -2,8 +2,8 @@
 
 /// Expands a compressed list of hosts, in its order.
 ///
-/// A bracket holds numbers and ranges, with their leading zeros; a name may have several brackets,
-/// of which the last counts fastest.
+/// A bracket holds numbers and ranges, with their leading zeros; a name may have several brackets, of which the last
+/// one varies fastest.
 ///
 /// # Errors
 /// The text is not a valid list: brackets that do not match, a range that runs backwards, more than [`MAX_HOSTS`]
@@ -128,7 +128,7 @@ fn expand_numbers(inside: &str) -> Result<Vec<String>, String> {
         if range.end() - range.start() >= (MAX_HOSTS - numbers.len().min(MAX_HOSTS)) as u64 {
             return Err(format!("has more than {MAX_HOSTS} hosts"));
         }
-        // Leading zeros say how wide the numbers are; without any they are as wide as they are.
+        // Leading zeros give the width of the numbers; without any, numbers are not padded.
         let width = if first.starts_with('0') { first.len() } else { 0 };
         if width > MAX_NAME_LEN {
             return Err(too_long());

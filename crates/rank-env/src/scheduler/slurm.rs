@@ -18,10 +18,9 @@ use crate::vars::{Vars, below};
 /// - the shell of `salloc`: it has no `SLURM_PROCID`, or, where the cluster runs the shell on the
 ///   first host, a step number above the normal ones;
 /// - a batch script that was submitted from inside a step and inherited its variables: the step's
-///   (`SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NUM_NODES`, `SLURM_STEP_NODELIST`) disagree with the
-///   job's own (`SLURM_NTASKS`, `SLURM_NNODES`, `SLURM_GTIDS`, `SLURMD_NODENAME`). Only where both
-///   have one task on each host, the same number of hosts and the same first host can they not be
-///   told apart.
+///   (`SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NUM_NODES`, `SLURM_STEP_NODELIST`) disagree with the job's own
+///   (`SLURM_NTASKS`, `SLURM_NNODES`, `SLURM_GTIDS`, `SLURMD_NODENAME`). The two cannot be distinguished only if both
+///   have one task on each host, the same number of hosts and the same first host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Step {
@@ -202,7 +201,7 @@ impl Step {
     }
 }
 
-/// See [`Step::port`].
+/// Returns the port of [`Step::port`] for a job and a step.
 pub(super) fn job_port(job: u64, step: u64) -> u16 {
     super::port_of(job.wrapping_mul(97).wrapping_add(step))
 }
@@ -213,6 +212,7 @@ const NAMES: Names = Names {
     local_rank: SLURM_LOCALID,
     local_size: SLURM_STEP_TASKS_PER_NODE,
 };
-/// Above are the batch script, the shell of `salloc` and the like.
+/// Largest number of an ordinary step. Larger numbers are those of the batch script, the shell of `salloc` and the
+/// like.
 const LAST_NORMAL_STEP: u64 = 0xffff_fff0;
 const UNSET: &str = "start the program with srun, or unset the first to run it alone";

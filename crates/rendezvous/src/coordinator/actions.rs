@@ -67,7 +67,7 @@ impl EventLoop {
         }
     }
 
-    /// Registers a connection, unless the system cannot poll it.
+    /// Adds a connection, unless the system cannot poll it.
     pub(super) fn enter(
         &mut self,
         agent: AgentId,
@@ -125,8 +125,9 @@ impl EventLoop {
         self.close_within(agent, Duration::ZERO);
     }
 
-    /// Does the same as [`Self::close`], but waits at least this long after the last sign of life on a TCP connection.
-    /// Closes at once if the peer has been silent for so long that it is considered lost.
+    /// Closes a connection as [`close`](Self::close) does, with a time limit for a TCP connection that counts from the
+    /// last data of the other side. Closes at once if the other side has been silent for so long that it would not
+    /// receive anything either.
     fn close_within(&mut self, agent: AgentId, silence: Duration) {
         let silent = |peer: &Peer| {
             let is_member = peer.is_remote() && matches!(peer.stage, Stage::Member);

@@ -34,12 +34,12 @@ pub(super) struct EventLoop {
     /// Addresses whose refusal has been reported.
     pub(super) refused: Vec<IpAddr>,
     pub(super) job_result: Option<JobResult>,
-    /// Connections that have not joined, with the time at which each was accepted, in order. Those that have joined or
-    /// are closed are removed when another one is accepted.
+    /// Connections that have not joined, with the times at which they were accepted, in order. Those that have joined
+    /// or are closed are removed when the next one is accepted.
     strangers: VecDeque<(Instant, AgentId)>,
     stranger_limits: Limits,
-    /// Time at which connections are accepted again, after the system had no descriptor left or the limit of
-    /// connections that have not joined was reached.
+    /// Time at which to accept again: the system had no descriptor left, or the maximum number of connections have not
+    /// joined yet.
     deaf_until: Option<Instant>,
     /// `true` if connections that have not joined take all places: one that joins or closes makes room.
     is_full: bool,
@@ -90,7 +90,7 @@ impl EventLoop {
         })
     }
 
-    /// Runs until the job is over and all agents are informed. Returns `None` if the result is not waited for.
+    /// Runs until the job is over and all agents have been informed. Returns `None` if nobody waits for the result.
     pub(super) fn run(mut self) -> Option<JobResult> {
         while !self.abandoned && !self.is_done() {
             self.wait();
@@ -226,9 +226,9 @@ impl EventLoop {
         }
     }
 
-    /// Makes room for one more connection that has not joined. Returns the time until which there is none. The address
-    /// with most of these connections loses its oldest one, so that a host that opens many connections only displaces
-    /// its own.
+    /// Makes room for one more stranger; the time until then if there is none yet. The one that
+    /// goes is the oldest of the address that has most of them, so that a host that opens many
+    /// connections pushes out its own.
     fn full_until(&mut self, now: Instant) -> Option<Instant> {
         if self.strangers.len() < self.stranger_limits.strangers {
             return None;
@@ -273,7 +273,7 @@ impl EventLoop {
         }
     }
 
-    /// Performs the work that is due.
+    /// Performs the steps whose time has come.
     fn keep_time(&mut self) {
         let now = Instant::now();
         while let Some((since, agent)) = self.strangers.front().copied()

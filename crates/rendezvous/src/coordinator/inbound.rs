@@ -13,7 +13,7 @@ use crate::handshake::{self, Answer, MAX_GREETING};
 use crate::{AgentId, Event, FromAgent, Join, MAX_FRAME_LEN, OUTPUT_CREDIT, Stream};
 
 impl EventLoop {
-    /// Handles events of the poll for a connection.
+    /// Handles a connection that is ready for reading or writing.
     pub(super) fn ready(&mut self, agent: AgentId, what: EpollFlags) {
         if what.intersects(EpollFlags::EPOLLOUT | EpollFlags::EPOLLERR)
             && let Some(peer) = self.peers.get_mut(&agent)
@@ -26,7 +26,7 @@ impl EventLoop {
         }
     }
 
-    /// Reads data up to a limit, so that no connection delays the others.
+    /// Reads messages up to a limit, so that no connection keeps the others waiting.
     pub(super) fn read(&mut self, agent: AgentId) {
         for _ in 0..MAX_MESSAGES {
             if !self.read_one(agent) {
@@ -36,7 +36,7 @@ impl EventLoop {
         self.unread.push(agent);
     }
 
-    /// Reads one message. Returns `false` if there is nothing more.
+    /// Returns `false` when there is nothing more.
     fn read_one(&mut self, agent: AgentId) -> bool {
         let Some(peer) = self.peers.get_mut(&agent) else { return false };
         let before = peer.wire.last_received();
@@ -92,7 +92,7 @@ impl EventLoop {
         }
     }
 
-    /// Reports a refused host, once for each address: it may try again and again.
+    /// Reports a refusal to the user once per address, because a refused host may retry.
     fn say_refused(&mut self, agent: AgentId, reason: &str) {
         let Some(Origin::Tcp(address)) = self.peers.get(&agent).map(|peer| peer.origin) else {
             return;

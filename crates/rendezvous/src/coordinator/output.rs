@@ -35,7 +35,7 @@ pub struct Piece {
     pub(super) _credit: Credit,
 }
 
-/// Returns the output credit to an agent when it is dropped.
+/// Guard that returns flow-control credit to an agent when it is dropped.
 #[derive(Debug)]
 pub(super) struct Credit {
     pub(super) shared: Shared,

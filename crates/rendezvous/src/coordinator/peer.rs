@@ -15,17 +15,17 @@ pub(super) struct Peer {
     pub(super) host: Arc<str>,
     /// Number of bytes of output that were received and are not shown yet.
     pub(super) unshown: u64,
-    /// Whether the poll also waits until the connection can be written to.
+    /// `true` if the poll also waits until the connection can be written to.
     pub(super) polled_for_writing: bool,
-    /// Reason for the end of the connection, where the ssh session reports it in more detail.
+    /// Reason for the end of the connection, if the session has supplied one.
     pub(super) explained: Option<String>,
 }
 
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// Nothing was received yet.
+    /// No message was received yet.
     Greeting,
-    /// The agent has not joined yet. Over TCP, its first message proves that it has the secret.
+    /// The peer may join; over TCP its first message proves that it has the secret.
     Joining,
     Member,
     /// The peer receives the remaining data and is then closed. It may still send.

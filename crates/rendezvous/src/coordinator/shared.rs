@@ -19,7 +19,7 @@ pub(super) enum Command {
         writer: OwnedFd,
         host: String,
     },
-    /// Reason for the end of a session.
+    /// Reason why that session has ended.
     Explain(AgentId, String),
     Interrupt(i32),
     /// Signal to forward to all ranks, without other effects.

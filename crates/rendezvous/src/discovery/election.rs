@@ -19,11 +19,12 @@ use crate::listener::{BindAddress, Listener};
 struct Winner {
     address: String,
     port: u16,
-    /// Process number. Two coordinators on one host have the same address, and may have the same port.
+    /// Process number of the coordinator: two coordinators on one host have the same address, and may have the same
+    /// port.
     pid: u32,
 }
 
-/// Searches for the coordinator, or runs for election, until there is a working one.
+/// Searches for the coordinator and runs for election, until one of the two succeeds.
 pub(super) fn meet(
     plan: &RendezvousPlan,
     endpoints: &str,

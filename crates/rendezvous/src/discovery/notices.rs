@@ -22,8 +22,7 @@ impl Notices {
         let _ = self.sender.send(notice);
     }
 
-    /// Waits for at most `limit`, or until the given descriptor, if any, is ready. Returns `true` if the agent has
-    /// given up.
+    /// Waits so long at most, and for this descriptor if there is one. Returns `true` when the agent has given up.
     pub(super) fn wait(&self, other: Option<(BorrowedFd<'_>, PollFlags)>, limit: Duration) -> bool {
         self.given_up.wait_or(other, limit)
     }

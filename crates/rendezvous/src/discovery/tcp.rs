@@ -1,4 +1,4 @@
-//! Discovery at an address that all agents have in their settings.
+//! Discovery at an address that all agents are given.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -34,13 +34,13 @@ fn listen(plan: &RendezvousPlan, address: &str, port: u16) -> io::Result<Listene
     let bind_address = match plain(address).parse::<IpAddr>() {
         Ok(address) if address.is_loopback() => BindAddress::Loopback(address),
         Err(_) if address == "localhost" => BindAddress::Loopback(Ipv4Addr::LOCALHOST.into()),
-        // Other hosts may use another address for the name.
+        // Whatever the name resolves to here, other hosts may resolve it to another address.
         _ => BindAddress::Unspecified,
     };
     Listener::bind(port, bind_address, &plan.run_id, plan.secret.clone())
 }
 
-/// Tries to serve, if this agent may be the coordinator, and to find the coordinator, until one of them succeeds.
+/// Tries to serve, if this agent may, and to find the coordinator, until one of the two succeeds.
 pub(super) fn meet(
     plan: &RendezvousPlan,
     address: &str,
@@ -78,7 +78,7 @@ pub(super) fn meet(
     }
 }
 
-/// Reason why an attempt has failed.
+/// Reason why it did not work this time.
 pub(super) enum Failure {
     /// Permanent failure.
     Now(RendezvousError),

@@ -13,7 +13,7 @@ pub struct EtcdAccess {
     /// File with the certificates (PEM) of the authorities that sign etcd's certificate. Defaults to Mozilla's list of
     /// public authorities.
     pub ca_file: Option<PathBuf>,
-    /// File with this client's certificate and intermediate certificates (PEM), where etcd asks for one.
+    /// File with this client's certificate and intermediate certificates (PEM), if etcd requires one.
     pub cert_file: Option<PathBuf>,
     /// File with the private key of the client's certificate (PEM). Defaults to `cert_file`, which then contains it,
     /// too.
@@ -129,7 +129,7 @@ fn named(user: Option<&str>) -> String {
 }
 
 impl EtcdAccess {
-    /// Reads the files. `None`: nothing was said of TLS but, perhaps, that it is used.
+    /// Reads the files. Returns `None` if no setting of TLS is given, except that TLS is used.
     pub(super) fn tls_config(&self) -> Result<Option<TlsConfig>, EtcdError> {
         if let (Some(path), None) = (&self.key_file, &self.cert_file) {
             return Err(EtcdError::KeyAlone { path: path.clone() });

@@ -38,7 +38,7 @@ pub(crate) enum Created {
     Not([Option<Vec<u8>>; 2]),
 }
 
-/// Reason why etcd did not process a request.
+/// Reason why etcd did not do what it was asked for.
 #[derive(Debug)]
 pub(crate) enum ClientError {
     /// A temporary failure: a later request may succeed.
@@ -50,7 +50,7 @@ pub(crate) enum ClientError {
 type Result<T> = std::result::Result<T, ClientError>;
 
 impl Client {
-    /// Creates a client of the endpoints in "etcd1:2379,etcd2:2379". Fails with the part that is not an address, or
+    /// Creates a client of endpoints such as "etcd1:2379,etcd2:2379". Fails with the part that is not an address, or
     /// with a file that cannot be used.
     pub(crate) fn new(
         endpoints: &str,
@@ -104,13 +104,13 @@ impl Client {
         Ok(granted.id)
     }
 
-    /// Renews a lease. Returns `false` if it has ended.
+    /// Returns `false` when the lease has ended.
     pub(crate) fn keep_alive(&mut self, lease: &str) -> Result<bool> {
         let kept: KeepAliveAnswer = self.call("lease/keepalive", &json!({ "ID": lease }))?;
         Ok(kept.result.ttl.is_some_and(|left| left != "0"))
     }
 
-    /// Ends a lease, which deletes its keys.
+    /// Ends a lease, which deletes the keys that are attached to it.
     pub(crate) fn revoke(&mut self, lease: &str) -> Result<()> {
         self.call::<Value>("lease/revoke", &json!({ "ID": lease })).map(drop)
     }
@@ -162,7 +162,7 @@ impl Client {
         self.call::<Done>("kv/txn", &request).map(drop)
     }
 
-    /// Sends a request to one member after the other, beginning with the one that has answered last.
+    /// Sends a request to one member after the other, beginning with the one that answered last.
     fn call<T: DeserializeOwned>(&mut self, what: &str, request: &Value) -> Result<T> {
         let mut last = away("no endpoint");
         for _ in 0..self.endpoints.len() {
@@ -182,7 +182,7 @@ impl Client {
     }
 
     /// Sends a request to the current member, with a token if there is a user. A token that has expired, or was issued
-    /// before etcd's users changed, is replaced once.
+    /// before the users of this etcd changed, is replaced once.
     fn ask_as_user(&mut self, what: &str, request: &Value) -> Result<String> {
         for is_last in [false, true] {
             if let (Some(user), None) = (&self.user, &self.token) {
@@ -244,7 +244,7 @@ impl Client {
         }
     }
 
-    /// Converts a refusal to an error: it may be about the user.
+    /// Returns the error for a refusal, which may be about the user.
     fn refused(&self, refusal: Refusal, authenticating: bool) -> ClientError {
         let endpoint = self.endpoints[self.current].clone();
         let Refusal { code, message: reason } = refusal;
@@ -269,8 +269,8 @@ fn away(text: impl Into<String>) -> ClientError {
     ClientError::Away(text.into())
 }
 
-/// Converts a request's failure to an error. TLS failures are permanent; they are recognized by their types, not their
-/// messages.
+/// Returns the error for a request without an answer. Errors of TLS are permanent, and recognized by their kind, not by
+/// their text.
 fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
     use rustls::{AlertDescription as Alert, Error as Tls};
 
@@ -285,7 +285,8 @@ fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
         error => (None, error.to_string()),
     };
     let Some(tls) = tls else {
-        // This is the result if only one side uses TLS, but also if the member is just starting.
+        // A connection in which only one side uses TLS ends in this way; but also one with a member that is just
+        // starting.
         let hint = match (is_end, endpoint.starts_with("https:")) {
             (true, true) => "; does it use TLS?",
             (true, false) => "; does it accept only TLS (--rdzv-conf protocol=https)?",
@@ -314,7 +315,7 @@ fn failure(endpoint: &str, error: ureq::Error) -> ClientError {
     })
 }
 
-/// etcd's message if it has users and its HTTP gateway gets a certificate that may contain a user name.
+/// etcd's words if it has users and its HTTP gateway gets a certificate that could name one.
 const COMMON_NAME: &str = "CommonName of client";
 const NO_COMMON_NAME: &str =
     "with users, etcd's HTTP gateway rejects certificates with a CommonName: leave it out";
@@ -364,7 +365,7 @@ struct Refusal {
 
 impl Refusal {
     /// Returns `true` if another token may be accepted. JSON Web Tokens are bound to a revision of the users and roles;
-    /// etcd reports an outdated revision with a code that it also uses for many other errors.
+    /// etcd reports a changed revision with a code that has other meanings as well.
     fn is_about_the_token(&self) -> bool {
         self.code == UNAUTHENTICATED
             || (self.code == INVALID_ARGUMENT && self.message.contains(OLD_REVISION))
@@ -448,7 +449,7 @@ mod tests {
         }
     }
 
-    /// Starts etcd with the user root and these flags. Returns `None` if etcd is not installed.
+    /// An etcd with the user root, started with these flags; `None` if there is no etcd.
     fn with_root(test: &str, flags: &[String]) -> Option<(Etcd, Client)> {
         // These tests need private items, so they are tests of libtest in this file.
         if is_missed(Need::Etcd, "brigade-rendezvous", &format!("etcd::client::tests::{test}")) {

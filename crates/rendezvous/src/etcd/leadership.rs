@@ -14,7 +14,7 @@ use super::keys::Keys;
 use crate::masked_thread;
 use crate::wake::Flag;
 
-/// Lease of the coordinator. Dropping it lets another process be elected.
+/// Lease of the elected coordinator. Dropping it lets another process be elected.
 #[derive(Debug)]
 pub(crate) struct LeaderLease {
     shared: Arc<Shared>,
@@ -24,12 +24,12 @@ pub(crate) struct LeaderLease {
 
 #[derive(Debug)]
 struct Shared {
-    /// Flag that is set when another process has been elected.
+    /// Set when another process has been elected.
     lost: Flag,
     leave: Flag,
     /// Exit code of the job, once it is over.
     code: AtomicI16,
-    /// Time of the last request for the lease that etcd granted.
+    /// Start of the last request that renewed the lease.
     confirmed: Mutex<Instant>,
 }
 
@@ -76,7 +76,7 @@ impl LeaderLease {
         self.shared.is_confirmed(self.time)
     }
 
-    /// Readable when the lease has ended and another process has been elected.
+    /// Returns a descriptor that is readable when the lease has ended and another process has been elected.
     pub(crate) fn lost(&self) -> BorrowedFd<'_> {
         self.shared.lost.as_fd()
     }
@@ -126,7 +126,7 @@ impl Hold {
         let _ = self.client.revoke(&self.lease);
     }
 
-    /// Renews the lease. Returns `false` if another process has been elected.
+    /// Returns `false` when another process has been elected.
     fn keep(&mut self) -> Result<bool, ClientError> {
         let mut asked = Instant::now();
         if !self.client.keep_alive(&self.lease)? {

@@ -17,9 +17,10 @@ use super::{AgentId, Formation, State};
 /// admitted before it can leave.
 #[derive(Debug, Default)]
 pub(super) struct Admission {
-    /// Start of the last attempt to which joining hosts were admitted, and the time after it in which none is admitted.
+    /// Start of the last attempt with hosts that joined a running job, and the time after it in which no host is
+    /// admitted.
     last: Option<(Duration, Duration)>,
-    /// `true` if the attempt was stopped for joining hosts, so that the next one includes them.
+    /// `true` if the attempt was stopped for hosts that join, so that the next attempt includes them.
     open: bool,
     /// Time at which waiting hosts are admitted to the running attempt.
     pub(super) due: Option<Duration>,
@@ -46,8 +47,8 @@ impl Admission {
 }
 
 impl Member {
-    /// Returns `true` if the member was not in the previous attempt, under this coordinator or the one before it, so
-    /// that it has to be admitted.
+    /// Returns `true` if the host was not in the previous attempt, under this coordinator or the one before it, so that
+    /// it has to be admitted.
     pub(super) fn is_new(&self) -> bool {
         !self.previous_member && self.join.last_attempt.is_none()
     }
@@ -65,8 +66,8 @@ impl Formation {
         self.stop_for_membership_change(reason);
     }
 
-    /// Records the start of an attempt. `newcomers` is `true` if it has hosts that were not in the previous attempt,
-    /// which had not failed.
+    /// Records the start of an attempt. `newcomers` is `true` if it has hosts that were not in the previous one,
+    /// although that one had not failed.
     pub(super) fn admitted(&mut self, newcomers: bool) {
         if newcomers || self.admission.open {
             self.admission.record(self.now, self.rules.join_interval);
@@ -112,7 +113,7 @@ impl Formation {
 /// Maximum time that a host waits for a job with room.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Reason for a host to wait, for messages.
+/// Reason why a host has to wait, for messages.
 pub(super) const JOINED_LATELY: &str = "a host has joined a running attempt shortly before";
 
 #[cfg(test)]

@@ -82,7 +82,7 @@ pub enum Action {
     Close(AgentId),
     /// Shows this line to the user.
     Say(String),
-    /// Records an event. Only if [`Rules::recorded`](crate::Rules) is set.
+    /// Records an event. Sent only if [`Rules::recorded`](crate::Rules) is set.
     Record(Record),
     /// Ends the job with this result. Earlier actions have informed the agents.
     Finish(JobResult),

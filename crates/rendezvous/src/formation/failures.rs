@@ -16,7 +16,7 @@ use crate::{Cause, ExitStatus, JobResult, RankFailure};
 pub(super) struct Failures {
     /// First failure of each agent's ranks. Kept when the agent is lost.
     of_ranks: BTreeMap<AgentId, (RankFailure, Clock)>,
-    /// First lost host, with the earliest time at which it may have been lost.
+    /// First loss of a host, with the earliest time at which the host may have failed.
     loss: Option<(i64, HostLoss)>,
     pub(super) interrupted: Option<i32>,
     /// Time since which the ranks are being stopped because hosts join or leave, without a failure. Ranks that fail
@@ -25,9 +25,9 @@ pub(super) struct Failures {
     /// Agents that were interrupted, for the last signal.
     interrupters: BTreeSet<Option<AgentId>>,
     last_signal: Option<i32>,
-    /// Whether the ranks were killed at a second request to stop.
+    /// `true` if the ranks were killed at a second request to stop.
     pub(super) killed: bool,
-    /// Whether ranks were stopped before they had ended by themselves.
+    /// `true` if ranks were stopped before they had ended by themselves.
     pub(super) cut_short: bool,
 }
 
@@ -52,11 +52,11 @@ pub(super) enum LastSeen {
 /// Kind of an interruption, in relation to the earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Interruption {
-    /// The first interruption, or one with another signal.
+    /// The first signal, or a different one.
     New,
     /// The same signal on another host, because a scheduler sends it to all hosts.
     Echo,
-    /// The same signal again on the same host.
+    /// A further signal of the same user.
     Again,
 }
 
@@ -94,14 +94,13 @@ impl Failures {
 
     pub(super) fn lose(&mut self, agent: AgentId, loss: HostLoss, last_seen: LastSeen) {
         let mut since = match last_seen {
-            // The ranks of other hosts notice the loss of a host at the same time, and their failures may be received
-            // earlier.
+            // The ranks of other hosts detect the loss of a host at the same time, and may be reported earlier.
             LastSeen::Disconnected(now) => signed(now.as_millis()).saturating_sub(NEWS_TIMEOUT),
             LastSeen::Silent(heard) => signed(heard.as_millis()),
             LastSeen::Unresponsive(now) => signed(now.as_millis()),
         };
         if let Some((failure, clock)) = self.of_ranks.get(&agent) {
-            // The host was alive when its earlier failure occurred.
+            // The host was still connected and could report what had failed before.
             since = since.max(clock.ours(failure.at).saturating_add(1));
         }
         if self.loss.as_ref().is_none_or(|(known, _)| since < *known) {
@@ -181,12 +180,12 @@ pub(super) fn job_result(cause: Cause) -> JobResult {
     JobResult { code, cause: Some(cause) }
 }
 
-/// Returns the exit code of a failure. It is never 0, whatever the agent reports.
+/// Returns the exit code of a failure, which is never 0, whatever the agent has reported.
 fn code_of(failure: &RankFailure) -> u8 {
     failure.exit_status.exit_code().max(1)
 }
 
-/// Returns the signal if it exists, whatever the agent reports.
+/// Returns the signal, or a valid one in place of a number that is not a signal.
 pub(super) fn checked(signal: i32) -> i32 {
     if (1..=64).contains(&signal) { signal } else { Signal::SIGTERM as i32 }
 }
@@ -196,6 +195,5 @@ pub(super) fn name(signal: i32) -> String {
     Signal::try_from(signal).map_or_else(|_| format!("signal {signal}"), |known| known.to_string())
 }
 
-/// Allowance in milliseconds for the delay of the report of a broken connection relative to the reports of failures
-/// that it caused.
+/// Maximum delay, in milliseconds, of the report that a connection broke behind the reports of its consequences.
 const NEWS_TIMEOUT: i64 = 1_000;

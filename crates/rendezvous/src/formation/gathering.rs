@@ -1,4 +1,4 @@
-//! Gathering of hosts for an attempt: which hosts are waited for, how long, and the order of their ranks.
+//! Gathering of hosts for an attempt: which ones are waited for, for how long, and in which order they get their ranks.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -23,9 +23,9 @@ pub(super) struct Gathering {
     /// `true` once the waiting hosts have been informed how many are missing.
     notified: bool,
     /// `true` if the previous attempt was stopped without a failure, so that hosts which were not in it have to wait
-    /// for admission.
+    /// for their admission.
     membership_changed: bool,
-    /// Time until which they have to wait, if the others are too few without them.
+    /// Time until which they have to wait, if the other hosts are too few without them.
     admission: Option<Duration>,
     /// Host that was lost last.
     pub(super) loss: Option<HostLoss>,
@@ -238,8 +238,8 @@ impl Formation {
         }
     }
 
-    /// Returns the hosts of the next attempt, in the order of their ranks. A host that took part before keeps its
-    /// place; others take part if they are admitted.
+    /// The hosts of the next attempt, in the order of their ranks. A host that has had a part keeps it;
+    /// others take part if they are admitted.
     fn choose(&self, admits: bool) -> Vec<AgentId> {
         let may = |member: &Member| member.duplicate_of.is_none() && (admits || !member.is_new());
         let mut order: Vec<(&AgentId, &Member)> =

@@ -72,7 +72,7 @@ pub enum JobEvent {
         /// Exit code, unless a signal killed the rank.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         code: Option<i32>,
-        /// Signal that killed the rank: `SIGKILL`, or its number where it has no name.
+        /// Signal that killed the rank: `SIGKILL`, or its number if it has no name.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         signal: Option<String>,
     },

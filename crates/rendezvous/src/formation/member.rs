@@ -21,13 +21,13 @@ pub(super) struct Member {
     pub(super) activity: Activity,
     /// Assignment of the member in the last attempt that it was asked to start.
     pub(super) assignment: Option<Assignment>,
-    /// Process numbers of the member's ranks in that attempt, once they are reported. `None` for a rank that has ended.
+    /// Process numbers of its ranks in that attempt, once they are reported. `None` for a rank that has ended.
     pub(super) ranks: Vec<Option<i32>>,
     /// Number of the member's last request to stop the job, in its own count.
     pub(super) requests: u32,
     /// Number of the member's last request for its seat, in its own count.
     pub(super) resumes: u32,
-    /// Reason why the member cannot take part in another attempt.
+    /// Reason why it can take part in no other attempt.
     pub(super) stuck: Option<String>,
     /// Details of the disconnection, while the member has no connection.
     pub(super) disconnection: Option<Disconnection>,
@@ -51,11 +51,11 @@ pub(super) struct Disconnection {
 pub(super) enum Activity {
     /// The agent has no processes.
     Idle,
-    /// A start was sent to the agent.
+    /// The agent was ordered to start ranks.
     Running,
     /// All ranks of the agent have ended with exit code 0.
     Finished,
-    /// A stop was sent to the agent, which has not answered.
+    /// The agent was ordered to stop its ranks and has not answered.
     Stopping { finished: bool },
 }
 
@@ -64,7 +64,7 @@ impl Member {
         self.activity != Activity::Idle
     }
 
-    /// Returns when the member is lost if nothing is received from it before.
+    /// Returns the time at which the host is considered lost, if no data is received from it until then.
     pub(super) fn lost_at(&self, heartbeat_timeout: Duration) -> Duration {
         match &self.disconnection {
             Some(away) => away.until,
@@ -78,8 +78,8 @@ impl Member {
     }
 }
 
-/// Estimate of the offset between an agent's clock and the coordinator's: the smallest difference between the sending
-/// and receiving times of messages is the clock offset plus the shortest transmission time.
+/// Estimate of an agent's clock offset from the coordinator's clock: the smallest difference between the times of
+/// sending and receiving a message, which is the offset plus the shortest transit time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Clock {
     ahead: Option<i64>,
@@ -91,12 +91,12 @@ impl Clock {
         self.ahead = Some(self.ahead.map_or(ahead, |least| least.min(ahead)));
     }
 
-    /// Converts a time of the agent's clock to the coordinator's clock.
+    /// Returns a moment of the agent's clock on the coordinator's clock.
     pub(super) fn ours(self, at: Millis) -> i64 {
         signed(at.into()).saturating_add(self.ahead.unwrap_or(0))
     }
 
-    /// Does the same as [`Self::ours`], limited to the present time.
+    /// Returns a moment of the agent's clock on the coordinator's clock, no later than now.
     pub(super) fn here(self, at: Millis, now: Duration) -> Duration {
         Duration::from_millis(u64::try_from(self.ours(at)).unwrap_or(0)).min(now)
     }

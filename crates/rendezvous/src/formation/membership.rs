@@ -91,9 +91,10 @@ impl Formation {
         }
     }
 
-    /// Handles an agent that has lost its connection, or received nothing over it, and connects again.
+    /// Handles an agent that has lost its connection, or found it silent, and comes over a new one.
     ///
-    /// Messages in transit may be lost, so both sides repeat theirs. Each ignores what it has received before.
+    /// Messages in transit to it may be lost, so they are sent again; the agent does the same. Both sides ignore
+    /// messages that they have received already.
     pub(super) fn resumes(&mut self, connection: AgentId, join: &Join) {
         if let Some(reason) = self.foreign(join) {
             return self.refuse(connection, &join.host, reason);
@@ -140,7 +141,7 @@ impl Formation {
                     self.send(id, ToAgent::Start(start));
                 }
             }
-            // The agent has not received the start of the attempt that is being stopped.
+            // It has not even received the attempt that is being stopped.
             (State::Stopping(_), Activity::Stopping { .. }) if start.is_some() => {
                 self.stopped(id, port, false, None);
             }
@@ -157,7 +158,7 @@ impl Formation {
         self.members.iter().find(|(_, member)| is_it(member)).map(|(id, _)| *id)
     }
 
-    /// Returns the reason why this agent does not belong to the job, if there is one.
+    /// Returns the reason why this agent does not belong here.
     fn foreign(&self, join: &Join) -> Option<String> {
         let host = &join.host;
         if join.protocol != PROTOCOL {
@@ -178,7 +179,7 @@ impl Formation {
         None
     }
 
-    /// Returns the reason why this agent cannot take part, independent of the other hosts, if there is one.
+    /// Returns the reason why this agent cannot take part, whatever the others do.
     fn refusal(&self, join: &Join) -> Option<String> {
         let foreign = self.foreign(join);
         if foreign.is_some() {
@@ -315,7 +316,7 @@ impl Formation {
 
     pub(super) fn closed(&mut self, agent: AgentId, how: String) {
         if matches!(self.state, State::Over(_)) {
-            // The agent was informed, or will not reconnect.
+            // It has been informed, or will not come back to be informed.
             self.members.remove(&agent);
         } else if let Some(host) = self.expected.remove(&agent) {
             self.gone(HostLoss { host, how });
@@ -377,7 +378,7 @@ impl Formation {
             }
         }
         if over {
-            // The connected agents were informed.
+            // Those that are connected have been informed.
             self.members.retain(|id, _| !silent.contains(id));
         } else {
             lines.into_iter().for_each(|line| self.say(line));
@@ -449,7 +450,7 @@ impl Formation {
         self.hand_over_seat(agent);
     }
 
-    /// Handles the loss of a host that has taken part in no attempt.
+    /// Handles the loss of a host that had no part in the attempt.
     fn gone(&mut self, loss: HostLoss) {
         if matches!(self.state, State::Over(_)) {
             return;

@@ -55,7 +55,7 @@ impl Default for Rules {
     }
 }
 
-/// Maximum number of ranks per host. A larger number is a mistake, or comes from a peer with another protocol.
+/// Maximum number of ranks per host. A larger number is a mistake, or the peer is not a Brigade agent.
 pub(super) const MAX_RANKS_PER_HOST: usize = 1 << 16;
 /// Time for which a new coordinator waits for the agents of the earlier one. It is longer than the pauses between their
 /// attempts to connect.

@@ -48,8 +48,8 @@ impl Formation {
         }
     }
 
-    /// Returns `true` if a stop was sent to the member, and the member is abandoned at the time limit. A disconnected
-    /// member is waited for while its seat is kept, unless the user has asked to kill the ranks.
+    /// Returns `true` if the member was ordered to stop and is given up when its time limit passes. A disconnected
+    /// member is waited for as long as its seat is kept, unless the user waits.
     pub(super) fn may_be_stuck(&self, member: &Member) -> bool {
         let is_waited_for = member.disconnection.is_some() && !self.failures.killed;
         matches!(member.activity, Activity::Stopping { .. }) && !is_waited_for
@@ -249,7 +249,7 @@ impl Formation {
 
     pub(super) fn end(&mut self, mut job_result: JobResult) {
         if self.stuck && job_result.code != 0 {
-            // A scheduler or user has to be informed of the remaining processes.
+            // A process is left, which has to be reported to a scheduler or a user.
             job_result.code = ExitStatus::Signal(Signal::SIGKILL as i32).exit_code();
         }
         if let Some(cause) = &job_result.cause {

@@ -60,7 +60,7 @@ struct Shared<T> {
 #[derive(Debug)]
 struct State<T> {
     items: VecDeque<T>,
-    /// Whether the receiver was dropped.
+    /// `true` if the receiver was dropped.
     is_closed: bool,
 }
 

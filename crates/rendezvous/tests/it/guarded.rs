@@ -63,7 +63,7 @@ impl Served {
         self.end(link)
     }
 
-    /// The job starts with a second host, runs and ends; gives what the user was told.
+    /// The job starts with a second host, runs and ends; returns what the user was told.
     fn end(mut self, mut link: Link) -> Vec<String> {
         for link in [&mut self.own, &mut link] {
             assert!(matches!(next(link).unwrap(), ToAgent::Start(_)));

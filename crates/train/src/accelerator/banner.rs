@@ -19,7 +19,7 @@ struct Start {
     device: Device,
     /// Number of threads of a CPU.
     threads: usize,
-    /// Why it is a CPU, in a program that was built for GPUs.
+    /// Reason why it is a CPU, in a program that was built for GPUs.
     missing_gpu: Option<CudaUnavailable>,
     /// Name of the GPU's hardware.
     hardware: Option<String>,
@@ -34,7 +34,7 @@ struct Start {
 }
 
 impl Accelerator {
-    /// Once, when the first model is prepared: before, the memory format is not known.
+    /// Prints the banner once, when the first model is prepared: the memory format is not known earlier.
     pub(crate) fn print_banner(&self, channels_last: bool) {
         if self.options.quiet
             || !self.is_main_process()
@@ -62,7 +62,7 @@ impl Accelerator {
         let _ = std::io::stderr().lock().write_all(start.lines().as_bytes());
     }
 
-    /// Once, when the first model was sharded: what each rank has and sends.
+    /// Prints, once the first model has been sharded, each rank's part and messages.
     pub(crate) fn print_plan<M>(&self, model: &PreparedModel<M>) {
         let Some(sharder) = model.sharder() else { return };
         if self.options.quiet

@@ -77,7 +77,7 @@ impl AcceleratorBuilder {
         }
     }
 
-    /// Sets whether the CPU is used even where there is a GPU. The environment can ask for the same
+    /// Sets whether the CPU is used even if there is a GPU. The environment can ask for the same
     /// (`ACCELERATE_USE_CPU`, which `brigade launch --cpu` sets).
     pub fn cpu(mut self, cpu: bool) -> Self {
         self.connection.cpu = cpu;
@@ -180,8 +180,8 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Sets whether the line is left out that the main process writes to standard error when the first model is
-    /// prepared: processes, device, precision, memory format. Defaults to `false`.
+    /// Sets whether to omit the summary line (processes, device, precision, memory format) that the main process writes
+    /// to standard error when the first model is prepared. Defaults to `false`.
     pub fn quiet(mut self, quiet: bool) -> Self {
         self.quiet = quiet;
         self
@@ -384,8 +384,8 @@ impl AcceleratorBuilder {
     }
 
     /// Sets whether operation, shape, type and place in the program are compared between ranks before each collective,
-    /// and before each forward and backward that sends anything. If a rank calls something else, or makes no call
-    /// within the time limit, every other rank returns an error that names it ([`brigade_torch::Desync`]). Slow.
+    /// and before each forward and backward that sends anything. If a rank makes a different call, or none within the
+    /// time limit, every other rank returns an error that names it ([`brigade_torch::Desync`]). The comparison is slow.
     /// Defaults to `false`, or to the value of `ACCELERATE_DEBUG_MODE`, which `brigade launch --debug-collectives`
     /// sets. With `sharing` it is the other Accelerator's setting.
     pub fn debug(mut self, on: bool) -> Self {
@@ -494,7 +494,7 @@ impl AcceleratorBuilder {
     ///
     /// A program can leave such a batch out: all ranks get the error in the same backward, so it calls
     /// [`crate::PreparedOptimizer::zero_grad`] and continues. With accumulation the window's other batches are
-    /// left out, too, where there are several processes.
+    /// left out, too, if there are several processes.
     ///
     /// ```
     /// # use brigade_nn::{Linear, Model};
@@ -524,7 +524,7 @@ impl AcceleratorBuilder {
     /// # Ok::<(), brigade_torch::Error>(())
     /// ```
     ///
-    /// Under LocalSGD, and where no prepared model takes part, the error is that of the rank alone.
+    /// Under LocalSGD, and if no prepared model takes part, the error is that of the rank alone.
     pub fn check_loss(mut self, on: bool) -> Self {
         self.loss_check.on = on;
         self

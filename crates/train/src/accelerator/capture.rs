@@ -7,8 +7,8 @@ use crate::capture::CapturedStep;
 
 impl Accelerator {
     /// Records a whole training step as a CUDA graph (forward, backward, reduction, clipping, optimizer and loss
-    /// scale), and replays it for each further batch with one call of the GPU's driver. For small networks, whose
-    /// kernels take less time than their launches.
+    /// scale), and replays it for each further batch with one call of the GPU's driver. Use it for small networks,
+    /// whose kernels take less time than their launches.
     ///
     /// The first three batches run as they are, then the step is recorded, and from the fourth on it is replayed; a
     /// batch of other shapes runs once and is recorded, too. The losses are those of the step that is not recorded, bit
@@ -16,14 +16,13 @@ impl Accelerator {
     /// were recorded, learning rates, the loss scale with its overflows, counts of steps, and random numbers, so that
     /// dropout differs between replays.
     ///
-    /// The body gets a batch and returns tensors, such as the loss; [`CapturedStep::run`] returns copies of them. It is
-    /// called for the first batches only. So what it does on the host is done once, or in other words: values that it
-    /// reads from tensors, branches, counters, and messages belong behind `run`. Schedules may step in the body or
-    /// behind it. Its models must be in training mode or not as they were when it was recorded
-    /// ([`CapturedStep::forget`] has it recorded again). A momentum or a weight decay that has changed has it recorded
-    /// again by itself, once: from then on the optimizer is called between two recordings, at each step, since its
-    /// kernels have those numbers by value. So are optimizers of float64 parameters, and rules of one's own that take
-    /// no numbers from the device.
+    /// The body gets a batch and returns tensors, such as the loss; [`CapturedStep::run`] returns copies of them. The
+    /// body is called for the first batches only, so its work on the host is not repeated in a replay: reading values
+    /// of tensors, branches, counters and messages belong after `run`. Schedules may step in the body or after it. The
+    /// training mode of the models must not change after the recording; call [`CapturedStep::forget`] to record again.
+    /// A changed momentum or weight decay causes one new recording: from then on the optimizer is called between two
+    /// recordings in each step, because its kernels receive those numbers by value. The same holds for optimizers of
+    /// float64 parameters, and for custom rules that do not read their numbers from the device.
     ///
     /// A step that cannot be recorded runs normally: on a CPU, with Gloo between several ranks, with accumulation over
     /// several batches, with custom communication hooks, with sharded models, in debug mode, and after an operation

@@ -83,7 +83,7 @@ impl Accelerator {
     }
 
     /// Runs the body for one batch of an accumulation window. The model's forward, the backward, the optimizer's and
-    /// scheduler's `step` and `zero_grad` all go inside; whether they do something is decided here.
+    /// scheduler's `step` and `zero_grad` all go inside; this call decides which of them take effect.
     ///
     /// The last batch of the data ends the window, however short it is.
     ///
@@ -137,8 +137,8 @@ impl Accelerator {
     }
 
     /// Runs the backward of a loss that is a sum over `weight` tokens (or samples, or pixels). The gradient is that of
-    /// the mean over all tokens of the window on all ranks, however unevenly they are spread.
-    /// [`Accelerator::backward`] computes the mean of the batches' means, which differs from it then.
+    /// the mean over all tokens of the window on all ranks, however unevenly they are spread. [`Accelerator::backward`]
+    /// computes the mean of the batches' means, which differs if the batches have different numbers of tokens.
     ///
     /// The weight is a number, or a tensor of one element; on a GPU the host does not wait for one, and the step can be
     /// recorded ([`Accelerator::capture`]).
@@ -167,8 +167,8 @@ impl Accelerator {
     ///
     /// # Errors
     /// Returns the same errors as [`Accelerator::backward`], and [`brigade_torch::ErrorKind::InvalidArgument`], on
-    /// every rank at the end of the window, when a weight is negative, NaN, or a tensor of several elements. One that
-    /// is a tensor on a GPU makes the loss NaN then.
+    /// every rank at the end of the window, when a weight is negative, NaN, or a tensor of several elements. If the
+    /// weight is a tensor on a GPU, the loss becomes NaN instead.
     pub fn backward_weighted(
         &self,
         models: &(impl PreparedModels + ?Sized),
@@ -211,8 +211,8 @@ impl Accelerator {
         self.gradients.clip_norm(parameters, clip.into())
     }
 
-    /// Clamps every value of the gradients to `[-limit, limit]`. Does nothing while gradients are still
-    /// being added up; with fp16 the gradients are divided by the scale first.
+    /// Clamps every value of the gradients to `[-limit, limit]`. Does nothing while gradients are still being
+    /// accumulated; with fp16 the gradients are divided by the scale first.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] when `limit` is negative or NaN.

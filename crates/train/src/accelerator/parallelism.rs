@@ -1,4 +1,4 @@
-//! How models are divided among the ranks of an Accelerator, and what that takes.
+//! Model parallelism of an Accelerator: the division of models among the ranks, and its memory.
 
 use std::fmt;
 

@@ -17,9 +17,9 @@ impl Accelerator {
     /// call. The closure runs the model and returns the loss of what it gets, a mean, or a sum with its weight
     /// ([`PipelineLoss`]). Returns the loss of this rank's batch, on all ranks of the pipeline.
     ///
-    /// A stage's closure ends within the model's forward, with an error that the closure passes on, except on the last stage:
-    /// what is behind the model's row of blocks, and the loss, are of that alone. Without a pipeline the closure gets the whole
-    /// batch.
+    /// On all stages but the last, the model's forward returns an error, which the closure must pass on: only the last
+    /// stage runs the layers after the model's blocks and computes the loss. Without a pipeline the closure gets the
+    /// whole batch.
     ///
     /// Gradients are averaged over the ranks that read other samples, by the number of rows, or by the weights of sums, those of
     /// all batches of a window of accumulation. Where the batch does not end its window, they stay as they are. With fp16 the loss is scaled, and a gradient of

@@ -23,7 +23,7 @@ pub trait Prepare {
     /// Prepares the object for the ranks of an Accelerator. Called by [`Accelerator::prepare`].
     ///
     /// # Errors
-    /// When the ranks disagree or one is gone.
+    /// Fails when the ranks disagree or one is gone.
     fn prepare(self, accelerator: &Accelerator) -> Result<Self::Prepared>;
 }
 

@@ -51,7 +51,7 @@ impl Accelerator {
     }
 
     /// Profiles the body on this rank: the operations of this thread and of its backward, and with CUDA the kernels.
-    /// Returns the body's result and the profile. Gives the body's result and the recording.
+    /// Returns the body's result and the profile.
     ///
     /// The body calls [`Profiler::step`] after each step; without a schedule that only marks them.
     ///

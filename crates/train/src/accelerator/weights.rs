@@ -14,7 +14,7 @@ impl Accelerator {
     /// path that does not end in `.safetensors` is a folder for `model.safetensors`, created if it is missing.
     ///
     /// # Errors
-    /// On every rank when rank 0 cannot write.
+    /// Fails on every rank when rank 0 cannot write.
     pub fn save_model<M>(&self, model: &PreparedModel<M>, path: impl AsRef<Path>) -> Result<()> {
         self.checkpoints.weights_may_be_saved()?;
         model.save_weights(&self.processes, &WeightsTarget::File(file_in(path.as_ref())))
@@ -26,7 +26,7 @@ impl Accelerator {
     /// ([`Model::load_state_dict`](brigade_nn::Model::load_state_dict)), which a line on standard error reports.
     ///
     /// # Errors
-    /// On every rank when rank 0 cannot read the file or it does not fit; the model is unchanged then.
+    /// Fails on every rank when rank 0 cannot read the file or it does not fit; the model is unchanged then.
     pub fn load_model<M>(
         &self,
         model: &mut PreparedModel<M>,
@@ -59,7 +59,7 @@ impl Checkpoints {
     /// ```
     ///
     /// # Errors
-    /// On every rank when rank 0 cannot write.
+    /// Fails on every rank when rank 0 cannot write.
     pub fn save_model_in_parts<M>(
         &self,
         model: &PreparedModel<M>,

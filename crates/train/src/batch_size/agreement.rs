@@ -1,4 +1,4 @@
-//! One attempt of a batch size on several ranks: all continue with a result, or none.
+//! Agreement on one attempt of a batch size on several ranks: all continue with a result, or none does.
 //!
 //! A rank that fails sets a key in the store and closes its connections, so that the others' collectives
 //! end. A thread of every rank polls for such keys: it aborts collectives that do not notice a lost
@@ -37,7 +37,7 @@ impl Attempt {
         Some(Self { job: Arc::clone(job), group, store, number, watcher })
     }
 
-    /// This rank's result when all have one; `None` when memory ran out somewhere.
+    /// Returns this rank's result if all ranks have one, or `None` if memory ran out on any rank.
     pub(super) fn decide<R>(mut self, outcome: Outcome<R>) -> Result<Option<R>> {
         self.stop_watching();
         let mine = match End::of(&outcome) {
@@ -114,8 +114,8 @@ impl Attempt {
     }
 }
 
-/// Ends what this rank waits for when another has given up. Without a thread (the system has none left)
-/// the lost connection does it, where it is noticed.
+/// Ends this rank's waits when another rank has given up. If no thread can be started, the lost connection ends them
+/// once it is detected.
 fn watch(group: ProcessGroup, store: Store, key: String) -> Option<(Sender<()>, JoinHandle<()>)> {
     let (stop, stopped) = mpsc::channel();
     let look = move || {

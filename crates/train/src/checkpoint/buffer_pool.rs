@@ -34,7 +34,7 @@ impl BufferPool {
         Ok(copy)
     }
 
-    /// Takes back what was written.
+    /// Returns written buffers to the pool.
     pub(super) fn keep(&self, copies: impl IntoIterator<Item = Tensor>) {
         let mut kept = self.0.lock();
         for copy in copies {
@@ -45,7 +45,7 @@ impl BufferPool {
         }
     }
 
-    /// Frees what is not in use, and gives its bytes.
+    /// Frees the buffers that are not in use, and returns their size in bytes.
     pub(super) fn release(&self) -> usize {
         let mut kept = self.0.lock();
         let freed = std::mem::take(&mut *kept);

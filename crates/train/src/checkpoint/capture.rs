@@ -41,7 +41,7 @@ pub(super) struct NamedTensor {
     pub(super) name: String,
     pub(super) info: TensorInfo,
     pub(super) tensor: Tensor,
-    /// Only rank 0's counts.
+    /// `true` if only rank 0's value is saved.
     main_only: bool,
     /// Rows of the tensor that this rank holds, if it is sharded over ranks.
     part: Option<Part>,
@@ -153,7 +153,7 @@ pub(super) fn shares_of(
 }
 
 impl Captured {
-    /// Tensors with memory of their own: training may go on.
+    /// Copies the tensors to memory of their own, so that training can continue.
     pub(super) fn copy(&mut self, copies: &BufferPool) -> Result<()> {
         for file in &mut self.files {
             let Contents::Tensors(tensors) = &mut file.contents else { continue };
@@ -345,7 +345,7 @@ impl NamedTensor {
         Ok(Self { name, info: TensorInfo { dtype, shape }, tensor, main_only, part })
     }
 
-    /// Returns a box of it, under a name of its own where it has one.
+    /// Returns a box of it, under a name of its own if it has one.
     fn piece(&self, key: Option<&String>, place: &Region) -> Result<Self> {
         let mut tensor = self.tensor.shallow_clone();
         for (dim, (&start, &length)) in place.offset.iter().zip(&place.shape).enumerate() {
@@ -401,5 +401,5 @@ fn json(tree: &Value<String>) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Below this, a file more costs more than it shares out.
+/// Minimum size of a shard in bytes. Below it, another file costs more than the division saves.
 const LEAST_SHARD_BYTES: u64 = 4 << 20;

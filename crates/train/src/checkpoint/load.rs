@@ -261,7 +261,7 @@ impl Ready {
 
     /// Changes first what can still fail: files that cannot be read, then objects of the program's own, which
     /// are restored when one fails. Models and states that optimizers have already come last, read straight from the files:
-    /// only the disk can fail then. Returns why the run does not go on bit for bit, where it does not.
+    /// only the disk can fail then. Returns why the run does not go on bit for bit, if it does not.
     fn restore(self, checkpoints: &Inner) -> Result<Option<String>> {
         let mut files = Files::new(&self.checkpoint);
         let mut in_place = self.tensors;
@@ -376,7 +376,7 @@ impl Wanted {
         Ok(Self::part(part, stored))
     }
 
-    /// Type and shape of what is wanted.
+    /// Returns the type and shape of the requested tensor.
     fn info(&self) -> TensorInfo {
         TensorInfo { dtype: self.stored.info.dtype, shape: self.shape.clone() }
     }
@@ -441,8 +441,8 @@ impl<'c> Files<'c> {
         Ok(entry.insert(file))
     }
 
-    /// Reads the numbers of an optimizer's state, and what it has no tensor for; the tensors of `live`, its state now, go into
-    /// `in_place` with what is to be read into them.
+    /// Reads the numbers of an optimizer's state, and tensors that the optimizer does not have yet. Tensors of `live`,
+    /// its current state, are added to `in_place` together with the values to be read into them.
     fn read_beside(
         &mut self,
         state: Value<Wanted>,
@@ -487,8 +487,8 @@ impl<'c> Files<'c> {
             .try_for_each(|(mut tensor, wanted)| self.read_wanted(&wanted, &mut tensor))
     }
 
-    /// Reads what is wanted out of the chunks that have it. Whole rows are read straight into their places; of chunks
-    /// that cut other dimensions, one at a time lies in memory as well.
+    /// Reads the requested values from the chunks that contain them. Whole rows are read directly into their places; of
+    /// chunks that cut other dimensions, one at a time is also in memory.
     fn read_wanted(&mut self, wanted: &Wanted, tensor: &mut Tensor) -> Result<()> {
         let stored = &wanted.stored;
         for (region, place) in &wanted.pieces {

@@ -124,7 +124,7 @@ pub(super) fn check_hooks(state: &Value<TensorInfo>, objects: &[Named]) -> Resul
     })
 }
 
-/// Restores them; returns why the run does not go on bit for bit, where it does not.
+/// Restores the states; returns the reason why the run does not continue bit for bit, if it does not.
 pub(super) fn restore(
     checkpoints: &Inner,
     objects: &[Named],

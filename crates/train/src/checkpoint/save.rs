@@ -62,10 +62,10 @@ struct Share {
     objects: Vec<Object>,
 }
 
-/// Why no checkpoint was made: the rank and its reason.
+/// Reason why no checkpoint was made: the rank and its reason.
 type Failure = (usize, String);
 
-/// Captures and copies; the rest is done here or by a thread. Gives the checkpoint's place.
+/// Captures and copies; the rest is done here or by a thread. Returns the checkpoint's place.
 pub(super) fn begin(inner: &Inner, target: &Target) -> Result<PathBuf> {
     inner.weights_may_be_saved()?;
     inner.gradients_may_be_saved()?;
@@ -169,7 +169,7 @@ fn main_part(project: &ProjectConfiguration, target: &Target, number: u64) -> Re
 }
 
 impl Save {
-    /// Writes the checkpoint; gives the one that it has replaced, on rank 0.
+    /// Writes the checkpoint; returns the one that it has replaced, on rank 0.
     fn run(mut self) -> Result<Option<Replaced>> {
         let (step, samples) = (self.captured.step, self.captured.samples);
         let files = std::mem::take(&mut self.captured.files);

@@ -71,7 +71,7 @@ impl Shares {
         before.flat_map(|share| share.tensors.iter().map(String::as_str)).collect()
     }
 
-    /// Returns whether another rank has a tensor of an object.
+    /// Returns `true` if another rank has a tensor of an object.
     pub(super) fn has(&self, object: &str, tensor: &str) -> bool {
         let mut shares = self.all.iter().filter_map(|share| share.get(object));
         shares.any(|share| share.tensors.iter().any(|known| known == tensor))
@@ -92,7 +92,7 @@ impl Shares {
         Ok(trees.into_iter().reduce(joined_trees))
     }
 
-    /// Returns what this rank has of a state of all stages. Names that no rank has stay, so that they are told.
+    /// Returns this rank's part of a state of all stages. Names that no rank has are kept, so that they are reported.
     pub(super) fn of_rank<T: Clone>(
         &self,
         object: &Arc<dyn Checkpointed>,

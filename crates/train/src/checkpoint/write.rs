@@ -13,8 +13,8 @@ use tch::Device;
 use super::buffer_pool::BufferPool;
 use super::capture::{Contents, FilePlan};
 
-/// Writes the files into `folder`, two at a time, and gives their sizes and checksums. Tensors that were
-/// copied for this go back to `copies`.
+/// Writes the files into `folder`, two at a time, and returns their sizes and checksums. Tensors that were copied for
+/// this go back to `copies`.
 pub(super) fn write_files(
     folder: &Path,
     files: Vec<FilePlan>,
@@ -83,7 +83,7 @@ fn write_file(folder: &Path, file: &FilePlan, flush: bool) -> Result<FileFacts> 
     Ok(out.finish(flush)?)
 }
 
-/// Small enough for a processor's cache.
+/// Size of the pieces in bytes, small enough for a processor's cache.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// Number of writing threads: one copies into the system's cache while another waits for the disk.

@@ -256,8 +256,8 @@ impl GradientAccumulator {
         self.window.late.lock().owed.push((scheduler, stride));
     }
 
-    /// Learns what became of the last step, and does what had to wait for it. Where nothing is late, it does
-    /// nothing.
+    /// Determines whether the last step was made, and runs the work that waited for it. Does nothing if no result is
+    /// pending.
     pub(crate) fn settle(&self) -> Result<()> {
         let LateStep { scaler, owed } = std::mem::take(&mut *self.window.late.lock());
         let Some(scaler) = scaler else { return Ok(()) };

@@ -70,7 +70,7 @@ pub trait StatefulHook: GradientHook + Stateful {
     /// the checkpoint has none. On the same number of ranks each loads its own with [`Stateful::load_state_dict`].
     ///
     /// # Errors
-    /// When a tensor cannot be copied.
+    /// Fails when a tensor cannot be copied.
     fn load_from_ranks(&self, states: &[&Value<Tensor>]) -> Result<()>;
 
     /// Loads the state that the hook of the same model had before parameters were frozen or unfrozen
@@ -139,7 +139,7 @@ impl CommHook {
         Self::Wrapped(compression, Box::new(self))
     }
 
-    /// Returns whether gradients are sent as they are.
+    /// Returns `true` if gradients are sent as they are.
     pub(crate) fn is_none(&self) -> bool {
         matches!(self, Self::None)
     }

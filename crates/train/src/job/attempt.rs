@@ -28,7 +28,7 @@ impl Attempt {
     /// Enters the attempt of `world`, and returns the store whose keys it uses. In a later attempt all
     /// ranks wait for rank 0, and it waits for them, for ten minutes at most. A rank that takes the attempt
     /// for the first one never comes: ranks of Python do so, and a rank of a host that counts no restart
-    /// where no group was made before.
+    /// if no group was made before.
     ///
     /// # Errors
     /// A rank did not come within the time limit ([`crate::TrainError::AttemptRank`]), or the store is gone.

@@ -25,7 +25,7 @@ use crate::recorder::Recorder;
 /// [`crate::AcceleratorBuilder`] has an option of the same name for each field.
 #[derive(Debug, Default)]
 pub struct ConnectOptions {
-    /// `true` if the CPU is used even where there is a GPU.
+    /// `true` if the CPU is used even if there is a GPU.
     pub cpu: bool,
     /// Rank, world size and hosts.
     pub world: Option<World>,
@@ -132,7 +132,7 @@ pub(crate) fn cpu_is_requested() -> Result<bool> {
     }
 }
 
-/// A GPU where there is one, else the CPU; and what is in the way, where the program was built for GPUs.
+/// Returns a GPU if there is one, else the CPU, with the reason why a program that was built for GPUs has none.
 fn choose_device(world: &World) -> (Device, Option<CudaUnavailable>) {
     let mut missing = None;
     for kind in DEVICE_KINDS {
@@ -156,7 +156,7 @@ fn gloo_device(world: &World) -> GlooDevice {
     }
 }
 
-/// The store of a program that no launcher of ours started: at the address of the job where that is
+/// Returns the store of a program that Brigade's launcher did not start. It is served at the job's address if that is
 /// certainly this host's, else at all addresses.
 fn served(endpoint: &StoreEndpoint) -> Result<TcpStore> {
     let listener = own_address(&endpoint.addr)

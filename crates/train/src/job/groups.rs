@@ -73,8 +73,8 @@ impl Groups {
         Ok(())
     }
 
-    /// Returns the groups of the ranks that differ from this one along an axis of a mesh alone; `None` where it is the only
-    /// one. All ranks take part.
+    /// Returns the groups of the ranks that differ from this one along an axis of a mesh alone; `None` if it is the
+    /// only one. All ranks take part.
     pub(crate) fn along(&self, mesh: &Mesh, axis: Axis) -> Result<Option<Self>> {
         let world = self.world();
         let group = along(&world, mesh, axis)?;

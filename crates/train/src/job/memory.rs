@@ -1,4 +1,4 @@
-//! Adds how memory stands to errors about a GPU's memory.
+//! Adds the state of the memory to errors about a GPU's memory.
 
 use brigade_torch::{DeviceExt, DeviceMemory, Result};
 

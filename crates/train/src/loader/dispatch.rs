@@ -40,7 +40,7 @@ impl<T: TensorTree<Owned = T>> Dispatch<T> {
         Self { group, epoch, ended: false }
     }
 
-    /// Batches to come, where this rank knows.
+    /// Returns the number of remaining batches, if this rank can determine it.
     pub(crate) fn remaining(&self) -> Option<usize> {
         self.epoch.as_ref().and_then(Epoch::remaining)
     }

@@ -65,7 +65,7 @@ impl Position {
         Counting { position: self.clone(), iteration }
     }
 
-    /// Makes the next iteration go on after the mark.
+    /// Makes the next iteration continue after the mark.
     pub(super) fn resume(&self, mark: Mark, total: u64) {
         let mut state = self.0.lock();
         state.open = None;

@@ -50,7 +50,7 @@ pub trait Loader: Deref<Target = LoaderCore> + Send + Sync {
     /// Restricts the loader to the batches of one rank; without a rank, the loader reads the batches of all ranks.
     ///
     /// # Errors
-    /// When the options do not fit the batch size or each other.
+    /// Fails when the options do not fit the batch size or each other.
     fn sharded(self, rank: Option<usize>, world: usize, options: ShardOptions) -> Result<Self>
     where
         Self: Sized;
@@ -143,8 +143,8 @@ pub(super) fn share_out<L: Loader>(
     agreed.sharded((!dispatch_batches).then_some(rank), world, options)
 }
 
-/// Compares the number of samples across ranks and gives rank 0's seed. In dispatch mode only rank 0's
-/// data are read, so others may differ.
+/// Compares the number of samples across ranks and returns rank 0's seed. In dispatch mode only rank 0's data are read,
+/// so others may differ.
 fn agree(processes: &Processes, samples: i64, seed: u64, dispatch: bool) -> Result<(i64, u64)> {
     let Some(group) = processes.group() else {
         return Ok((samples, seed));

@@ -67,7 +67,7 @@ impl<T> StagedEpoch<T> {
         self.remaining
     }
 
-    /// Ends the thread, which may be reading a batch; a panic of it goes on here.
+    /// Ends the thread, which may be reading a batch, and resumes its panic if it had one.
     fn end(&mut self) -> thread::Result<()> {
         self.batches = None;
         self.thread.take().map_or(Ok(()), JoinHandle::join)

@@ -1,4 +1,4 @@
-//! Freezing and thawing after `prepare`, the same on all ranks.
+//! Freezing and unfreezing of parameters after `prepare`, the same on all ranks.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -23,12 +23,12 @@ impl<M> PreparedModel<M> {
     /// Freezes (`false`) or unfreezes (`true`) the parameters whose whole name matches a pattern: `*` stands for any
     /// characters, dots included, `?` for one. Returns the number of matching parameters.
     ///
-    /// Every rank calls it with the same arguments, between an optimizer's step and the next forward. What
-    /// depends on the set of trained parameters is rebuilt: the reducer with its communication hook
-    /// (whose state is carried over), the groups of every optimizer that this Accelerator has prepared and
-    /// that steps this model, and what checkpoints hold. A thawed parameter joins the optimizer's group that
-    /// matches its name; a frozen one leaves it, and its state (momentum and the like) is dropped. Gradients are
-    /// cleared. A program that resumes from a checkpoint freezes the same parameters before `load_state`.
+    /// Every rank calls it with the same arguments, between an optimizer's step and the next forward. What depends on
+    /// the set of trained parameters is rebuilt: the reducer with its communication hook (whose state is carried over),
+    /// the groups of every optimizer that this Accelerator has prepared and that steps this model, and the list of
+    /// tensors in checkpoints. An unfrozen parameter joins the optimizer's group that matches its name; a frozen one
+    /// leaves it, and its state (momentum and the like) is dropped. Gradients are cleared. A program that resumes from
+    /// a checkpoint freezes the same parameters before `load_state`.
     ///
     /// ```
     /// use brigade_models::Cnn;
@@ -48,9 +48,9 @@ impl<M> PreparedModel<M> {
     /// ```
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`], on every rank and with nothing changed: no parameter matches,
-    /// the ranks differ in their arguments, a window of accumulation has begun, or an optimizer's rule refuses a
-    /// thawed parameter. [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`], on every rank and with nothing changed: no parameter matches, the
+    /// ranks differ in their arguments, a window of accumulation has begun, or an optimizer's rule does not support an
+    /// unfrozen parameter. [`brigade_torch::ErrorKind::Communication`] when a peer is gone.
     #[track_caller]
     pub fn set_trainable(&mut self, pattern: &str, trainable: bool) -> Result<usize> {
         let wildcard = wildmatch::WildMatch::new(pattern);

@@ -187,7 +187,7 @@ impl<M> Spread<'_, M> {
         Ok(tch::no_grad(|| own.f_detach()?.f_copy_(&values).map(drop))?)
     }
 
-    /// Takes note that the tensors have other values.
+    /// Updates the model after its tensors were written to.
     pub(super) fn changed(&self) -> Result<()> {
         self.sharded.map_or(Ok(()), |sharded| sharded.sharder().shards_changed())
     }

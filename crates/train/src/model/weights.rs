@@ -38,7 +38,7 @@ impl<M> PreparedModel<M> {
         processes.on_main_process(write).map(drop)
     }
 
-    /// Reads the model's weights on rank 0, of the state dictionary at `key` where there is one, and sends them to
+    /// Reads the model's weights on rank 0, of the state dictionary at `key` if there is one, and sends them to
     /// the others. Returns a remark about names where one is due.
     pub(crate) fn load_weights(
         &mut self,

@@ -1,4 +1,4 @@
-//! Forward passes alone.
+//! Forward passes of a pipeline without gradients, for evaluation.
 
 use brigade_nn::StageOutput;
 use brigade_sharding::pipeline::{Action, ActionKind};

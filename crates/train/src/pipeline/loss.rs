@@ -103,7 +103,7 @@ impl Losses {
         Ok((loss, 1.0 / divisor))
     }
 
-    /// Returns the mean, the weight of all, and what gradients are multiplied by, which are right where that is 1.
+    /// Returns the mean, the weight of all, and what gradients are multiplied by, which are right if that is 1.
     pub(super) fn total(&self) -> Result<[f64; 3]> {
         let (mut sum, mut weight) = (0.0, 0.0);
         for (value, of_micro) in &self.sums {

@@ -98,8 +98,9 @@ impl PipelineRanks {
         )))
     }
 
-    /// Gives parameters that several ranks have the values of the first of them, and notes which of them this rank counts.
-    /// `stepped` are what optimizers step: the parameters, or their shards. All ranks of the pipeline take part.
+    /// Sets parameters that several ranks have to the values of the first of these ranks, and notes which parameters
+    /// this rank counts. `stepped` are what optimizers step: the parameters, or their shards. All ranks of the pipeline
+    /// take part.
     pub(crate) fn add<M>(
         &self,
         model: &Model<M>,
@@ -138,7 +139,7 @@ impl PipelineRanks {
         names.zip(0..).collect()
     }
 
-    /// Returns whether a rank before this one counts a parameter.
+    /// Returns `true` if a rank before this one counts a parameter.
     pub(crate) fn is_counted_before(&self, parameter: &Tensor) -> bool {
         self.models().iter().any(|model| model.counted_before.contains(&TensorId::of(parameter)))
     }

@@ -33,7 +33,7 @@ pub(super) struct Step<'a, M, T> {
     held: HashMap<Pass, Held>,
     losses: Losses,
     stepped: &'a Stepped<'a>,
-    /// Gradients of inputs and of weights are apart.
+    /// `true` if gradients of inputs and of weights are computed in separate passes.
     splits: bool,
 }
 
@@ -84,7 +84,7 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         }
     }
 
-    /// Runs all actions, and returns the loss, which all ranks know.
+    /// Runs all actions, and returns the loss on all ranks.
     pub(super) fn run<L: PipelineLoss>(
         mut self,
         share: ShareOf<'_>,
@@ -292,7 +292,7 @@ impl<'a, M, T: TensorTree> Step<'a, M, T> {
         Ok(())
     }
 
-    /// Passes a stage's output on to the next one, here or on another rank, where it has no gradient.
+    /// Passes a stage's output on to the next one, here or on another rank, if it has no gradient.
     pub(super) fn hand_on(&mut self, pass: Pass, hidden: Tensor, is_own: bool) -> Result<()> {
         if is_own {
             self.outputs.insert(pass, hidden);

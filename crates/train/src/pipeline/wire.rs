@@ -59,7 +59,7 @@ impl<'a> Wire<'a> {
         Self { group, forms, device, sends: HashMap::new(), receives: HashMap::new() }
     }
 
-    /// Sends a stage's output, with its form before it where the peer does not know it.
+    /// Sends a stage's output, preceded by its form unless the peer has it.
     pub(super) fn send_activation(
         &mut self,
         stage: usize,

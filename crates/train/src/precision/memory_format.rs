@@ -8,7 +8,7 @@ use crate::precision::{Numerics, Precision};
 
 /// Facts on which the choice of the memory format depends.
 struct Facts {
-    /// A parameter has four dimensions, as a convolution's weight.
+    /// `true` if a parameter has four dimensions, as the weight of a convolution.
     convolutions: bool,
     device: Device,
     /// The type in which convolutions compute.

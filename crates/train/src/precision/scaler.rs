@@ -94,7 +94,7 @@ struct ScalerInner {
     options: GradScalerOptions,
     state: GradScalerState,
     job: Option<Arc<Job>>,
-    /// Ranks may step unequally often for now: no messages about steps.
+    /// `true` while ranks may step unequally often, so that steps send no messages.
     alone: bool,
     /// Parameters whose gradients have been divided since the last backward pass, and
     /// whether a value among those divided with them was not finite.
@@ -317,7 +317,7 @@ impl GradScaler {
         Ok(parameters.iter().any(known))
     }
 
-    /// Before an optimizer's step on these parameters: whether it may be made.
+    /// Returns `true` if an optimizer's step on these parameters may be made. Called before the step.
     pub(crate) fn admits(&self, parameters: &[&Tensor]) -> Result<bool> {
         let found = self.unscale_tensors(parameters)?;
         let mut inner = self.inner.lock();
@@ -337,14 +337,13 @@ impl GradScaler {
         }
     }
 
-    /// Until the guard is dropped, nothing is sent: gradients that were averaged overflow on all ranks
-    /// that step.
+    /// Sends nothing until the guard is dropped: averaged gradients overflow on all ranks that step.
     pub(crate) fn alone(&self) -> Alone<'_> {
         self.inner.lock().alone = true;
         Alone(self)
     }
 
-    /// After ranks have stepped unequally often: all take the lowest scale. Every rank calls it.
+    /// Sets the scale of all ranks to the lowest one, after ranks have stepped unequally often. Every rank calls it.
     pub(crate) fn agree(&self) -> Result<()> {
         let mine = self.state();
         let job = self.inner.lock().job.clone();

@@ -171,7 +171,7 @@ impl Processes {
     /// Broadcasts the object of rank `from` to every rank.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone or the object cannot be carried.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone or the object cannot be serialized.
     #[track_caller]
     pub fn broadcast_object<T>(&self, object: T, from: usize) -> Result<T>
     where
@@ -186,7 +186,7 @@ impl Processes {
     /// Gathers the objects of all ranks on every rank, in the order of ranks.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone or an object cannot be carried.
+    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone or an object cannot be serialized.
     #[track_caller]
     pub fn gather_object<T>(&self, object: T) -> Result<Vec<T>>
     where

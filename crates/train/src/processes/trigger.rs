@@ -8,8 +8,8 @@ use tch::Tensor;
 use crate::processes::Processes;
 
 impl Processes {
-    /// Sets the trigger on this rank, which [`Processes::check_trigger`] reads on all ranks. For a decision that one
-    /// rank makes and all must follow, such as early stopping.
+    /// Sets the trigger on this rank, which [`Processes::check_trigger`] reads on all ranks. Use it for a decision that
+    /// one rank makes and all must follow, such as early stopping.
     pub fn set_trigger(&self) {
         self.trigger.store(true, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Rank 0's state for all ranks.
+//! Broadcast of rank 0's state to all ranks.
 
 use brigade_checkpoint::Value;
 use brigade_torch::{Error, Result, TorchError, dtype_of, kind_of};
@@ -32,8 +32,8 @@ impl Processes {
         self.broadcast_values(state, &mut |_, tensor| Ok(tensor))
     }
 
-    /// The same, with what `keep` returns of each tensor, of whose place in the tree it is told: one whole tensor after the
-    /// other is in memory.
+    /// Broadcasts values as [`Processes::broadcast_state`] does, with the result of `keep` for each tensor and its
+    /// place in the tree. Only one whole tensor at a time is in memory.
     pub(crate) fn broadcast_values(
         &self,
         state: Option<Value<Tensor>>,

@@ -11,7 +11,7 @@ use super::narrow_to;
 use crate::processes::Processes;
 
 impl ShardedModel {
-    /// Gives the shards of a deferred model their values: each rank's rows of what rank 0 draws, one parameter at a time, and
+    /// Initializes the shards of a deferred model: each rank's rows of what rank 0 draws, one parameter at a time, and
     /// each rank's rows of files. Does nothing for other models. All ranks take part.
     pub(crate) fn set_deferred_values<M>(
         &self,

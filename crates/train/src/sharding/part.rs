@@ -12,7 +12,7 @@ use tch::{Device, Tensor};
 /// Part of a tensor on this rank: rows, a part along tensor ranks, or rows of such a part.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
-    /// The shape of what is spread by rows: the whole tensor, or a tensor rank's part of it.
+    /// Shape of the tensor that is sharded by rows: the whole tensor, or a tensor rank's part of it.
     pub(crate) shape: Vec<u64>,
     /// Division of the whole tensor among tensor ranks.
     pub(crate) tensor: Option<TensorPart>,
@@ -49,7 +49,8 @@ impl Writers {
 }
 
 impl Part {
-    /// `shape` is that of what is spread by rows, `placements` those of the data axes.
+    /// Makes a part. `shape` is the shape of the tensor that is sharded by rows, `placements` are those of the data
+    /// axes.
     pub(crate) fn new(
         shape: Vec<u64>,
         tensor: Option<TensorPart>,
@@ -104,7 +105,7 @@ impl Part {
         pieces(&self.own(), self.tensor.as_ref())
     }
 
-    /// Returns whether the same ranks have and write the parts of both.
+    /// Returns `true` if the same ranks have and write the parts of both.
     pub(crate) fn is_spread_as(&self, other: &Self) -> bool {
         self.writers == other.writers
     }

@@ -20,7 +20,7 @@ pub struct Progress<I> {
     /// `true` if plain lines are printed: on the main process, if standard error is not a terminal.
     lines: bool,
     values: ProgressValues,
-    /// When the launcher last got a report.
+    /// Time of the last report to the launcher.
     reported: Option<Instant>,
 }
 

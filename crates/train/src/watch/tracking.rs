@@ -70,9 +70,9 @@ impl Trackers {
     /// ```
     ///
     /// # Errors
-    /// On every rank: [`crate::TrainError::Track`] for a folder that cannot be written or a server that does not answer
-    /// ([`crate::TrainError::Leader`] on the other ranks); [`brigade_torch::ErrorKind::InvalidArgument`] when a run
-    /// has begun.
+    /// Fails on every rank: [`crate::TrainError::Track`] for a folder that cannot be written or a server that does not
+    /// answer ([`crate::TrainError::Leader`] on the other ranks); [`brigade_torch::ErrorKind::InvalidArgument`] when a
+    /// run has begun.
     pub fn start(&self, project: &str, config: &impl Serialize) -> Result<()> {
         if self.state.lock().started {
             return Err(Error::invalid_argument(

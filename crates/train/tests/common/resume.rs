@@ -105,7 +105,7 @@ impl Run {
         accelerator.save_state(path).unwrap();
     }
 
-    /// To the end, or until `after` says so. Gives the bits of the losses.
+    /// To the end, or until `after` says so. Returns the bits of the losses.
     pub(crate) fn go(
         &mut self,
         accelerator: &Accelerator,

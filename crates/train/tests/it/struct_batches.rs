@@ -77,8 +77,8 @@ fn numbers(tensor: &Tensor) -> Vec<i64> {
     Vec::try_from(tensor.to_kind(Kind::Int64)).unwrap()
 }
 
-/// Two epochs from where the loader stands. Gives the loss's bits and the samples of every step, of all
-/// ranks; `after` may end it after a step.
+/// Two epochs from where the loader stands. Returns the loss's bits and the samples of every step, of all ranks;
+/// `after` may end it after a step.
 fn train(
     accelerator: &Accelerator,
     seed: i64,

@@ -21,9 +21,9 @@ pub(super) struct Group {
     pub(super) part: Assignment,
     phase: Phase,
     ranks: Vec<Rank>,
-    /// Ranks that have failed, and whose failure has not been reported to the coordinator.
+    /// Failed ranks that have not been reported to the coordinator yet.
     failures: Vec<Failure>,
-    /// `true` once faults of devices have been reported to the coordinator or the user.
+    /// `true` if faults of devices have been reported to the coordinator or the user.
     told_faults: bool,
     /// Signals that all ranks have been sent to stop them.
     asked: Vec<Signal>,
@@ -66,7 +66,7 @@ enum Stopping {
 enum Spared {
     /// All ranks, until this time at most: those that have written an error are being looked for.
     All(Duration),
-    /// Ranks that have written an error and are about to end, until this time at most.
+    /// Ranks that have written an error and are about to end, with the time limit for that.
     Exiting(Vec<usize>, Duration),
 }
 
@@ -81,7 +81,7 @@ pub(super) struct FailureDetails {
     pub(super) device_faults: Vec<DeviceFault>,
 }
 
-/// Failed rank, with the details that are collected about it.
+/// A failed rank, with the details that are still being collected.
 #[derive(Debug)]
 struct Failure {
     local_rank: usize,
@@ -101,9 +101,9 @@ pub(super) struct Ended {
     killed: bool,
     /// `true` if all ranks ended with exit code 0.
     pub(super) finished: bool,
-    /// Time until which the report to the coordinator may wait for the rest of the output.
+    /// Time until which the report to the coordinator is delayed for remaining output.
     pub(super) until: Duration,
-    /// `true` once the end has been reported to the coordinator.
+    /// `true` if the end may have been reported to the coordinator.
     pub(super) reported: bool,
 }
 
@@ -138,7 +138,7 @@ impl Group {
         self.ranks.iter().enumerate().filter(|(_, rank)| rank.exit_status.is_none())
     }
 
-    /// Returns when something is due if nothing else happens before.
+    /// Returns the time at which the next step is due, if nothing else happens before.
     pub(super) fn deadline(&self, limits: &TimeLimits) -> Option<Duration> {
         let failure = self.failures.iter().map(Failure::ready_at).min();
         let spared = self.spared.as_ref().map(|spared| match spared {
@@ -157,7 +157,7 @@ impl Group {
 }
 
 impl Rank {
-    /// Returns the exit status if it is a failure: neither success nor the effect of a signal that the rank was sent.
+    /// Returns the exit status, unless it is success or the requested end.
     fn failure(&self) -> Option<ExitStatus> {
         let explains = |signal: &Signal, exit_status: ExitStatus| {
             let code = |signal: Signal| ExitStatus::Signal(signal as i32).exit_code();
@@ -174,7 +174,7 @@ impl Rank {
 }
 
 impl Failure {
-    /// Returns when to report the failure even if details are missing.
+    /// Returns the time at which the failure is reported to the coordinator, even if details are missing.
     fn ready_at(&self) -> Duration {
         let missing = |is_there: bool, limit| if is_there { Duration::ZERO } else { limit };
         self.seen
@@ -273,7 +273,7 @@ impl AgentState {
         self.record(FromAgent::Exited { attempt, local_rank, exit_status, at: millis(now) });
     }
 
-    /// Sends a message for the coordinator's event log, if it has one.
+    /// Sends the coordinator a message that it only records, if it records the job.
     fn record(&mut self, message: FromAgent) {
         if self.group.as_ref().is_some_and(|group| group.part.recorded) {
             self.recorded.push(message.clone());
@@ -372,7 +372,7 @@ impl AgentState {
         self.attempt_to_stop = Some(attempt);
     }
 
-    /// Returns the number of ranks that have to stop.
+    /// Returns how many ranks have to stop.
     fn stop_group(&mut self, signal: Signal) -> usize {
         let Some(group) = &mut self.group else { return 0 };
         if group.is_preparing() {
@@ -413,8 +413,8 @@ impl AgentState {
         });
     }
 
-    /// Asks all ranks to stop. Those that have not stopped after the shutdown timeout, counted from the first request,
-    /// are killed.
+    /// Sends all ranks a signal that requests their end. Those that have not ended after the shutdown timeout, counted
+    /// from the first request, are killed.
     pub(super) fn ask_all(&mut self, signal: Signal) {
         let Some(group) = self.group.as_mut().filter(|group| !group.is_preparing()) else { return };
         group.spared = None;
@@ -423,7 +423,7 @@ impl AgentState {
         self.ask(all, signal);
     }
 
-    /// Cancels an attempt that is being prepared, or asks its ranks to stop unless they are stopping already.
+    /// Requests the end of a group that is not waited for any more.
     pub(super) fn stop_quietly(&mut self) {
         self.cancel();
         if self.group.as_ref().is_some_and(|group| !group.is_stopping()) {
@@ -458,7 +458,7 @@ impl AgentState {
         }
     }
 
-    /// Gives these ranks, which have written an error and not ended, some time to end, and asks the others to stop now.
+    /// Gives ranks that have written an error time to end by themselves, and sends the signal to the others now.
     pub(super) fn exiting(&mut self, exiting: &[usize]) {
         let Some(group) = &mut self.group else { return };
         if !matches!(group.spared, Some(Spared::All(_))) {
@@ -488,7 +488,7 @@ impl AgentState {
         self.ask(all, Signal::SIGKILL);
     }
 
-    /// Performs what is due for the current ranks.
+    /// Performs the steps that are due for the running ranks.
     pub(super) fn advance_group(&mut self) {
         let now = self.now;
         let Some(group) = &mut self.group else { return };
@@ -650,5 +650,6 @@ const NEWS_TIMEOUT: Duration = Duration::from_secs(1);
 const TAIL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit for reading a rank's error file, which may be on another host.
 const ERROR_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time limit for finding the ranks that have written an error, if that leaves half of the shutdown timeout to SIGTERM.
+/// Time limit for finding the ranks that have written an error, as long as that leaves half of the shutdown timeout to
+/// SIGTERM.
 const FINDING_TIMEOUT: Duration = Duration::from_secs(1);

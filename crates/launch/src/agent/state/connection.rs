@@ -17,12 +17,12 @@ pub(super) enum Connection {
     /// The coordinator is being searched for.
     Searching,
     Up {
-        /// `true` if the coordinator runs in this process.
+        /// `true` if the coordinator is in this process.
         here: bool,
-        /// `true` if nothing has been received for a while: another connection is tried beside this one.
+        /// `true` if no data was received for a while: a new connection is attempted beside this one.
         quiet: bool,
     },
-    /// The connection broke. The ranks run on while it is made again, until `until`.
+    /// The connection broke. The ranks continue until the time limit, while the agent reconnects.
     Resuming { since: Duration, until: Duration, how: String },
     /// The connection is lost and cannot be restored. If `look_again`, another coordinator is looked for once nothing
     /// runs here.
@@ -30,7 +30,7 @@ pub(super) enum Connection {
 }
 
 impl Connection {
-    /// Returns `true` if a coordinator decides about the job: it is connected, or the connection is being resumed.
+    /// Returns `true` if there is a coordinator that can be reached, now or after a reconnection.
     pub(super) fn is_up(&self) -> bool {
         matches!(self, Self::Up { .. } | Self::Resuming { .. })
     }
@@ -39,7 +39,7 @@ impl Connection {
         matches!(self, Self::Resuming { .. })
     }
 
-    /// Returns `true` if messages that are sent now may be lost.
+    /// Returns `true` if messages sent now may be lost.
     fn is_cut(&self) -> bool {
         matches!(self, Self::Resuming { .. } | Self::Up { quiet: true, .. })
     }
@@ -71,9 +71,8 @@ impl AgentState {
         JoinRequest { resume, last: running.or(ended), restarts: self.restarts.used }
     }
 
-    /// Returns `true` if a lost connection may be resumed. The end of a launcher's session is the end of the launcher.
-    /// A host that cannot take part has no reason to reconnect, and one that leaves needs the connection only to report
-    /// that.
+    /// Returns `true` if the agent may reconnect. A launcher's sessions end with the launcher. A host that cannot take
+    /// part need not come back, and one that leaves only has to report that.
     fn can_resume(&self) -> bool {
         matches!(self.facts.kind, Kind::Peers | Kind::Elected)
             && self.ending.outcome().is_none()
@@ -119,7 +118,7 @@ impl AgentState {
 
     pub(super) fn coordinator_gone(&mut self, how: String) {
         match &mut self.connection {
-            // The first symptom is more informative than the failure to reconnect.
+            // The first description is more useful than that no coordinator answers now.
             Connection::Resuming { how, .. } => {
                 let how = std::mem::take(how);
                 self.lost(how);
@@ -136,8 +135,8 @@ impl AgentState {
         }
     }
 
-    /// Handles that the coordinator has kept this host's seat. Messages that were sent in the meantime may be lost: the
-    /// necessary ones are sent again, and the coordinator ignores those that it has received before.
+    /// Handles the answer that the coordinator has kept this host's seat. Messages since the loss may not have arrived:
+    /// necessary ones are repeated, and the coordinator ignores those that it has received.
     pub(super) fn resumed(&mut self) {
         let told = match &self.connection {
             Connection::Resuming { since, .. } => Some(self.now - *since),
@@ -176,7 +175,7 @@ impl AgentState {
         matches!(self.ending.outcome(), Some(Outcome::Left { .. }))
     }
 
-    /// Returns `true` if this host leaves and the coordinator may not have received that: it would take the host for
+    /// Returns `true` if this host leaves and the coordinator may not have been informed: it would take the host for
     /// lost, which costs a restart.
     pub(super) fn leaves_without_notice(&self) -> bool {
         self.leaves() && self.connection.is_cut()
@@ -206,7 +205,7 @@ impl AgentState {
         }
     }
 
-    /// Handles the loss of the coordinator: the ranks of this host cannot go on alone.
+    /// Handles the loss of the coordinator: the ranks of this host cannot continue alone.
     pub(super) fn lost(&mut self, how: String) {
         self.disconnect();
         (self.next, self.attempt_to_stop) = (None, None);
@@ -250,7 +249,7 @@ impl AgentState {
         }
     }
 
-    /// Requests that the coordinator stop the job, or let this host leave.
+    /// Requests from the coordinator that the job stops, or that this host may leave.
     pub(super) fn ask_to_stop(&mut self, signal: Signal) {
         let number = signal as i32;
         let count = self.stop_request.map_or(1, |last| last.count.saturating_add(1));
@@ -265,7 +264,7 @@ impl AgentState {
         }
     }
 
-    /// Returns `true` if the job can go on without this host.
+    /// Returns `true` if the job can continue without this host.
     pub(super) fn leaves_alone(&self) -> bool {
         let served_here = matches!(self.connection, Connection::Up { here: true, .. });
         self.facts.may_leave && self.connection.is_up() && !served_here

@@ -1,4 +1,4 @@
-//! Signals, closed readers of the output, and the exit of an agent.
+//! End of an agent: signals, closed output, and the exit.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use crate::{LaunchError, Outcome};
 pub(super) enum Ending {
     /// The host takes part in the job, or still may.
     No,
-    /// Nothing more will start here: the agent exits as soon as nothing of the job runs here. At least one of the two
-    /// fields is set.
+    /// Nothing more will start here, and the agent exits as soon as no process of the job runs here. At least one of
+    /// the two fields is set.
     Decided {
         /// Outcome of the job.
         outcome: Option<Outcome>,
@@ -28,20 +28,20 @@ pub(super) enum Ending {
     Over,
 }
 
-/// Waits at the exit: for output that is still to be written, and for a coordinator in this process that still has to
-/// inform other hosts.
+/// State of the agent's exit: output may still have to be written, and a coordinator in this process may have to inform
+/// other hosts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaving {
     /// `true` once the others have been informed.
     notified: bool,
-    /// Time until which informing the others is waited for; `None` without a limit.
+    /// Time limit for informing the other hosts. `None` if there is no limit.
     end_notice: Option<Duration>,
-    /// Time until which output is waited for; `None` without a limit.
+    /// Time limit for writing output. `None` if there is no limit.
     limit: Option<Duration>,
 }
 
 impl Ending {
-    /// Returns `true` once the result of the job has been shown.
+    /// Returns `true` if the agent has reported the job's result.
     pub(super) fn has_reported(&self) -> bool {
         matches!(self, Self::Leaving(_) | Self::Over)
     }
@@ -99,7 +99,7 @@ pub(super) struct Interruption {
     pub(super) signal: Signal,
     /// `true` if a signal came while the ranks were stopping.
     pub(super) is_impatient: bool,
-    /// Time at which the agent leaves without an answer of the coordinator.
+    /// Time at which to leave without an answer of the coordinator.
     pub(super) leave_at: Option<Duration>,
 }
 
@@ -113,7 +113,7 @@ impl Interruption {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StopRequest {
     pub(super) signal: Signal,
-    /// Number of the request, by which the coordinator recognizes one that is sent again.
+    /// Number of the request, so that a repeated request is not counted twice.
     pub(super) count: u32,
 }
 
@@ -159,7 +159,7 @@ impl AgentState {
         }
     }
 
-    /// Handles that a rank with a terminal of its own was interrupted there: the user requests the end of the job.
+    /// Handles Ctrl-C in the terminal of a rank that has the terminal for itself: the job is to end.
     pub(super) fn typed(&mut self, local_rank: usize, signal: Signal) {
         self.explain_ending(local_rank, signal);
         if self.interruption.is_none() {
@@ -173,7 +173,7 @@ impl AgentState {
         group_is || self.interruption.is_some() || self.output_closed
     }
 
-    /// Handles that the reader of this process's output has closed it.
+    /// Handles the end of the reader of this process's output.
     pub(super) fn output_closed(&mut self) {
         if self.output_closed || self.interruption.is_some() {
             return;
@@ -209,7 +209,7 @@ impl AgentState {
         if waits && self.group.is_none() { self.interruption?.leave_at } else { None }
     }
 
-    /// Leaves without an answer of the coordinator when the time for it is over.
+    /// Leaves without the coordinator's answer when the time limit has passed.
     pub(super) fn leave_when_due(&mut self) {
         if self.leave_at().is_none_or(|at| at > self.now) {
             return;
@@ -237,7 +237,8 @@ impl AgentState {
         self.act(Action::Drain);
     }
 
-    /// Handles events during the exit: output was written, other hosts were informed, or the user sent another signal.
+    /// Handles an event during the exit: output was written, other agents were informed, or the user sent another
+    /// signal.
     pub(super) fn leaving(&mut self, event: &Event) {
         let Ending::Leaving(Leaving { mut notified, end_notice, mut limit }) = self.ending else {
             return;

@@ -24,10 +24,11 @@ pub(in crate::agent) enum Event {
     },
     /// This host cannot take part: the folder for its logs could not be created, or no coordinator was found.
     Failed(LaunchError),
-    /// A new connection was made to a coordinator that was lost or silent: the agent may resume its seat over it.
+    /// A new connection to the coordinator was made, after the old one was lost or became silent: the agent may request
+    /// its seat.
     Reconnected,
     /// `true`: nothing was received from the coordinator for [`TimeLimits::quiet`](brigade_rendezvous::TimeLimits).
-    /// `false`: messages are received again after that.
+    /// `false`: data was received again after that.
     Quiet(bool),
     /// The connection was lost.
     ConnectionLost {
@@ -35,7 +36,7 @@ pub(in crate::agent) enum Event {
         how: String,
         /// `true` if the coordinator may still run, so that reconnecting is useful.
         may_resume: bool,
-        /// `true` if the other side closed it, which is how a coordinator answers a host that leaves.
+        /// `true` if the other side has closed it, which is how a coordinator answers a host that leaves.
         closed: bool,
     },
     /// The coordinator no longer runs at its earlier address.
@@ -47,8 +48,7 @@ pub(in crate::agent) enum Event {
     Received(ToAgent),
     /// A line for the user came from the search for the coordinator, or from a coordinator in this process.
     Line(String),
-    /// A coordinator in this process has informed all other agents that the job is over. Sent at once if there is no
-    /// such coordinator.
+    /// A coordinator in this process has informed all other agents that the job is over. Sent at once if there is none.
     OthersNotified,
     /// The folder and files of an attempt have been created.
     Prepared {
@@ -57,7 +57,7 @@ pub(in crate::agent) enum Event {
     },
     /// All ranks of the attempt have been started. Contains their process numbers.
     Started(Vec<i32>),
-    /// The files of an attempt could not be created, or its ranks not be started: none has run the program.
+    /// The attempt's files could not be created, or its ranks could not be started: no rank has run the program.
     StartFailed {
         /// Number of the attempt.
         attempt: u32,
@@ -89,7 +89,7 @@ pub(in crate::agent) enum Event {
         /// Last output lines of the rank.
         tail: Tail,
     },
-    /// Details of a failed rank besides its output: the other answer to [`Action::CollectFailure`].
+    /// Details of a failed rank besides its output: the second answer to [`Action::CollectFailure`].
     FailureDetails {
         /// Local rank of the rank.
         local_rank: usize,
@@ -100,7 +100,7 @@ pub(in crate::agent) enum Event {
         /// Faults of the ranks' devices.
         device_faults: Vec<DeviceFault>,
     },
-    /// All processes that the ranks left behind have ended: the answer to [`Action::Sweep`].
+    /// No process of the ranks is left: the answer to [`Action::Sweep`].
     Swept,
     /// Ranks that SIGKILL did not end, each with the kernel's letter for its state: the answer to [`Action::Inspect`].
     Inspected(Vec<(usize, char)>),
@@ -117,7 +117,7 @@ pub(in crate::agent) enum Event {
 /// Output of the agent's state machine.
 #[derive(Debug)]
 pub(in crate::agent) enum Action {
-    /// Creates the folder for the job's files.
+    /// Makes the folder for the job's files.
     MakeFolder,
     /// Searches for the coordinator.
     Connect,
@@ -126,9 +126,9 @@ pub(in crate::agent) enum Action {
         /// `true` if the coordinator may run although nothing seems to listen.
         patient: bool,
     },
-    /// Stops reconnecting: the coordinator answers again, or is lost.
+    /// Stops reconnecting: data has arrived over the old connection, or the coordinator is lost.
     StopReconnecting,
-    /// Requests to take part in the job.
+    /// Requests from the coordinator to take part in the job.
     Join(JoinRequest),
     /// Sends a message to the coordinator.
     Send(FromAgent),
@@ -143,27 +143,27 @@ pub(in crate::agent) enum Action {
     },
     /// Ends the connection to the coordinator.
     Disconnect,
-    /// Creates the folder and files of an attempt.
+    /// Makes folder and files of an attempt.
     Prepare {
         /// Number of the attempt.
         attempt: u32,
     },
-    /// Starts the ranks of the prepared attempt.
+    /// Starts the ranks of the attempt that was prepared.
     Start(Assignment),
     /// Finds the ranks that are about to end because of an error of their own.
     FindErrors,
-    /// Sends ranks a signal to stop.
+    /// Sends ranks a signal that requests their end.
     Ask {
         /// Local ranks of the receivers.
         local_ranks: Vec<usize>,
         /// The signal.
         signal: Signal,
     },
-    /// Forwards a signal to all ranks and their children, which may handle it.
+    /// Forwards a signal to all ranks and their children, without any other effect.
     Forward(Signal),
-    /// Suspends the ranks and this process, and continues the ranks when this process is continued.
+    /// Suspends the ranks and this process, and continues the ranks when it is continued.
     Suspend,
-    /// Collects the details of a failed rank.
+    /// Collects details about a failed rank.
     CollectFailure {
         /// Local rank of the rank.
         local_rank: usize,
@@ -172,13 +172,13 @@ pub(in crate::agent) enum Action {
     },
     /// Reads the process states of these ranks, which SIGKILL did not end.
     Inspect(Vec<usize>),
-    /// Kills the processes that the ranks have left behind.
+    /// Kills what the ranks have left behind.
     Sweep,
-    /// Reaps the ranks and frees the resources of their attempt.
+    /// Forgets the ranks and what belongs to their attempt.
     Release,
-    /// Abandons the ranks, some of which cannot be killed. The reaper continues to wait for them.
+    /// Forgets the ranks, some of which cannot be killed: the reaper continues to wait for them.
     LeaveToReaper,
-    /// Writes all remaining output of the ranks.
+    /// Writes all that the ranks have printed.
     Drain,
     /// Stops taking output.
     DropOutput,
@@ -188,15 +188,15 @@ pub(in crate::agent) enum Action {
     Report(Result<Outcome, LaunchError>),
     /// Exits the agent.
     Exit {
-        /// `true` if all output has been written.
+        /// `true` if all output is written.
         written: bool,
     },
 }
 
-/// Variable part of the message with which an agent joins.
+/// Variable fields of an agent's join request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::agent) struct JoinRequest {
-    /// `true` if the host has a part in the job and only lost its connection.
+    /// `true` if the host has a part in the job and was only disconnected.
     pub(in crate::agent) resume: bool,
     /// Last attempt in which the host took part, and its node rank there.
     pub(in crate::agent) last: Option<LastPart>,

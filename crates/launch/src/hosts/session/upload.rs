@@ -47,7 +47,7 @@ impl Session {
         }
     }
 
-    /// Copies the missing files of the bundle to the host. Returns how to start the program from there.
+    /// Copies the files of the bundle that the host lacks, and returns the places of all of them.
     pub(super) fn copy(
         &mut self,
         bundle: &Bundle,
@@ -117,7 +117,7 @@ impl Session {
 }
 
 impl Bundle {
-    /// Returns how to start the program from the paths of its files on the host.
+    /// Returns how the program is started from the places of its files.
     fn copied(&self, places: Vec<OsString>) -> Copied {
         let mut copied = Copied::default();
         let moved = |i: usize| places[i] != self.files[i].path;

@@ -1,4 +1,4 @@
-//! From a block and a folder to loaders.
+//! Preparation of loaders from a data block and a folder.
 
 use std::path::Path;
 
@@ -293,7 +293,7 @@ pub(super) fn loaders(
     })
 }
 
-/// The weight of each training item, where they are not equal.
+/// The weight of each training item, if they are not equal.
 fn weights(weights: &Weights, part: &Part) -> Result<Option<Vec<f64>>> {
     match weights {
         Weights::Equal => Ok(None),

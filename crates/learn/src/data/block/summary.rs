@@ -1,4 +1,4 @@
-//! One sample on its way through a data block.
+//! Summary of the steps of one sample through a data block.
 
 use std::fmt;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! PowerSGD: matrices of gradients as products of two thin ones.
+//! PowerSGD: gradient matrices as products of two low-rank factors.
 
 mod factors;
 mod state;
@@ -77,7 +77,7 @@ impl PowerSgd {
         Ok(())
     }
 
-    /// The rank of the approximation of an n by m matrix, or `None` when it goes whole.
+    /// Returns the rank of the approximation of an n by m matrix, or `None` if the matrix is sent uncompressed.
     fn rank(&self, n: i64, m: i64) -> Option<i64> {
         let rank = self.matrix_approximation_rank.min(n).min(m);
         let small = ((n + m) * rank) as f64 * self.min_compression_rate;
@@ -170,7 +170,7 @@ impl PowerSgdHook {
         Self { options, parameters, state: Mutex::default() }
     }
 
-    /// Every bucket one message further.
+    /// Advances every bucket by one message.
     fn forward(&self, state: &mut State, group: &ProcessGroup, bucket: &Bucket) -> Result<()> {
         let epsilon = self.options.orthogonalization_epsilon;
         let next = if state.iteration < self.options.start_iteration {
@@ -281,7 +281,7 @@ impl PowerSgdHook {
 }
 
 impl Underway {
-    /// When the left factors have come: makes the right ones of them and sends these.
+    /// Computes the right factors once the left ones have been received, and sends them.
     fn send_right(&mut self, group: &ProcessGroup, epsilon: f64) -> Result<()> {
         self.stage = match mem::replace(&mut self.stage, Stage::Whole) {
             Stage::Left(work) => {
@@ -315,7 +315,7 @@ fn join(tensors: &[Tensor]) -> Result<Tensor> {
     Ok(Tensor::f_cat(&flat, 0)?)
 }
 
-/// The other way round: views.
+/// Splits a flat tensor into views of these sizes, the inverse of [`join`].
 fn part(flat: &Tensor, sizes: impl Iterator<Item = Vec<i64>>) -> Result<Vec<Tensor>> {
     let mut start = 0;
     sizes

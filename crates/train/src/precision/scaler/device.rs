@@ -184,7 +184,7 @@ impl GradScaler {
         self.unscale_on_device(&handles.iter().collect::<Vec<_>>())
     }
 
-    /// Learns whether the last step was left out. Waits for the device.
+    /// Returns `true` if the last step was skipped. Waits for the device.
     pub(crate) fn settle(&self) -> Result<bool> {
         let mut inner = self.inner.lock();
         inner.settle(0)?;
@@ -193,8 +193,8 @@ impl GradScaler {
 }
 
 impl ScalerInner {
-    /// Takes in what devices have found, but for the newest `keep` steps: the host's scale moves as the device's
-    /// does. Waits for the device.
+    /// Reads the overflow flags of all steps but the newest `keep`, and updates the host's scale as the device's. Waits
+    /// for the device.
     pub(super) fn settle(&mut self, keep: usize) -> Result<()> {
         let Some(device) = &mut self.device else { return Ok(()) };
         while device.arriving.len() > keep {

@@ -1,4 +1,4 @@
-//! A recording by operation.
+//! Summary of a profile by operation.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +20,7 @@ pub struct OperationSummary {
     pub total_ns: u64,
     /// Bytes that the operation itself allocated and did not free.
     pub self_bytes: i64,
-    /// Number of floating-point operations, where it is known.
+    /// Number of floating-point operations, if it is known.
     pub flops: u64,
 }
 

@@ -247,7 +247,7 @@ impl Job {
         self.connections.iter().position(is_it)
     }
 
-    /// Delivers the next message over this connection to the coordinator. Returns `false` if there is none.
+    /// The next message over this connection arrives at the coordinator. Returns `false` when there is none.
     fn up(&mut self, at: usize) -> bool {
         let connection = &mut self.connections[at];
         let Some(message) = connection.up.pop_front() else { return false };

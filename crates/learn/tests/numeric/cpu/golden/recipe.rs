@@ -67,7 +67,7 @@ fn conv(path: &ParamPath<'_>) -> Sequential {
     )
 }
 
-/// Gives a model the golden weights.
+/// Sets a model's weights to the golden ones.
 fn fill_weights(learner: &Learner) {
     let _without_autograd = tch::no_grad_guard();
     for (stream, it) in learner.parameters().into_iter().enumerate() {

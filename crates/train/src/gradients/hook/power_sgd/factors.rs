@@ -1,11 +1,11 @@
-//! The thin matrices: their first values, and columns at right angles.
+//! Low-rank factors: their initial values, and orthogonalization.
 
 use brigade_sampling::stream;
 use rand_distr::{Distribution, StandardNormal};
 use tch::{Kind, Tensor};
 
-/// The same span, with columns of length 1 at right angles. A column without a direction becomes 0: a
-/// gradient that is 0 must not become NaN.
+/// Orthogonalizes the columns and scales them to length 1 (Gram-Schmidt), with the same span. A column without a
+/// direction becomes 0, so that a gradient of 0 does not become NaN.
 pub(super) fn orthogonal(matrix: &Tensor, epsilon: f64) -> brigade_torch::Result<Tensor> {
     let columns = matrix.size()[1];
     // libtorch has no decomposition of 16-bit floats, and for few columns this is faster.

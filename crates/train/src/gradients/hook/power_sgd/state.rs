@@ -96,7 +96,7 @@ impl StatefulHook for PowerSgdHook {
         self.load_state_dict(&carried)
     }
 
-    /// The next step begins with new factors.
+    /// Discards the factors, so that the next step begins with new ones.
     fn reset(&self) {
         let mut state = self.state.lock();
         state.errors.clear();
