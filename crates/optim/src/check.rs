@@ -1,4 +1,4 @@
-//! The ranges of hyperparameters.
+//! Checks of the ranges of hyperparameters.
 
 use std::ops::Range;
 

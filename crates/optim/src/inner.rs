@@ -1,4 +1,4 @@
-//! What an optimizer is made of, and its step.
+//! The content of an optimizer, and its step.
 
 mod state;
 

@@ -1,4 +1,4 @@
-//! Lookahead, which any optimizer can have.
+//! Lookahead, an option of every optimizer.
 
 use brigade_torch::{Error, Result};
 

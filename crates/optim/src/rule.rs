@@ -1,4 +1,4 @@
-//! The arithmetic of one optimizer: the trait that one's own implements, and what it is given.
+//! The update rule of an optimizer: the trait that user-defined optimizers implement, and its arguments.
 
 use std::fmt;
 
@@ -10,11 +10,10 @@ use crate::shards::Shards;
 
 /// Update rule of an optimizer: the arithmetic by which a parameter changes along its gradient.
 ///
-/// What it keeps of each parameter between steps lies in named *slots*, which belong to the optimizer: it
-/// saves them, loads them, and moves them to another device or memory format with the parameter. Groups, the
-/// learning rate, weight decay and momentum of each, schedules, checkpoints, and after `prepare`
-/// accumulation, loss scaling and loss checks work with every rule. [`Optimizer::with_rule`] makes an
-/// optimizer of one.
+/// The state of each parameter is in named *slots*, tensors that the optimizer saves, loads, and moves to another
+/// device or memory format with the parameter. Parameter groups with their learning rate, weight decay and momentum,
+/// schedules and checkpoints work with every rule, and so do accumulation, loss scaling and loss checks after
+/// `prepare`. [`Optimizer::with_rule`] creates an optimizer from a rule.
 ///
 /// ```
 /// use brigade_optim::{Group, Optimizer, Rule, Step};
@@ -65,15 +64,15 @@ use crate::shards::Shards;
 ///
 /// [`Optimizer::with_rule`]: crate::Optimizer::with_rule
 pub trait Rule: fmt::Debug + Send {
-    /// Returns the name that states and messages have for it: that of PyTorch's class where there is one.
-    /// A state of another name is refused.
+    /// Returns the name of the rule in states and messages: that of PyTorch's class, if there is one. Loading a state
+    /// with another name is an error.
     fn name(&self) -> &'static str;
 
-    /// Returns the names of the tensors that it keeps of each parameter, PyTorch's where it has the rule.
-    /// They are addressed by their index in this list.
+    /// Returns the names of the slots, which are PyTorch's names if PyTorch has the rule. Slots are addressed by their
+    /// index in this list.
     fn slots(&self) -> &'static [&'static str];
 
-    /// Returns whether each parameter's steps are counted, and saved as `step`.
+    /// Returns `true` if each parameter's steps are counted, and saved as `step`.
     fn counts_steps(&self) -> bool {
         false
     }
@@ -90,17 +89,17 @@ pub trait Rule: fmt::Debug + Send {
         Vec::new()
     }
 
-    /// Returns the shape of a slot for a parameter of this size; `None` where such a parameter has none.
+    /// Returns the shape of a slot for a parameter of this size, or `None` if such a parameter does not have the slot.
     fn slot_shape(&self, _slot: usize, size: &[i64]) -> Option<Vec<i64>> {
         Some(size.to_vec())
     }
 
-    /// Returns whether a parameter that has taken steps may still lack this slot.
+    /// Returns `true` if a parameter that has taken steps may still lack this slot.
     fn is_optional(&self, _slot: usize) -> bool {
         false
     }
 
-    /// Returns an error for a parameter that the rule cannot step.
+    /// Checks that the rule can update a parameter of this name and size.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] with the name and the reason.
@@ -108,30 +107,29 @@ pub trait Rule: fmt::Debug + Send {
         Ok(())
     }
 
-    /// Returns whether [`Rule::step`] heeds [`Step::device_numbers`]; a rule that does not is stepped without
-    /// them only.
+    /// Returns `true` if [`Rule::step`] uses [`Step::device_numbers`]. Without that,
+    /// [`Optimizer::step_with`](crate::Optimizer::step_with) is an error.
     fn takes_device_scalars(&self) -> bool {
         false
     }
 
-    /// Returns whether an element's step depends on nothing but that element, its gradient and its states. Such a rule
-    /// steps the shards of a model whose parameters are spread over ranks as it steps whole parameters. Defaults to
-    /// false.
+    /// Returns `true` if the update of an element depends only on that element, its gradient and its states. Such a
+    /// rule updates the shards of a sharded model exactly as it updates whole parameters. Defaults to `false`.
     fn is_elementwise(&self) -> bool {
         false
     }
 
-    /// Returns whether it can step the shards of a model: it is [elementwise](Rule::is_elementwise), or has
-    /// [`Rule::step_shards`]. An optimizer of another rule is refused where parameters are spread over ranks.
+    /// Returns `true` if the rule can update sharded parameters: it is [elementwise](Rule::is_elementwise), or
+    /// implements [`Rule::step_shards`]. Sharding the parameters of any other rule is an error.
     fn steps_shards(&self) -> bool {
         self.is_elementwise()
     }
 
-    /// Steps the parameters of all groups where ranks have some rows of each, if the rule is not elementwise. All ranks
-    /// have gradients of the same parameters, and call this together. Called without autograd, and without
-    /// [numbers of a device](Rule::takes_device_scalars). [`Rule::slot_shape`] is asked for the shapes of this rank's
-    /// slots with this rank's rows of the parameter; a slot that has no rows where the parameter has none is spread as
-    /// the parameter is, any other is the same on all ranks.
+    /// Updates the sharded parameters of all groups, if the rule is not elementwise. All ranks have gradients of the
+    /// same parameters, and call it together. It is called without autograd, and without [scalars on a
+    /// device](Rule::takes_device_scalars). The shapes of this rank's slots are those that [`Rule::slot_shape`] returns
+    /// for this rank's rows of the parameter. A slot that has no rows if the parameter has none is sharded as the
+    /// parameter is; any other slot is the same on all ranks.
     ///
     /// # Errors
     /// libtorch's, and those of collectives.
@@ -142,14 +140,14 @@ pub trait Rule: fmt::Debug + Send {
         )))
     }
 
-    /// Steps the parameters of one group that have gradients. Called without autograd.
+    /// Updates the parameters of one group that have gradients. It is called without autograd.
     ///
     /// # Errors
     /// libtorch's.
     fn step(&self, step: &mut Step<'_>) -> Result<()>;
 }
 
-/// A step of one group's parameters.
+/// Arguments of a step of one group's parameters.
 #[derive(Debug)]
 pub struct Step<'a> {
     /// The indices of the parameters that have a gradient.
@@ -201,7 +199,7 @@ impl<'a> Alike<'a> {
     }
 }
 
-/// Slots of one parameter, while it is stepped.
+/// Slots of one parameter, during a step.
 #[derive(Debug, Clone, Copy)]
 pub struct Slots<'a> {
     states: &'a ParamStates,
@@ -210,16 +208,16 @@ pub struct Slots<'a> {
 }
 
 impl Slots<'_> {
-    /// Returns a slot, if it was filled before.
+    /// Returns the tensor of a slot, or `None` if the slot was not filled before.
     #[must_use]
     pub fn get(&self, slot: usize) -> Option<&Tensor> {
         self.states.get(self.index, slot)
     }
 
-    /// Returns a slot that was filled before.
+    /// Returns the tensor of a slot that was filled before.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] when it was not.
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] if the slot was not filled.
     pub fn require(&self, slot: usize) -> Result<&Tensor> {
         self.get(slot).ok_or_else(|| {
             Error::invalid_argument(format!(
@@ -228,15 +226,15 @@ impl Slots<'_> {
         })
     }
 
-    /// Returns the steps that the parameter has taken, this one included; 0 where the rule does not count
-    /// them. Where numbers of the step are on a device, [`Slots::count`] has them.
+    /// Returns the number of steps that the parameter has taken, including this one, or 0 if the rule does not count
+    /// steps. In a step with scalars on a device, use [`Slots::count`] instead.
     #[must_use]
     pub fn steps(&self) -> u64 {
         if self.counts { self.states.steps(self.index) } else { 0 }
     }
 
-    /// Returns the steps that the parameter has taken as a scalar on its device, this one included unless it
-    /// is left out; `None` where no number of the step is on a device.
+    /// Returns the number of steps that the parameter has taken as a scalar tensor on its device, including this one
+    /// unless it is skipped. `None` in a step without scalars on a device.
     #[must_use]
     pub fn count(&self) -> Option<&Tensor> {
         self.states.count(self.index)
@@ -244,12 +242,12 @@ impl Slots<'_> {
 }
 
 impl<'a> Step<'a> {
-    /// Returns the parameters to step.
+    /// Returns the parameters to update.
     pub fn parameters(&self) -> &'a [&'a Tensor] {
         self.parameters
     }
 
-    /// Returns their gradients, in the same order.
+    /// Returns the gradients of [`Step::parameters`], in the same order.
     pub fn gradients(&self) -> &'a [&'a Tensor] {
         self.gradients
     }
@@ -272,16 +270,17 @@ impl<'a> Step<'a> {
         self.weight_decay
     }
 
-    /// Returns the numbers of the step that are on a device, the group's learning rate among them. The field `steps` is
-    /// empty, because each parameter has its own count ([`Slots::count`]). All are empty in
-    /// [`Optimizer::step`](crate::Optimizer::step), and unless the rule [takes them](Rule::takes_device_scalars).
+    /// Returns the scalars of the step that are on a device, including the group's learning rate. The field `steps` is
+    /// empty, because each parameter has its own count ([`Slots::count`]). All fields are empty in
+    /// [`Optimizer::step`](crate::Optimizer::step), and for a rule that does not [support
+    /// them](Rule::takes_device_scalars).
     #[must_use]
     pub fn device_numbers(&self) -> DeviceNumbers<'a> {
         self.device
     }
 
-    /// Makes the slot of each parameter that lacks it: zeros of the parameter's shape, kind and layout.
-    /// Brings those that are there to the parameter's device and layout.
+    /// Fills the slot of each parameter that lacks it with zeros of the parameter's shape, dtype and layout. Moves
+    /// existing slots to the parameter's device and layout.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::Tensor`] when memory runs out.
@@ -289,7 +288,7 @@ impl<'a> Step<'a> {
         self.fill_missing_with(slot, 0.0)
     }
 
-    /// Does the same with another value.
+    /// Fills the slot of each parameter that lacks it with `value`, like [`Step::fill_missing`] with zeros.
     ///
     /// # Errors
     /// Returns the same errors as [`Step::fill_missing`].
@@ -300,7 +299,8 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Does the same with zeros in the shape that `shape` gives for each parameter's size.
+    /// Fills the slot of each parameter that lacks it with zeros of the shape that `shape` returns for the parameter's
+    /// size.
     ///
     /// # Errors
     /// Returns the same errors as [`Step::fill_missing`].
@@ -317,13 +317,13 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Returns one slot of all parameters, for kernels that take lists. Those that lack it are left out.
+    /// Returns one slot of all parameters, for kernels that take lists. Parameters that lack the slot are left out.
     #[must_use]
     pub fn list(&self, slot: usize) -> Vec<&Tensor> {
         self.states.list(self.chosen, slot)
     }
 
-    /// Runs `run` with each parameter, its gradient and its slots.
+    /// Calls `run` with each parameter, its gradient and its slots.
     ///
     /// # Errors
     /// Returns the errors of `run`.
@@ -426,7 +426,7 @@ impl<'a> GroupStep<'a> {
     }
 }
 
-/// A step of the parameters of all groups, of which each rank has some rows.
+/// Arguments of a step of all groups' parameters, of which each rank has some rows.
 ///
 /// ```
 /// use brigade_optim::{Rule, ShardedStep, Step};
@@ -485,14 +485,15 @@ pub struct ShardedStep<'a> {
 }
 
 impl<'a> ShardedStep<'a> {
-    /// Returns who has what of the parameters.
+    /// Returns the distribution of the parameters' rows over the ranks.
     #[must_use]
     pub fn shards(&self) -> &'a Shards {
         self.shards
     }
 
-    /// Runs `run` for each group with this rank's rows, in the order of the groups. A rule that needs sums over the ranks
-    /// goes over all groups, adds up what it has, reduces it once, and goes over all groups again.
+    /// Calls `run` for each group with this rank's rows, in the order of the groups. A rule that needs sums over the
+    /// ranks calls it twice: once to compute this rank's part of all sums, which it then reduces in one message, and
+    /// once to update the parameters.
     ///
     /// # Errors
     /// Returns the errors of `run`.

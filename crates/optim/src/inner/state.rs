@@ -1,4 +1,4 @@
-//! An optimizer's state: given as a value, and checked and taken from one.
+//! An optimizer's state: conversion to a value, and checking and loading of a value.
 
 use std::collections::BTreeMap;
 

@@ -11,8 +11,8 @@ use crate::rule::{Rule, ShardedStep, Slots, Step};
 use crate::shards::{Shards, wide};
 
 builder! {
-    /// Adafactor (Shazeer and Stern, 2018), with the defaults and the arithmetic of `torch.optim.Adafactor`:
-    /// it keeps of a matrix only the means of squares of its rows and columns.
+    /// Adafactor (Shazeer and Stern, 2018), with the defaults and the arithmetic of `torch.optim.Adafactor`: for a
+    /// matrix it stores only the mean squares of its rows and of its columns.
     ///
     /// The learning rate is 0.01 unless set and is relative to the parameter's size; the weight decay is 0
     /// unless set, and decoupled.

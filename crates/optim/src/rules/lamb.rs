@@ -9,8 +9,8 @@ use crate::options::{Options, WeightDecay};
 use crate::rule::{Alike, Rule, ShardedStep, Step};
 
 builder! {
-    /// LAMB (You et al., 2020) in fastai's form: Adam's step, whose length for each parameter follows the
-    /// parameter's norm, at most `max_trust` times.
+    /// LAMB (You et al., 2020) in fastai's form: Adam's step, scaled for each parameter by the ratio of the parameter's
+    /// norm to the step's norm, at most `max_trust`.
     ///
     /// The learning rate is 0.001 unless set, the weight decay 0 and decoupled.
     ///

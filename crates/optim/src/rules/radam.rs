@@ -1,4 +1,4 @@
-//! RAdam, and Ranger made of it.
+//! RAdam, and Ranger, which is based on it.
 
 use brigade_torch::Result;
 use brigade_torch::flat::{self, RectifiedStep};
@@ -10,8 +10,8 @@ use crate::options::{Options, WeightDecay};
 use crate::rule::{Rule, Step};
 
 builder! {
-    /// Rectified Adam (Liu et al., 2020): Adam, but a plain step with momentum as long as the mean of the
-    /// squared gradients rests on too few of them.
+    /// Rectified Adam (Liu et al., 2020): Adam, but with a plain momentum step as long as too few steps have
+    /// contributed to the mean of the squared gradients.
     ///
     /// [`RAdam::default`] has the defaults and the arithmetic of `torch.optim.RAdam`, [`RAdam::fastai`] those
     /// of fastai, and [`RAdam::ranger`] is fastai's Ranger. The learning rate is 0.001 unless set.
@@ -37,22 +37,22 @@ builder! {
 /// Which root `eps` is added to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum EpsOf {
-    /// That of the running mean (PyTorch).
+    /// Epsilon is added to the root of the running mean (PyTorch).
     Mean,
-    /// That of the mean without its bias (fastai).
+    /// Epsilon is added to the root of the bias-corrected mean (fastai).
     Unbiased,
 }
 
 impl RAdam {
-    /// fastai's RAdam: betas of (0.9, 0.99), eps of 1e-5 beside the root of the unbiased mean, and
-    /// decoupled weight decay.
+    /// Returns the settings of fastai's RAdam: betas (0.9, 0.99), eps 1e-5 added to the root of the bias-corrected
+    /// mean, and decoupled weight decay.
     pub fn fastai() -> Self {
         Self { betas: (0.9, 0.99), eps: 1e-5, eps_of: EpsOf::Unbiased, ..Self::default() }
             .decoupled_weight_decay(true)
     }
 
-    /// Ranger as in fastai: its RAdam with betas of (0.95, 0.99), eps of 1e-6, weight decay of 0.01, and
-    /// [`Lookahead`] every 6 steps, half of the way.
+    /// Returns the settings of fastai's Ranger: RAdam with betas (0.95, 0.99), eps 1e-6, weight decay 0.01, and
+    /// [`Lookahead`] every 6 steps with alpha 0.5.
     #[doc(alias = "Ranger")]
     pub fn ranger() -> Self {
         Self { betas: (0.95, 0.99), eps: 1e-6, ..Self::fastai() }
