@@ -98,8 +98,8 @@ impl Metric for HammingLoss {
 
 /// Top-k accuracy: the share of targets among the classes with the `k` largest scores.
 ///
-/// Predictions `[n, classes, …]`, targets `[n, …]`. Of equal scores, that of the smaller class number is the larger.
-/// With `k` classes or fewer the value is 1, as scikit-learn's.
+/// Predictions `[n, classes, …]`, targets `[n, …]`. Among equal scores, the one of the smaller class number ranks
+/// higher. With `k` classes or fewer the value is 1, as in scikit-learn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TopK(pub i64);
 

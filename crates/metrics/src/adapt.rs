@@ -1,4 +1,4 @@
-//! Metrics of functions and of other metrics.
+//! Metrics that are made from functions or from other metrics.
 
 use std::fmt;
 use std::sync::Arc;
@@ -270,7 +270,7 @@ impl<M: Metric> Metric for ClassesLast<M> {
 /// Adapts a metric of classes to predictions that are class numbers, `[n, …]`, such as results of `argmax`, with
 /// targets `[n, …]`.
 ///
-/// Looks at each batch for numbers that name no class, and waits for the device.
+/// Checks each batch for numbers that are not below the number of classes, for which it waits for the device.
 ///
 /// ```
 /// use brigade_metrics::{F1, MetricState, PredictedClasses};

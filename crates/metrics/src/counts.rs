@@ -240,10 +240,10 @@ fn averaged(formula: Formula, average: Average, counts: &[Count]) -> f64 {
     }
 }
 
-/// The scores of the single classes, made by [`FBeta::per_class`] and the methods of that name.
+/// Metric with a score for each class, created by [`FBeta::per_class`] and the methods of that name.
 ///
-/// The value has the score of each class in order, 0 for a class that occurs in neither targets nor predictions. It is
-/// empty without a batch.
+/// The value is the list of scores in the order of the classes, with 0 for a class that occurs in neither targets nor
+/// predictions. It is empty without a batch.
 ///
 /// ```
 /// use brigade_metrics::{F1, MetricState};
@@ -311,7 +311,7 @@ macro_rules! score {
                 self
             }
 
-            /// Returns the metric of the single classes' scores, without an average.
+            /// Returns the metric with a score for each class instead of an average.
             #[must_use]
             pub fn per_class(self) -> PerClass {
                 PerClass { score: self.average(Average::Macro).0, name: $column }

@@ -1,11 +1,11 @@
-//! What is done to a batch of images on its device: one resampling for all maps of the plane, lighting, hue,
+//! Transforms of a batch of images on its device: one resampling for all geometric transforms, lighting, hue,
 //! normalisation, erasing, mixing.
 //!
-//! A loader's thread draws the numbers, a row for each sample, from the sample's seed; they travel with the
-//! batch as a small tensor, and the arithmetic runs where the images are. So a batch is the same at any
-//! number of threads and ranks and after a restart, whatever the device, and nothing waits for it. The
-//! arithmetic is the step's, by [`Augment::apply`], or a loader's thread does it on the GPU beside the step
-//! ([`AugmentedDataset::applied`]).
+//! A loader's thread draws the random numbers, a row for each sample, from the sample's seed. They are part of the
+//! batch as a small tensor, and the transforms are computed on the device of the images. So a batch is the same with
+//! any number of threads and ranks and after a restart, whatever the device, and the host does not wait for the device.
+//! The transforms run in the training step, by [`Augment::apply`], or in a loader's thread on the GPU, concurrently
+//! with the step ([`AugmentedDataset::applied`]).
 
 mod color;
 mod dataset;
@@ -32,8 +32,8 @@ use self::resample::Sampling;
 use crate::Size;
 use crate::transforms::Normalize;
 
-/// The transforms of a batch, in the order of fastai: maps of the plane, lighting, hue, normalisation, erasing,
-/// mixing. Each image is resampled once, whatever the number of maps.
+/// Data augmentation of a batch, in fastai's order: geometric transforms, lighting, hue, normalisation, erasing,
+/// mixing. Each image is resampled once, whatever the number of geometric transforms.
 ///
 /// ```
 /// use brigade_vision::augment::{Augment, Geometric};
@@ -79,8 +79,8 @@ impl Augment {
             .lighting(Lighting::Contrast { max: 0.2, p: 0.75 })
     }
 
-    /// Adds a map of the plane. fastai's maps are multiplied in their order, warps after all others, as
-    /// fastai does it; those of torchvision follow one after the other.
+    /// Adds a geometric transform. fastai's transforms are combined in their order, with warps after all others, as in
+    /// fastai; torchvision's are applied one after the other.
     #[must_use]
     pub fn then(mut self, map: Geometric) -> Self {
         self.geometric.push(map);
@@ -101,21 +101,21 @@ impl Augment {
         self
     }
 
-    /// Resamples to this size.
+    /// Sets the size to which images are resampled. Defaults to their own size.
     #[must_use]
     pub fn size(mut self, size: Size) -> Self {
         self.size = Some(size);
         self
     }
 
-    /// Sets what lies outside of the images.
+    /// Sets the padding mode: the values of pixels outside of the images.
     #[must_use]
     pub fn padding(mut self, padding: Padding) -> Self {
         self.padding = padding;
         self
     }
 
-    /// Normalises on the device.
+    /// Adds a normalisation by mean and standard deviation, on the device.
     #[must_use]
     pub fn normalize(mut self, normalize: Normalize) -> Self {
         self.normalize = Some(normalize);
@@ -153,7 +153,7 @@ impl Augment {
         self.size
     }
 
-    /// Returns what lies outside of the images.
+    /// Returns the padding mode: the values of pixels outside of the images.
     #[must_use]
     pub fn outside(&self) -> Padding {
         self.padding
@@ -177,11 +177,11 @@ impl Augment {
         Self { normalize: None, erasing: None, mix: None, ..self.clone() }
     }
 
-    /// Transforms images `[n, c, h, w]`, floating-point in 0 to 1 or `u8`, by what was drawn for them. Numbers that
-    /// lie on another device than the images are sent to theirs; nothing waits for a GPU.
+    /// Transforms images `[n, c, h, w]`, floating-point in 0 to 1 or `u8`, by the numbers that [`Augment::draw`] drew
+    /// for them. Numbers on another device are copied to the device of the images, without waiting for a GPU.
     ///
     /// # Errors
-    /// When the two do not belong together, or libtorch refuses.
+    /// Fails if the shapes of images and numbers do not match, or libtorch fails.
     pub fn apply(&self, images: &Tensor, drawn: &Tensor) -> Result<Tensor> {
         let drawn = self.checked(images, drawn)?;
         let size = images.size();
@@ -194,8 +194,8 @@ impl Augment {
         self.transformed(images, &drawn).map_err(refused)
     }
 
-    /// Maps masks of classes `[n, h, w]` as the images of the same batch, by the nearest pixel; lighting
-    /// and the rest do not concern them. What lies outside is class 0 with [`Padding::Zeros`].
+    /// Transforms masks of classes `[n, h, w]` like the images of the same batch, by the nearest pixel. Only geometric
+    /// transforms are applied. With [`Padding::Zeros`], pixels outside of the image get class 0.
     ///
     /// # Errors
     /// Returns the errors of [`Augment::apply`].

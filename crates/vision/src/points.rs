@@ -1,4 +1,4 @@
-//! Images with points on them, as batches.
+//! Datasets of images with points as targets.
 
 use std::fmt;
 
@@ -13,12 +13,13 @@ use crate::source::ImageSource;
 use crate::transforms::{Compose, Phase, ToTensor};
 use crate::{CacheOptions, ImageSamples, OnBroken, VisionError};
 
-/// Data set of images with the same number of points each, such as the corners of an eye, as batches `([n, 3, h, w],
+/// Dataset of images with the same number of points each, such as the corners of an eye. Batches are `([n, 3, h, w],
 /// [n, points, 2])`: images in the format of [`ToTensor`], points as `f32` `(x, y)` from -1 at the left and upper side
 /// of the transformed image to 1 at the right and lower one, as in fastai's `PointScaler`.
 ///
-/// Points follow their image through every transform that moves pixels; those outside of it are beyond -1 to 1. A
-/// [`cache`](Self::cache) is an error at the first batch: it forgets the size of the image that points are given for.
+/// Every transform that moves pixels is also applied to the points. Points outside of the transformed image are outside
+/// of -1 to 1. A [`cache`](Self::cache) is an error at the first batch, because it does not contain the original size
+/// of an image, to which the points refer.
 ///
 /// ```
 /// use brigade_data::BatchedDataset;
@@ -45,10 +46,11 @@ pub struct PointDataset<S> {
 }
 
 impl<S: ImageSource> PointDataset<S> {
-    /// Joins images and the points of each, as `[x, y]` in pixels from the upper left corner of the file's image.
+    /// Creates a dataset of images and the points of each, as `[x, y]` in pixels from the upper left corner of the
+    /// file's image.
     ///
     /// # Errors
-    /// When there are not as many lists of points as images, or they differ in their number of points.
+    /// Fails if the numbers of lists and images differ, or the lists differ in their number of points.
     pub fn new(images: S, points: Vec<Vec<[f64; 2]>>) -> Result<Self> {
         let count = points.first().map_or(0, Vec::len);
         if let Some(index) = points.iter().position(|list| list.len() != count) {

@@ -1,4 +1,4 @@
-//! Where the pixels of the output come from.
+//! Resampling of images.
 
 use serde::{Deserialize, Serialize};
 use tch::{Kind, TchError, Tensor};
