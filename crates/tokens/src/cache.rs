@@ -1,4 +1,4 @@
-//! A folder of corpora that are split once.
+//! A cache of tokenized corpora in a folder.
 
 mod format;
 mod write;
@@ -12,16 +12,17 @@ use crate::corpus::{Builder, Key, content_of};
 use crate::files::io_error;
 use crate::{Error, ParallelOptions, Result, TextSource, TokenCorpus, Tokenizer};
 
-/// Folder of tokenized corpora, so that the next run and the other ranks of a host need not split the texts again.
+/// Cache of tokenized corpora in a folder, so that later runs and the other ranks of a host need not tokenize the texts
+/// again.
 ///
-/// A file is found by a hash of all texts, of the tokenizer's [description](Tokenizer::describe) and of this crate's
-/// version; a vocabulary is not part of it, since a [`TokenCorpus`] gives the ids of any. To find it, all texts are read
-/// and hashed, on all threads.
+/// The name of a file is a hash of all texts, of the tokenizer's [description](Tokenizer::describe) and of this crate's
+/// version. It does not depend on a vocabulary, because a [`TokenCorpus`] can be converted to the ids of any
+/// vocabulary. To compute the hash, all texts are read, on all threads.
 ///
-/// A file is there whole or not at all: it gets its name when all of it is on the disk. Of several processes of a host,
-/// one makes it while the others wait. One that is damaged or cut short is found by its checksums, for which all of it
-/// is read once when it is opened, and made anew. What a killed process left behind is removed by the next one. Files
-/// that are no longer needed are deleted by hand.
+/// A file is renamed to its name when it is complete and on disk. One process of a host creates it while the others
+/// wait. When a file is opened, all of it is read once and compared with its checksums; a damaged or truncated file is
+/// created again. Temporary files of a killed process are removed by the next process. Files that are no longer needed
+/// have to be deleted by hand.
 ///
 /// ```
 /// use brigade_tokens::{ParallelOptions, TextSource, TokenCache};
@@ -52,17 +53,17 @@ pub struct TokenCache {
 }
 
 impl TokenCache {
-    /// Sets the folder, which is made where it is missing.
+    /// Creates a cache in a folder, which is created if it does not exist.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into() }
     }
 
-    /// Returns the corpus of these texts, split by this tokenizer: from its file, or made and written to it.
+    /// Returns the corpus of these texts, tokenized by this tokenizer: reads it from its file, or creates the file.
     ///
     /// # Errors
-    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all); when the folder cannot be written to, or the
-    /// texts change meanwhile.
+    /// Returns the same errors as [`tokenize_all`](crate::tokenize_all), and fails if the folder cannot be written to,
+    /// or the texts change meanwhile.
     pub fn corpus(
         &self,
         tokenizer: &dyn Tokenizer,
@@ -108,18 +109,18 @@ impl TokenCache {
 }
 
 impl TokenCorpus {
-    /// Writes the corpus to a file, which is replaced when all of it is on the disk.
+    /// Writes the corpus to a file. An existing file is replaced when the new one is complete and on disk.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         write::save(self, path.as_ref())
     }
 
-    /// Opens a file of [`save`](Self::save) or of a [`TokenCache`], and compares all of it with its checksums.
+    /// Opens a file that [`save`](Self::save) or a [`TokenCache`] wrote, and compares all of it with its checksums.
     ///
     /// # Errors
-    /// When it cannot be read, is damaged, cut short, or of another kind or version.
+    /// Fails if the file cannot be read, is damaged or truncated, or is of another kind or version.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         format::open(path.as_ref())
     }

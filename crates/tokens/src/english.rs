@@ -14,11 +14,11 @@ use self::characters::{CHARACTERS, SPACE, SPLITS};
 use self::phrases::Phrases;
 use crate::{Error, Result, TokenList, Tokenizer};
 
-/// Splits English texts as `spacy.blank("en")` of spaCy 3.8 does: at spaces, then prefixes and suffixes, exceptions
-/// such as `don't` and `:-)`, addresses of the web, infixes.
+/// Splits English texts as `spacy.blank("en")` of spaCy 3.8 does: at spaces, then at prefixes, suffixes and infixes,
+/// with exceptions such as `don't` and `:-)` and with URLs as single tokens.
 ///
-/// The tokens are pieces of the text, in order; only single spaces between words are in none of them. The time is
-/// linear in the text. Nothing is kept between texts, so threads share a tokenizer without waiting for each other.
+/// The tokens are parts of the text, in order; only single spaces between words belong to no token. The time is linear
+/// in the length of the text. A tokenizer has no mutable state, so that threads can share it without locks.
 ///
 /// ```
 /// use brigade_tokens::{English, TokenList, Tokenizer};
@@ -73,14 +73,14 @@ impl Default for English {
 }
 
 impl English {
-    /// Makes the tokenizer with spaCy's exceptions.
+    /// Creates the tokenizer with spaCy's exceptions.
     #[must_use]
     pub fn new() -> Self {
         Self::build(Vec::new())
     }
 
-    /// Adds special cases, each as the tokens of the text that they make together: spaCy's `add_special_case`. Where
-    /// several have the same text, the last counts.
+    /// Adds special cases: each is a list of tokens, into which the text that they form together is split (spaCy's
+    /// `add_special_case`). If several have the same text, the last one is used.
     ///
     /// ```
     /// use brigade_tokens::{English, TokenList, Tokenizer};

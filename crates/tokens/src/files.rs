@@ -1,4 +1,4 @@
-//! Files that are there whole or not at all, and what goes wrong with files.
+//! Atomic writing of files, and their errors.
 
 use std::fs;
 use std::io::{BufWriter, Write};

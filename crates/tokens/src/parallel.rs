@@ -1,4 +1,4 @@
-//! Many texts at once, on several threads.
+//! Parallel tokenization.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -60,22 +60,22 @@ impl Default for ParallelOptions<'_> {
 /// Progress of the tokenization of a corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenProgress {
-    /// Number of texts that are done.
+    /// Number of texts that are tokenized.
     pub texts: usize,
     /// Total number of texts.
     pub of: usize,
-    /// Number of bytes of the texts that are done.
+    /// Size in bytes of the texts that are tokenized.
     pub bytes: u64,
 }
 
 impl<'a> ParallelOptions<'a> {
-    /// Takes as many threads as the process may run at the same time.
+    /// Creates options with one thread per core that is available to the process.
     #[must_use]
     pub fn new() -> Self {
         Self { threads: None, progress: None }
     }
 
-    /// Sets the number of threads, 1 at least; several ranks on one host divide its processors among them.
+    /// Sets the number of threads, at least 1. If several ranks of one host tokenize, divide the cores among them.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads.max(1));
@@ -87,7 +87,7 @@ impl<'a> ParallelOptions<'a> {
         ParallelOptions { threads: self.threads, progress: None }
     }
 
-    /// Sets what is told after each piece of the corpus, on the calling thread.
+    /// Sets a callback that is called with the progress after each chunk of the corpus, on the calling thread.
     #[must_use]
     pub fn progress(mut self, progress: impl FnMut(TokenProgress) + 'a) -> Self {
         self.progress = Some(Box::new(progress));
@@ -95,16 +95,16 @@ impl<'a> ParallelOptions<'a> {
     }
 }
 
-/// Splits all texts of a source into tokens, on several threads, and gives each text's number and tokens to `consume`
-/// in the order of the texts, on the calling thread.
+/// Tokenizes all texts of a source on several threads. Calls `consume` with each text's index and tokens, in the order
+/// of the texts, on the calling thread.
 ///
-/// Threads read files themselves, and take pieces of 256 KiB or 1,024 texts; at most 4 pieces for each thread are
-/// under way, so that memory does not grow with the corpus when `consume` is slow. The tokens are those of
-/// [`TextSource::texts`]: several fields of a text are one.
+/// The threads read the files, in chunks of 256 KiB or 1,024 texts. At most 4 chunks per thread are in flight, so that
+/// memory does not grow with the corpus if `consume` is slow. The fields of a text are joined, as in
+/// [`TextSource::texts`].
 ///
 /// # Errors
-/// When a text cannot be read, or the tokenizer refuses it or panics: of several, the first in the order of the texts,
-/// which the error names. `consume` has had all texts before it. An error of `consume` ends the work, too.
+/// Fails if a text cannot be read, or the tokenizer rejects it or panics. The error is that of the first such text, and
+/// names it; `consume` was called for all texts before it. Also returns the first error of `consume`.
 pub fn tokenize_all(
     tokenizer: &dyn Tokenizer,
     texts: &TextSource,

@@ -1,4 +1,4 @@
-//! fastai's rules: what it does to a text before it is split, and to its tokens after.
+//! fastai's rules for texts before they are split, and for their tokens afterwards.
 
 mod case;
 mod decode;
@@ -17,7 +17,7 @@ pub use self::html::fix_html;
 pub use self::repeats::{replace_rep, replace_wrep};
 use crate::{Error, Result};
 
-/// Text rule of fastai's, or a user-defined one.
+/// A rule that changes a text or a token: one of fastai's, or a user-defined one.
 ///
 /// ```
 /// use brigade_tokens::rules::Rule;
@@ -57,7 +57,7 @@ pub enum Rule {
     Custom(CustomRule),
 }
 
-/// A function of one's own as a rule: [`Rule::custom`] makes it.
+/// A user-defined rule. Created by [`Rule::custom`].
 #[derive(Clone)]
 pub struct CustomRule {
     name: String,
@@ -65,7 +65,7 @@ pub struct CustomRule {
 }
 
 impl CustomRule {
-    /// Returns the name under which descriptions have it.
+    /// Returns the name of the rule in descriptions.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -106,8 +106,8 @@ impl Rule {
         vec![Self::ReplaceSpace]
     }
 
-    /// Makes a rule of a function. Caches of tokens know it by its name: give another name to a function that does
-    /// something else.
+    /// Creates a rule from a function. A [`TokenCache`](crate::TokenCache) identifies the rule by its name, so change
+    /// the name if the function changes.
     ///
     /// ```
     /// use brigade_tokens::rules::Rule;
@@ -122,7 +122,8 @@ impl Rule {
         Self::Custom(CustomRule { name: name.into(), function: Arc::new(function) })
     }
 
-    /// Applies the rule. A text that it leaves as it is costs no memory, but for a function of one's own.
+    /// Applies the rule to a text. Without a change, the text is returned as it is, without an allocation unless the
+    /// rule is user-defined.
     #[must_use]
     pub fn apply<'a>(&self, text: &'a str) -> Cow<'a, str> {
         match self {
@@ -167,10 +168,11 @@ impl Rule {
         }
     }
 
-    /// Makes a rule from what [`describe`](Self::describe) has returned; one's own are those among `custom`.
+    /// Creates a rule from the value that [`describe`](Self::describe) returned. User-defined rules are searched for in
+    /// `custom`.
     ///
     /// # Errors
-    /// When the description is that of no rule, or the name of a rule of one's own is not among `custom`.
+    /// Fails if the value is not the description of a rule, or `custom` lacks the user-defined rule.
     pub fn from_description(description: &Value, custom: &[Self]) -> Result<Self> {
         if let Some(name) = description.get("custom").and_then(Value::as_str) {
             let named = |it: &&Self| matches!(it, Self::Custom(rule) if rule.name == name);
@@ -218,7 +220,7 @@ pub fn spec_add_spaces(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Makes one space of several.
+/// Replaces repeated spaces by one space.
 ///
 /// ```
 /// use brigade_tokens::rules::rm_useless_spaces;
@@ -240,7 +242,7 @@ pub fn rm_useless_spaces(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Makes `▁` of each space, so that tokens with a space can be joined and split again.
+/// Replaces each space by `▁`, so that tokens that contain a space can be joined by spaces and split again.
 ///
 /// ```
 /// use brigade_tokens::rules::replace_space;

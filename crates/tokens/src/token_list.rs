@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// The tokens of a text, in order: one string with the places where they end, so that a token costs four bytes
-/// and no allocation.
+/// The tokens of a text, in order: one string with the offsets of the tokens' ends, so that a token takes four bytes
+/// besides its text, and no allocation.
 ///
 /// ```
 /// use brigade_tokens::TokenList;
@@ -21,7 +21,7 @@ pub struct TokenList {
 }
 
 impl TokenList {
-    /// Makes an empty list.
+    /// Creates an empty list.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

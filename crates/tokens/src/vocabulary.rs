@@ -1,4 +1,4 @@
-//! The numbers of tokens.
+//! Vocabularies: the map between tokens and ids.
 
 mod counts;
 mod file;
@@ -11,9 +11,8 @@ use brigade_rank_env::text::counted;
 
 use crate::{Error, Result, TokenList};
 
-/// fastai's special tokens, in the order in which they begin a vocabulary: unknown, padding, the beginning and the end
-/// of a text, the beginning of a field, a repeated character, a repeated word, a word in capitals, a word with a
-/// capital.
+/// fastai's special tokens, in the order in which they begin a vocabulary: unknown token, padding, beginning and end of
+/// a text, beginning of a field, repeated character, repeated word, word in capitals, capitalised word.
 pub const SPECIAL_TOKENS: [&str; 9] =
     ["xxunk", "xxpad", "xxbos", "xxeos", "xxfld", "xxrep", "xxwrep", "xxup", "xxmaj"];
 
@@ -49,7 +48,8 @@ impl Default for VocabularyOptions {
 }
 
 impl VocabularyOptions {
-    /// Sets fastai's defaults: 60,000 tokens, each seen 3 times at least, after the [`SPECIAL_TOKENS`].
+    /// Creates options with fastai's defaults: at most 60,000 tokens that occur at least 3 times, and the
+    /// [`SPECIAL_TOKENS`].
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -59,29 +59,31 @@ impl VocabularyOptions {
         }
     }
 
-    /// Sets how many tokens there are at most, special ones among them and those that fill up not.
+    /// Sets the maximum vocabulary size, including special tokens but not fillers. Defaults to 60,000.
     #[must_use]
     pub fn max_size(mut self, tokens: usize) -> Self {
         self.max_size = tokens;
         self
     }
 
-    /// Sets how often a token is seen at least.
+    /// Sets the minimum number of occurrences of a token in the vocabulary. Defaults to 3.
     #[must_use]
     pub fn min_freq(mut self, times: u64) -> Self {
         self.min_freq = times;
         self
     }
 
-    /// Sets the tokens that begin the vocabulary, whether they were seen or not.
+    /// Sets the special tokens, which come first in the vocabulary even if they do not occur in the texts. Defaults to
+    /// [`SPECIAL_TOKENS`].
     #[must_use]
     pub fn special_tokens<T: Into<String>>(mut self, tokens: impl IntoIterator<Item = T>) -> Self {
         self.special_tokens = tokens.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Makes the vocabulary: the special tokens, then the most common ones, of equally common ones the one that was
-    /// seen first, then 1 to 8 fillers `xxfake` up to the next multiple of 8. A filler is the id of no text's token.
+    /// Builds the vocabulary: the special tokens, then the most common tokens (of equally common ones, the one that
+    /// occurred first), then 1 to 8 fillers `xxfake` up to the next multiple of 8. The ids of fillers do not occur in
+    /// texts.
     #[must_use]
     pub fn build(&self, counts: &TokenCounts) -> Vocabulary {
         let mut seen = HashSet::new();
@@ -97,7 +99,7 @@ impl VocabularyOptions {
         Vocabulary::number(tokens.into_iter().map(Into::into).collect(), Some(FILLER))
     }
 
-    /// Returns the settings, for keys of caches.
+    /// Returns a description of the options, for keys of caches.
     #[must_use]
     pub fn describe(&self) -> serde_json::Value {
         serde_json::json!({
@@ -108,10 +110,10 @@ impl VocabularyOptions {
     }
 }
 
-/// Tokens and their numbers, from 0.
+/// A vocabulary: the map between tokens and ids, which count from 0.
 ///
-/// A token that it does not have gets the number of the unknown token, which is `xxunk` where there is one, and
-/// another with [`with_unknown`](Self::with_unknown). fastai gives such tokens the number 0, whatever it stands for.
+/// A token that is not in the vocabulary gets the id of the unknown token: `xxunk` if the vocabulary has it, or the one
+/// set by [`with_unknown`](Self::with_unknown). fastai gives such tokens the id 0, whatever token that is.
 ///
 /// ```
 /// use brigade_tokens::{TokenList, Vocabulary};
@@ -132,11 +134,11 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Numbers tokens in their order. Of equal tokens the last counts, and `xxfake` is a token as others: so does
-    /// fastai with a vocabulary that is passed in.
+    /// Creates a vocabulary of tokens, whose ids are their positions. Of equal tokens, the last one is used, and
+    /// `xxfake` is an ordinary token, as in fastai for a vocabulary that is passed in.
     ///
     /// # Errors
-    /// When there are more than 2^32 - 1 tokens.
+    /// Fails if there are more than 2^32 - 1 tokens.
     pub fn new<T: Into<Box<str>>>(tokens: impl IntoIterator<Item = T>) -> Result<Self> {
         let tokens: Vec<Box<str>> = tokens.into_iter().map(Into::into).collect();
         if u32::try_from(tokens.len()).is_err() {
@@ -157,10 +159,10 @@ impl Vocabulary {
         Self { tokens, ids, unknown, filler: filler.map(Into::into) }
     }
 
-    /// Sets the token that stands for those that the vocabulary does not have.
+    /// Sets the unknown token, which stands for tokens that are not in the vocabulary.
     ///
     /// # Errors
-    /// When the vocabulary does not have it.
+    /// Fails if the token is not in the vocabulary.
     pub fn with_unknown(mut self, token: &str) -> Result<Self> {
         self.unknown = Some(self.id(token).ok_or_else(|| {
             Error::InvalidArgument(format!(
@@ -170,7 +172,7 @@ impl Vocabulary {
         Ok(self)
     }
 
-    /// Returns the number of tokens, fillers among them: the rows of an embedding.
+    /// Returns the vocabulary size, including fillers: the number of rows of an embedding.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tokens.len()
@@ -182,52 +184,52 @@ impl Vocabulary {
         self.tokens.is_empty()
     }
 
-    /// Returns the number of a token, if the vocabulary has it.
+    /// Returns the id of a token, if the vocabulary has it.
     #[must_use]
     pub fn id(&self, token: &str) -> Option<u32> {
         self.ids.get(token).copied()
     }
 
-    /// Returns the token with a number.
+    /// Returns the token with an id, if the vocabulary has it.
     #[must_use]
     pub fn token(&self, id: u32) -> Option<&str> {
         self.tokens.get(id as usize).map(|token| &**token)
     }
 
-    /// Returns the number of the unknown token.
+    /// Returns the id of the unknown token, if there is one.
     #[must_use]
     pub fn unknown(&self) -> Option<u32> {
         self.unknown
     }
 
-    /// Returns the tokens in the order of their numbers.
+    /// Returns the tokens in the order of their ids.
     #[must_use]
     pub fn tokens(&self) -> impl ExactSizeIterator<Item = &str> + DoubleEndedIterator {
         self.tokens.iter().map(|token| &**token)
     }
 
-    /// Returns the number of a token, or of the unknown token.
+    /// Returns the id of a token, or of the unknown token if the vocabulary lacks it.
     ///
     /// # Errors
-    /// When the vocabulary has neither.
+    /// Fails if the vocabulary has neither.
     pub fn id_or_unknown(&self, token: &str) -> Result<u32> {
         self.id(token)
             .or(self.unknown)
             .ok_or_else(|| Error::UnknownToken { token: token.chars().take(MAX_SHOWN).collect() })
     }
 
-    /// Returns the numbers of a text's tokens, those that the vocabulary does not have as the unknown token.
+    /// Returns the ids of a text's tokens, with the unknown token for those that are not in the vocabulary.
     ///
     /// # Errors
-    /// When a token is unknown and the vocabulary has no unknown token.
+    /// Fails if the vocabulary has neither a token nor an unknown token.
     pub fn ids(&self, tokens: &TokenList) -> Result<Vec<u32>> {
         tokens.iter().map(|token| self.id_or_unknown(token)).collect()
     }
 
-    /// Returns the tokens with these numbers.
+    /// Returns the tokens with these ids.
     ///
     /// # Errors
-    /// When a number is none of the vocabulary's.
+    /// Fails if an id is not below the vocabulary size.
     pub fn tokens_of<'a>(&'a self, ids: &'a [u32]) -> Result<impl Iterator<Item = &'a str>> {
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.len()) {
             return Err(Error::InvalidArgument(format!(

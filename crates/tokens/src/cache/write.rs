@@ -1,4 +1,4 @@
-//! How files of corpora are written.
+//! Writing of the files of corpora.
 
 use std::fs;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};

@@ -1,4 +1,4 @@
-//! How a corpus is made.
+//! Building of a corpus.
 
 use std::fmt;
 use std::io::{self, Write};

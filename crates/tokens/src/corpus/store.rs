@@ -1,4 +1,4 @@
-//! Where the numbers of a corpus are.
+//! Storage of the token indices of a corpus: in memory or in a file.
 
 use std::fmt;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Special cases that the affixes have taken apart, found again among the tokens.
+//! Special cases that were split at affixes, restored from the tokens.
 
 use super::{Symbol, Token};
 

@@ -1,4 +1,4 @@
-//! Which texts spaCy takes for addresses of the web.
+//! spaCy's rules for URLs.
 
 use super::characters::{ALPHA_LOWER, CHARACTERS, DECIMAL, WORD};
 

@@ -1,12 +1,12 @@
-//! Capitals.
+//! Rules for capital letters.
 
 use std::borrow::Cow;
 
 use crate::english::characters::{ASSIGNED, CHARACTERS, is_space, next_space};
 
-/// Writes words in capitals small, with `xxup` before those of two characters or more.
+/// Converts words in capitals to lower case, with `xxup` before those of two characters or more.
 ///
-/// A word goes from space to space, begins with `A` to `Z` and has none of `a` to `z`.
+/// A word extends from space to space. It is in capitals if it begins with `A` to `Z` and contains no `a` to `z`.
 ///
 /// ```
 /// use brigade_tokens::rules::replace_all_caps;
@@ -19,9 +19,10 @@ pub fn replace_all_caps(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// Writes words with one capital, the first, small, with `xxmaj` before those of two characters or more.
+/// Converts capitalised words to lower case, with `xxmaj` before those of two characters or more.
 ///
-/// A word goes from space to space, begins with `A` to `Z` and has none of these otherwise.
+/// A word extends from space to space. It is capitalised if it begins with `A` to `Z` and contains no other of these
+/// letters.
 ///
 /// ```
 /// use brigade_tokens::rules::replace_maj;
@@ -62,7 +63,8 @@ fn replace_words<'a>(text: &'a str, token: &str, is: impl Fn(&str) -> bool) -> C
     Cow::Owned(out)
 }
 
-/// Writes a text small and without spaces at its ends, with `xxbos ` before it and ` xxeos` after it where wanted.
+/// Converts a text to lower case and removes spaces at its ends. Adds `xxbos ` before it if `add_bos` is `true`, and `
+/// xxeos` after it if `add_eos` is `true`.
 ///
 /// ```
 /// use brigade_tokens::rules::lowercase;

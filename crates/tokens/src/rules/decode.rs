@@ -1,12 +1,13 @@
-//! Texts from tokens.
+//! Decoding of fastai's special tokens.
 
 use super::case::{push_lowercase, push_uppercase};
 use crate::english::characters::{decimal, is_space};
 use crate::{Error, Result, TokenList};
 
-/// Undoes what the rules have done to capitals and repetitions, as fastai's `decode_spec_tokens`.
+/// Restores the capitals and repetitions that the rules have replaced by special tokens, like fastai's
+/// `decode_spec_tokens`.
 ///
-/// As there, after a first `xxrep` or `xxwrep` every token is repeated, until a token of capitals comes.
+/// As in fastai, after the first `xxrep` or `xxwrep` every token is repeated, until the next `xxup` or `xxmaj`.
 ///
 /// ```
 /// use brigade_tokens::TokenList;
@@ -18,7 +19,7 @@ use crate::{Error, Result, TokenList};
 /// ```
 ///
 /// # Errors
-/// When repetitions make a text of more than 1 GiB: a count may be any number.
+/// Fails if repetitions make a text of more than 1 GiB, because a count may be any number.
 pub fn decode_special_tokens(tokens: &TokenList) -> Result<TokenList> {
     let mut decoded = TokenList::new();
     let (mut rule, mut count) = (None, None);

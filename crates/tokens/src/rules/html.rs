@@ -1,13 +1,13 @@
-//! What is left of HTML in texts.
+//! Remnants of HTML in texts.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// Replaces what fastai has seen in documents: broken and whole references to characters, `<br />`, `\n` and `\"` in
-/// two characters, ` @-@ ` of WikiText, and `...` by ` …`.
+/// Replaces remnants of HTML and of WikiText, like fastai's `fix_html`: broken and complete character references, `<br
+/// />`, `\n` and `\"` in two characters, ` @-@ ` of WikiText, and `...` by ` …`.
 ///
-/// References by name are those of HTML 5, with and without their `;`, as Python's `html.unescape` reads them.
+/// Named character references are those of HTML 5, with and without their `;`, like in Python's `html.unescape`.
 ///
 /// ```
 /// use brigade_tokens::rules::fix_html;

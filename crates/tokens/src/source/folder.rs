@@ -40,13 +40,13 @@ impl Default for FolderOptions {
 }
 
 impl FolderOptions {
-    /// Takes all files whose names end in `.txt`, in folders within folders too.
+    /// Creates options to find all files whose names end in `.txt`, including those in sub-folders.
     #[must_use]
     pub fn new() -> Self {
         Self { extensions: vec!["txt".into()], folders: Vec::new(), recurse: true, split: None }
     }
 
-    /// Sets the endings of names after the last dot, whose case does not matter. Without any, all files are texts.
+    /// Sets the file extensions, in upper or lower case. With an empty list, all files are texts. Defaults to `txt`.
     #[must_use]
     pub fn extensions<E: Into<String>>(mut self, extensions: impl IntoIterator<Item = E>) -> Self {
         let extensions = extensions.into_iter().map(Into::into);
@@ -56,22 +56,22 @@ impl FolderOptions {
         self
     }
 
-    /// Looks only in these folders right below the root, and `.` for the root itself.
+    /// Restricts the search to these folders directly below the root. `.` stands for the root itself.
     #[must_use]
     pub fn folders<F: Into<String>>(mut self, folders: impl IntoIterator<Item = F>) -> Self {
         self.folders = folders.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Sets whether folders within folders are looked into.
+    /// Sets whether sub-folders are searched. Defaults to `true`.
     #[must_use]
     pub fn recurse(mut self, recurse: bool) -> Self {
         self.recurse = recurse;
         self
     }
 
-    /// Divides the texts into training and validation texts by the name of the folder around their own one, like
-    /// fastai's `GrandparentSplitter`. Texts of other folders are left out.
+    /// Divides the texts into training and validation texts by the name of the parent of their folder, like fastai's
+    /// `GrandparentSplitter`. Texts of other folders are left out.
     #[must_use]
     pub fn split_by_folder(mut self, train: impl Into<String>, valid: impl Into<String>) -> Self {
         self.split = Some((train.into(), valid.into()));
@@ -83,7 +83,7 @@ impl FolderOptions {
     /// left out.
     ///
     /// # Errors
-    /// When a folder cannot be read, or there are no such files.
+    /// Fails if a folder cannot be read, or there are no such files.
     pub fn open(&self, root: impl AsRef<Path>) -> Result<TextSource> {
         let root = root.as_ref();
         let depth = if self.recurse { usize::MAX } else { 1 };

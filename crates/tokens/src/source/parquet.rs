@@ -36,7 +36,7 @@ const LABEL: &str = "label";
 const IS_VALID: &str = "is_valid";
 
 impl ParquetOptions {
-    /// Reads the column `text`, and the columns `label` and `is_valid` if the file has them.
+    /// Creates options that read the column `text`, and the columns `label` and `is_valid` if the file has them.
     #[must_use]
     pub fn new() -> Self {
         Self { text: vec!["text".into()], label: None, valid: None }
@@ -49,8 +49,8 @@ impl ParquetOptions {
         self
     }
 
-    /// Sets the column with the label: texts, numbers, or truth values. Numbers are the names that the metadata of Hugging
-    /// Face's `ClassLabel` gives them, where there are such.
+    /// Sets the column with the label: strings, numbers or Booleans. Numbers are replaced by their names if the
+    /// metadata contain a Hugging Face `ClassLabel`.
     #[must_use]
     pub fn label_column(mut self, column: impl Into<String>) -> Self {
         self.label = Some(column.into());
@@ -64,11 +64,11 @@ impl ParquetOptions {
         self
     }
 
-    /// Opens tables, whose rows are taken one table after the other, and reads their labels. Texts are read in order, a
-    /// group of rows at a time; a single one takes the time of its whole group.
+    /// Opens tables, whose rows are concatenated, and reads their labels. Texts are read in order, one row group at a
+    /// time; reading a single text takes the time of its whole row group.
     ///
     /// # Errors
-    /// When a file cannot be read or is damaged, a column is missing or of another type, or there are no rows.
+    /// Fails if a file cannot be read or is damaged, a column is missing or of another type, or there are no rows.
     pub fn open<P: Into<PathBuf>>(&self, paths: impl IntoIterator<Item = P>) -> Result<TextSource> {
         if self.text.is_empty() {
             return Err(Error::InvalidArgument("a text has one column at least".into()));

@@ -1,13 +1,13 @@
-//! How often tokens were seen.
+//! Counts of tokens.
 
 use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 
-/// Number of occurrences of each token, and the position of its first one.
+/// Number of occurrences of each token, and the position of its first occurrence.
 ///
-/// Threads that count different texts have counts of their own; what [`merge`](Self::merge) makes of them is the same
-/// whichever thread counted which text, and in which order they are merged.
+/// Each thread can count some of the texts; the result of [`merge`](Self::merge) does not depend on the division of the
+/// texts among threads, nor on the order of merging.
 ///
 /// ```
 /// use brigade_tokens::TokenCounts;
@@ -37,7 +37,7 @@ impl TokenCounts {
         Self::default()
     }
 
-    /// Counts the tokens of the text with the number `text`, each text once.
+    /// Adds the tokens of the text with index `text`. Add each text once.
     pub fn add<'a>(&mut self, text: u64, tokens: impl IntoIterator<Item = &'a str>) {
         for (token, place) in tokens.into_iter().zip(0..) {
             self.add_times(token, 1, (text, place));
@@ -63,7 +63,7 @@ impl TokenCounts {
         }
     }
 
-    /// Returns how often a token was seen.
+    /// Returns the number of occurrences of a token.
     #[must_use]
     pub fn get(&self, token: &str) -> u64 {
         self.counts.get(token).map_or(0, |count| count.times)
@@ -81,8 +81,8 @@ impl TokenCounts {
         self.counts.is_empty()
     }
 
-    /// Returns all tokens with how often they were seen, the most common first, equally common ones in the order in
-    /// which they were seen first: the order of Python's `Counter.most_common`.
+    /// Returns all tokens with their numbers of occurrences, the most common first, equally common ones in the order of
+    /// their first occurrence: the order of Python's `Counter.most_common`.
     #[must_use]
     pub fn most_common(&self) -> Vec<(&str, u64)> {
         let mut all: Vec<(&Box<str>, &Count)> = self.counts.iter().collect();
