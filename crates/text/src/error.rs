@@ -1,13 +1,13 @@
-//! What can go wrong with texts as batches and with text Learners.
+//! Errors of datasets of texts and of text Learners.
 
 use brigade_tokens::Error as TokenError;
 use brigade_torch::{Error, ErrorKind};
 
-/// Why texts could not become batches: the detail of an [`Error`].
+/// Reason why a batch of texts could not be made: the detail of an [`Error`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextError {
-    /// Texts could not be read or split into tokens.
+    /// Texts could not be read or tokenized.
     #[error("{0}")]
     Tokens(#[from] TokenError),
 }

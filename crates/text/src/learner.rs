@@ -1,4 +1,4 @@
-//! Learners of texts, as fastai's `language_model_learner` and `text_classifier_learner` make them.
+//! Learners of texts, like those of fastai's `language_model_learner` and `text_classifier_learner`.
 
 mod loss;
 mod recurrent;
@@ -25,7 +25,7 @@ pub use self::text_learner::{Generate, TextLearner};
 
 use self::loss::HeadLoss;
 
-/// A pretrained language model of fastai's: its weights, and the words of its rows.
+/// Files of a pretrained language model of fastai: the weights, and the vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PretrainedText {
     /// Weights file: a `.pth` file of fastai or Brigade, or safetensors.
@@ -110,12 +110,12 @@ impl Default for TextLearnerOptions {
 /// fastai's momenta of texts.
 const MOMENTA: [f64; 3] = [0.8, 0.7, 0.8];
 
-/// Makes a Learner of an AWD-LSTM language model: fastai's parameter groups, momenta of cycles, and AR and TAR; the
-/// hidden state goes on from batch to batch and is a part of checkpoints.
+/// Creates a Learner of an AWD-LSTM language model, with fastai's parameter groups, momenta of cycles, and AR and TAR.
+/// The hidden state is kept from batch to batch and is part of checkpoints.
 ///
-/// In training the loss is computed a part of the scores at a time, so [`Learner::state`]'s predictions are what goes
-/// into the decoder, unless [`Learner::train_metrics`] asks for metrics of training batches. Metrics read scores with
-/// the words in the last dimension: [`ClassesLast`](brigade_metrics::ClassesLast).
+/// In training the loss is computed in parts, without the logits of the whole batch, so that the predictions in
+/// [`Learner::state`] are the decoder's input, unless metrics of training batches are on ([`Learner::train_metrics`]).
+/// Metrics get logits with the vocabulary in the last dimension: use [`ClassesLast`](brigade_metrics::ClassesLast).
 ///
 /// ```
 /// use brigade_metrics::{Accuracy, ClassesLast, Perplexity};
@@ -137,7 +137,7 @@ const MOMENTA: [f64; 3] = [0.8, 0.7, 0.8];
 /// ```
 ///
 /// # Errors
-/// When the pretrained files cannot be read, or do not fit the model or each other.
+/// Fails if the pretrained files cannot be read, or do not match the model or each other.
 pub fn language_model_learner(
     accelerator: &Accelerator,
     data: TextData,
@@ -165,7 +165,7 @@ pub fn language_model_learner(
     Ok(learner.loss(loss).with(fuse))
 }
 
-/// Makes a Learner of an AWD-LSTM text classifier: fastai's parameter groups, momenta of cycles, and AR and TAR.
+/// Creates a Learner of an AWD-LSTM text classifier, with fastai's parameter groups, momenta of cycles, and AR and TAR.
 ///
 /// ```
 /// use brigade_metrics::Accuracy;
@@ -189,7 +189,7 @@ pub fn language_model_learner(
 /// ```
 ///
 /// # Errors
-/// Returns the same errors as [`language_model_learner`]; [`brigade_torch::ErrorKind::InvalidArgument`] where the
+/// Returns the same errors as [`language_model_learner`], and [`brigade_torch::ErrorKind::InvalidArgument`] if the
 /// number of outputs is not known.
 pub fn text_classifier_learner(
     accelerator: &Accelerator,

@@ -1,4 +1,4 @@
-//! Texts one after the other, as one stream of tokens.
+//! Concatenated texts as one stream of tokens.
 
 use std::ops::Range;
 

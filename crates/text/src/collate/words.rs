@@ -1,4 +1,4 @@
-//! Words and their tokens.
+//! Assignment of tokens to words.
 
 use brigade_data::DataError;
 use brigade_rank_env::text::counted;
@@ -6,8 +6,8 @@ use brigade_torch::Result;
 
 use crate::IGNORED;
 
-/// Gives each token the label of its word, for the classification of tokens: -100 for tokens of no word, and for those
-/// of a word after its first one unless `all_tokens`.
+/// Returns a label for each token from the labels of the words, for token classification. The label is -100 for tokens
+/// that belong to no word and, unless `all_tokens` is `true`, for all tokens of a word but its first.
 ///
 /// ```
 /// use brigade_text::align_labels;
@@ -37,9 +37,9 @@ pub fn align_labels(words: &[Option<u32>], labels: &[i64], all_tokens: bool) -> 
     words.iter().map(label).collect()
 }
 
-/// Finds words by the places of tokens in their text: a token that begins where the one before it ends is of its word,
-/// so that `don't` is one word however many tokens it has. It is the rule by which Hugging Face hides whole words;
-/// special tokens are of none.
+/// Returns the word index of each token from the tokens' offsets in the text: a token that begins where the preceding
+/// one ends belongs to the same word, so that `don't` is one word. This is Hugging Face's rule for whole-word masking.
+/// Special tokens belong to no word.
 ///
 /// ```
 /// use brigade_text::words_of_offsets;

@@ -1,4 +1,4 @@
-//! What Learners of texts can do besides: encoders in files, and text that goes on.
+//! Additional methods of text Learners: saving and loading of encoders, and text generation.
 
 use std::any::Any;
 use std::path::Path;
@@ -46,25 +46,25 @@ impl Default for Generate {
 /// Methods of a Learner that [`language_model_learner`](crate::language_model_learner) or
 /// [`text_classifier_learner`](crate::text_classifier_learner) has made.
 pub trait TextLearner {
-    /// Writes the encoder without what comes after it, from rank 0, for a classifier or for fastai's
+    /// Writes the weights of the encoder alone to a file, from rank 0, for a classifier or for fastai's
     /// `learn.load_encoder`.
     ///
     /// # Errors
-    /// On every rank when rank 0 cannot write; when the model has no encoder of an AWD-LSTM.
+    /// Fails on every rank if rank 0 cannot write, or if the model has no AWD-LSTM encoder.
     fn save_encoder(&self, path: impl AsRef<Path>) -> Result<()>;
 
-    /// Reads the encoder of a language model, this crate's or fastai's, and freezes everything but the head. Every
-    /// rank calls it.
+    /// Loads the encoder of a language model, written by this crate or by fastai, and freezes everything but the head.
+    /// Every rank calls it.
     ///
     /// # Errors
-    /// When the file cannot be read, or does not fit: nothing was changed.
+    /// Fails if the file cannot be read or does not match the model. Nothing is changed then.
     fn load_encoder(&mut self, path: impl AsRef<Path>) -> Result<()>;
 
-    /// Goes on with a text: returns it with so many words after it, drawn from libtorch's generator. It needs no
-    /// other rank.
+    /// Continues a text by `words` tokens, which are drawn with libtorch's generator, and returns both together. It
+    /// does not communicate with other ranks.
     ///
     /// # Errors
-    /// When the model is no language model, or the data do not say how texts are split.
+    /// Fails if the model is not a language model, or the data have no tokenizer.
     fn generate(&mut self, text: &str, words: usize, options: &Generate) -> Result<String>;
 }
 

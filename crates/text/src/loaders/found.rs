@@ -1,4 +1,4 @@
-//! What is known of texts before a batch is made, and that all ranks have found the same.
+//! Discovery of texts before batches are made, and the check that all ranks have the same.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! From texts that are found to loaders.
+//! Creation of loaders from the texts that were found.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
