@@ -1,4 +1,4 @@
-//! Models whose parameters have no memory yet.
+//! Deferred models: models whose parameters have no memory yet.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,7 +27,7 @@ pub(crate) struct Draw {
     first_values: FirstValues,
 }
 
-/// The values that the parameters of a [deferred](crate::Model::deferred) model are to have. Made by
+/// Sources of the values of a [deferred](crate::Model::deferred) model's parameters. Created by
 /// [`crate::Model::take_deferred_values`].
 pub struct DeferredValues {
     /// In the order in which the constructor asked for them.
@@ -46,14 +46,14 @@ pub(crate) struct FileValues {
     pub(crate) part: Option<TensorPart>,
 }
 
-/// The values of one tensor of a deferred model.
+/// Source of the values of one tensor of a deferred model.
 #[derive(Debug)]
 pub enum DeferredValue<'a> {
-    /// Initial value drawn at random: float32, on the CPU, of the parameter's shape. The function that gets it may keep
-    /// it or change it.
+    /// Random initial values: a float32 tensor on the CPU, of the parameter's shape. The function that gets it may keep
+    /// or change it.
     Drawn(Tensor),
-    /// Tensor of a weights file, of the parameter's shape. Where the ranks of a tensor group divide the parameter, the
-    /// tensor is the whole parameter's and comes with this rank's part.
+    /// Tensor of a weights file, of the parameter's shape. If the parameter is divided over the ranks of a tensor
+    /// group, the tensor is that of the whole parameter, and the second field is this rank's part.
     File(TensorReader<'a>, Option<TensorPart>),
 }
 
@@ -84,15 +84,15 @@ impl DeferredValues {
         self.read.get_mut(&tensor)?.take()
     }
 
-    /// Passes each tensor's values to a function, one tensor at a time: first those that are drawn, in the order in which an
-    /// undeferred model draws them, then those of files. Values are drawn from the state that libtorch's CPU generator had
-    /// when the constructor had returned. Where the generator is still in that state it goes on from there, as with an
-    /// undeferred model; else it is put back into the state that it has now. Nothing is drawn where all values come from
-    /// files.
+    /// Calls a function with each tensor's values, one tensor at a time: first those that are drawn at random, in the
+    /// order in which an undeferred model draws them, then those of files. Values are drawn from the state that
+    /// libtorch's CPU generator had when the constructor returned. If the generator is still in that state, it
+    /// advances, as with an undeferred model; otherwise its present state is restored afterwards. Nothing is drawn if
+    /// all values come from files.
     ///
     /// # Errors
-    /// Returns the errors of `set`, which ends with the first; [`brigade_torch::ErrorKind::Tensor`] when memory for one
-    /// whole tensor runs out.
+    /// Returns the first error of `set`; [`brigade_torch::ErrorKind::Tensor`] if there is not enough memory for a whole
+    /// tensor.
     pub fn for_each(
         self,
         mut set: impl FnMut(TensorId, DeferredValue<'_>) -> Result<()>,

@@ -1,4 +1,4 @@
-//! What can become a model: one that is built, or the constructor of one.
+//! Conversion into a model: of a model, or of a constructor.
 
 use brigade_torch::Result;
 
@@ -24,8 +24,8 @@ use crate::{Model, ParamPath};
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 ///
-/// The parameter of a closure needs its type: Rust infers it only where a function asks for a closure and
-/// nothing else.
+/// The type of a closure's parameter must be written, because Rust infers it only for functions whose argument is
+/// bounded by a closure trait.
 pub trait IntoModel {
     /// Type of the model's module.
     type Module;

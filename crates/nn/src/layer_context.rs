@@ -1,4 +1,5 @@
-//! What a layer knows of its model: its name, for errors, the forward hooks of its output, and where its weights are.
+//! Context of a layer within its model: its name for errors, the forward hooks of its output, and the location of its
+//! weights.
 
 use brigade_torch::{Error, Result, TorchError};
 use tch::{TchError, Tensor};

@@ -41,7 +41,8 @@ use crate::{
     PipelineStages, TensorParallel, Training, Unit,
 };
 
-/// A module `M` and all that it registered: what an optimizer steps, what ranks average, what is saved.
+/// A model: a module `M` with its registered parameters and buffers, which are optimized, averaged over the ranks, and
+/// saved.
 ///
 /// ```
 /// use brigade_nn::{Linear, Model};
@@ -106,7 +107,7 @@ pub struct ModelBuilder {
 }
 
 impl Model<()> {
-    /// Returns a builder, for a model that is not in 32-bit floats on the CPU.
+    /// Returns a builder with options of the model, such as its device and kind.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -142,8 +143,8 @@ impl ModelBuilder {
         self
     }
 
-    /// Leaves parameters at 0 instead of drawing first values, which takes seconds for a large model and is in
-    /// vain where weights are read next.
+    /// Sets parameters to 0 instead of drawing initial values, which takes seconds for a large model and is unnecessary
+    /// if weights are loaded next.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -160,7 +161,7 @@ impl ModelBuilder {
         self
     }
 
-    /// Makes parameters that have shapes and no memory, see [`Model::deferred`].
+    /// Creates parameters that have shapes but no memory; see [`Model::deferred`].
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -177,8 +178,9 @@ impl ModelBuilder {
         self
     }
 
-    /// Divides the layers that the plan names over the ranks of a group: each rank gets its part of their weights, and
-    /// computes with it. Constructors, names, initial values and files are those of the undivided model.
+    /// Divides the layers that the plan contains over the ranks of a group (tensor parallelism): each rank has a part
+    /// of their weights, and computes with it. Constructors, names, initial values and files are those of the undivided
+    /// model.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -201,8 +203,8 @@ impl ModelBuilder {
         self
     }
 
-    /// Divides every sequence over the ranks of a group: each rank computes a part, and modules get the group by
-    /// [`ParamPath::context`].
+    /// Divides every sequence over the ranks of a group (context parallelism): each rank computes a part, and modules
+    /// get the group by [`ParamPath::context`].
     ///
     /// ```
     /// use brigade_nn::{ContextParallel, Model};
@@ -219,9 +221,10 @@ impl ModelBuilder {
         self
     }
 
-    /// Gives this rank the parameters of its stages of a pipeline alone: those of the blocks of a row
-    /// ([`ParamPath::stages`]), of the first stage with what comes before them, and of the last one with what comes behind.
-    /// Names, first values and files are those of the whole model. A parameter that is tied between two stages is on both.
+    /// Restricts the model to the parameters of this rank's pipeline stages: those of their blocks
+    /// ([`ParamPath::stages`]); for the first stage also the layers before the blocks, for the last stage also the
+    /// layers after them. Names, initial values and files are those of the whole model. A parameter that is tied
+    /// between two stages is on both.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath, PipelineParallel, Relu, Sequential, StageCut};
@@ -240,9 +243,9 @@ impl ModelBuilder {
         self
     }
 
-    /// Divides the experts of each [`Experts`](crate::Experts) over the ranks of a group, in ranges of equal size:
-    /// tokens are sent to the ranks that have their experts. Constructors, names, initial values and files are those of
-    /// the model with all experts.
+    /// Divides the experts of each [`Experts`](crate::Experts) over the ranks of a group, in ranges of equal size
+    /// (expert parallelism): tokens are sent to the ranks that have their experts. Constructors, names, initial values
+    /// and files are those of the model with all experts.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -263,7 +266,7 @@ impl ModelBuilder {
         self
     }
 
-    /// Returns whether [`ModelBuilder::deferred`] was called.
+    /// Returns `true` if [`ModelBuilder::deferred`] was called.
     #[must_use]
     pub fn is_deferred(&self) -> bool {
         self.is_deferred
@@ -272,9 +275,9 @@ impl ModelBuilder {
     /// Builds the model: runs the constructor and creates its parameters.
     ///
     /// # Errors
-    /// [`crate::ModelError::Build`] with everything that the constructor asked for in vain: names used twice,
-    /// impossible shapes, no memory. [`crate::ModelError::NotFloatingPoint`] for a kind without gradients,
-    /// [`crate::ModelError::Torch`] when the device refuses.
+    /// [`crate::ModelError::Build`] with all invalid requests of the constructor: names that are used twice, impossible
+    /// shapes, a lack of memory. [`crate::ModelError::NotFloatingPoint`] for a kind without gradients,
+    /// [`crate::ModelError::Torch`] if the device fails.
     pub fn build<M>(self, constructor: impl FnOnce(&ParamPath<'_>) -> M) -> Result<Model<M>> {
         if !is_floating_point(self.kind) {
             return Err(ModelError::NotFloatingPoint { kind: self.kind }.into());
@@ -367,7 +370,8 @@ impl ModelBuilder {
 }
 
 impl<M> Model<M> {
-    /// Runs the constructor: 32-bit floats on the CPU. [`Model::builder`] has options.
+    /// Builds a model in 32-bit floats on the CPU: runs the constructor and creates its parameters. [`Model::builder`]
+    /// has options.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -382,14 +386,15 @@ impl<M> Model<M> {
         Model::builder().build(constructor)
     }
 
-    /// Runs the constructor, and gives parameters no memory: they have names, shapes and types, and optimizers can be built
-    /// of them. [`brigade_train`'s `prepare`] gives them memory, on each rank what it has of them, so that a model can be
+    /// Builds a model whose parameters have names, shapes and types but no memory; optimizers can be built for them.
+    /// [`brigade_train`'s `prepare`] allocates the parameters, on each rank its part of them, so that a model can be
     /// larger than the memory of a device (PyTorch's `torch.device("meta")` and `to_empty`). Buffers have memory.
     ///
-    /// Values are drawn then, one parameter at a time, and are those that [`Model::new`] draws for the same seed, whatever
-    /// was drawn since; or they are read from the file that [`Model::load_weights`] was called with. Numbers that the
-    /// constructor draws by itself, outside of [`ParamPath::parameter_with`] and [`ParamPath::redraw`], come before all
-    /// others. [`ModelBuilder::deferred`] is the same with options.
+    /// At that time initial values are drawn, one parameter at a time. They are those that [`Model::new`] draws for the
+    /// same seed, whatever was drawn in between. Alternatively values are read from the file that
+    /// [`Model::load_weights`] was called with. Numbers that the constructor draws by itself, outside of
+    /// [`ParamPath::parameter_with`] and [`ParamPath::redraw`], are drawn before all others. For options use
+    /// [`ModelBuilder::deferred`].
     ///
     /// [`brigade_train`'s `prepare`]: https://docs.rs/brigade-train
     ///
@@ -427,10 +432,10 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// The module's: [`crate::ModelError::Layer`] and [`crate::ModelError::Input`] for an input that does not fit,
-    /// [`brigade_torch::ErrorKind::Tensor`] for an operation outside of layers,
-    /// [`brigade_torch::ErrorKind::Communication`] when a normalisation could not share its statistics.
-    /// [`crate::ModelError::Panicked`] with the text of a panic.
+    /// Returns the errors of the module: [`crate::ModelError::Layer`] and [`crate::ModelError::Input`] for an invalid
+    /// input, [`brigade_torch::ErrorKind::Tensor`] for an operation outside of layers,
+    /// [`brigade_torch::ErrorKind::Communication`] if a normalisation could not share its statistics.
+    /// [`crate::ModelError::Panicked`] with the message of a panic.
     pub fn forward<Input>(&self, input: Input) -> Result<M::Output>
     where
         M: Module<Input>,
@@ -447,11 +452,11 @@ impl<M> Model<M> {
         }
     }
 
-    /// Makes every [`crate::BatchNorm1d`] and [`crate::BatchNorm2d`] of the model use, in training,
-    /// the statistics of all ranks of the group together, as if one process had the whole batch
-    /// ([torch.nn.SyncBatchNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html)).
-    /// Batches may be unequal. Evaluation does not change, nor do parameters, buffers and names; with a
-    /// group of one rank nothing does. Gives the number of such layers.
+    /// Makes every [`crate::BatchNorm1d`] and [`crate::BatchNorm2d`] of the model use the statistics of all ranks of
+    /// the group together in training, as if one process had the whole batch
+    /// ([torch.nn.SyncBatchNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html)). Batches
+    /// may be unequal. Evaluation, parameters, buffers and names do not change; with a group of one rank nothing
+    /// changes. Returns the number of such layers.
     ///
     /// Forward and backward become collectives: every rank runs the same layers.
     pub fn convert_sync_batch_norm(&mut self, group: &ProcessGroup) -> usize {
@@ -484,13 +489,12 @@ impl<M> Model<M> {
         self.training.set(false);
     }
 
-    /// Holds (`true`) the layer of this name and all those below it in evaluation, also while the model
-    /// trains, or lets them follow the model again (`false`): PyTorch's `model.layer1.eval()` after every
-    /// `model.train()`. Of a frozen body the normalisations then use their running statistics and leave
-    /// them as they are, and its dropouts pass. Returns how many layers that are, normalisations and
-    /// dropouts alone.
+    /// Keeps (`true`) the layer of this name and all layers below it in evaluation mode, even while the model is in
+    /// training mode, or lets them follow the model again (`false`): like PyTorch's `model.layer1.eval()` after every
+    /// `model.train()`. The normalisations of a frozen body then use their running statistics without changing them,
+    /// and its dropouts are inactive. Returns the number of affected layers, counting only normalisations and dropouts.
     ///
-    /// Freezing alone ([`Model::requires_grad_under`]) leaves statistics in training, as PyTorch does.
+    /// Freezing alone ([`Model::requires_grad_under`]) does not stop the update of running statistics, as in PyTorch.
     ///
     /// ```
     /// use brigade_nn::{BatchNorm2d, Linear, Model, ParamPath};
@@ -504,7 +508,7 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::NoSuchParameter`] when no such layer has this name.
+    /// [`crate::ModelError::NoSuchParameter`] if no layer has this name.
     pub fn hold_in_eval(&mut self, prefix: &str, on: bool) -> Result<usize> {
         let chosen = self.held.iter().filter(|(name, _)| is_below(prefix, name));
         let count = chosen.inspect(|(_, training)| training.hold(on)).count();
@@ -532,8 +536,8 @@ impl<M> Model<M> {
         parameters
     }
 
-    /// Returns the name of the parameter that is saved under a name: of tied ones the first, under which
-    /// [`Model::parameters`] has it. `None` for a buffer, and for a name that the model does not have.
+    /// Returns the name under which [`Model::parameters`] returns the parameter that is saved under `saved`: for a tied
+    /// parameter, the first of its names. `None` for a buffer, and for an unknown name.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -558,7 +562,8 @@ impl<M> Model<M> {
         }
     }
 
-    /// Returns the parameter or buffer of this name, the model's own tensor; under each of its names where it is tied.
+    /// Returns the parameter or buffer of this name, as a handle of the model's own tensor. A tied parameter is found
+    /// under each of its names.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model};
@@ -579,8 +584,8 @@ impl<M> Model<M> {
         self.named(|role| matches!(role, Role::Buffer { .. }))
     }
 
-    /// Sets whether a buffer belongs to state dictionaries and weights files (PyTorch's `persistent`), for TorchScript
-    /// files, which do not record it. PyTorch's `load_state_dict` is strict about names.
+    /// Sets whether a buffer is part of state dictionaries and weights files (PyTorch's `persistent`). For models from
+    /// TorchScript files, which do not record it; PyTorch's `load_state_dict` is strict about names.
     ///
     /// ```
     /// use brigade_nn::{Model, ParamPath};
@@ -593,7 +598,7 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::NoSuchBuffer`].
+    /// [`crate::ModelError::NoSuchBuffer`] if there is no such buffer.
     pub fn set_persistent(&mut self, buffer: &str, persistent: bool) -> Result<()> {
         let is_buffer = |entry: &Entry| matches!(entry.role, Role::Buffer { .. });
         match self.entries.iter_mut().find(|entry| is_buffer(entry) && entry.name == buffer) {
@@ -614,10 +619,10 @@ impl<M> Model<M> {
         self.distinct().filter(|e| e.role == Role::Parameter).map(|e| e.tensor.numel()).sum()
     }
 
-    /// Freezes (`false`) or thaws (`true`) all parameters.
+    /// Freezes (`false`) or unfreezes (`true`) all parameters.
     ///
     /// # Errors
-    /// [`crate::ModelError::Torch`] when libtorch refuses.
+    /// [`crate::ModelError::Torch`] if libtorch fails.
     pub fn requires_grad(&mut self, on: bool) -> Result<()> {
         self.check_thaws(on)?;
         let parameters = self.entries.iter().filter(|entry| entry.role == Role::Parameter);
@@ -627,8 +632,8 @@ impl<M> Model<M> {
         Ok(())
     }
 
-    /// Freezes (`false`) or thaws (`true`) the parameter of this name, or all those below it:
-    /// `module1` means `module1.0.weight` but not `module10.weight`. Returns how many.
+    /// Freezes (`false`) or unfreezes (`true`) the parameter of this name, or all parameters below it: `module1`
+    /// matches `module1.0.weight` but not `module10.weight`. Returns their number.
     ///
     /// ```
     /// use brigade_nn::{Linear, Model, ParamPath};
@@ -641,8 +646,8 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::NoSuchParameter`] when there is none: a frozen set that is empty by a slip of the
-    /// pen would go unnoticed.
+    /// [`crate::ModelError::NoSuchParameter`] if there is no such parameter, because a misspelled name would otherwise
+    /// have no effect.
     pub fn requires_grad_under(&mut self, prefix: &str, on: bool) -> Result<usize> {
         let count = self.requires_grad_where(|name| is_below(prefix, name), on)?;
         if count == 0 {
@@ -653,8 +658,8 @@ impl<M> Model<M> {
         Ok(count)
     }
 
-    /// Freezes (`false`) or thaws (`true`) the parameters whose names the function chooses, as by a pattern.
-    /// Returns how many.
+    /// Freezes (`false`) or unfreezes (`true`) the parameters for whose names the function returns `true`. Returns
+    /// their number.
     ///
     /// ```
     /// use brigade_nn::{BatchNorm2d, Conv2d, Model, ParamPath};
@@ -666,7 +671,7 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Errors
-    /// [`crate::ModelError::Torch`] when libtorch refuses.
+    /// [`crate::ModelError::Torch`] if libtorch fails.
     pub fn requires_grad_where(
         &mut self,
         mut chosen: impl FnMut(&str) -> bool,
@@ -691,7 +696,7 @@ impl<M> Model<M> {
     /// Sets every gradient that exists to 0.
     ///
     /// # Errors
-    /// [`crate::ModelError::Torch`] when libtorch refuses.
+    /// [`crate::ModelError::Torch`] if libtorch fails.
     pub fn zero_grad(&mut self) -> Result<()> {
         for entry in self.distinct() {
             let mut gradient = entry.tensor.grad();
@@ -713,22 +718,23 @@ impl<M> Model<M> {
         Ok(())
     }
 
-    /// Moves parameters, their gradients and buffers. Layers, optimizers and others that hold the
-    /// tensors see them move, as with PyTorch's `module.to(device)`.
+    /// Moves parameters, their gradients and buffers to a device. The tensors are moved in place, so that layers,
+    /// optimizers and other owners of handles use the moved ones, as with PyTorch's `module.to(device)`.
     ///
     /// # Errors
-    /// [`crate::ModelError::Torch`] when the device is not there or has no memory left; tensors before the one
-    /// that is named have moved already then.
+    /// [`crate::ModelError::Torch`] if the device does not exist or is out of memory. Tensors before the one in the
+    /// message have already been moved then.
     pub fn to_device(&mut self, device: Device) -> Result<()> {
         self.convert(Conversion::Device(device))?;
         self.device = device;
         Ok(())
     }
 
-    /// Converts parameters, their gradients and floating-point buffers to a kind. Integer buffers keep theirs.
+    /// Converts parameters, their gradients and floating-point buffers to a kind. Integer buffers keep their kind.
     ///
     /// # Errors
-    /// [`crate::ModelError::NotFloatingPoint`]; [`crate::ModelError::Torch`] as for [`Model::to_device`].
+    /// [`crate::ModelError::NotFloatingPoint`] for a kind without gradients. Also returns the errors of
+    /// [`Model::to_device`].
     pub fn to_kind(&mut self, kind: Kind) -> Result<()> {
         if !is_floating_point(kind) {
             return Err(ModelError::NotFloatingPoint { kind }.into());
@@ -738,12 +744,12 @@ impl<M> Model<M> {
         Ok(())
     }
 
-    /// Puts parameters of four dimensions (the weights of convolutions), and their gradients, into the
-    /// order of memory that is called channels last (`torch.channels_last`). Values, shapes and files
-    /// stay the same; convolutions give their outputs in that order.
+    /// Converts parameters of four dimensions (the weights of convolutions), and their gradients, to the channels-last
+    /// memory format (`torch.channels_last`). Values, shapes and files stay the same; the outputs of convolutions have
+    /// that format, too.
     ///
     /// # Errors
-    /// [`crate::ModelError::Torch`] as for [`Model::to_device`].
+    /// Returns the same errors as [`Model::to_device`].
     pub fn to_channels_last(&mut self) -> Result<()> {
         self.convert(Conversion::ChannelsLast)
     }

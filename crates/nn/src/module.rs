@@ -1,11 +1,11 @@
-//! What a layer or a model does with its input.
+//! The trait of modules: layers and models.
 
 use brigade_torch::Result;
 use tch::Tensor;
 
 /// A function of tensors with parameters.
 ///
-/// Implement it for the input that your forward takes; one type may take several.
+/// Implement it for the type of input of your forward. A type may implement it for several types of input.
 ///
 /// ```
 /// use brigade_nn::{Linear, Module, ParamPath};
@@ -37,13 +37,13 @@ pub trait Module<Input> {
     /// Computes the output for an input.
     ///
     /// # Errors
-    /// A layer's name, the shape of its input and libtorch's reason, where the two do not fit. What a module
-    /// refuses for a reason of its own is [`brigade_torch::Error::custom`]; `?` takes what tch's operators `f_…`
-    /// return. Operators without `f_` panic, and [`crate::Model::forward`] gives that as an error.
+    /// For an invalid input: the layer's name, the shape of its input and libtorch's message. Return errors of your own
+    /// as [`brigade_torch::Error::custom`]; `?` converts the errors of tch's operators `f_…`. Operators without `f_`
+    /// panic, which [`crate::Model::forward`] returns as an error.
     fn forward(&self, input: Input) -> Result<Self::Output>;
 }
 
-/// A module from tensor to tensor that a [`crate::Sequential`] can hold.
+/// A module from tensor to tensor that can be an element of a [`crate::Sequential`].
 pub trait Layer: for<'a> Module<&'a Tensor, Output = Tensor> + Send {}
 
 impl<M> Layer for M where M: for<'a> Module<&'a Tensor, Output = Tensor> + Send {}

@@ -1,4 +1,4 @@
-//! A name for the output of any module.
+//! Naming of a module's output, for forward hooks.
 
 use brigade_torch::Result;
 use tch::Tensor;

@@ -1,4 +1,4 @@
-//! Where a constructor registers parameters and buffers, under PyTorch's names.
+//! Registration of parameters and buffers in a constructor, under PyTorch's names.
 
 mod divided;
 
@@ -23,11 +23,11 @@ use crate::{
     Training, Unit,
 };
 
-/// A place in the tree of names: `path / "module1" / 0` holds `module1.0.weight`.
+/// A path in the tree of parameter names: `path / "module1" / 0` contains `module1.0.weight`.
 ///
-/// A path lives only while [`crate::Model`] runs the constructor, so nothing can be registered later. It
-/// never fails in the caller's hands: a bad request is noted, answered with a tensor that stands
-/// in, and all of them are reported by `Model::new` at once.
+/// A path exists only while [`crate::Model`] runs the constructor, so that nothing can be registered later. Its methods
+/// do not fail: an invalid request is recorded and returns a substitute tensor, and `Model::new` reports all invalid
+/// requests together.
 ///
 /// ```
 /// use brigade_nn::{Init, Model, ParamPath};
@@ -61,7 +61,7 @@ impl<'a> ParamPath<'a> {
         }
     }
 
-    /// The path below this one. The step is a name or an index.
+    /// Returns the path below this one. The step is a name or an index.
     #[must_use]
     pub fn join(&self, step: impl Display) -> Self {
         let step = step.to_string();
@@ -70,28 +70,30 @@ impl<'a> ParamPath<'a> {
         path
     }
 
-    /// Returns the same path for whole parameters: below it every rank of a tensor group has each parameter whole,
-    /// whatever the plan contains. For a layer that cannot be divided, such as the projection to fewer key heads than
-    /// there are ranks.
+    /// Returns this path with tensor parallelism turned off: below it every rank of a tensor group has each parameter
+    /// whole, whatever the plan contains. For a layer that cannot be divided, such as the projection to fewer key heads
+    /// than there are ranks.
     #[must_use]
     pub fn replicated(&self) -> Self {
         Self { is_replicated: true, ..self.clone() }
     }
 
-    /// The number of ranks that divide layers between them; 1 without tensor parallelism.
+    /// Returns the number of ranks of the tensor group, over which layers are divided. 1 without tensor parallelism.
     #[must_use]
     pub fn tensor_ranks(&self) -> usize {
         self.registry.borrow().tensor.as_ref().map_or(1, TensorParallel::ranks)
     }
 
-    /// The ranks that divide layers between them, for values that go into divided layers and come out of them.
+    /// Returns the tensor region, through which values enter and leave layers that are divided over the ranks of a
+    /// tensor group.
     #[must_use]
     pub fn tensor_region(&self) -> TensorRegion {
         let registry = self.registry.borrow();
         registry.tensor.as_ref().map_or_else(TensorRegion::default, TensorRegion::of)
     }
 
-    /// Returns the ranks that have parts of each sequence, for a module whose forward takes its part of them.
+    /// Returns the context region: the ranks that divide each sequence, for a module whose forward selects its part of
+    /// it.
     #[must_use]
     pub fn context(&self) -> ContextRegion {
         let mut registry = self.registry.borrow_mut();
@@ -122,8 +124,8 @@ impl<'a> ParamPath<'a> {
         &self.prefix
     }
 
-    /// Registers that the layer of this path can compute with its weight, a parameter of this path, once it is quantised:
-    /// `[out, in]`, or `[in, out]` where it is transposed.
+    /// Registers that the layer at this path can compute with its weight `[out, in]` (or `[in, out]` if
+    /// `is_transposed`) when it is quantised. The weight is a parameter of this path.
     #[must_use]
     pub fn quantizable(&self, weight: &str, is_transposed: bool) -> QuantizedSlot {
         let slot = QuantizedSlot::new(is_transposed);
@@ -133,14 +135,14 @@ impl<'a> ParamPath<'a> {
         slot
     }
 
-    /// Registers a trainable parameter. The layer keeps the tensor that is returned.
+    /// Registers a trainable parameter and returns its tensor, which the layer keeps.
     pub fn parameter(&self, name: &str, shape: &[i64], init: Init) -> Tensor {
         self.parameter_with(name, shape, move |values| init.fill(values))
     }
 
-    /// Registers a trainable parameter whose first values a function sets. The function gets a float32 tensor of this shape
-    /// on the CPU, sets all of it, and draws from libtorch's CPU generator alone. It runs at once; of a
-    /// [deferred](crate::Model::deferred) model when the parameter gets its memory.
+    /// Registers a trainable parameter whose initial values are set by a function. The function gets a float32 tensor
+    /// of this shape on the CPU, sets all of its elements, and draws random numbers only from libtorch's CPU generator.
+    /// It runs immediately; for a [deferred](crate::Model::deferred) model, when the parameter is allocated.
     ///
     /// ```
     /// use brigade_nn::{Model, ParamPath};
@@ -216,9 +218,9 @@ impl<'a> ParamPath<'a> {
         tensor
     }
 
-    /// Sets the first values of a parameter or buffer of this model again, after those that it was registered with: for
-    /// architectures that draw theirs once all layers are made. The function is as for [`ParamPath::parameter_with`]; it
-    /// does not run where weights are read next ([`crate::ModelBuilder::without_first_values`]).
+    /// Sets the initial values of a registered parameter or buffer again, for architectures that initialise their
+    /// weights after all layers are created. The function is like that of [`ParamPath::parameter_with`]; it does not
+    /// run with [`crate::ModelBuilder::without_first_values`].
     pub fn redraw(
         &self,
         tensor: &Tensor,
@@ -261,9 +263,8 @@ impl<'a> ParamPath<'a> {
         self.add(name, taken, Role::Parameter, None)
     }
 
-    /// Registers a tensor that is state but not trained, such as running statistics. It is saved
-    /// with the model. It starts from a copy of these values, converted to the model's kind where
-    /// they are floating-point.
+    /// Registers a buffer: a tensor that is not trained, such as running statistics, and is saved with the model. Its
+    /// initial values are a copy of `values`, converted to the model's kind if they are floating-point.
     pub fn buffer(&self, name: &str, values: &Tensor) -> Tensor {
         self.add_buffer(name, values, true)
     }
@@ -273,10 +274,10 @@ impl<'a> ParamPath<'a> {
         self.add_buffer(name, values, false)
     }
 
-    /// Registers a parameter a second time under another name, as tied weights are.
+    /// Registers a parameter a second time under another name, for tied weights.
     ///
-    /// It is one parameter to the optimizer and to the reducer, under its first name; a state
-    /// dictionary has both names, as PyTorch's has.
+    /// Optimizer and reducer use it as one parameter, under its first name; a state dictionary contains both names, as
+    /// in PyTorch.
     ///
     /// ```
     /// use brigade_nn::{Embedding, Model, ParamPath};
@@ -317,9 +318,9 @@ impl<'a> ParamPath<'a> {
         }
     }
 
-    /// Takes in a tensor that something else made, as a parameter: no copy, the model trains this tensor.
-    /// The name may hold dots. Frozen ones (`requires_grad` off) stay frozen; a tensor that is a parameter
-    /// already gets a further name, as with [`ParamPath::tie`].
+    /// Registers an existing tensor as a parameter, without a copy: the model trains this tensor. The name may contain
+    /// dots. A frozen tensor (`requires_grad` off) stays frozen; a tensor that is a parameter already gets another
+    /// name, as with [`ParamPath::tie`].
     ///
     /// ```
     /// use brigade_nn::{Model, ParamPath};
@@ -338,15 +339,14 @@ impl<'a> ParamPath<'a> {
         self.adopt(name, tensor, role);
     }
 
-    /// Takes in a tensor that something else made, as a saved buffer: no copy. The name may hold dots.
+    /// Registers an existing tensor as a buffer that is saved, without a copy. The name may contain dots.
     pub fn adopt_buffer(&self, name: &str, tensor: &Tensor) {
         self.adopt(name, tensor, Role::Buffer { persistent: true });
     }
 
-    /// Takes in all variables of a `tch::nn::VarStore` under their names below this path: those that are
-    /// trainable, frozen or not, as parameters, the others (running statistics) as buffers. For modules that
-    /// hold layers of `tch::nn` and implement [`crate::Module`] themselves; for `nn::ModuleT` there is
-    /// [`crate::Model::from_var_store`].
+    /// Registers all variables of a `tch::nn::VarStore` under their names below this path, without a copy: trainable
+    /// ones, frozen or not, as parameters, the others (running statistics) as buffers. For modules that contain layers
+    /// of `tch::nn` and implement [`crate::Module`] themselves. For `nn::ModuleT` use [`crate::Model::from_var_store`].
     ///
     /// ```
     /// use brigade_nn::{Model, Module, ParamPath};
@@ -382,7 +382,8 @@ impl<'a> ParamPath<'a> {
         }
     }
 
-    /// Returns the switch between training and evaluation, for layers that behave differently in each.
+    /// Returns the training mode of the layer at this path, for layers that behave differently in training and
+    /// evaluation.
     #[must_use]
     pub fn training(&self) -> Training {
         let mut registry = self.registry.borrow_mut();
@@ -391,9 +392,9 @@ impl<'a> ParamPath<'a> {
         training
     }
 
-    /// Makes a unit of all that is registered below this path: the part of a model that is gathered as a whole where the
-    /// model is sharded. The module here runs its forward in [`Unit::run`]. Units may lie in each other. The whole model is
-    /// one without being asked, so that a unit of the empty path is a plain call.
+    /// Creates a unit of all parameters that are registered below this path: a part of the model that is gathered as a
+    /// whole if the model is sharded. The module at this path must run its forward in [`Unit::run`]. Units may be
+    /// nested. The whole model is always a unit, so that a unit of the empty path has no effect.
     #[must_use]
     pub fn unit(&self) -> Unit {
         if self.prefix.is_empty() {
@@ -408,9 +409,9 @@ impl<'a> ParamPath<'a> {
         unit
     }
 
-    /// Makes a row of blocks at which a pipeline can cut the model: `steps` are the blocks' names below this path, in the
-    /// order in which the forward runs them, which it does by [`Stages::run`]. What was registered before the first block's
-    /// parameters belongs to the first stage, and what comes behind to the last.
+    /// Registers a sequence of blocks at which a pipeline can cut the model: `steps` are the names of the blocks below
+    /// this path, in the order in which the forward runs them with [`Stages::run`]. Parameters that were registered
+    /// before those of the first block belong to the first stage, and those after the last block to the last stage.
     #[must_use]
     pub fn stages(&self, steps: impl IntoIterator<Item = impl Display>) -> Stages {
         let blocks: Vec<String> =
@@ -438,9 +439,9 @@ impl<'a> ParamPath<'a> {
         LayerContext { name: self.prefix.clone(), hooks, weights: self.layer_weights() }
     }
 
-    /// Returns what has the parameters at this path in memory for the forward of a layer, where a device map has them
-    /// elsewhere and the layer is in no [unit](ParamPath::unit). The layers of this crate ask by themselves; it is for layers of
-    /// one's own that are to be moved by themselves, as a large head.
+    /// Returns a handle that loads the parameters at this path into memory for the forward of a layer, if a device map
+    /// keeps them elsewhere and the layer is not in a [unit](ParamPath::unit). The layers of this crate call it
+    /// themselves. Call it in user-defined layers whose weights are to be moved separately, such as a large head.
     #[must_use]
     pub fn layer_weights(&self) -> LayerWeights {
         let weights = LayerWeights::default();
@@ -454,7 +455,7 @@ impl<'a> ParamPath<'a> {
         self.layer()
     }
 
-    /// Notes a problem with what the caller asked for; `Model::new` will fail and list it.
+    /// Records an invalid request of the caller. `Model::new` then fails and lists it.
     pub fn reject(&self, problem: impl Display) {
         let problem = format!("{}: {problem}", shown(&self.prefix));
         self.registry.borrow_mut().problems.push(problem);

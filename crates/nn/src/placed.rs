@@ -1,4 +1,4 @@
-//! The device of a unit or layer, and its weights that come and go.
+//! The device of a unit or layer, and the loading and unloading of its weights.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The statistics that the batch norms of a model share between ranks.
+//! Statistics that batch norms share between ranks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,10 +1,11 @@
-//! Layers that the ranks of a group compute together, each with a part of their weights (tensor parallelism).
+//! Tensor parallelism: the ranks of a group compute layers together, each with a part of the weights.
 //!
-//! A `TensorPlan` (`crates/sharding/src/tensor_plan.rs`) names weights. A `TensorPart` is this rank's part of one of
-//! them: a range of each block along one dimension. `ParamPath::divided_parameter` gives a layer its part, drawn as a
-//! part of the whole. The entries of the model keep the part, so loads take whole tensors. `Linear`, `Embedding`,
-//! `Conv1D`, attention and the language head (`crates/models/src/transformer/`) compute with parts; the collectives
-//! with gradients are in `brigade_torch::regions`.
+//! A `TensorPlan` (`crates/sharding/src/tensor_plan.rs`) contains patterns of weights. A `TensorPart` is this rank's
+//! part of one of them: a range of each block along one dimension. `ParamPath::divided_parameter` returns a layer's
+//! part, whose initial values are a part of the whole parameter's. The model's registry records the part, so that whole
+//! tensors can be loaded. `Linear`, `Embedding`, `Conv1D`, attention and the language head
+//! (`crates/models/src/transformer/`) compute with parts; the collectives with gradients are in
+//! `brigade_torch::regions`.
 
 use std::cell::Cell;
 
@@ -19,12 +20,12 @@ use brigade_torch::{
 };
 use tch::{Device, Kind, TchError, Tensor};
 
-/// The ranks that divide a model's layers between them, and which weights they divide. Given to
-/// [`ModelBuilder::tensor_parallel`](crate::ModelBuilder::tensor_parallel).
+/// Options of tensor parallelism: the ranks over which layers are divided, and the plan of the weights that are
+/// divided. Passed to [`ModelBuilder::tensor_parallel`](crate::ModelBuilder::tensor_parallel).
 #[derive(Debug, Clone)]
 pub struct TensorParallel {
-    /// The ranks that have a part of each divided layer.
-    /// `None` where there is one: nothing is divided then, and the plan is checked all the same.
+    /// Process group of the ranks that have a part of each divided layer. `None` for a single rank: nothing is divided
+    /// then, but the plan is checked.
     pub group: Option<ProcessGroup>,
     /// Patterns of the weights that the ranks divide.
     pub plan: TensorPlan,
@@ -38,9 +39,9 @@ impl TensorParallel {
     }
 }
 
-/// Architectures that know which of their weights the ranks of a tensor group divide.
+/// Architectures that have a plan for tensor parallelism.
 pub trait TensorParallelPlan {
-    /// Returns the plan, whose patterns fit wherever the module lies in a model.
+    /// Returns the plan. Its patterns match wherever the module is in a model.
     fn tensor_plan() -> TensorPlan;
 }
 
@@ -52,12 +53,12 @@ pub struct Divided {
     pub style: TensorStyle,
     /// Part of the parameter that this rank has.
     pub part: TensorPart,
-    /// The edges of the layers that are divided.
+    /// Tensor region through which values enter and leave the divided layers.
     pub region: TensorRegion,
 }
 
 impl Divided {
-    /// Returns this rank's part of a vocabulary, of a parameter that is divided by it.
+    /// Returns this rank's part of the vocabulary, for a parameter that is divided along it.
     #[must_use]
     pub fn vocabulary(&self) -> VocabularyPart {
         let range = self.part.ranges().into_iter().next().unwrap_or_default();
@@ -69,8 +70,8 @@ impl Divided {
     }
 }
 
-/// The edges of divided layers: where values that are equal on all ranks of a tensor group go into layers of which each rank
-/// has a part, and where their outputs come out ([`brigade_torch::regions`]).
+/// The edges of divided layers: the collectives by which values that are equal on all ranks of a tensor group enter
+/// layers of which each rank has a part, and by which outputs leave them ([`brigade_torch::regions`]).
 ///
 /// ```
 /// use brigade_nn::TensorRegion;
@@ -109,7 +110,7 @@ impl Drop for SequenceScope {
 }
 
 impl TensorRegion {
-    /// Returns the edges of layers that the ranks of a group divide between them.
+    /// Returns the region of layers that are divided over the ranks of a group.
     #[must_use]
     pub fn new(group: ProcessGroup) -> Self {
         Self { group: Some(group).filter(|group| group.size() > 1), has_sequence_regions: false }
@@ -127,21 +128,21 @@ impl TensorRegion {
         self.group.as_ref().filter(|_| self.has_sequence_regions && IN_SEQUENCE_REGION.get())
     }
 
-    /// Returns whether each rank computes a part of the sequence between divided layers.
+    /// Returns `true` if each rank computes a part of the sequence between divided layers (sequence parallelism).
     #[must_use]
     pub fn has_sequence_regions(&self) -> bool {
         self.has_sequence_regions && self.group.is_some()
     }
 
-    /// Computes a row of layers, from hidden numbers `[.., sequence, hidden size]` that are equal on all ranks to such ones.
-    /// Where the plan has [sequence regions](brigade_sharding::TensorPlan::sequence_regions), `f` gets this rank's part of the
-    /// sequence and returns its part: divided layers gather the sequence before their product and scatter the sum behind it,
-    /// and other layers of this crate compute the part, with the sum of the ranks' gradients for their parameters. Otherwise
-    /// it is a plain call.
+    /// Runs a sequence of layers whose input and output are hidden states `[.., sequence, hidden size]` that are equal
+    /// on all ranks. If the plan has [sequence regions](brigade_sharding::TensorPlan::sequence_regions), `f` gets this
+    /// rank's part of the sequence and returns its part: divided layers gather the sequence before their product and
+    /// scatter the sum after it, and other layers of this crate compute the part, with the sum of the ranks' gradients
+    /// for their parameters. Otherwise it only calls `f`.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a sequence that the ranks do not divide; those of `f`, and of
-    /// [`gather_from_region`].
+    /// [`brigade_torch::ErrorKind::InvalidArgument`] for a sequence length that is not divisible by the number of
+    /// ranks. Also returns the errors of `f` and of [`gather_from_region`].
     pub fn over_sequence(
         &self,
         hidden: Tensor,
@@ -164,7 +165,8 @@ impl TensorRegion {
         gather_from_region(group, &part, -2)
     }
 
-    /// Runs layers of a sequence region, in [`TensorRegion::over_sequence`] and where they are computed again in backward.
+    /// Runs layers as part of a sequence region. Used by [`TensorRegion::over_sequence`], and if layers are computed
+    /// again in backward.
     ///
     /// # Errors
     /// Returns the errors of `f`.
@@ -173,8 +175,8 @@ impl TensorRegion {
         f()
     }
 
-    /// Runs layers that every rank computes whole and alike, of the [whole sequence](TensorRegion::whole_sequence), within a
-    /// sequence region.
+    /// Runs layers that every rank computes in the same way on the [whole sequence](TensorRegion::whole_sequence),
+    /// within a sequence region.
     ///
     /// # Errors
     /// Returns the errors of `f`.
@@ -183,8 +185,8 @@ impl TensorRegion {
         f()
     }
 
-    /// Returns a parameter that every rank has whole, for a layer of a sequence region: the gradient is the sum over the
-    /// ranks, which have other tokens. The parameter itself elsewhere.
+    /// Returns a parameter that every rank has whole, for use in a layer of a sequence region: its gradient is summed
+    /// over the ranks, which have different tokens. Outside of a sequence region returns the parameter itself.
     ///
     /// # Errors
     /// Returns the errors of [`copy_to_region`].
@@ -195,7 +197,7 @@ impl TensorRegion {
         }
     }
 
-    /// Returns the whole sequence of a sequence region, for a layer that every rank computes whole and alike.
+    /// Returns the whole sequence of a sequence region, for a layer that every rank computes in the same way.
     ///
     /// # Errors
     /// Returns the errors of [`gather_from_region`].
@@ -206,7 +208,7 @@ impl TensorRegion {
         }
     }
 
-    /// Returns this rank's part of a [whole sequence](TensorRegion::whole_sequence) that every rank has computed alike.
+    /// Returns this rank's part of a [whole sequence](TensorRegion::whole_sequence) that is equal on all ranks.
     ///
     /// # Errors
     /// Returns the errors of [`scatter_to_region`].
@@ -217,7 +219,7 @@ impl TensorRegion {
         }
     }
 
-    /// Returns values that every rank has whole, of whose gradients each has a summand.
+    /// Returns values that are equal on all ranks, and sums their gradients over the ranks in backward.
     ///
     /// # Errors
     /// Returns the errors of [`copy_to_region`].
@@ -228,14 +230,15 @@ impl TensorRegion {
         }
     }
 
-    /// Returns the ranks that divide layers between them; `None` where there is one.
+    /// Returns the process group over which layers are divided. `None` for a single rank.
     #[must_use]
     pub fn group(&self) -> Option<&ProcessGroup> {
         self.group.as_ref()
     }
 
-    /// Returns an input for divided layers, whose gradient is the sum over the ranks: it is equal on all ranks, or in a
-    /// sequence region the parts of all ranks are put together along the dimension before the last.
+    /// Returns an input for divided layers, whose gradient is summed over the ranks. Outside of a sequence region
+    /// `input` is equal on all ranks; within one, the parts of all ranks are concatenated along the dimension before
+    /// the last.
     ///
     /// # Errors
     /// Returns the errors of [`copy_to_region`] and [`gather_from_sequence_region`].
@@ -246,7 +249,8 @@ impl TensorRegion {
         }
     }
 
-    /// Returns the sum of all ranks' outputs, equal on all of them; in a sequence region this rank's part of it.
+    /// Returns the sum of all ranks' outputs, which is equal on all of them; in a sequence region returns this rank's
+    /// part of the sum.
     ///
     /// # Errors
     /// Returns the errors of [`reduce_from_region`] and [`reduce_scatter_to_sequence_region`].
@@ -260,8 +264,9 @@ impl TensorRegion {
         }
     }
 
-    /// Returns the outputs of all ranks side by side along the last dimension, equal on all of them, for outputs that are
-    /// divided like `part`'s dimension. Their sizes may differ by one, as those of a vocabulary may.
+    /// Returns the outputs of all ranks, concatenated along the last dimension and equal on all of them, for outputs
+    /// that are divided like `part`'s dimension. The sizes of the ranks' outputs may differ by one, as those of a
+    /// vocabulary may.
     ///
     /// # Errors
     /// Returns the errors of [`gather_from_region`].
@@ -319,8 +324,9 @@ impl TensorRegion {
         Ok(whole)
     }
 
-    /// Runs `f` with random numbers that differ from rank to rank and are the same in each run with the same seed: for
-    /// dropout of divided values, whose ranks have others of them. What is drawn outside stays equal on all ranks.
+    /// Runs `f` with random numbers that differ between ranks and are the same in each run with the same seed, for
+    /// dropout of values that are divided over the ranks. Numbers that are drawn outside of `f` stay equal on all
+    /// ranks.
     ///
     /// # Errors
     /// Returns the errors of `f`; [`brigade_torch::ErrorKind::Tensor`] for a generator that cannot be set.
@@ -359,11 +365,12 @@ pub(crate) fn with_own_random_numbers<T>(
 /// An odd number with bits all over, so that seeds of ranks lie far from each other.
 const RANK_STRIDE: i64 = 0x5851_f42d_4c95_7f2d;
 
-/// Returns the reads of a tensor of open weights into a parameter of which this rank of a tensor group has a part, or into
-/// `rows` of that part; several where the part lies in several blocks. Without a part the tensor, or its rows, are read whole.
+/// Returns the reads of a tensor of open weights files into this rank's part of a parameter, or into `rows` of that
+/// part. There are several reads if the part consists of several blocks. Without a part the whole tensor, or its
+/// `rows`, are read.
 ///
 /// # Errors
-/// [`brigade_torch::ErrorKind::Tensor`] when libtorch makes no views of `into`.
+/// [`brigade_torch::ErrorKind::Tensor`] if libtorch cannot create views of `into`.
 pub fn part_reads<'w>(
     from: TensorReader<'w>,
     into: &Tensor,
@@ -385,7 +392,7 @@ pub fn part_reads<'w>(
     reads.collect()
 }
 
-/// Returns a copy of what a rank of a tensor group has of the values of a whole parameter.
+/// Returns a copy of a rank's part of the values of a whole parameter.
 ///
 /// ```
 /// use brigade_nn::take_part;

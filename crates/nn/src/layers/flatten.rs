@@ -1,4 +1,4 @@
-//! All dimensions of a sample in one.
+//! Flattening.
 
 use brigade_torch::Result;
 use tch::Tensor;

@@ -8,15 +8,15 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath, Training};
 
-/// Layers of long short-term memory, gates in the order input, forget, cell, output
-/// ([torch.nn.LSTM](https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html)): from `[time, n, inputs]`
-/// to `[time, n, directions · hidden]`, or with [`LstmOptions::batch_first`] from `[n, time, inputs]`.
+/// Long short-term memory (LSTM), with gates in the order input, forget, cell, output
+/// ([torch.nn.LSTM](https://docs.pytorch.org/docs/stable/generated/torch.nn.LSTM.html)): from `[time, n, inputs]` to
+/// `[time, n, directions · hidden]`, or with [`LstmOptions::batch_first`] from `[n, time, inputs]`.
 ///
 /// Parameters of layer `l`: `weight_ih_l{l}` `[4 · hidden, inputs]`, `weight_hh_l{l}` `[4 · hidden, hidden]`,
 /// `bias_ih_l{l}` and `bias_hh_l{l}` `[4 · hidden]`, and the same with `_reverse` of the backward direction, all
 /// uniform in `±1/√hidden`.
 ///
-/// It takes an input alone, and begins with zeros, or an input and a state.
+/// The forward takes an input, and begins with a state of zeros, or an input and a state.
 ///
 /// ```
 /// use brigade_nn::{Lstm, LstmOptions, Model, Module};
@@ -43,7 +43,7 @@ pub struct Lstm {
 /// Options of [`Lstm`], with PyTorch's defaults.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LstmOptions {
-    /// Number of stacked layers, each on the output of the one before. Defaults to 1.
+    /// Number of stacked layers. Defaults to 1.
     pub layers: usize,
     /// `true` if the layers have biases. Defaults to `true`.
     pub bias: bool,
@@ -52,8 +52,7 @@ pub struct LstmOptions {
     pub batch_first: bool,
     /// Dropout probability after each layer but the last. Defaults to 0.
     pub dropout: f64,
-    /// Runs over the input in both directions, and concatenates the forward and the backward output. Defaults to
-    /// `false`.
+    /// `true` to run over the input in both directions and concatenate the outputs. Defaults to `false`.
     pub bidirectional: bool,
 }
 
@@ -71,7 +70,7 @@ impl LstmOptions {
     }
 }
 
-/// State of an LSTM between two steps, of every layer and direction.
+/// State of an LSTM after a sequence: hidden and cell state of every layer and direction.
 #[derive(Debug)]
 pub struct LstmState {
     /// Last outputs (`h_n`), `[layers · directions, n, hidden]`.
@@ -81,10 +80,10 @@ pub struct LstmState {
 }
 
 impl LstmState {
-    /// Zeros for `rows` samples, of the kind and on the device of `like`.
+    /// Returns a state of zeros for `rows` samples, of the kind and on the device of `like`.
     ///
     /// # Errors
-    /// libtorch's, when there is no memory.
+    /// Returns an error of libtorch if memory runs out.
     pub fn zeros(layers: usize, rows: i64, hidden: i64, like: &Tensor) -> Result<Self> {
         let zeros = || Tensor::f_zeros([layers as i64, rows, hidden], (like.kind(), like.device()));
         Ok(Self { hidden: zeros()?, cell: zeros()? })
@@ -104,8 +103,8 @@ impl Lstm {
         Self::with_options(path, inputs, hidden, LstmOptions::default())
     }
 
-    /// Registers the layers at the path. A probability of dropout outside `[0, 1]`, no layer, or a size
-    /// below 1 makes the model fail to build.
+    /// Registers the layers at the path. The model fails to build for a dropout probability outside `[0, 1]`, 0 layers,
+    /// or a size below 1.
     pub fn with_options<'a>(
         path: impl Borrow<ParamPath<'a>>,
         inputs: i64,
@@ -160,15 +159,15 @@ impl Lstm {
 }
 
 impl LstmOptions {
-    /// Computes output and last state with these weights, in the order of [`Lstm::weights`]: for modules that
-    /// make an LSTM's weights from others at each step.
+    /// Computes output and last state with these weights, in the order of [`Lstm::weights`], for modules that compute
+    /// an LSTM's weights at each step.
     ///
-    /// The state is brought to the input's kind, and the weights are where that is of 16 bits: under autocast a
-    /// layer's input may be, and the state of the step before it or the weights not. Where the processor would
-    /// emulate 16 bits, it computes in float32, several times faster, and the output alone has 16.
+    /// The state is converted to the input's kind, and so are the weights if that has 16 bits, because under autocast
+    /// the kinds of input, state and weights may differ. On a processor that emulates 16-bit products, the computation
+    /// is in float32, which is several times faster, and only the output has 16 bits.
     ///
     /// # Errors
-    /// libtorch's, for shapes that do not fit.
+    /// Returns an error of libtorch for shapes that do not match.
     pub fn apply(
         &self,
         input: &Tensor,

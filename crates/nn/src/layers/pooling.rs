@@ -1,4 +1,4 @@
-//! Pooling over windows.
+//! Pooling.
 
 use brigade_torch::{Result, max_pool2d};
 use tch::{TchError, Tensor};
@@ -6,8 +6,8 @@ use tch::{TchError, Tensor};
 use crate::Module;
 use crate::error::ModelError;
 
-/// The largest value of each window: from `[n, c, h, w]` to `[n, c, h', w']` with
-/// `h' = ⌊(h + 2·padding − kernel) / stride⌋ + 1`
+/// Max pooling: the largest value of each window, from `[n, c, h, w]` to `[n, c, h', w']` with `h' = ⌊(h + 2·padding −
+/// kernel) / stride⌋ + 1`
 /// ([torch.nn.MaxPool2d](https://docs.pytorch.org/docs/stable/generated/torch.nn.MaxPool2d.html)).
 ///
 /// ```

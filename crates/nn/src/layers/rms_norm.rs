@@ -1,4 +1,4 @@
-//! Normalisation by the root of the mean square.
+//! RMS normalisation.
 
 use std::borrow::Borrow;
 
@@ -8,12 +8,12 @@ use tch::Tensor;
 use crate::layer_context::LayerContext;
 use crate::{Init, Module, ParamPath, TensorRegion};
 
-/// `y = x / √(mean(x²) + eps) · weight`, the mean over the last dimension of `[…, width]`, each position by
-/// itself.
+/// RMS normalisation: `y = x / √(mean(x²) + eps) · weight`, with the mean over the last dimension of `[…, width]`, for
+/// each position separately.
 ///
-/// Parameter: `weight` `[width]` (1)
-/// ([torch.nn.RMSNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.RMSNorm.html)). Inputs of 16
-/// bits are normalised in 32.
+/// Parameter: `weight` `[width]` (initially 1)
+/// ([torch.nn.RMSNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.RMSNorm.html)). Inputs of 16 bits are
+/// normalised in 32 bits.
 ///
 /// ```
 /// use brigade_nn::{Model, RmsNorm};

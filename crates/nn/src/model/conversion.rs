@@ -1,4 +1,4 @@
-//! Other devices, types and orders of memory for the tensors of a model.
+//! Conversion of a model's tensors to other devices, kinds and memory formats.
 
 use std::fmt;
 

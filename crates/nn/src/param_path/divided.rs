@@ -1,4 +1,4 @@
-//! Parameters of which a layer gets this rank's part.
+//! Registration of parameters that are divided over ranks.
 
 use brigade_sharding::{TensorPart, TensorStyle};
 use brigade_torch::ProcessGroup;
@@ -8,12 +8,12 @@ use super::ParamPath;
 use crate::{Divided, Init};
 
 impl ParamPath<'_> {
-    /// Registers a trainable parameter of which each rank of a tensor group has a part, where the plan divides it: for layers
-    /// that can compute with a part. `shape` is that of the whole parameter, followed by its dimensions of output and of input
-    /// features. Returns this rank's part, with how it is divided; the whole parameter and `None` where the plan leaves it
-    /// whole.
+    /// Registers a trainable parameter that is divided over the ranks of a tensor group if the plan contains it, for
+    /// layers that can compute with a part. `shape` is the shape of the whole parameter; it is followed by the
+    /// dimensions of output and of input features. Returns this rank's part with its division, or the whole parameter
+    /// and `None` if the plan does not divide it.
     ///
-    /// First values are those of the undivided parameter.
+    /// Initial values are those of the undivided parameter.
     pub fn divided_parameter(
         &self,
         name: &str,
@@ -42,8 +42,8 @@ impl ParamPath<'_> {
         (self.drawn_parameter(name, shape, part, Box::new(first_values)), divided)
     }
 
-    /// Registers the bias of a weight: this rank's part of it where the weight is divided by output features, the whole bias
-    /// otherwise.
+    /// Registers the bias of a weight: this rank's part of it if the weight is divided by output features, otherwise
+    /// the whole bias.
     pub fn divided_bias(
         &self,
         name: &str,

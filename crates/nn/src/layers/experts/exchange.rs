@@ -1,4 +1,4 @@
-//! Tokens on their way to the ranks that have their experts, and back.
+//! Exchange of tokens with the ranks that have their experts.
 
 use brigade_torch::regions::{all_to_all_rows, scale_gradient};
 use brigade_torch::{Error, ProcessGroup, Result};
