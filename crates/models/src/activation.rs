@@ -1,4 +1,4 @@
-//! Activation functions that an architecture can be built with.
+//! Activation functions of architectures.
 
 use brigade_torch::Result;
 use tch::{TchError, Tensor};
@@ -33,7 +33,7 @@ impl Activation {
     /// Applies the activation function to a tensor.
     ///
     /// # Errors
-    /// libtorch's, as out of memory.
+    /// Returns an error of libtorch, for example if memory runs out.
     pub fn apply(self, input: &Tensor) -> Result<Tensor> {
         Ok(self.function()(input)?)
     }

@@ -1,4 +1,4 @@
-//! ConvNeXt, as torchvision has it.
+//! torchvision's ConvNeXt.
 
 use std::borrow::Borrow;
 
@@ -12,8 +12,8 @@ use crate::ImageClassifier;
 use crate::drop_path::DropPath;
 use crate::init::{Redraw, redraw};
 
-/// A convolutional network in the manner of a transformer (Liu et al., 2022): from images
-/// `[n, channels, h, w]` to logits `[n, classes]`.
+/// ConvNeXt: a convolutional network with the design of a transformer (Liu et al., 2022), from images `[n, channels, h,
+/// w]` to logits `[n, classes]`.
 ///
 /// Names and first values (for a seed) are those of
 /// [torchvision.models.convnext](https://docs.pytorch.org/vision/stable/models/convnext.html).
@@ -33,7 +33,7 @@ pub struct ConvNeXt {
     head: Linear,
 }
 
-/// The size of a [`ConvNeXt`].
+/// Options of a [`ConvNeXt`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ConvNeXtOptions {
     /// Number of channels of each of the four stages.
@@ -42,8 +42,8 @@ pub struct ConvNeXtOptions {
     pub blocks: [usize; 4],
     /// Number of channels of the images. Defaults to 3.
     pub in_channels: i64,
-    /// The probability that training leaves out the last block's branch for an image; blocks before it have
-    /// less, in proportion to their depth.
+    /// Probability that training skips the residual branch of the last block for an image, decreasing linearly for
+    /// earlier blocks: stochastic depth.
     pub stochastic_depth: f64,
     /// Initial value of the scale on each residual branch. Defaults to 1e-6.
     pub layer_scale: f64,

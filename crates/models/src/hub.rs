@@ -1,7 +1,7 @@
-//! Weights files of the Hugging Face hub: those in the local cache, and with the feature `hub` those that
-//! are still to be downloaded into it.
+//! Weights files of the Hugging Face hub: from the local cache, and with the feature `hub` downloaded into it.
 //!
-//! The download is our own, on ureq: the official crate brings 284 packages and an async runtime for two requests.
+//! Downloads are implemented with ureq, because the official crate depends on 284 packages and an async runtime for two
+//! requests.
 
 #[cfg(feature = "hub")]
 mod download;
@@ -18,8 +18,8 @@ pub use self::download::{Hub, HubError};
 /// Names of files with a model's weights, the preferred one first.
 const WEIGHTS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
 
-/// The file of a model on the Hugging Face hub that lies in the local cache: `model.safetensors` or
-/// `pytorch_model.bin` of the newest snapshot that `huggingface_hub` has made, below `HF_HUB_CACHE`,
+/// Returns the path of a model's weights in the local cache of the Hugging Face hub, or `None` if they are not cached:
+/// `model.safetensors` or `pytorch_model.bin` of the newest snapshot of `huggingface_hub`, below `HF_HUB_CACHE`,
 /// `HF_HOME` or `~/.cache/huggingface`.
 ///
 /// ```

@@ -8,12 +8,12 @@ use tch::{Kind, Tensor};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum InputChannels {
-    /// timm's rule: for one channel the sum, for more the weights repeated and divided, so that the sum
-    /// stays.
+    /// timm's rule: one channel gets the sum of the weights; for more than three channels the weights are repeated, and
+    /// scaled so that their sum stays.
     #[default]
     Repeat,
-    /// fastai's rule: for one channel the sum, for two the first two times 1.5, for more zeros for those
-    /// that are new.
+    /// fastai's rule: one channel gets the sum of the weights, two channels get the first two times 1.5, and channels
+    /// after the third get zeros.
     ZeroPad,
 }
 

@@ -1,4 +1,4 @@
-//! Weights files of torchvision, timm and fastai as people have them on disk.
+//! Loading of weights files of torchvision, timm and fastai.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -15,16 +15,16 @@ use crate::{ImageClassifier, InputChannels};
 
 /// Loader of weights files of other libraries into an image classifier whose number of classes or channels may differ.
 ///
-/// - A head for another number of classes is left as it was drawn.
+/// - A head for another number of classes keeps its initial values.
 /// - A first convolution for another number of channels is computed: [`InputChannels`].
 /// - Names that other libraries or older versions use are mapped: [`ImageClassifier::renamed`].
-/// - Positions of a vision transformer for another size of image are interpolated.
-/// - What wrappers have put before all names (`module.`, `_orig_mod.`) is taken off. They and those of
-///   other modules (`model.`, `backbone.`) are taken off, too, where the whole model fits the names that have them; the
-///   other names are unused then.
-/// - Counters of batches (`num_batches_tracked`), which old files lack, stay 0.
+/// - Position embeddings of a vision transformer for another image size are interpolated.
+/// - Prefixes of wrappers that all names have (`module.`, `_orig_mod.`) are removed. They and the prefixes of other
+///   modules (`model.`, `backbone.`) are also removed if the whole model matches the names that have them; the other
+///   names are then unused.
+/// - Counters of batches (`num_batches_tracked`), which are missing in old files, stay 0.
 ///
-/// Everything else has to fit, or nothing is changed.
+/// Everything else has to match, or nothing is changed.
 ///
 /// ```
 /// use brigade_models::{Pretrained, ResNet, ResNetOptions};
@@ -49,18 +49,17 @@ pub struct Pretrained {
 /// Report of [`Pretrained::load`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PretrainedReport {
-    /// Number of tensors that have the file's values.
+    /// Number of tensors that were loaded from the file.
     pub loaded: usize,
-    /// Parameters of the head that were left as they were, since the file has another number of classes or
-    /// no head.
+    /// Parameters of the head that kept their values, because the file has another number of classes or no head.
     pub head: Vec<String>,
-    /// Tensors that were computed from the file's, for another number of channels or size of image.
+    /// Tensors that were computed from the file's, for another number of channels or another image size.
     pub adapted: Vec<String>,
     /// Number of names that were mapped.
     pub renamed: usize,
-    /// Names of the file that are a head's which the model lacks, and those without `prefix`.
+    /// Names of the file that were not used: those of a head that the model lacks, and those without `prefix`.
     pub unused: Vec<String>,
-    /// The key of the state dictionary in its file; empty where it was all of the file.
+    /// Key of the state dictionary in its file. Empty if it was the whole content of the file.
     pub key: String,
     /// Prefix that was removed from the file's names, such as `module.` or `backbone.`.
     pub prefix: String,
@@ -120,20 +119,20 @@ impl Pretrained {
         Self { channels: Some(rule), ..self }
     }
 
-    /// Takes the state dictionary at this key of a `.pth` file. Defaults to the only one; of several to the first of
-    /// `model`, `state_dict`, `model_ema` and `state_dict_ema` that is there.
+    /// Sets the key of the state dictionary in a `.pth` file. Defaults to the only one; if there are several, to the
+    /// first that exists of `model`, `state_dict`, `model_ema` and `state_dict_ema`.
     #[must_use]
     pub fn entry(self, key: impl Into<String>) -> Self {
         Self { entry: Some(key.into()), ..self }
     }
 
-    /// Reads a safetensors or `.pth` file into the model: one tensor after the other, see [`weights::read`]. What is
-    /// adapted is in memory by itself, too.
+    /// Loads a safetensors or `.pth` file into the model, one tensor after the other; see [`weights::read`]. Adapted
+    /// tensors take additional memory.
     ///
     /// # Errors
-    /// Returns the errors of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] with the report where more
-    /// differs than the head: nothing was changed. [`brigade_nn::ModelError::Interrupted`] when the disk fails after
-    /// all was looked at.
+    /// Returns the errors of [`weights::load`], and [`brigade_nn::ModelError::Mismatch`] with the report if more than
+    /// the head differs, with nothing changed. [`brigade_nn::ModelError::Interrupted`] if reading fails after the
+    /// checks.
     pub fn load<M: ImageClassifier>(
         &self,
         model: &mut Model<M>,
@@ -155,7 +154,7 @@ impl Pretrained {
     /// Loads a state dictionary into the model.
     ///
     /// # Errors
-    /// [`brigade_nn::ModelError::Mismatch`] with the report where more differs than the head: nothing was changed.
+    /// [`brigade_nn::ModelError::Mismatch`] with the report if more than the head differs, with nothing changed.
     pub fn load_state_dict<M: ImageClassifier>(
         &self,
         model: &mut Model<M>,

@@ -1,4 +1,4 @@
-//! Residual networks, as torchvision and timm have them.
+//! Residual networks (ResNet) of torchvision and timm.
 
 use std::borrow::Borrow;
 
@@ -10,8 +10,8 @@ use crate::conv_norm::{ConvNorm, average_halves, conv};
 use crate::init::{Redraw, redraw};
 use crate::{Activation, ImageClassifier};
 
-/// A residual network (He et al., 2016): from images `[n, channels, h, w]` to logits `[n, classes]`. Any
-/// size of image will do from 32 × 32 on.
+/// A residual network (He et al., 2016): from images `[n, channels, h, w]` to logits `[n, classes]`. Images may have
+/// any size from 32 × 32 on.
 ///
 /// Names, first values (for a seed) and the place of the stride (the 3 x 3 convolution of a
 /// bottleneck, "v1.5") are those of
@@ -36,7 +36,7 @@ pub struct ResNet {
     fc: Linear,
 }
 
-/// The size and the parts of a [`ResNet`].
+/// Options of a [`ResNet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResNetOptions {
     /// Number of blocks of each of the four stages.
@@ -48,8 +48,8 @@ pub struct ResNetOptions {
     /// Number of channels of the 3 x 3 convolution in a bottleneck, for each group and 64 channels of the stage.
     /// Defaults to 64. Wide networks have 128.
     pub width_per_group: i64,
-    /// The last normalisation of each block starts at 0, so that blocks start as the identity
-    /// (Goyal et al., 2017); false in torchvision, true in timm.
+    /// `true` to initialise the last normalisation of each block with 0, so that blocks are initially the identity
+    /// (Goyal et al., 2017). `false` in torchvision, `true` in timm.
     pub zero_init_residual: bool,
     /// Number of channels of the images. Defaults to 3.
     pub in_channels: i64,
@@ -93,8 +93,8 @@ impl ResNetOptions {
         Self { bottleneck: true, ..Self::basic(blocks) }
     }
 
-    /// timm's variant "d" (He et al., 2019): a deep stem of 32 channels, means in the shortcuts, and blocks
-    /// that start as the identity.
+    /// Returns the options of timm's variant "d" (He et al., 2019): a deep stem of 32 channels, average pooling in the
+    /// shortcuts, and blocks that are initially the identity.
     ///
     /// ```
     /// use brigade_models::{ResNet, ResNetOptions};
@@ -113,16 +113,15 @@ impl ResNetOptions {
 }
 
 impl ResNet {
-    /// torchvision's `wide_resnet50_2`: twice the channels in the 3 x 3 convolutions, 68.9 million
-    /// parameters with 1000 classes.
+    /// Builds torchvision's `wide_resnet50_2`: twice the channels in the 3 x 3 convolutions, 68.9 million parameters
+    /// with 1000 classes.
     pub fn wide_resnet50<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
         let options =
             ResNetOptions { width_per_group: 128, ..ResNetOptions::bottleneck([3, 4, 6, 3]) };
         Self::new(path, classes, options)
     }
 
-    /// torchvision's `resnext50_32x4d`: 32 groups of 4 channels, 25.0 million parameters with 1000
-    /// classes.
+    /// Builds torchvision's `resnext50_32x4d`: 32 groups of 4 channels, 25.0 million parameters with 1000 classes.
     pub fn resnext50<'a>(path: impl Borrow<ParamPath<'a>>, classes: i64) -> Self {
         let options = ResNetOptions {
             groups: 32,
@@ -190,9 +189,8 @@ pub(crate) fn name_in_body(name: &str) -> Option<String> {
     Some(format!("{number}.{rest}"))
 }
 
-/// A [`ResNet`] without its pooling and classifier: from images `[n, channels, h, w]` to maps
-/// `[n, c, h / 32, w / 32]`, under the names that fastai's `create_body` gives (`0` and `1` are the stem,
-/// `4` to `7` the stages).
+/// A [`ResNet`] without its pooling and classifier: from images `[n, channels, h, w]` to feature maps `[n, c, h / 32, w
+/// / 32]`, under the names of fastai's `create_body` (`0` and `1` are the stem, `4` to `7` the stages).
 ///
 /// ```
 /// use brigade_models::{ResNetBody, ResNetOptions};

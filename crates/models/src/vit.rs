@@ -1,4 +1,4 @@
-//! Vision transformers, as timm has them.
+//! timm's vision transformers (ViT).
 
 use std::borrow::Borrow;
 
@@ -46,7 +46,7 @@ pub(crate) struct VisionTransformerBody {
     norm: LayerNorm,
 }
 
-/// The size of a [`VisionTransformer`], by timm's names.
+/// Options of a [`VisionTransformer`], under timm's names.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct VisionTransformerOptions {
     /// Height and width of the images in pixels, a multiple of the patch size. Defaults to 224.

@@ -1,4 +1,4 @@
-//! fastai's residual networks.
+//! fastai's residual networks (XResNet).
 
 mod block;
 
@@ -17,10 +17,10 @@ use crate::{Activation, ImageClassifier};
 /// fastai's `XResNet` (He et al., 2019, "Bag of tricks"): from images `[n, channels, h, w]` to logits
 /// `[n, classes]`.
 ///
-/// Three 3 x 3 convolutions instead of one of 7 x 7, means of 2 x 2 pixels in the shortcuts, and blocks that
-/// start as the identity. Names and the distributions of the first values are those of
-/// [fastai.vision.models.xresnet](https://docs.fast.ai/vision.models.xresnet.html): a file of
-/// `learn.model.state_dict()` loads.
+/// It differs from a [`ResNet`](crate::ResNet) by three 3 x 3 convolutions instead of one of 7 x 7, average pooling in
+/// the shortcuts, and blocks that are initially the identity. Names and the distributions of the initial values are
+/// those of [fastai.vision.models.xresnet](https://docs.fast.ai/vision.models.xresnet.html): files of
+/// `learn.model.state_dict()` can be loaded.
 ///
 /// ```
 /// use brigade_models::XResNet;
@@ -41,10 +41,10 @@ pub struct XResNet {
     head_name: String,
 }
 
-/// The size and the parts of an [`XResNet`], by the names that fastai gives them.
+/// Options of an [`XResNet`], under fastai's names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct XResNetOptions {
-    /// Blocks of each stage: four stages, or more of 256 channels (times the expansion) after them.
+    /// Number of blocks of each stage. Stages after the fourth have 256 channels (times the expansion).
     pub layers: Vec<usize>,
     /// Expansion of the channels in a block: 1 for blocks of two convolutions, 4 for bottlenecks.
     pub expansion: i64,

@@ -1,4 +1,4 @@
-//! The image classifiers that have a name: the one list of them.
+//! The list of named image classifiers.
 
 use std::borrow::Borrow;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! An AWD-LSTM that tells the class of a text.
+//! AWD-LSTM text classifier.
 
 use std::borrow::Borrow;
 
@@ -13,12 +13,12 @@ use super::weights::AwdLstmModel;
 use super::{AwdLstm, AwdLstmOptions};
 
 /// fastai's AWD-LSTM text classifier
-/// ([`get_text_classifier`](https://docs.fast.ai/text.models.core.html#get_text_classifier)): from texts
-/// `[n, time]` of int64 to the scores of classes, `[n, classes]`. How texts are padded and read is told at
-/// [`SentenceEncoder`].
+/// ([`get_text_classifier`](https://docs.fast.ai/text.models.core.html#get_text_classifier)): from token ids `[n,
+/// time]` of int64 to the logits of classes, `[n, classes]`. See [`SentenceEncoder`] for the padding and reading of
+/// texts.
 ///
 /// The encoder is below `0.module` and the layers after the pooling below `1.layers`, under the names of fastai's
-/// files. [`LayerGroups`] has fastai's groups: the words, each layer, the layers after the pooling.
+/// files. [`LayerGroups`] returns fastai's groups: the embedding, each layer, the layers after the pooling.
 ///
 /// ```
 /// use brigade_models::{TextClassifier, TextClassifierOptions};
@@ -43,7 +43,7 @@ pub struct TextClassifier {
 /// Options of a [`TextClassifier`], with fastai's defaults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TextClassifierOptions {
-    /// The encoder, and the dropout of the first layer after the pooling.
+    /// Options of the encoder, and the dropout of the first layer after the pooling.
     pub encoder: AwdLstmOptions,
     /// Number of tokens after which back-propagation through time is truncated. Defaults to 72.
     pub seq_len: i64,
@@ -85,7 +85,7 @@ impl TextClassifierOptions {
 }
 
 impl TextClassifier {
-    /// Registers all layers below the path, for a vocabulary of so many words.
+    /// Registers all layers below the path, for a vocabulary of `words` tokens.
     pub fn new<'a>(
         path: impl Borrow<ParamPath<'a>>,
         words: i64,
@@ -109,16 +109,16 @@ impl TextClassifier {
         }
     }
 
-    /// Returns the state that a step of training leaves. The hidden state begins anew with each batch.
+    /// Returns the handle of the outputs that are kept in training. The hidden state is reset before each batch.
     #[must_use]
     pub fn state(&self) -> &RecurrentState {
         self.encoder.encoder().state()
     }
 
-    /// Computes the encoder's outputs, and where padding is.
+    /// Computes the encoder's outputs and the padding mask.
     ///
     /// # Errors
-    /// Returns the errors of the encoder's forward: for a text without words, or shapes that do not fit.
+    /// Returns the errors of the encoder's forward, for a text without tokens or for invalid shapes.
     pub fn encode(&self, words: &Tensor) -> Result<(Tensor, Tensor)> {
         self.encoder.forward(words)
     }

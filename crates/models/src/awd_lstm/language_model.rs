@@ -1,4 +1,4 @@
-//! An AWD-LSTM that tells the next word.
+//! AWD-LSTM language model.
 
 use std::borrow::Borrow;
 
@@ -14,13 +14,13 @@ use super::{AwdLstm, AwdLstmOptions};
 use crate::init::{Redraw, redraw};
 
 /// fastai's AWD-LSTM language model
-/// ([`get_language_model`](https://docs.fast.ai/text.models.core.html#get_language_model)): from words
-/// `[n, time]` of int64 to the scores of the words that come next, `[n, time, words]`.
+/// ([`get_language_model`](https://docs.fast.ai/text.models.core.html#get_language_model)): from token ids `[n, time]`
+/// of int64 to the logits of the next tokens, `[n, time, words]`.
 ///
-/// The encoder is below `0` and the decoder below `1`, under the names of fastai's files; the decoder's weight
-/// is the words' table. [`LayerGroups`] has fastai's groups: each layer, and last the words with the decoder.
-/// [`LanguageModel::head`] trains without holding all scores, and [`LanguageModel::state`] has the outputs
-/// for AR and TAR.
+/// The encoder is below `0` and the decoder below `1`, under the names of fastai's files; the decoder's weight is tied
+/// to the embedding. [`LayerGroups`] returns fastai's groups: each layer, and last the embedding with the decoder. Use
+/// [`LanguageModel::head`] to train without storing all logits, and [`LanguageModel::state`] for the outputs for AR and
+/// TAR.
 ///
 /// ```
 /// use brigade_models::{LanguageModel, LanguageModelOptions};
@@ -44,7 +44,7 @@ pub struct LanguageModel {
 /// Options of a [`LanguageModel`], with fastai's defaults.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LanguageModelOptions {
-    /// The encoder, and the dropout before the decoder.
+    /// Options of the encoder, and the dropout before the decoder.
     pub encoder: AwdLstmOptions,
     /// Ties the decoder's weight to the embedding (`tie_weights`). Defaults to `true`.
     pub tie_weights: bool,
@@ -67,7 +67,7 @@ impl LanguageModelOptions {
 }
 
 impl LanguageModel {
-    /// Registers all layers below the path, for a vocabulary of so many words.
+    /// Registers all layers below the path, for a vocabulary of `words` tokens.
     pub fn new<'a>(
         path: impl Borrow<ParamPath<'a>>,
         words: i64,
@@ -103,7 +103,7 @@ impl LanguageModel {
         }
     }
 
-    /// Returns the hidden state, and the outputs that a step of training leaves.
+    /// Returns the handle of the hidden state and of the outputs that are kept in training.
     #[must_use]
     pub fn state(&self) -> &RecurrentState {
         self.encoder.state()
@@ -115,7 +115,7 @@ impl LanguageModel {
         &self.head
     }
 
-    /// Computes what goes into the decoder, `[n, time, embedding]`, after the dropout.
+    /// Computes the decoder's input, `[n, time, embedding]`, after the dropout.
     ///
     /// # Errors
     /// Returns the errors of the encoder's forward.

@@ -1,4 +1,4 @@
-//! From the outputs of a whole text to one vector, and to the classes.
+//! Pooling of the outputs of a whole text, and the layers after it.
 
 use brigade_nn::{BatchNorm1d, Dropout, Linear, LinearOptions, ParamPath, Relu, Sequential};
 use brigade_rank_env::text::counted;
@@ -8,13 +8,13 @@ use tch::{Kind, Tensor};
 use crate::head::SigmoidRange;
 use crate::init::redraw_norm;
 
-/// Pools the outputs `[n, time, width]` of texts into `[n, 3 · width]`: the output at the last word, the largest
-/// values, and the means, all without the places where `padding` `[n, time]` is true (fastai's
-/// `masked_concat_pool`).
+/// Pools the outputs `[n, time, width]` of texts to `[n, 3 · width]`: the output at the last token, the maximum, and
+/// the mean, all without the positions where `padding` `[n, time]` is `true` (fastai's `masked_concat_pool`).
 ///
-/// fastai looks for the last word as many places before the end as there is padding among the last `seq_len` places.
-/// Of a text that begins among these, after padding, that is a place of padding, and which one depends on the longest
-/// text of the batch. `fastai_last` takes that place, for weights that were trained so; else the last word is taken.
+/// fastai takes the position before the end by as many tokens as there is padding among the last `seq_len` positions.
+/// For a text that begins among these, after padding, that is a position of padding, which depends on the longest text
+/// of the batch. With `fastai_last` this position is used, for weights that were trained that way; otherwise that of
+/// the last token.
 ///
 /// ```
 /// use brigade_models::masked_concat_pool;
@@ -28,7 +28,7 @@ use crate::init::redraw_norm;
 /// ```
 ///
 /// # Errors
-/// libtorch's, for shapes that do not fit.
+/// Returns an error of libtorch for shapes that do not match.
 pub fn masked_concat_pool(
     outputs: &Tensor,
     padding: &Tensor,

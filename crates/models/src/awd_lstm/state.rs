@@ -1,8 +1,8 @@
-//! What a recurrent network carries from one batch to the next.
+//! The hidden state of a recurrent network between batches.
 //!
-//! It is a handle that a callback shares with the model. It is not a part of a state dictionary, since the rows of a
-//! rank are its own. `ModelResetter` gathers the rows of all ranks into the checkpoint's JSON, in the order of the
-//! ranks, so that another number of ranks can take its share.
+//! It is a handle that a callback shares with the model. It is not part of a state dictionary, because each rank has
+//! states of its own rows. `ModelResetter` gathers the rows of all ranks into the checkpoint's JSON, in the order of
+//! the ranks, so that they can be distributed to another number of ranks.
 
 use std::sync::Arc;
 
@@ -12,12 +12,11 @@ use brigade_torch::{Error, Result};
 use parking_lot::Mutex;
 use tch::{Kind, Tensor};
 
-/// The hidden state of an [`AwdLstm`](crate::AwdLstm), which lives as long as the model and belongs to no
-/// state dictionary. Clones are one state, so a callback of a Learner holds it while the Learner holds the
-/// model.
+/// Handle of the hidden state of an [`AwdLstm`](crate::AwdLstm), which is not part of state dictionaries. Clones share
+/// the state, so that a callback of a Learner can have one while the Learner owns the model.
 ///
-/// A batch with fewer rows than the one before goes on with the states of the first ones; rows that come back
-/// later begin with zeros. Rows of the batch are streams, so on several ranks each rank has its own state.
+/// A batch with fewer rows than the one before continues with the states of the first rows; rows that are added later
+/// begin with zeros. Rows of a batch are streams, so that on several ranks each rank has its own state.
 ///
 /// ```
 /// use brigade_models::{LanguageModel, LanguageModelOptions};
@@ -49,7 +48,7 @@ struct Held {
     outputs: Option<RnnOutputs>,
 }
 
-/// Outputs of a recurrent network in a step of training, for [`RnnOutputs::regularization`].
+/// Outputs of a recurrent network in a training step, for [`RnnOutputs::regularization`].
 #[derive(Debug)]
 pub struct RnnOutputs {
     /// Output of the last layer, `[n, time, width]`.
@@ -71,14 +70,14 @@ impl RecurrentState {
         held.outputs = None;
     }
 
-    /// The state of each layer, without a graph; empty after [`RecurrentState::reset`] and in a new model.
-    /// The model never changes these tensors: it puts others in their place.
+    /// Returns the state of each layer, detached from the graph. Empty after [`RecurrentState::reset`] and in a new
+    /// model. The model never changes these tensors in place.
     #[must_use]
     pub fn hidden_state(&self) -> Vec<LstmState> {
         self.0.lock().layers.clone()
     }
 
-    /// Sets the hidden state from which the next batch continues. An empty one stands for zeros.
+    /// Sets the hidden state from which the next batch continues. An empty list stands for zeros.
     ///
     /// # Errors
     /// [`brigade_torch::ErrorKind::InvalidArgument`] for another number of layers, or shapes that are not the model's.
@@ -107,16 +106,16 @@ impl RecurrentState {
         Ok(())
     }
 
-    /// Keeps (`true`) the outputs of each step of training until they are [taken](Self::take_outputs), or does
-    /// not (`false`, as in a new model). They hold the step's graph.
+    /// Sets whether the outputs of each training step are kept until they are [taken](Self::take_outputs). They keep
+    /// the step's graph in memory. Defaults to `false`.
     pub fn keep_outputs(&self, on: bool) {
         let mut held = self.0.lock();
         held.keeps_outputs = on;
         held.outputs = None;
     }
 
-    /// Hands out what the last forward in training gave, where outputs are kept: once, so that the graph ends
-    /// with the step.
+    /// Takes the outputs of the last forward in training, if they are kept ([`Self::keep_outputs`]). They can be taken
+    /// once, so that the graph is freed with the step.
     #[must_use]
     pub fn take_outputs(&self) -> Option<RnnOutputs> {
         self.0.lock().outputs.take()
@@ -159,11 +158,11 @@ impl RecurrentState {
 }
 
 impl RnnOutputs {
-    /// Computes what fastai's `RNNRegularizer` adds to the loss: `alpha` times the mean square of the outputs
-    /// (AR), and `beta` times the mean square of their change from one time step to the next (TAR).
+    /// Computes the terms that fastai's `RNNRegularizer` adds to the loss: `alpha` times the mean square of the outputs
+    /// (activation regularisation, AR), and `beta` times the mean square of their change from one time step to the next
+    /// (temporal activation regularisation, TAR).
     ///
-    /// TAR is left out for a batch of a single row, as in fastai, and for a single time step, where fastai's
-    /// would not be a number.
+    /// TAR is left out for a batch of a single row, as in fastai, and for a single time step, where fastai's is NaN.
     ///
     /// ```
     /// use brigade_models::RnnOutputs;
@@ -177,7 +176,7 @@ impl RnnOutputs {
     /// ```
     ///
     /// # Errors
-    /// libtorch's, for outputs of other than three dimensions.
+    /// Returns an error of libtorch for outputs that do not have three dimensions.
     pub fn regularization(&self, alpha: f64, beta: f64) -> Result<Tensor> {
         let kind = match self.dropped.kind() {
             Kind::Double => Kind::Double,

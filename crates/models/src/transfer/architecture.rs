@@ -1,4 +1,4 @@
-//! The architectures that a transfer model can have the body of.
+//! Architectures whose bodies can be used for transfer learning.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::{
     resnet,
 };
 
-/// An architecture whose body a [`crate::TransferModel`] takes. It can be read from its name.
+/// An architecture whose body can be used in a [`crate::TransferModel`]. It can be parsed from its name.
 ///
 /// ```
 /// use brigade_models::Architecture;
@@ -30,8 +30,8 @@ pub enum Architecture {
     /// torchvision's residual networks: the body has the names of fastai's `create_body`, `0.4.0.conv1` for
     /// `layer1.0.conv1`.
     ResNet(ResNetOptions),
-    /// timm's residual networks: the body has timm's names below `0.model`, as fastai gives it for an
-    /// architecture's name in timm.
+    /// timm's residual networks: the body has timm's names below `0.model`, as in fastai for the name of a timm
+    /// architecture.
     TimmResNet(ResNetOptions),
     /// fastai's own residual networks, under the same names, below `0`.
     XResNet(XResNetOptions),

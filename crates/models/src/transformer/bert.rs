@@ -1,4 +1,4 @@
-//! BERT, as transformers has it.
+//! BERT, after Hugging Face's transformers.
 
 mod heads;
 mod layer;
@@ -24,8 +24,7 @@ use super::context::Context;
 use super::{ProblemType, Tokens, Transformer, full_name, init};
 use crate::Activation;
 
-/// The sizes of a [`Bert`], under the names of transformers' `BertConfig`; the defaults are those of
-/// `bert-base-uncased`.
+/// Options of a [`Bert`], under the names of transformers' `BertConfig`. The defaults are those of `bert-base-uncased`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BertOptions {
@@ -63,11 +62,11 @@ pub struct BertOptions {
     pub problem_type: Option<ProblemType>,
     /// Ties the masked language model's head to the embedding. Defaults to `true`.
     pub tie_word_embeddings: bool,
-    /// Names of the classes of a classifier: two by default. In `config.json` they are `id2label`.
+    /// Names of the classes of a classifier (`id2label` in `config.json`). Defaults to two classes.
     #[serde(skip)]
     pub labels: Vec<String>,
-    /// Computes each layer again in the backward instead of keeping what it needs: gradient checkpointing. Not
-    /// in `config.json`.
+    /// `true` for gradient checkpointing: the activations of each layer are computed again in the backward instead of
+    /// being kept. Not in `config.json`. Defaults to `false`.
     #[serde(skip)]
     pub recompute: bool,
     /// Other entries of `config.json`, which are written as they were read.
@@ -102,7 +101,7 @@ impl Default for BertOptions {
 }
 
 impl BertOptions {
-    /// Sets the number of classes, called `LABEL_0` and so on (`num_labels`).
+    /// Sets the number of classes, which are named `LABEL_0` and so on (`num_labels`).
     #[must_use]
     pub fn with_classes(self, classes: usize) -> Self {
         Self { labels: numbered(classes), ..self }
@@ -164,10 +163,9 @@ fn labels(names: Option<Value>, number: Option<Value>) -> Result<Vec<String>, Co
     })
 }
 
-/// BERT without a head (Devlin et al., 2018): from [`Tokens`] to hidden numbers `[batch, tokens, hidden_size]`.
+/// BERT without a head (Devlin et al., 2018): from [`Tokens`] to hidden states `[batch, tokens, hidden_size]`.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `BertModel`; the pooler belongs to
-/// it.
+/// Names, initial values (for a seed) and outputs are those of transformers' `BertModel`, including the pooler.
 #[derive(Debug)]
 pub struct Bert {
     word_embeddings: Embedding,
@@ -183,7 +181,7 @@ pub struct Bert {
 }
 
 impl Bert {
-    /// Registers all layers below the path, the pooler included.
+    /// Registers all layers below the path, including the pooler.
     pub fn new<'a>(path: impl Borrow<ParamPath<'a>>, options: &BertOptions) -> Self {
         Self::with_pooler(path.borrow(), options, true)
     }
@@ -253,8 +251,8 @@ impl Bert {
         Ok(seen)
     }
 
-    /// Computes `pooler_output` `[batch, hidden_size]` of hidden numbers `[batch, tokens, hidden_size]`: the first
-    /// token's, or a linear layer and tanh of them where the model has a pooler.
+    /// Computes `pooler_output` `[batch, hidden_size]` from hidden states `[batch, tokens, hidden_size]`: those of the
+    /// first token, with a linear layer and tanh if the model has a pooler.
     ///
     /// # Errors
     /// libtorch's.

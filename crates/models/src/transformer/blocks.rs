@@ -1,4 +1,4 @@
-//! A row of equal blocks, kept for the backward or computed again.
+//! Sequences of equal blocks, with or without gradient checkpointing.
 
 use std::ops::Range;
 use std::sync::Arc;

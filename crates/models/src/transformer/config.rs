@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::Activation;
 
-/// Sizes of a transformer under the names of Hugging Face's `config.json`.
+/// Options of a transformer, under the names of Hugging Face's `config.json`.
 pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
     /// The `model_type` in `config.json`.
     const MODEL_TYPE: &'static str;
@@ -20,13 +20,13 @@ pub trait TransformerOptions: Clone + std::fmt::Debug + Sized {
     /// Returns the errors of [`ConfigError`] but [`ConfigError::Read`].
     fn from_config(config: Map<String, Value>) -> Result<Self, ConfigError>;
 
-    /// Returns the content of a `config.json`, without what only a model knows (`architectures`, `dtype`).
+    /// Returns the content of a `config.json`, without the entries that depend on the model (`architectures`, `dtype`).
     fn to_config(&self) -> Map<String, Value>;
 
     /// Reads the `config.json` of a folder.
     ///
     /// # Errors
-    /// [`ConfigError`].
+    /// Returns a [`ConfigError`] if the file cannot be read or is not the config of such a transformer.
     fn from_folder(folder: impl AsRef<Path>) -> Result<Self, ConfigError> {
         let path = folder.as_ref().join(CONFIG);
         let text = std::fs::read(&path)

@@ -1,4 +1,4 @@
-//! The affine map of GPT-2.
+//! The linear layer of GPT-2, whose weight is transposed.
 
 use std::borrow::Borrow;
 

@@ -1,4 +1,4 @@
-//! Texts that a causal model writes, token by token.
+//! Text generation with causal language models.
 
 mod beam_search;
 mod reader;
@@ -21,8 +21,8 @@ use super::{CacheKind, Tokens, VocabularyLogits};
 
 /// A model that predicts the next token from the tokens before it, for [`GenerationOptions`].
 ///
-/// [`crate::Gpt2LmHead`] and [`crate::LlamaForCausalLm`] are such models. One's own keeps in its state what it needs
-/// of the tokens so far: keys and values, a hidden state of an LSTM, or the tokens themselves.
+/// [`crate::Gpt2LmHead`] and [`crate::LlamaForCausalLm`] implement it. The state of a user-defined model contains what
+/// the model needs of earlier tokens: keys and values, the hidden state of an LSTM, or the tokens themselves.
 ///
 /// ```
 /// use brigade_models::{CausalModel, GenerationOptions, Tokens};
@@ -50,17 +50,17 @@ use super::{CacheKind, Tokens, VocabularyLogits};
 /// # Ok::<(), brigade_torch::Error>(())
 /// ```
 pub trait CausalModel {
-    /// State that the model keeps of the tokens so far.
+    /// Type of the model's state, which represents the tokens so far.
     type State;
 
-    /// Returns the state before the first token, with room for this many tokens in all.
+    /// Returns the state before the first token, with capacity for `tokens` tokens in total.
     fn start(&self, tokens: i64) -> Self::State;
 
-    /// Returns the state before the first token whose keys and values are held in a kind of their own. Defaults to
-    /// [`CausalModel::start`] for [`CacheKind::Computed`], and an error for others.
+    /// Returns the state before the first token, with a storage format for keys and values. Defaults to
+    /// [`CausalModel::start`] for [`CacheKind::Computed`], and an error for other formats.
     ///
     /// # Errors
-    /// A kind that the model's state does not have.
+    /// Fails for a format that the model's state does not support.
     fn start_as(&self, tokens: i64, kind: CacheKind) -> Result<Self::State> {
         match kind {
             CacheKind::Computed => Ok(self.start(tokens)),
@@ -70,23 +70,23 @@ pub trait CausalModel {
         }
     }
 
-    /// Computes the logits `[batch, vocabulary]` of the token after `tokens`, which follow those that the state
-    /// knows. Where there is padding, the attention mask covers all tokens so far, and positions do not count
-    /// padding.
+    /// Computes the logits `[batch, vocabulary]` of the token after `tokens`, which follow those in the state. With
+    /// padding, the attention mask covers all tokens so far, and positions do not count padding.
     ///
     /// # Errors
-    /// The model's own.
+    /// Returns the errors of the model.
     fn next_logits(&self, tokens: Tokens<'_>, state: &mut Self::State) -> Result<Tensor>;
 
-    /// Returns the number of tokens that a text can have, padding aside. Defaults to `None`: no limit of the model's.
+    /// Returns the maximum number of tokens of a text, without padding. Defaults to `None`: no limit.
     fn max_tokens(&self) -> Option<i64> {
         None
     }
 
-    /// Computes the same logits, of a vocabulary that ranks divide this rank's. Defaults to [`CausalModel::next_logits`].
+    /// Computes the logits like [`CausalModel::next_logits`], but only those of this rank's part if the vocabulary is
+    /// divided over ranks. Defaults to [`CausalModel::next_logits`].
     ///
     /// # Errors
-    /// The model's own.
+    /// Returns the errors of the model.
     fn next_vocabulary_logits(
         &self,
         tokens: Tokens<'_>,
@@ -95,11 +95,11 @@ pub trait CausalModel {
         Ok(self.next_logits(tokens, state)?.into())
     }
 
-    /// Replaces the state of each text by that of the text of a number in `rows`, int64 `[texts]` on the device of the
-    /// tokens. A number can stand several times: continuations of one prompt share what it has cost.
+    /// Replaces the state of text `i` by that of text `rows[i]`. `rows` is int64 `[texts]` on the device of the tokens;
+    /// an index may occur several times, so that several continuations share the computation of one prompt.
     ///
     /// # Errors
-    /// The model's own. Defaults to an error, for a model that writes one continuation of each text.
+    /// Returns the errors of the model. Defaults to an error, for a model that writes one continuation of each text.
     fn select_rows(&self, state: &mut Self::State, rows: &Tensor) -> Result<()> {
         let _ = state;
         Err(refused(format!(
@@ -142,9 +142,9 @@ impl<M: CausalModel> CausalModel for Model<M> {
     }
 }
 
-/// A causal model that is a closure, which computes the logits `[batch, vocabulary]` of the next token from all tokens so far.
-/// Nothing is kept between the tokens: each costs a forward over the whole text. For models whose forward is more than a call,
-/// such as one whose stages are on several ranks.
+/// A causal model from a closure that computes the logits `[batch, vocabulary]` of the next token from all tokens so
+/// far, without a cache: each token costs a forward over the whole text. For models with a special forward, such as one
+/// whose stages are on several ranks.
 ///
 /// ```
 /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options, UncachedModel};
@@ -170,7 +170,7 @@ pub struct SeenTokens {
 }
 
 impl<F: Fn(Tokens<'_>) -> Result<Tensor>> UncachedModel<F> {
-    /// Makes the model of a closure.
+    /// Creates the model from a closure.
     pub fn new(next_logits: F) -> Self {
         Self(next_logits)
     }
@@ -211,9 +211,9 @@ impl<F> std::fmt::Debug for UncachedModel<F> {
 /// Options of text generation: decoding method, sampling and stop conditions, under the names of transformers'
 /// `GenerationConfig`.
 ///
-/// Steps are applied in transformers' order: the penalty of repetitions, repeated n-grams, bad words, the least number of
-/// tokens, the forced end, suppressed tokens, temperature, `top_k`, `top_p`, `min_p`. A model in training drops as ever:
-/// call [`Model::eval`] before.
+/// Logits are processed in transformers' order: repetition penalty, repeated n-grams, bad words, minimum number of
+/// tokens, forced end, suppressed tokens, temperature, `top_k`, `top_p`, `min_p`. Call [`Model::eval`] before, because
+/// dropout is active in a model in training mode.
 ///
 /// ```
 /// use brigade_models::{GenerationOptions, Gpt2LmHead, Gpt2Options};
@@ -241,9 +241,9 @@ impl<F> std::fmt::Debug for UncachedModel<F> {
 pub struct GenerationOptions {
     /// Maximum number of tokens to generate. Defaults to 20.
     pub max_new_tokens: i64,
-    /// Maximum length of a text in tokens, including the prompt, where that is the stricter limit. Defaults to none.
+    /// Maximum length of a text in tokens, including the prompt, in addition to `max_new_tokens`. Defaults to none.
     pub max_length: Option<i64>,
-    /// Draws tokens by their probabilities, instead of the most probable one. Defaults to `false`.
+    /// `true` to draw tokens by their probabilities, `false` to take the most probable one. Defaults to `false`.
     pub do_sample: bool,
     /// Sampling temperature: the divisor of the logits. Below 1 probable tokens become more probable. Defaults to 1.
     pub temperature: f64,
@@ -257,46 +257,46 @@ pub struct GenerationOptions {
     /// Repetition penalty: divides the positive logits of tokens that the text already contains, and multiplies their
     /// negative ones. Defaults to 1.
     pub repetition_penalty: f64,
-    /// Tokens that end a text.
+    /// Ids of the tokens that end a text.
     pub eos_token_id: Vec<i64>,
     /// Id of the token that pads finished texts while others of the batch continue. Defaults to the first of
     /// `eos_token_id`.
     pub pad_token_id: Option<i64>,
     /// Seed of the draws. Defaults to one that is drawn from libtorch's generator (`tch::manual_seed`).
     pub seed: Option<u64>,
-    /// Number of tokens to write before a text may end with one of `eos_token_id`. Defaults to 0.
+    /// Minimum number of generated tokens before a text may end with one of `eos_token_id`. Defaults to 0.
     pub min_new_tokens: i64,
-    /// Length of the sequences of tokens that no text has twice, or 0 for no such rule. Defaults to 0.
+    /// Length of the n-grams of tokens that must not occur twice in a text, or 0 to allow repetition. Defaults to 0.
     pub no_repeat_ngram_size: usize,
-    /// Sequences of tokens that are not written. The end of a text is not one of them: see `min_new_tokens`.
+    /// Sequences of tokens that are never generated. To suppress the end of a text use `min_new_tokens`.
     pub bad_words_ids: Vec<Vec<i64>>,
-    /// Tokens that are not written.
+    /// Ids of tokens that are never generated.
     pub suppress_tokens: Vec<i64>,
-    /// Tokens that are not written first.
+    /// Ids of tokens that are never generated as the first token.
     pub begin_suppress_tokens: Vec<i64>,
-    /// Tokens of which one is written last where a text becomes as long as it may be.
+    /// Ids of tokens of which one is generated as the last token of a text that reaches the maximum length.
     pub forced_eos_token_id: Vec<i64>,
-    /// Strings that end a text: the token in which one is complete is its last. They need the text of tokens:
+    /// Strings that end a text: generation stops with the token that completes one. They need a decoder:
     /// [`GeneratedTokens::decoded_by`].
     pub stop_strings: Vec<String>,
-    /// Number of continuations of each text, which follow each other in the result. Several need `do_sample` or as many
-    /// beams. The text itself is computed once. Defaults to 1.
+    /// Number of continuations of each text, which follow each other in the result. More than one needs `do_sample` or
+    /// at least as many beams. The prompt is computed once. Defaults to 1.
     pub num_return_sequences: i64,
     /// Number of beams: continuations of each text that a beam search keeps. Defaults to 1: no beam search.
     pub num_beams: i64,
-    /// Power of the number of written tokens by which the sum of log probabilities is divided: above 0 long texts are
-    /// preferred, below 0 short ones. Defaults to 1.
+    /// Exponent of the number of generated tokens, by which the sum of log probabilities is divided: above 0 long texts
+    /// are preferred, below 0 short ones. Defaults to 1.
     pub length_penalty: f64,
     /// Stop condition of a text's beam search. Defaults to [`EarlyStopping::Heuristic`].
     pub early_stopping: EarlyStopping,
-    /// Number of groups of beams, which are searched one after the other and keep apart by `diversity_penalty`. Defaults
-    /// to 1.
+    /// Number of groups of beams, which are searched one after the other and differ because of `diversity_penalty`.
+    /// Defaults to 1.
     pub num_beam_groups: i64,
-    /// Subtracted from the log probability of a token for each beam of an earlier group that has taken it in the same
-    /// step. Defaults to 0.
+    /// Penalty that is subtracted from the log probability of a token for each beam of an earlier group that has chosen
+    /// it in the same step. Defaults to 0.
     pub diversity_penalty: f64,
-    /// Number of tokens of the texts that are computed at once before the first new one: it bounds the memory of
-    /// activations. Sums of attention are grouped otherwise, so that logits can differ in the last bits. Defaults to all.
+    /// Number of prompt tokens that are computed at once (chunked prefill), which limits the memory of activations.
+    /// Sums in attention are grouped differently, so that logits can differ in the last bits. Defaults to all.
     pub prefill_chunk: Option<i64>,
     /// Storage format of the key-value cache. Memory for all tokens is allocated at the start. Defaults to
     /// [`CacheKind::Computed`].
@@ -337,11 +337,12 @@ impl Default for GenerationOptions {
 }
 
 impl GenerationOptions {
-    /// Writes on from the ids `[batch, tokens]`, and gives them with what was written, `[batch, tokens + new]`. Texts
-    /// of unequal lengths are padded on the left, with an attention mask `[batch, tokens]` of 0 there.
+    /// Continues the texts with the ids `[batch, tokens]`, and returns the ids with the generated ones, `[batch,
+    /// tokens + new]`. Texts of unequal lengths must be padded on the left, with an attention mask `[batch, tokens]`
+    /// that is 0 for padding.
     ///
     /// # Errors
-    /// Returns the same errors as [`GenerationOptions::stream`], and the model's.
+    /// Returns the same errors as [`GenerationOptions::stream`], and those of the model.
     pub fn generate<M: CausalModel>(
         &self,
         model: &M,
@@ -354,10 +355,11 @@ impl GenerationOptions {
         self.stream(model, ids, attention_mask)?.finish()
     }
 
-    /// Writes on from the ids `[batch, tokens]` as the iterator is asked: each item is the next token of each text.
+    /// Returns an iterator that continues the texts with the ids `[batch, tokens]`. Each item is the next token of each
+    /// text.
     ///
     /// # Errors
-    /// Options out of their ranges, several beams, no ids, or padding that is not on the left.
+    /// Fails for options that are out of range, for several beams, without ids, or for padding that is not on the left.
     pub fn stream<'m, M: CausalModel>(
         &self,
         model: &'m M,
@@ -391,8 +393,9 @@ impl GenerationOptions {
         })
     }
 
-    /// Puts texts of unequal lengths into ids `[texts, tokens]` and a mask of the same shape, padded on the left, for
-    /// [`GenerationOptions::generate`] and its siblings.
+    /// Returns texts of unequal lengths as ids `[texts, tokens]`, padded on the left, and an attention mask of the same
+    /// shape, for [`GenerationOptions::generate`], [`GenerationOptions::stream`] and
+    /// [`GenerationOptions::beam_search`].
     ///
     /// ```
     /// use brigade_models::GenerationOptions;
@@ -406,7 +409,7 @@ impl GenerationOptions {
     /// ```
     ///
     /// # Errors
-    /// A text without tokens, or no texts.
+    /// Fails for a text without tokens, or without texts.
     pub fn padded(&self, texts: &[Vec<i64>], device: Device) -> Result<(Tensor, Tensor)> {
         if let Some(empty) = texts.iter().position(Vec::is_empty) {
             return Err(refused(format!("text {empty} has no token to go on from")));
@@ -495,9 +498,9 @@ impl GenerationOptions {
     }
 }
 
-/// Tokens as they are written: an iterator over the next token of each text of the batch.
+/// Iterator over generated tokens: each item is the next token of each text of the batch.
 ///
-/// It ends when all texts have ended or are as long as they may be, and after an error.
+/// It ends when all texts have ended or reached their maximum length, and after an error.
 pub struct GeneratedTokens<'m, M: CausalModel> {
     reader: Reader<'m, M>,
     options: GenerationOptions,
@@ -515,22 +518,22 @@ pub struct GeneratedTokens<'m, M: CausalModel> {
 }
 
 impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
-    /// Returns the ids `[batch, tokens]` so far, those of the beginning included.
+    /// Returns the ids `[batch, tokens]` so far, including the prompt.
     pub fn ids(&self) -> &Tensor {
         &self.ids
     }
 
-    /// Returns the same ids as [`GeneratedTokens::ids`], by value.
+    /// Converts the iterator into the ids `[batch, tokens]` so far, including the prompt.
     pub fn into_ids(self) -> Tensor {
         self.ids
     }
 
-    /// Returns the tokens of each text so far, those of the beginning included, without padding.
+    /// Returns the tokens of each text so far, including the prompt, without padding.
     pub fn texts(&self) -> &[Vec<i64>] {
         &self.rows
     }
 
-    /// Sets the function that gives the text of tokens, for stop strings and [`GeneratedTokens::text`].
+    /// Sets the function that decodes tokens to text, for stop strings and [`GeneratedTokens::text`].
     ///
     /// ```
     /// # use brigade_models::{CausalModel, GenerationOptions, Tokens};
@@ -562,10 +565,10 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
         self
     }
 
-    /// Runs as many forwards on every rank as the rank with the longest text needs, so that ranks whose texts end
+    /// Makes every rank run as many forwards as the rank with the longest text needs, so that ranks whose texts end
     /// earlier do not block the others in a collective of a sharded model. The function is called before each forward
     /// with `true` if this rank needs it, and returns `true` if any rank does: a reduction over the ranks by the
-    /// maximum. Each rank calls the iterator until its end.
+    /// maximum. Each rank must iterate to the end.
     ///
     /// ```no_run
     /// # use brigade_models::{GenerationOptions, LlamaForCausalLm};
@@ -588,10 +591,10 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
         self
     }
 
-    /// Writes to the end, and returns the ids as [`GenerationOptions::generate`] does.
+    /// Generates all remaining tokens, and returns the ids like [`GenerationOptions::generate`].
     ///
     /// # Errors
-    /// The model's, and those of the function that decodes.
+    /// Returns the errors of the model and of the decoding function.
     pub fn finish(mut self) -> Result<Tensor> {
         for step in &mut self {
             step?;
@@ -599,7 +602,7 @@ impl<'m, M: CausalModel> GeneratedTokens<'m, M> {
         Ok(self.ids)
     }
 
-    /// Returns an iterator over the text that is written, instead of its tokens. It needs [`GeneratedTokens::decoded_by`].
+    /// Returns an iterator over the generated text instead of its tokens. It needs [`GeneratedTokens::decoded_by`].
     pub fn text(self) -> GeneratedText<'m, M> {
         GeneratedText::new(self)
     }

@@ -1,4 +1,4 @@
-//! First values that transformers' `_init_weights` draws.
+//! Initial values, as by transformers' `_init_weights`.
 
 use brigade_nn::{Embedding, Linear, ParamPath};
 

@@ -1,4 +1,4 @@
-//! Llama, as transformers has it.
+//! Llama, after Hugging Face's transformers.
 
 mod layer;
 pub(super) mod options;
@@ -22,8 +22,8 @@ use super::context::Context;
 use super::rotary::Rotary;
 use super::{KeyValueCache, Tokens, Transformer};
 
-/// Llama without a head (Touvron et al., 2023; versions 1 to 3): from [`Tokens`] to hidden numbers `[batch,
-/// tokens, hidden_size]`. Positions are rotations of queries and keys, several of which share a key.
+/// Llama without a head (Touvron et al., 2023; versions 1 to 3): from [`Tokens`] to hidden states `[batch, tokens,
+/// hidden_size]`. It has rotary position embeddings (RoPE) and grouped-query attention.
 ///
 /// Names, first values (for a seed) and outputs are those of transformers' `LlamaModel`.
 #[derive(Debug)]
@@ -92,7 +92,8 @@ impl Llama {
         Ok(seen)
     }
 
-    /// Computes the tokens that follow those in the cache, and adds them to it.
+    /// Computes the hidden states of tokens that follow those in the cache, and adds their keys and values to the
+    /// cache.
     ///
     /// # Errors
     /// Returns the errors of the forward.

@@ -1,4 +1,4 @@
-//! Attention with rotated positions and grouped queries, as Llama and Mixtral have it.
+//! Grouped-query attention with rotary position embeddings, as in Llama and Mixtral.
 
 use brigade_nn::{Linear, LinearOptions, Module, ParamPath, Training};
 use brigade_torch::Result;

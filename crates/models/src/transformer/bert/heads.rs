@@ -20,8 +20,8 @@ use crate::init::{Redraw, redraw};
 /// BERT as a masked language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the tokens
 /// themselves.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `BertForMaskedLM`; the head has the
-/// weight of the embedding.
+/// Names, first values (for a seed) and outputs are those of transformers' `BertForMaskedLM`; the head's weight is tied
+/// to the embedding.
 ///
 /// ```
 /// use brigade_models::{BertForMaskedLm, BertOptions};
@@ -102,7 +102,7 @@ impl BertForMaskedLm {
         &self.bert
     }
 
-    /// Computes the body's hidden numbers `[batch, tokens, hidden_size]`.
+    /// Computes the body's hidden states `[batch, tokens, hidden_size]`.
     ///
     /// # Errors
     /// Returns the errors of the forward.
@@ -110,11 +110,12 @@ impl BertForMaskedLm {
         self.bert.forward(tokens)
     }
 
-    /// Computes the loss of labels `[batch, tokens]`, [`IGNORED_LABEL`] where nothing is to be predicted: as
-    /// [`crate::token_loss`] of the logits. The head's layers see the other positions only, some 15 % of them.
+    /// Computes the loss for labels `[batch, tokens]`, with [`IGNORED_LABEL`] for positions that are not to be
+    /// predicted. It is that of [`crate::token_loss`], but the head is computed only for positions with a label,
+    /// usually 15 % of them.
     ///
     /// # Errors
-    /// Returns the errors of the forward; labels that are no tokens.
+    /// Returns the errors of the forward, and fails for labels that are not in the vocabulary.
     pub fn loss<'t>(
         &self,
         tokens: impl Into<Tokens<'t>>,
@@ -160,7 +161,7 @@ impl LayerGroups for BertForMaskedLm {
     }
 }
 
-/// BERT as a classifier of texts or pairs of texts: from [`Tokens`] to logits `[batch, labels]`.
+/// BERT as a classifier of texts or of pairs of texts: from [`Tokens`] to logits `[batch, labels]`.
 ///
 /// Names, first values (for a seed) and outputs are those of transformers' `BertForSequenceClassification`.
 ///
@@ -201,11 +202,11 @@ impl BertForSequenceClassification {
         &self.bert
     }
 
-    /// Computes the loss of logits by the options' problem type, or by the one that follows from the labels:
-    /// [`sequence_loss`].
+    /// Computes the loss of logits by [`sequence_loss`], with the problem type of the options, or by default the one
+    /// that follows from the labels.
     ///
     /// # Errors
-    /// Labels that do not fit.
+    /// Fails for labels that do not match the logits.
     pub fn loss(&self, logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
         let outputs = logits.size().last().copied().unwrap_or(0);
         let told = || ProblemType::of(outputs, labels.kind());
@@ -280,10 +281,10 @@ impl BertForTokenClassification {
         &self.bert
     }
 
-    /// Computes the loss of logits and labels `[batch, tokens]`: [`token_loss`].
+    /// Computes the loss of logits for labels `[batch, tokens]`, by [`token_loss`].
     ///
     /// # Errors
-    /// Labels that do not fit.
+    /// Fails for labels that do not match the logits.
     pub fn loss(&self, logits: &Tensor, labels: &Tensor, smoothing: f64) -> Result<TokenLoss> {
         token_loss(logits, labels, smoothing)
     }

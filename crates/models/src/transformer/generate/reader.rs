@@ -1,4 +1,4 @@
-//! What a model reads before each new token: the texts at first, then the token before.
+//! Inputs of a model in text generation: first the prompts, then the preceding token.
 
 use brigade_torch::Result;
 use tch::{Device, Kind, Tensor};

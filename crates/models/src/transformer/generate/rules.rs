@@ -1,4 +1,4 @@
-//! Rules on which tokens may be written, beside their probabilities.
+//! Constraints on the tokens that may be generated.
 
 use brigade_torch::Result;
 use tch::{Kind, Tensor};

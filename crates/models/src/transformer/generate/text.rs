@@ -1,4 +1,4 @@
-//! The text of tokens as they are written.
+//! Generated text.
 
 use brigade_torch::Result;
 
@@ -43,8 +43,8 @@ fn occurrences(text: &str, string: &str) -> usize {
     text.char_indices().filter(|&(place, _)| text[place..].starts_with(string)).count()
 }
 
-/// Text as it is written: an iterator over what each token adds to each text of the batch, in whole characters. A token that
-/// ends within a character adds nothing until the others of it are there.
+/// Iterator over generated text: each item contains, for each text of the batch, the characters that the next token
+/// adds. A token that ends within a character adds nothing until the character is complete.
 pub struct GeneratedText<'m, M: CausalModel> {
     tokens: GeneratedTokens<'m, M>,
     texts: Vec<Pieces>,

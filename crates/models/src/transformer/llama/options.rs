@@ -1,4 +1,4 @@
-//! The sizes of a Llama.
+//! Options of a Llama.
 
 use brigade_nn::ParamPath;
 use serde::{Deserialize, Serialize};
@@ -9,8 +9,7 @@ use super::super::rotary::Llama3Scaling;
 use super::super::rotated_attention::RotatedAttentionOptions;
 use crate::Activation;
 
-/// The sizes of a [`super::Llama`], under the names of transformers' `LlamaConfig`; the defaults are those of
-/// Llama 7B.
+/// Options of a [`super::Llama`], under the names of transformers' `LlamaConfig`. The defaults are those of Llama 7B.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LlamaOptions {
@@ -26,12 +25,12 @@ pub struct LlamaOptions {
     pub num_attention_heads: i64,
     /// Number of key-value heads, a divisor of `num_attention_heads`. Defaults to as many as those.
     pub num_key_value_heads: Option<i64>,
-    /// The width of a head; `hidden_size / num_attention_heads` by default.
+    /// Width of an attention head. Defaults to `hidden_size / num_attention_heads`.
     pub head_dim: Option<i64>,
     /// Activation of the feed-forward layers' gate. Defaults to [`Activation::Silu`].
     #[serde(with = "config::activation")]
     pub hidden_act: Activation,
-    /// Maximum sequence length of the training, in tokens. Longer texts are computed, too. Defaults to 2048.
+    /// Maximum sequence length in training, in tokens. Longer texts can be computed, too. Defaults to 2048.
     pub max_position_embeddings: i64,
     /// Standard deviation of the initial weights. Defaults to 0.02.
     pub initializer_range: f64,
@@ -53,15 +52,15 @@ pub struct LlamaOptions {
     pub attention_dropout: f64,
     /// Ties the head's weight to the embedding. Defaults to `false`.
     pub tie_word_embeddings: bool,
-    /// The token that pads, whose embedding is not trained, if there is one.
+    /// Id of the padding token, whose embedding is not trained. Defaults to none.
     pub pad_token_id: Option<i64>,
     /// Id of the token at the beginning of a text. Defaults to 1.
     pub bos_token_id: Option<i64>,
     /// Ids of the tokens that end a text. Defaults to 2.
     #[serde(with = "config::token_ids")]
     pub eos_token_id: Vec<i64>,
-    /// Computes each layer again in the backward instead of keeping what it needs: gradient checkpointing. Not
-    /// in `config.json`.
+    /// `true` for gradient checkpointing: the activations of each layer are computed again in the backward instead of
+    /// being kept. Not in `config.json`. Defaults to `false`.
     #[serde(skip)]
     pub recompute: bool,
     /// Other entries of `config.json`, which are written as they were read.

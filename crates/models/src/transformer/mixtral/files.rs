@@ -1,4 +1,4 @@
-//! Names of published files, which have each expert's tensors apart.
+//! Names of the published files, in which each expert has tensors of its own.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The sizes of a Mixtral.
+//! Options of a Mixtral.
 
 use brigade_nn::ParamPath;
 use serde::{Deserialize, Serialize};
@@ -10,69 +10,71 @@ use super::super::rotary::Llama3Scaling;
 use super::super::rotated_attention::RotatedAttentionOptions;
 use crate::Activation;
 
-/// The sizes of a [`super::Mixtral`], under the names of transformers' `MixtralConfig`; the defaults are those of
-/// Mixtral 8x7B.
+/// Options of a [`super::Mixtral`], under the names of transformers' `MixtralConfig`. The defaults are those of Mixtral
+/// 8x7B.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MixtralOptions {
     /// Vocabulary size. Defaults to 32000.
     pub vocab_size: i64,
-    /// Hidden size. Defaults to 4096.
+    /// Hidden size: the width of each token's embedding. Defaults to 4096.
     pub hidden_size: i64,
-    /// Size of the inner layer of each expert. Defaults to 14336.
+    /// Intermediate size: the width inside each expert. Defaults to 14336.
     pub intermediate_size: i64,
     /// Number of layers. Defaults to 32.
     pub num_hidden_layers: usize,
-    /// Number of heads of queries. Defaults to 32.
+    /// Number of attention heads: heads of the queries. Defaults to 32.
     pub num_attention_heads: i64,
     /// Number of key-value heads, a divisor of `num_attention_heads`; `None` stands for as many as those. Defaults to
     /// 8.
     pub num_key_value_heads: Option<i64>,
-    /// Width of a head. Defaults to `hidden_size / num_attention_heads`.
+    /// Width of an attention head. Defaults to `hidden_size / num_attention_heads`.
     pub head_dim: Option<i64>,
     /// Activation of the experts' gates. Defaults to [`Activation::Silu`].
     #[serde(with = "config::activation")]
     pub hidden_act: Activation,
-    /// Length of texts in training. Defaults to 131072. Longer ones are computed, too.
+    /// Maximum sequence length in training, in tokens. Longer texts can be computed, too. Defaults to 131072.
     pub max_position_embeddings: i64,
-    /// Standard deviation of first values. Defaults to 0.02.
+    /// Standard deviation of the initial weights. Defaults to 0.02.
     pub initializer_range: f64,
-    /// Number that is added in the normalisations. Defaults to 1e-5.
+    /// Epsilon of the RMS norms. Defaults to 1e-5.
     pub rms_norm_eps: f64,
-    /// Wavelength of the slowest rotation divided by 2π. Defaults to 1000000. In `config.json` it is in `rope_parameters`.
+    /// Base of the rotary embedding's frequencies: the longest wavelength divided by 2π. Defaults to 1000000. In
+    /// `config.json` it is in `rope_parameters`.
     #[serde(skip)]
     pub rope_theta: f64,
-    /// Stretches rotations for longer texts. Defaults to none. In `config.json` it is in `rope_parameters`, in older ones in
-    /// `rope_scaling`.
+    /// Scaling of the rotary embedding for longer texts. Defaults to none. In `config.json` it is in `rope_parameters`,
+    /// in older files in `rope_scaling`.
     #[serde(skip)]
     pub rope_scaling: Option<Llama3Scaling>,
-    /// Number of tokens, its own included, that a token sees. Defaults to none: all before it.
+    /// Sliding window: the number of tokens, including itself, to which a token attends. Defaults to none: a token
+    /// attends to all earlier ones.
     pub sliding_window: Option<i64>,
-    /// Dropout of the weights of attention. Defaults to 0.
+    /// Dropout probability of the attention weights. Defaults to 0.
     pub attention_dropout: f64,
     /// Number of experts of each layer. Defaults to 8.
     pub num_local_experts: i64,
-    /// Number of experts that each token goes through. Defaults to 2.
+    /// Number of experts for each token (top-k). Defaults to 2.
     pub num_experts_per_tok: i64,
-    /// Adds the load-balancing loss of the routers to the loss. Defaults to false, as in published configs: set it for
-    /// training.
+    /// `true` to add the load-balancing loss of the routers to the loss. Defaults to `false`, as in published configs;
+    /// set it for training.
     pub output_router_logits: bool,
     /// Coefficient of the load-balancing loss. Defaults to 0.001.
     pub router_aux_loss_coef: f64,
-    /// Random numbers in training, by which inputs of experts are multiplied, differ from 1 by this much at most. Defaults to
-    /// 0.
+    /// Jitter noise: in training the inputs of experts are multiplied by random numbers that differ from 1 by at most
+    /// this. Defaults to 0.
     pub router_jitter_noise: f64,
     /// Ties the head's weight to the embedding. Defaults to `false`.
     pub tie_word_embeddings: bool,
-    /// Token that pads, whose embedding is not trained. Defaults to none.
+    /// Id of the padding token, whose embedding is not trained. Defaults to none.
     pub pad_token_id: Option<i64>,
-    /// Token before a text. Defaults to 1.
+    /// Id of the token at the beginning of a text. Defaults to 1.
     pub bos_token_id: Option<i64>,
-    /// Tokens after a text. Defaults to 2.
+    /// Ids of the tokens that end a text. Defaults to 2.
     #[serde(with = "config::token_ids")]
     pub eos_token_id: Vec<i64>,
-    /// Computes each layer again in the backward instead of keeping what it needs: gradient checkpointing. Not in
-    /// `config.json`. Defaults to false.
+    /// `true` for gradient checkpointing: the activations of each layer are computed again in the backward instead of
+    /// being kept. Not in `config.json`. Defaults to `false`. Defaults to false.
     #[serde(skip)]
     pub recompute: bool,
     /// Other entries of `config.json`, which are written as they were read.
