@@ -1,4 +1,4 @@
-//! The list of everything that crosses the border, for cxx.
+//! All functions and types that are shared with C++, for cxx.
 //!
 //! Rules:
 //! 1. A tensor that C++ only looks at or fills crosses as a reference ([`borrow`]), in lists as
@@ -293,11 +293,11 @@ pub(crate) mod ffi {
     /// Passes of a rule with norms that are made.
     #[repr(u8)]
     enum StepPart {
-        /// Both passes of the rule.
+        /// Both passes of the update rule.
         Whole,
-        /// The first, which gives sums of squares.
+        /// The first pass, which computes sums of squares.
         Sums,
-        /// The second, which gets them.
+        /// The second pass, which uses the sums of squares.
         Update,
     }
 

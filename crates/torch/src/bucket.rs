@@ -1,4 +1,4 @@
-//! Buckets of gradients: what a reducer sends in one message.
+//! Buckets: gradients that a reducer sends in one message.
 
 use tch::{Kind, Tensor};
 

@@ -10,16 +10,16 @@ use tch::TchError;
 pub(crate) use torch_error::Thrown;
 pub use torch_error::{CollectiveError, Fault, TorchError, says_out_of_memory};
 
-/// The result of a fallible function of layers, data sets, optimizers, metrics and training loops.
+/// The result of a fallible function of layers, datasets, optimizers, metrics and training loops.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The error of models, data, optimizers, metrics, training loops and collectives, so that `?` converts each of them in
 /// one program.
 ///
-/// [`kind`](Self::kind) shows how a program can react. The detail is an enum of the crate in which it happened,
-/// such as [`TorchError`], or an error of the program's own: [`downcast_ref`](Self::downcast_ref) gives it. `Display`
-/// and `source` are the detail's. `Debug` is the text with its causes and not the fields, because that is what a
-/// program shows whose `main` returns the error.
+/// [`kind`](Self::kind) shows how a program can react. The detail is an enum of the crate in which it happened, such as
+/// [`TorchError`], or a custom error of the program; [`downcast_ref`](Self::downcast_ref) returns it. `Display` and
+/// `source` are those of the detail. `Debug` is the text with its causes instead of the fields, because a program whose
+/// `main` returns the error prints it.
 ///
 /// ```
 /// use brigade_torch::{Error, ErrorKind, Result};
@@ -66,7 +66,7 @@ pub enum ErrorKind {
     Environment,
     /// A model could not be built or changed, or its forward failed. Change the model's code or its input.
     Model,
-    /// A sample or a batch could not be made. A data set may return another sample instead.
+    /// A sample or a batch could not be made. A dataset may return another sample instead.
     Data,
     /// A file could not be read, written or fetched. A program may try again, or use another place.
     Io,
@@ -93,8 +93,8 @@ impl Error {
 
     /// Wraps a custom error of the program, or a plain message.
     ///
-    /// Its kind is [`ErrorKind::Custom`], or [`ErrorKind::OutOfMemory`] if it or a cause is that memory ran out.
-    /// What is an [`Error`] already stays as it is.
+    /// Its kind is [`ErrorKind::Custom`], or [`ErrorKind::OutOfMemory`] if it or a cause is that memory ran out. An
+    /// [`Error`] is returned unchanged.
     ///
     /// ```
     /// use std::num::ParseIntError;
@@ -160,10 +160,10 @@ impl Error {
         chain(self.0.detail.as_ref()).find_map(|link| link.downcast_ref())
     }
 
-    /// Takes the detail of this type out of the error.
+    /// Converts the error into its detail of this type.
     ///
     /// # Errors
-    /// Gives the error back when its detail is of another type.
+    /// Returns the error itself if its detail is of another type.
     pub fn downcast<T: StdError + 'static>(self) -> Result<T> {
         let Inner { kind, detail } = *self.0;
         match detail.downcast() {

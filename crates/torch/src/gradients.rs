@@ -1,5 +1,4 @@
-//! Passes over many tensors at once: unscaling, norm, clipping, decay. All change tensors in place, without a
-//! graph.
+//! Operations on lists of gradients: unscaling, norm, clipping. They change tensors in place, without a graph.
 
 use tch::{Kind, Tensor};
 
@@ -20,7 +19,7 @@ use crate::error::Error;
 /// ```
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] without a gradient, or for those of several devices.
+/// [`crate::TorchError::Libtorch`] without gradients, or for gradients on several devices.
 pub fn unscale(gradients: &[&Tensor], inverse_scale: f64) -> Result<Tensor, Error> {
     let found = ffi::unscale_gradients(&borrow_all(gradients), inverse_scale)
         .map_err(|error| Error::libtorch("unscaling gradients", &error))?;

@@ -9,10 +9,10 @@ use crate::error::Error;
 /// [torch.nn.functional.linear](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear.html):
 /// `input` `[…, in]`, `weight` `[out, in]`, `bias` `[out]`.
 ///
-/// On a CPU without instructions for 16-bit products, where libtorch emulates them, a product in bfloat16 or
-/// float16 (by its operands or by autocast) is computed in float32, with the weight as it is: several times
-/// faster and more exactly. Input, output and their gradients keep their 16 bits; the gradient of a float32
-/// weight is not rounded to them.
+/// On a CPU without instructions for 16-bit products, where libtorch emulates them, a product in bfloat16 or float16
+/// (by its operands or by autocast) is computed in float32, several times faster and more exactly. The weight is not
+/// rounded to 16 bits. Input, output and their gradients keep their 16 bits; the gradient of a float32 weight is not
+/// rounded to them.
 ///
 /// # Errors
 /// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.

@@ -1,7 +1,7 @@
 //! Ranks that had not arrived at a failed collective.
 //!
-//! A rank whose collective fails leaves a note in the store: the collective's number and how long it had
-//! waited. A rank that never came leaves none, or a later one.
+//! A rank whose collective fails writes a record to the store: the collective's number and the time that it had waited.
+//! A missing rank writes no record, or a later one.
 
 use std::sync::mpsc;
 use std::thread;

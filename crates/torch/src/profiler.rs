@@ -1,4 +1,4 @@
-//! libtorch's profiler: what ran, when, for how long.
+//! libtorch's profiler: events with their times.
 
 mod kineto_thread;
 
@@ -19,8 +19,8 @@ pub struct ProfilerOptions {
     pub shapes: bool,
     /// `true` if allocations and deallocations of memory are recorded. Defaults to `false`.
     pub memory: bool,
-    /// `true` if floating-point operations are computed from shapes, where libtorch has the formula. Defaults to
-    /// `false`.
+    /// `true` if the number of floating-point operations is computed from shapes, for operations for which libtorch has
+    /// a formula. Defaults to `false`.
     pub flops: bool,
 }
 
@@ -70,7 +70,7 @@ impl Recording {
     /// Starts to record the operations of this thread, and of the threads of its `backward`.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when this thread is recorded already.
+    /// [`crate::TorchError::Libtorch`] if this thread is already being recorded.
     pub fn start(options: ProfilerOptions) -> Result<Self, Error> {
         let ProfilerOptions { cuda, shapes, memory, flops } = options;
         kineto_thread::around_first_start(|| {
@@ -119,7 +119,7 @@ impl fmt::Debug for Recording {
     }
 }
 
-/// A named part of a recording, which lasts until it is dropped. Costs almost nothing where nothing is recorded.
+/// A named part of a recording, which lasts until it is dropped. It costs almost nothing if nothing is recorded.
 ///
 /// ```
 /// # let optimizer = || ();

@@ -4,10 +4,10 @@
 //! outputs, then `backward`, in which libtorch averages the gradients bucket by bucket while it still
 //! computes others.
 //!
-//! # What goes over the wire
+//! # Protocol
 //!
-//! A rank that is not this crate's (a Python script on PyTorch's own reducer) can take part.
-//! [`Reducer::new`] is, in this order:
+//! Ranks that do not use this crate (a Python script with PyTorch's own reducer) can take part. [`Reducer::new`] sends,
+//! in this order:
 //! 1. an all-gather of two int64: the number of lines of the listing, and the first 8 bytes, big-endian, of
 //!    the SHA-256 of the listing in UTF-8. The listing has one line per parameter in the order of
 //!    registration, then one per buffer, joined with `\n` (none at the end): the word `parameter` or
@@ -128,15 +128,16 @@ struct Handle(UniquePtr<ffi::Reducer>);
 unsafe impl Send for Handle {}
 
 impl Reducer {
-    /// Makes a reducer: compares the models of all ranks, copies rank 0's parameters and buffers, and installs hooks on
-    /// the parameters' gradients. Every rank of the group calls it.
+    /// Creates a reducer: compares the models of all ranks, copies rank 0's parameters and buffers, and installs hooks
+    /// on the parameters' gradients. Every rank of the group calls it.
     ///
-    /// `parameters` are all parameters that are trained, each once, in the order of registration, by
-    /// name; `buffers` is what is not trained.
+    /// `parameters` are all parameters that are trained, each once, in the order of registration, by name; `buffers`
+    /// are the tensors that are not trained.
     ///
     /// # Errors
-    /// [`crate::TorchError::ModelsDiffer`] on every rank, naming the first parameter or buffer that differs;
-    /// [`crate::ErrorKind::InvalidArgument`] without parameters; [`crate::TorchError::Collective`].
+    /// [`crate::TorchError::ModelsDiffer`] on every rank, with the first parameter or buffer that differs;
+    /// [`crate::ErrorKind::InvalidArgument`] without parameters; [`crate::TorchError::Collective`] if the communication
+    /// fails.
     #[track_caller]
     pub fn new(
         group: &ProcessGroup,

@@ -1,4 +1,4 @@
-//! The streams of a thread, and points in their work that other streams come behind.
+//! GPU streams of a thread, and events in them for which other streams wait.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,8 +11,8 @@ use crate::device::{DeviceExt, gpu};
 use crate::error::Error;
 use crate::tensor_tree::TensorTree;
 
-/// The current streams of a thread, for another thread that continues with its tensors, so that the work of both on a
-/// GPU is done in order.
+/// The current GPU streams of a thread, for another thread that continues with its tensors, so that the work of both is
+/// done in order.
 ///
 /// ```
 /// use brigade_torch::Streams;
@@ -40,7 +40,7 @@ impl Streams {
         Ok(Self { gpus, streams })
     }
 
-    /// Makes them this thread's current streams.
+    /// Makes these streams the current ones of the calling thread.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when there is no such device.
@@ -50,8 +50,8 @@ impl Streams {
     }
 }
 
-/// A stream on a GPU for the work of this thread, which runs beside that of other threads' streams. [`StreamEvent`]
-/// puts their work in order.
+/// A GPU stream for the work of this thread, which runs concurrently with other threads' streams. A [`StreamEvent`]
+/// orders the work of two streams.
 ///
 /// When it is dropped, it waits until the device has done the stream's work. Tensors that its kernels read, and that
 /// other streams have allocated, must be dropped later. The next side stream reuses the stream and the memory that
@@ -65,8 +65,8 @@ pub struct SideStream {
 }
 
 impl SideStream {
-    /// Takes a stream that no other thread uses, and makes it and the device current in this thread; the thread's work
-    /// on the device comes behind the event. `None` for the CPU.
+    /// Takes a stream that no other thread uses, and makes it and the device the current ones of this thread. The
+    /// thread's work on the device waits for the event `behind`. `None` for the CPU.
     ///
     /// ```
     /// use brigade_torch::SideStream;
@@ -114,7 +114,7 @@ pub struct StreamEvent {
 unsafe impl Send for StreamEvent {}
 
 impl StreamEvent {
-    /// Records the point behind this thread's work on the device so far. `None` for the CPU.
+    /// Records an event after this thread's work on the device so far. `None` for the CPU.
     ///
     /// # Errors
     /// [`crate::TorchError::Libtorch`] when there is no such device.

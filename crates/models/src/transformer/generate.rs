@@ -99,7 +99,8 @@ pub trait CausalModel {
     /// an index may occur several times, so that several continuations share the computation of one prompt.
     ///
     /// # Errors
-    /// Returns the errors of the model. Defaults to an error, for a model that writes one continuation of each text.
+    /// Returns the errors of the model. The default implementation returns an error, for a model that generates one
+    /// continuation of each text.
     fn select_rows(&self, state: &mut Self::State, rows: &Tensor) -> Result<()> {
         let _ = state;
         Err(refused(format!(

@@ -1,4 +1,4 @@
-//! Collectives in which every rank sends something else to every other.
+//! Collectives in which every rank sends different data to every other rank.
 
 use tch::{Kind, Tensor};
 

@@ -1,4 +1,4 @@
-//! Collectives that copy: from one rank to all, from all to one, from all to all.
+//! Collectives that copy data: from one rank to all, from all ranks to one, from all to all.
 
 use std::time::Instant;
 
@@ -150,7 +150,7 @@ impl ProcessGroup {
     }
 
     /// Gathers each tensor as [`ProcessGroup::all_gather_flat`] does, in one operation, or in several concurrent ones
-    /// with Gloo and ranks that are not Brigade's.
+    /// with Gloo if some ranks are not Brigade's.
     ///
     /// # Errors
     /// Returns the same errors as [`ProcessGroup::all_gather_flat`], and [`crate::Fault::Invalid`] when the tensors are

@@ -58,7 +58,8 @@ pub enum TorchError {
         /// Parameter in its place on the rank that differs.
         found: String,
     },
-    /// A rank ran out of data in a join that ends in that case.
+    /// A rank ran out of data in a join with
+    /// [`JoinOptions::throw_on_early_termination`](crate::JoinOptions::throw_on_early_termination).
     #[error(
         "rank {rank} has no more data, and the join was to end there (throw_on_early_termination)"
     )]
@@ -66,10 +67,10 @@ pub enum TorchError {
         /// First rank without data.
         rank: usize,
     },
-    /// The calls of the ranks differ, found in debug mode.
+    /// The ranks' next operations differ, found in debug mode.
     #[error("{0}")]
     Desync(Box<crate::check::Desync>),
-    /// A file is shorter than it was, or than it should be.
+    /// A file is shorter than expected, or than when it was opened.
     #[error(
         "{} was cut short while it was read: expected {expected} bytes, found {found}; let nothing \
          else write it meanwhile, and take another copy of it",
@@ -159,7 +160,7 @@ pub enum Fault {
     Unsupported,
     /// Memory ran out on the host or the device.
     OutOfMemory,
-    /// The arguments do not fit the operation.
+    /// The arguments are invalid for the operation.
     Invalid,
 }
 

@@ -74,7 +74,7 @@ pub struct MixtralOptions {
     #[serde(with = "config::token_ids")]
     pub eos_token_id: Vec<i64>,
     /// `true` for gradient checkpointing: the activations of each layer are computed again in the backward instead of
-    /// being kept. Not in `config.json`. Defaults to `false`. Defaults to false.
+    /// being kept. Not in `config.json`. Defaults to `false`.
     #[serde(skip)]
     pub recompute: bool,
     /// Other entries of `config.json`, which are written as they were read.
