@@ -15,7 +15,7 @@ use crate::init::{Redraw, redraw};
 /// ConvNeXt: a convolutional network with the design of a transformer (Liu et al., 2022), from images `[n, channels, h,
 /// w]` to logits `[n, classes]`.
 ///
-/// Names and first values (for a seed) are those of
+/// Names and initial values (for a seed) are those of
 /// [torchvision.models.convnext](https://docs.pytorch.org/vision/stable/models/convnext.html).
 ///
 /// ```
@@ -99,7 +99,7 @@ impl ConvNeXtBody {
         body
     }
 
-    /// With the first values that the layers draw by themselves.
+    /// With the initial values that the layers draw by themselves.
     fn undrawn(features: &ParamPath<'_>, options: ConvNeXtOptions) -> Self {
         let convolution = |path: ParamPath<'_>, channels: [i64; 2], size: i64| {
             let options = Conv2dOptions { stride: [size; 2], ..Conv2dOptions::default() };
@@ -187,7 +187,7 @@ pub(crate) fn renamed(name: &str) -> Option<String> {
     head.iter().find_map(|(theirs, own)| Some(format!("{own}{}", name.strip_prefix(theirs)?)))
 }
 
-/// torchvision's first values. Its `trunc_normal_` cuts at ±2, which is 100 deviations away.
+/// torchvision's initial values. Its `trunc_normal_` cuts at ±2, which is 100 deviations away.
 fn draw(path: &ParamPath<'_>, weight: &Tensor, bias: Option<&Tensor>) {
     redraw(path, weight, Redraw::Normal(0.02));
     if let Some(bias) = bias {

@@ -17,7 +17,7 @@ use crate::init::{Redraw, redraw};
 /// A vision transformer (Dosovitskiy et al., 2020): from images `[n, channels, size, size]` to logits
 /// `[n, classes]`.
 ///
-/// Names and first values (for a seed) are those of
+/// Names and initial values (for a seed) are those of
 /// [timm's](https://huggingface.co/docs/timm/models/vision-transformer) `vit_…_patch16_224`.
 ///
 /// ```
@@ -109,7 +109,7 @@ impl VisionTransformerBody {
         body
     }
 
-    /// With the first values that the layers draw by themselves.
+    /// With the initial values that the layers draw by themselves.
     fn undrawn(path: &ParamPath<'_>, options: VisionTransformerOptions) -> Self {
         let VisionTransformerOptions { image_size, patch_size, width, depth, heads, .. } = options;
         if patch_size < 1 || image_size < patch_size || image_size % patch_size != 0 {

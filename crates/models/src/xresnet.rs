@@ -169,7 +169,7 @@ impl XResNetBody {
         body
     }
 
-    /// With the first values that the layers draw by themselves.
+    /// With the initial values that the layers draw by themselves.
     fn undrawn(path: &ParamPath<'_>, options: &XResNetOptions) -> Self {
         if options.expansion < 1 || options.layers.is_empty() {
             path.reject(format_args!(

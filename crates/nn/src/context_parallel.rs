@@ -181,7 +181,7 @@ impl ContextPart {
     /// Returns the positions, `[own tokens]` of int64, of this rank's tokens in the padded sequence.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when memory runs out.
+    /// [`brigade_torch::ErrorKind::Tensor`] if memory runs out.
     pub fn places(&self, device: Device) -> Result<Tensor> {
         let form = (Kind::Int64, device);
         let ranges = self.part.ranges().into_iter();
@@ -194,7 +194,7 @@ impl ContextPart {
     /// Returns the values of all ranks' tokens along `dim`, in the order of the sequence and without padding, on every rank.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
+    /// [`brigade_torch::ErrorKind::Communication`] if a peer was lost; [`brigade_torch::ErrorKind::Tensor`] if memory
     /// runs out.
     pub fn gather(&self, own: &Tensor, dim: i64) -> Result<Tensor> {
         let Some(group) = &self.group else { return Ok(own.shallow_clone()) };

@@ -14,10 +14,10 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::error::ModelError;
 use crate::tensor_parallel::{part_reads, taken};
 
-/// Sets the first values of a tensor, all of them.
+/// Sets the initial values of a tensor, all of them.
 pub(crate) type FirstValues = Box<dyn FnOnce(&mut Tensor) -> Result<(), TchError> + Send>;
 
-/// First values that are still to be drawn.
+/// Initial values that are still to be drawn.
 pub(crate) struct Draw {
     target: TensorId,
     /// Shape of the whole parameter.
@@ -239,7 +239,7 @@ impl Draw {
     }
 }
 
-/// First values, as float32 on the CPU: one seed gives one model on every device and in every kind.
+/// Initial values, as float32 on the CPU: one seed gives one model on every device and in every kind.
 pub(crate) fn filled(shape: &[i64], first_values: FirstValues) -> Result<Tensor, TchError> {
     let mut values = Tensor::f_empty(shape, (Kind::Float, Device::Cpu))?;
     first_values(&mut values)?;

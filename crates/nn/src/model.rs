@@ -282,7 +282,7 @@ impl ModelBuilder {
         if !is_floating_point(self.kind) {
             return Err(ModelError::NotFloatingPoint { kind: self.kind }.into());
         }
-        // First values use MKL's vector functions, and it takes the setting only before its first use.
+        // Initial values use MKL's vector functions, and it takes the setting only before its first use.
         let _ = make_products_reproducible();
         // Of other stages nothing gets memory.
         let is_deferred = self.is_deferred || self.pipeline.is_some();

@@ -23,7 +23,7 @@ use crate::unit::Unit;
 #[derive(Debug)]
 pub(crate) struct ParamRegistry {
     pub(crate) kind: Kind,
-    /// Parameters get first values; otherwise they are 0.
+    /// Parameters get initial values; otherwise they are 0.
     pub(crate) drawn: bool,
     /// Of a deferred model: how its values are drawn, in the order of the draws.
     pub(crate) draws: Option<Vec<Draw>>,

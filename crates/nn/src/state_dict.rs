@@ -91,7 +91,7 @@ impl StateDict {
     /// Returns a state dictionary with copies of the tensors: a snapshot that training does not change.
     ///
     /// # Errors
-    /// [`crate::ModelError::Torch`] when there is no memory for the copies.
+    /// [`crate::ModelError::Torch`] if memory runs out for the copies.
     pub fn deep_clone(&self) -> Result<Self, Error> {
         let copy = |(name, tensor): (&String, &Tensor)| {
             let mut copied = tensor.f_empty_like()?;

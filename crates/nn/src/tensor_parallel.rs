@@ -292,8 +292,8 @@ impl TensorRegion {
     /// Returns a whole parameter, on every rank, from this rank's part and those of the others. Every rank calls it.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory runs
-    /// out.
+    /// [`brigade_torch::ErrorKind::Communication`] if a peer was lost; [`brigade_torch::ErrorKind::Tensor`] if memory
+    /// runs out.
     pub fn whole(&self, own: &Tensor, part: &TensorPart) -> Result<Tensor> {
         let Some(group) = &self.group else { return Ok(own.detach()) };
         let dim = part.dim() as i64;

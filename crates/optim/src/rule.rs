@@ -283,7 +283,7 @@ impl<'a> Step<'a> {
     /// existing slots to the parameter's device and layout.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when memory runs out.
+    /// [`brigade_torch::ErrorKind::Tensor`] if memory runs out.
     pub fn fill_missing(&mut self, slot: usize) -> Result<()> {
         self.fill_missing_with(slot, 0.0)
     }

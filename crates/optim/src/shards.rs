@@ -78,7 +78,7 @@ impl RankSums<'_> {
     /// bits.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
+    /// [`brigade_torch::ErrorKind::Communication`] if a peer was lost; [`brigade_torch::ErrorKind::Tensor`] if memory
     /// runs out.
     pub fn reduce(self) -> Result<ReducedSums> {
         let Self { shards, values } = self;

@@ -179,7 +179,7 @@ impl OptimizerState {
     /// Returns a copy with memory of its own, so that training may continue while the copy is written.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Tensor`] when there is no memory.
+    /// [`brigade_torch::ErrorKind::Tensor`] if memory runs out.
     pub fn deep_clone(&self) -> Result<Self> {
         let copy = |(name, tensor): &(String, Tensor)| {
             let mut memory = tensor.f_empty_like()?;

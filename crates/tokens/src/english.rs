@@ -93,7 +93,7 @@ impl English {
     /// ```
     ///
     /// # Errors
-    /// When a token is empty.
+    /// Fails if a token is empty.
     pub fn with_special_cases<T: Into<String>>(
         self,
         cases: impl IntoIterator<Item = impl IntoIterator<Item = T>>,
@@ -168,7 +168,7 @@ impl English {
     /// Returns the tokens of a text.
     ///
     /// # Errors
-    /// When it has 4 GiB or more.
+    /// Fails if it has 4 GiB or more.
     pub(crate) fn split(&self, text: &str) -> Result<Vec<Token>> {
         if u32::try_from(text.len()).is_err() {
             let message =

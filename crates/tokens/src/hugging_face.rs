@@ -350,7 +350,7 @@ impl HuggingFaceTokenizer {
     /// with the special tokens and the maximum length, into a folder, which is created if it does not exist.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// Fails if a file cannot be written.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         let folder = folder.as_ref();
         fs::create_dir_all(folder).map_err(io_error(folder))?;

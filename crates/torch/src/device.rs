@@ -38,13 +38,13 @@ pub trait DeviceKind: Sync {
     /// Returns the name of the hardware, such as `NVIDIA H200`.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     fn hardware(&self, index: usize) -> Result<String, Error>;
 
     /// Returns free and total memory as the driver counts them, with the memory of other processes.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     fn memory(&self, index: usize) -> Result<MemoryInfo, Error>;
 
     /// Returns the default backend of groups of ranks with such devices.
@@ -53,7 +53,7 @@ pub trait DeviceKind: Sync {
     /// Returns `true` if its matrix units compute in bfloat16.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     fn has_bf16(&self, index: usize) -> Result<bool, Error>;
 }
 
@@ -88,7 +88,7 @@ pub trait DeviceExt: Copy {
     /// a host would also create a context on the first GPU. Does nothing for the CPU.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     fn make_current(self) -> Result<(), Error>;
 
     /// Sets a new stream for this thread on the device: its operations use it from now on instead of the default
@@ -98,13 +98,13 @@ pub trait DeviceExt: Copy {
     /// computed yet.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     fn use_own_stream(self) -> Result<(), Error>;
 
     /// Waits until the device has completed all its queued work. Returns at once for the CPU.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device, or a kernel on it has failed.
+    /// [`crate::TorchError::Libtorch`] if there is no such device, or a kernel on it has failed.
     fn synchronize(self) -> Result<(), Error>;
 }
 

@@ -53,7 +53,7 @@ struct Inner {
 pub enum ErrorKind {
     /// A call was made that its documentation excludes. Change the program.
     InvalidArgument,
-    /// An operation on tensors failed in libtorch, such as for shapes that do not fit. A program may leave out the
+    /// An operation on tensors failed in libtorch, such as for shapes that do not match. A program may leave out the
     /// batch.
     Tensor,
     /// Memory of the host or of a device ran out. A program may try a smaller batch.

@@ -15,7 +15,7 @@ use crate::error::Error;
 /// rounded to them.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not match.
 ///
 /// ```
 /// use brigade_torch::{Autocast, linear};
@@ -38,7 +38,7 @@ pub fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<
 /// [torch.nn.functional.gelu](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.gelu.html).
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] for another approximation, and when shapes, kinds or devices do not fit.
+/// [`crate::TorchError::Libtorch`] for another approximation, and when shapes, kinds or devices do not match.
 ///
 /// ```
 /// use brigade_torch::gelu_linear;

@@ -88,7 +88,7 @@ pub fn sync_batch_norm(
 /// of this crate, which read the input twice and write the output once. All other cases call libtorch.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not match.
 ///
 /// ```
 /// use brigade_torch::{BatchNormState, batch_norm};
@@ -117,7 +117,7 @@ pub fn batch_norm(
 /// operations up to rounding, and do not depend on the number of threads. Otherwise it calls the separate operations.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not fit.
+/// [`crate::TorchError::Libtorch`] when shapes, kinds or devices do not match.
 ///
 /// ```
 /// use brigade_torch::{BatchNormState, batch_norm_relu};

@@ -193,8 +193,8 @@ impl Reducer {
     /// PyTorch's `no_sync`, and must be the same for the forward and its backward.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`] when a peer is gone; [`crate::TorchError::Libtorch`] with PyTorch's
-    /// explanation when the last backward did not reach every parameter.
+    /// [`crate::TorchError::Collective`] if a peer was lost; [`crate::TorchError::Libtorch`] with PyTorch's explanation
+    /// when the last backward did not reach every parameter.
     #[track_caller]
     pub fn before_forward(&self, sync: bool) -> Result<(), Error> {
         let begun = Instant::now();

@@ -50,7 +50,7 @@ use crate::group::ProcessGroup;
 /// ranks (Megatron's `f`).
 ///
 /// # Errors
-/// [`crate::ErrorKind::Tensor`] when memory runs out. In backward [`crate::ErrorKind::Communication`] when a peer is gone.
+/// [`crate::ErrorKind::Tensor`] if memory runs out. In backward [`crate::ErrorKind::Communication`] if a peer was lost.
 pub fn copy_to_region(group: &ProcessGroup, input: &Tensor) -> Result<Tensor, Error> {
     edge(group, "copy_to_region", input, ffi::RegionEdge::Copy, 0, 0)
 }
@@ -58,7 +58,7 @@ pub fn copy_to_region(group: &ProcessGroup, input: &Tensor) -> Result<Tensor, Er
 /// Returns the sum of all ranks' inputs, equal on all of them (Megatron's `g`).
 ///
 /// # Errors
-/// [`crate::ErrorKind::Communication`] when a peer is gone; [`crate::ErrorKind::Tensor`] when memory runs out.
+/// [`crate::ErrorKind::Communication`] if a peer was lost; [`crate::ErrorKind::Tensor`] if memory runs out.
 pub fn reduce_from_region(group: &ProcessGroup, input: &Tensor) -> Result<Tensor, Error> {
     edge(group, "reduce_from_region", input, ffi::RegionEdge::Reduce, 0, 0)
 }
@@ -67,7 +67,7 @@ pub fn reduce_from_region(group: &ProcessGroup, input: &Tensor) -> Result<Tensor
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] if the size of the dimension is not divisible by the number of ranks;
-/// [`crate::ErrorKind::Tensor`] when memory runs out.
+/// [`crate::ErrorKind::Tensor`] if memory runs out.
 pub fn scatter_to_region(group: &ProcessGroup, input: &Tensor, dim: i64) -> Result<Tensor, Error> {
     let dim = divided("scatter_to_region", group, input, dim)?;
     edge(group, "scatter_to_region", input, ffi::RegionEdge::Scatter, dim, 0)
@@ -77,7 +77,8 @@ pub fn scatter_to_region(group: &ProcessGroup, input: &Tensor, dim: i64) -> Resu
 /// in the same way.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Communication`] when a peer is gone; [`crate::ErrorKind::InvalidArgument`] without such a dimension.
+/// [`crate::ErrorKind::Communication`] if a peer was lost; [`crate::ErrorKind::InvalidArgument`] without such a
+/// dimension.
 pub fn gather_from_region(group: &ProcessGroup, input: &Tensor, dim: i64) -> Result<Tensor, Error> {
     let dim = known("gather_from_region", input, dim)?;
     edge(group, "gather_from_region", input, ffi::RegionEdge::Gather, dim, 0)
@@ -100,7 +101,7 @@ pub fn gather_from_sequence_region(
 /// Returns this rank's part, along `dim`, of the sum of all ranks' inputs.
 ///
 /// # Errors
-/// Returns the same errors as [`scatter_to_region`], and [`crate::ErrorKind::Communication`] when a peer is gone.
+/// Returns the same errors as [`scatter_to_region`], and [`crate::ErrorKind::Communication`] if a peer was lost.
 pub fn reduce_scatter_to_sequence_region(
     group: &ProcessGroup,
     input: &Tensor,
@@ -162,8 +163,8 @@ pub fn all_to_all(
 /// ```
 ///
 /// # Errors
-/// [`crate::ErrorKind::InvalidArgument`] where the numbers are not one per rank or do not add up to the rows of the input;
-/// [`crate::ErrorKind::Communication`] when a peer is gone; [`crate::ErrorKind::Tensor`] when memory runs out.
+/// [`crate::ErrorKind::InvalidArgument`] where the numbers are not one per rank or do not add up to the rows of the
+/// input; [`crate::ErrorKind::Communication`] if a peer was lost; [`crate::ErrorKind::Tensor`] if memory runs out.
 pub fn all_to_all_rows(
     group: &ProcessGroup,
     input: &Tensor,

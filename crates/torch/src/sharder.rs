@@ -232,7 +232,7 @@ impl Sharder {
     /// the shards: a single reduction after several backwards without one ([`Sharder::set_sync`]). All ranks call it.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] with the unit's name when a peer is gone.
+    /// [`crate::TorchError::Libtorch`] with the unit's name if a peer was lost.
     pub fn reduce_unreduced(&self) -> Result<(), Error> {
         ffi::sharder_reduce_unreduced(&self.handle.0)
             .map_err(|error| Error::libtorch("reducing the gradients of a sharded model", &error))

@@ -31,7 +31,7 @@ impl Streams {
     /// Returns this thread's current streams on some devices. The CPU has none.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     pub fn current(devices: &[Device]) -> Result<Self, Error> {
         let gpus = devices.iter().filter_map(|&device| gpu(device).transpose());
         let gpus: Vec<i32> = gpus.collect::<Result<_, _>>()?;
@@ -43,7 +43,7 @@ impl Streams {
     /// Makes these streams the current ones of the calling thread.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     pub fn enter(&self) -> Result<(), Error> {
         ffi::use_streams(&self.gpus, &self.streams)
             .map_err(|error| Error::libtorch("use streams", &error))
@@ -76,7 +76,7 @@ impl SideStream {
     /// ```
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     pub fn enter(device: Device, behind: Option<&StreamEvent>) -> Result<Option<Self>, Error> {
         let Some(gpu) = gpu(device)? else { return Ok(None) };
         device.make_current()?;
@@ -117,7 +117,7 @@ impl StreamEvent {
     /// Records an event after this thread's work on the device so far. `None` for the CPU.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`] when there is no such device.
+    /// [`crate::TorchError::Libtorch`] if there is no such device.
     pub fn record(device: Device) -> Result<Option<Self>, Error> {
         let Some(index) = gpu(device)? else { return Ok(None) };
         let event = ffi::record_event(index);

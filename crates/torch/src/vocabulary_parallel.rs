@@ -250,7 +250,7 @@ pub fn linear_vocabulary_parallel_cross_entropy(
 /// # Errors
 /// [`crate::ErrorKind::Tensor`] on every rank for an id outside of the vocabulary, before a message is sent. On a GPU
 /// the kernel detects it, and a later call returns the error. [`crate::ErrorKind::InvalidArgument`] for a part without
-/// rows, or if the weight has another number of rows; [`crate::ErrorKind::Communication`] when a peer is gone.
+/// rows, or if the weight has another number of rows; [`crate::ErrorKind::Communication`] if a peer was lost.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -299,7 +299,7 @@ pub fn vocabulary_parallel_embedding(
 ///
 /// # Errors
 /// [`crate::ErrorKind::InvalidArgument`] for a part without rows or logits of another size;
-/// [`crate::ErrorKind::Communication`] when a peer is gone.
+/// [`crate::ErrorKind::Communication`] if a peer was lost.
 ///
 /// ```
 /// # use brigade_torch::{Backend, ProcessGroup, Store};

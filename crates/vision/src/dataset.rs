@@ -14,7 +14,7 @@ use crate::source::ImageSource;
 use crate::transforms::{Compose, Phase, ToTensor};
 use crate::{CacheOptions, ImageSamples, OnBroken, VisionError};
 
-/// The methods of data sets whose field `samples` is an [`ImageSamples`], written once.
+/// The methods of datasets whose field `samples` is an [`ImageSamples`], written once.
 macro_rules! sample_methods {
     () => {
         /// Sets the transforms of each image. Those that move pixels are also applied to a mask.
@@ -69,7 +69,7 @@ macro_rules! sample_methods {
 }
 pub(crate) use sample_methods;
 
-/// Data set of the images of a source with their labels, as batches `([n, 3, h, w], [n])`: images in the format of
+/// Dataset of the images of a source with their labels, as batches `([n, 3, h, w], [n])`: images in the format of
 /// [`ToTensor`], labels as `i64`.
 ///
 /// A loader's threads read, decode and transform images. A thread writes each image directly into the memory of the

@@ -14,7 +14,7 @@ use super::cache::LayerCache;
 
 /// A layer of a transformer.
 pub(super) trait Block: Send + 'static {
-    /// From hidden numbers `[batch, tokens, width]` to the next ones.
+    /// From hidden states `[batch, tokens, width]` to the next ones.
     fn forward(
         &self,
         hidden: &Tensor,

@@ -74,7 +74,7 @@ pub trait CausalBody: Transformer + LayerGroups {
 /// A language model: from [`Tokens`] to logits `[batch, tokens, vocabulary]` of the next token.
 ///
 /// Its aliases are [`Gpt2LmHead`](crate::Gpt2LmHead), [`LlamaForCausalLm`](crate::LlamaForCausalLm) and
-/// [`MixtralForCausalLm`](crate::MixtralForCausalLm). Names, first values (for a seed) and outputs are those of
+/// [`MixtralForCausalLm`](crate::MixtralForCausalLm). Names, initial values (for a seed) and outputs are those of
 /// transformers.
 #[derive(Debug)]
 pub struct CausalLm<B> {

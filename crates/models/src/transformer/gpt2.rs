@@ -121,7 +121,7 @@ impl TransformerOptions for Gpt2Options {
 
 /// GPT-2 without a head (Radford et al., 2019): from [`Tokens`] to hidden states `[batch, tokens, n_embd]`.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `GPT2Model`.
+/// Names, initial values (for a seed) and outputs are those of transformers' `GPT2Model`.
 #[derive(Debug)]
 pub struct Gpt2 {
     wte: Embedding,
@@ -295,8 +295,8 @@ impl CausalBody for Gpt2 {
 
 /// GPT-2 as a language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the next token.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `GPT2LMHeadModel`; the head's weight is tied
-/// to the embedding.
+/// Names, initial values (for a seed) and outputs are those of transformers' `GPT2LMHeadModel`; the head's weight is
+/// tied to the embedding.
 ///
 /// ```
 /// use brigade_models::{Gpt2LmHead, Gpt2Options};

@@ -25,7 +25,7 @@ use super::{KeyValueCache, Tokens, Transformer};
 /// Llama without a head (Touvron et al., 2023; versions 1 to 3): from [`Tokens`] to hidden states `[batch, tokens,
 /// hidden_size]`. It has rotary position embeddings (RoPE) and grouped-query attention.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `LlamaModel`.
+/// Names, initial values (for a seed) and outputs are those of transformers' `LlamaModel`.
 #[derive(Debug)]
 pub struct Llama {
     embed_tokens: Embedding,
@@ -196,7 +196,7 @@ impl CausalBody for Llama {
 
 /// Llama as a language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the next token.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `LlamaForCausalLM`.
+/// Names, initial values (for a seed) and outputs are those of transformers' `LlamaForCausalLM`.
 ///
 /// ```
 /// use brigade_models::{LlamaForCausalLm, LlamaOptions};

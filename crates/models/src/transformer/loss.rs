@@ -159,8 +159,8 @@ pub fn sequence_loss(
     Ok(TokenLoss { sum, count })
 }
 
-/// The loss of a head from hidden numbers to words, without all of its logits: those of labels that count are
-/// computed, some at a time.
+/// The loss of a head from hidden states to words, without all of its logits: those of labels that count are computed,
+/// some at a time.
 pub(super) fn head_loss(
     hidden: &Tensor,
     weight: &Tensor,

@@ -27,7 +27,7 @@ use super::{KeyValueCache, Tokens, Transformer};
 /// Mixtral without a head (Jiang et al., 2024): from [`Tokens`] to hidden states `[batch, tokens, hidden_size]`. It is
 /// a [`Llama`](crate::Llama) whose feed-forward layers are mixtures of [`Experts`](brigade_nn::Experts).
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `MixtralModel`, version 5, in which the
+/// Names, initial values (for a seed) and outputs are those of transformers' `MixtralModel`, version 5, in which the
 /// experts of a layer are two tensors. Files are written with the names of the published files, with three tensors for
 /// each expert; files with the names of version 5 can be read, too.
 #[derive(Debug)]
@@ -265,7 +265,7 @@ impl CausalBody for Mixtral {
 
 /// Mixtral as a language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the next token.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `MixtralForCausalLM`; with
+/// Names, initial values (for a seed) and outputs are those of transformers' `MixtralForCausalLM`; with
 /// [`MixtralOptions::output_router_logits`] the loss includes that of the routers.
 ///
 /// ```

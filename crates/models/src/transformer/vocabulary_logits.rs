@@ -58,7 +58,7 @@ impl VocabularyLogits {
     /// Gathers and returns the logits of the whole vocabulary.
     ///
     /// # Errors
-    /// [`brigade_torch::ErrorKind::Communication`] when a peer is gone; [`brigade_torch::ErrorKind::Tensor`] when memory
+    /// [`brigade_torch::ErrorKind::Communication`] if a peer was lost; [`brigade_torch::ErrorKind::Tensor`] if memory
     /// runs out.
     pub fn whole(&self) -> Result<Tensor> {
         match &self.divided {

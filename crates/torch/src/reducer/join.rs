@@ -109,7 +109,7 @@ impl Reducer {
     /// had data until the end.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`] when a peer is gone.
+    /// [`crate::TorchError::Collective`] if a peer was lost.
     pub fn end_join(&self) -> Result<(), Error> {
         let authority = self.leave_join().and_then(|join| join.authority);
         match authority {

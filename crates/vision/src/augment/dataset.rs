@@ -24,7 +24,7 @@ pub struct AugmentedDataset<D> {
 }
 
 impl<D> AugmentedDataset<D> {
-    /// Returns the wrapped data set.
+    /// Returns the wrapped dataset.
     pub fn inner(&self) -> &D {
         &self.dataset
     }

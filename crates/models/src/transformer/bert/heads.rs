@@ -20,8 +20,8 @@ use crate::init::{Redraw, redraw};
 /// BERT as a masked language model: from [`Tokens`] to logits `[batch, tokens, vocab_size]` of the tokens
 /// themselves.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `BertForMaskedLM`; the head's weight is tied
-/// to the embedding.
+/// Names, initial values (for a seed) and outputs are those of transformers' `BertForMaskedLM`; the head's weight is
+/// tied to the embedding.
 ///
 /// ```
 /// use brigade_models::{BertForMaskedLm, BertOptions};
@@ -163,7 +163,7 @@ impl LayerGroups for BertForMaskedLm {
 
 /// BERT as a classifier of texts or of pairs of texts: from [`Tokens`] to logits `[batch, labels]`.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `BertForSequenceClassification`.
+/// Names, initial values (for a seed) and outputs are those of transformers' `BertForSequenceClassification`.
 ///
 /// ```
 /// use brigade_models::{BertForSequenceClassification, BertOptions};
@@ -243,7 +243,7 @@ impl LayerGroups for BertForSequenceClassification {
 
 /// BERT as a classifier of tokens: from [`Tokens`] to logits `[batch, tokens, labels]`.
 ///
-/// Names, first values (for a seed) and outputs are those of transformers' `BertForTokenClassification`.
+/// Names, initial values (for a seed) and outputs are those of transformers' `BertForTokenClassification`.
 ///
 /// ```
 /// use brigade_models::{BertForTokenClassification, BertOptions};

@@ -40,7 +40,7 @@ impl MixtralLayer {
         }
     }
 
-    /// Draws the first values of the weights.
+    /// Draws the initial values of the weights.
     pub(super) fn draw(&self, path: &ParamPath<'_>, deviation: f64) {
         for layer in self.attention.linear() {
             super::super::init::draw(path, layer, deviation);
