@@ -157,7 +157,7 @@ impl Metric for TopK {
 pub struct AccuracyMulti(Threshold);
 
 impl AccuracyMulti {
-    /// Makes the metric for logits, with a threshold of 0.5.
+    /// Creates the metric for logits, with a threshold of 0.5.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -204,7 +204,7 @@ impl Metric for AccuracyMulti {
 pub struct HammingLossMulti(Threshold);
 
 impl HammingLossMulti {
-    /// Makes the metric for logits, with a threshold of 0.5.
+    /// Creates the metric for logits, with a threshold of 0.5.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

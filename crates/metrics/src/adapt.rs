@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 use crate::read;
 use crate::{Fold, Folded, Metric};
 
-/// Makes a metric from a function that returns a value for each sample, label or pixel: the mean of all values.
+/// Creates a metric from a function that returns a value for each sample, label or pixel: the mean of all values.
 ///
 /// Values are a tensor of any shape with numbers or booleans; the mean is of all its elements in all batches.
 ///
@@ -62,7 +62,7 @@ where
     }
 }
 
-/// Makes a metric from two functions: `sums` returns sums of a batch, `[k]`, and `value` computes the metric from the
+/// Creates a metric from two functions: `sums` returns sums of a batch, `[k]`, and `value` computes the metric from the
 /// sums of all batches. Without a batch the value is NaN.
 ///
 /// ```
@@ -121,7 +121,7 @@ where
     }
 }
 
-/// Makes a metric from a function of all predictions and targets at once, in the order of the data, on the CPU.
+/// Creates a metric from a function of all predictions and targets at once, in the order of the data, on the CPU.
 ///
 /// ```
 /// use brigade_metrics::{Metric, of_rows};
@@ -288,7 +288,7 @@ pub struct PredictedClasses<M> {
 }
 
 impl<M> PredictedClasses<M> {
-    /// Makes the metric for class numbers below `classes`.
+    /// Creates the metric for class numbers below `classes`.
     #[must_use]
     pub fn new(metric: M, classes: i64) -> Self {
         Self { metric, classes }

@@ -16,7 +16,7 @@ pub struct BalancedAccuracy {
 }
 
 impl BalancedAccuracy {
-    /// Makes the metric without adjustment for chance.
+    /// Creates the metric without adjustment for chance.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -113,7 +113,7 @@ pub struct CohenKappa {
 }
 
 impl CohenKappa {
-    /// Makes the metric with equal weights.
+    /// Creates the metric with equal weights.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

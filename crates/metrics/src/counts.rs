@@ -291,7 +291,7 @@ macro_rules! score {
         pub struct $name(ByClass);
 
         impl $name {
-            /// Makes the metric for the second of two classes: [`Average::Binary`] is the default average.
+            /// Creates the metric for the second of two classes: [`Average::Binary`] is the default average.
             #[must_use]
             pub fn new($($argument: $type)?) -> Self {
                 Self(ByClass::new($formula))
@@ -339,7 +339,7 @@ macro_rules! score {
         pub struct $multi(ByLabel);
 
         impl $multi {
-            /// Makes the metric for logits, with a threshold of 0.5 and [`Average::Macro`].
+            /// Creates the metric for logits, with a threshold of 0.5 and [`Average::Macro`].
             #[must_use]
             pub fn new($($argument: $type)?) -> Self {
                 Self(ByLabel::new($formula))

@@ -92,7 +92,7 @@ pub enum Fold {
 }
 
 impl Fold {
-    /// Makes [`Fold::Sums`] from tensors of one or more numbers each, on the device of the first.
+    /// Creates [`Fold::Sums`] from tensors of one or more numbers each, on the device of the first.
     ///
     /// # Errors
     /// Returns an error of libtorch.

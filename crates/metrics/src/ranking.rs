@@ -176,7 +176,7 @@ impl Default for RocAuc {
 }
 
 impl RocAuc {
-    /// Makes the metric for one class against the rest, with [`Average::Macro`].
+    /// Creates the metric for one class against the rest, with [`Average::Macro`].
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -329,7 +329,7 @@ macro_rules! of_labels {
         }
 
         impl $name {
-            /// Makes the metric with [`Average::Macro`].
+            /// Creates the metric with [`Average::Macro`].
             #[must_use]
             pub fn new() -> Self {
                 Self::default()

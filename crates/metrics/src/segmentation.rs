@@ -113,7 +113,7 @@ pub struct ForegroundAccuracy {
 }
 
 impl ForegroundAccuracy {
-    /// Makes the metric with class 0 as background.
+    /// Creates the metric with class 0 as background.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -37,9 +37,9 @@ pub trait Module<Input> {
     /// Computes the output for an input.
     ///
     /// # Errors
-    /// For an invalid input: the layer's name, the shape of its input and libtorch's message. Return errors of your own
-    /// as [`brigade_torch::Error::custom`]; `?` converts the errors of tch's operators `f_…`. Operators without `f_`
-    /// panic, which [`crate::Model::forward`] returns as an error.
+    /// For an invalid input, the error contains the layer's name, the shape of its input and libtorch's message. Return
+    /// errors of your own as [`brigade_torch::Error::custom`]; `?` converts the errors of tch's operators `f_…`.
+    /// Operators without `f_` panic, which [`crate::Model::forward`] returns as an error.
     fn forward(&self, input: Input) -> Result<Self::Output>;
 }
 

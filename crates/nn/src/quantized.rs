@@ -159,7 +159,7 @@ impl QuantizedSlot {
         self.weight.lock().as_ref().map(QuantizedWeight::shallow_clone)
     }
 
-    /// Returns whether the weight is quantised.
+    /// Returns `true` if the weight is quantised.
     #[must_use]
     pub fn is_set(&self) -> bool {
         self.weight.lock().is_some()

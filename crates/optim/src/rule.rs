@@ -132,7 +132,7 @@ pub trait Rule: fmt::Debug + Send {
     /// parameter is; any other slot is the same on all ranks.
     ///
     /// # Errors
-    /// libtorch's, and those of collectives.
+    /// Returns errors of libtorch and of collectives.
     fn step_shards(&self, _step: &mut ShardedStep<'_>) -> Result<()> {
         Err(Error::invalid_argument(format!(
             "{} says that it steps shards and does not implement `Rule::step_shards`",
@@ -143,7 +143,7 @@ pub trait Rule: fmt::Debug + Send {
     /// Updates the parameters of one group that have gradients. It is called without autograd.
     ///
     /// # Errors
-    /// libtorch's.
+    /// Returns an error of libtorch.
     fn step(&self, step: &mut Step<'_>) -> Result<()>;
 }
 

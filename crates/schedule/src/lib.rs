@@ -61,7 +61,7 @@ impl Schedule {
     /// Creates a schedule with the same rate in every step.
     ///
     /// # Errors
-    /// A rate that is negative or not finite.
+    /// Fails for a rate that is negative or not finite.
     pub fn constant(lr: f64) -> Result<Self, ScheduleError> {
         rate("rate", lr)?;
         Ok(Curve::Constant { lr }.into())

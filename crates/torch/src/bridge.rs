@@ -1,10 +1,10 @@
 //! All functions and types that are shared with C++, for cxx.
 //!
 //! Rules:
-//! 1. A tensor that C++ only looks at or fills crosses as a reference ([`borrow`]), in lists as
-//!    [`ffi::TensorRef`], which borrows it. C++ copies the handle if it keeps the tensor.
-//! 2. A new tensor crosses as a `UniquePtr`, which [`own`] turns into tch's; null where there is none.
-//! 3. Time limits cross as milliseconds; [`NO_LIMIT_OF_ITS_OWN`] means the group's.
+//! 1. A tensor that C++ only reads or fills is passed as a reference ([`borrow`]), in lists as [`ffi::TensorRef`],
+//!    which borrows it. C++ copies the handle if it keeps the tensor.
+//! 2. A new tensor is passed as a `UniquePtr`, which [`own`] converts to tch's type; null stands for none.
+//! 3. Time limits are passed in milliseconds; [`NO_LIMIT_OF_ITS_OWN`] stands for the group's.
 //! 4. Every function that can throw returns `Result`; `cpp/errors.h` marks the kind.
 
 use std::borrow::Borrow;

@@ -86,7 +86,7 @@ pub enum ErrorKind {
 }
 
 impl Error {
-    /// Makes an error of a kind from its detail.
+    /// Creates an error of a kind from its detail.
     pub fn new(kind: ErrorKind, detail: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self(Box::new(Inner { kind, detail: detail.into() }))
     }
@@ -121,7 +121,7 @@ impl Error {
         }
     }
 
-    /// Makes an error of the kind [`ErrorKind::InvalidArgument`] from its message.
+    /// Creates an error of the kind [`ErrorKind::InvalidArgument`] from its message.
     pub fn invalid_argument(message: impl Into<String>) -> Self {
         TorchError::InvalidArgument(message.into()).into()
     }

@@ -79,7 +79,7 @@ pub fn norm(tensors: &[&Tensor], p: f64) -> Result<Tensor, Error> {
 /// ```
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`].
+/// [`crate::TorchError::Libtorch`] if libtorch fails.
 pub fn multiply(tensors: &[&Tensor], factor: &Tensor) -> Result<(), Error> {
     ffi::multiply_all(&borrow_all(tensors), borrow(factor))
         .map_err(|error| Error::libtorch("scaling tensors", &error))
@@ -88,7 +88,7 @@ pub fn multiply(tensors: &[&Tensor], factor: &Tensor) -> Result<(), Error> {
 /// Clamps every value to `[-limit, limit]`.
 ///
 /// # Errors
-/// [`crate::TorchError::Libtorch`].
+/// [`crate::TorchError::Libtorch`] if libtorch fails.
 pub fn clamp(tensors: &[&Tensor], limit: f64) -> Result<(), Error> {
     ffi::clamp_all(&borrow_all(tensors), limit)
         .map_err(|error| Error::libtorch("clamping gradients", &error))

@@ -83,7 +83,7 @@ impl Recording {
     /// Ends the recording. With a path it is also written as a file for Chrome's and Perfetto's viewers.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn finish(mut self, path: Option<&str>) -> Result<Vec<ProfiledEvent>, Error> {
         self.running = false;
         let events = ffi::profiler_stop(path.unwrap_or_default())
@@ -136,7 +136,7 @@ impl Scope {
     /// Begins a part of the recording with this name.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn enter(name: &str) -> Result<Self, Error> {
         ffi::enter_scope(name).map(Self).map_err(|error| Error::libtorch("enter_scope", &error))
     }

@@ -248,7 +248,7 @@ impl Reducer {
     /// Prepares the backward, after the model's forward, with its outputs. Returns the outputs to continue with.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn after_forward<T>(&self, outputs: T, sync: bool) -> Result<T, Error>
     where
         T: TensorTree<Owned = T>,
@@ -309,7 +309,7 @@ impl Reducer {
     /// Returns the size of each bucket in bytes, in the order in which they are reduced.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn bucket_bytes(&self) -> Result<Vec<usize>, Error> {
         ffi::reducer_bucket_bytes(&self.handle.0)
             .map_err(|error| Error::libtorch("bucket_bytes", &error))

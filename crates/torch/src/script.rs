@@ -44,7 +44,7 @@ impl Script {
     /// module's own.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn parameters(&self) -> Result<Vec<(String, Tensor)>, Error> {
         self.tensors(false)
     }
@@ -53,7 +53,7 @@ impl Script {
     /// distinguish.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn buffers(&self) -> Result<Vec<(String, Tensor)>, Error> {
         self.tensors(true)
     }

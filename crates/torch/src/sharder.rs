@@ -212,7 +212,7 @@ impl Sharder {
     /// groups (PyTorch's `set_is_last_backward`); otherwise a group's sums accumulate on its ranks. Defaults to `true`.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn set_sync(&self, sync: bool, window_ends: bool) -> Result<(), Error> {
         ffi::sharder_set_sync(&self.handle.0, sync, window_ends)
             .map_err(|error| Error::libtorch("Sharder::set_sync", &error))
@@ -222,7 +222,7 @@ impl Sharder {
     /// host or on their device. Reduced gradients, which are those of the shards, are not changed.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn scale_unreduced(&self, factor: &Tensor) -> Result<(), Error> {
         ffi::sharder_scale_unreduced(&self.handle.0, borrow(factor))
             .map_err(|error| Error::libtorch("Sharder::scale_unreduced", &error))
@@ -242,7 +242,7 @@ impl Sharder {
     /// for those of the shards.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn clear_unreduced(&self) -> Result<(), Error> {
         ffi::sharder_clear_unreduced(&self.handle.0)
             .map_err(|error| Error::libtorch("Sharder::clear_unreduced", &error))
@@ -305,7 +305,7 @@ impl Sharder {
     /// Returns the current memory and the counters so far.
     ///
     /// # Errors
-    /// [`crate::TorchError::Libtorch`].
+    /// [`crate::TorchError::Libtorch`] if libtorch fails.
     pub fn meter(&self) -> Result<SharderMeter, Error> {
         let meter = ffi::sharder_meter(&self.handle.0)
             .map_err(|error| Error::libtorch("Sharder::meter", &error))?;

@@ -11,10 +11,9 @@ use crate::init::redraw_norm;
 /// Pools the outputs `[n, time, width]` of texts to `[n, 3 · width]`: the output at the last token, the maximum, and
 /// the mean, all without the positions where `padding` `[n, time]` is `true` (fastai's `masked_concat_pool`).
 ///
-/// fastai takes the position before the end by as many tokens as there is padding among the last `seq_len` positions.
-/// For a text that begins among these, after padding, that is a position of padding, which depends on the longest text
-/// of the batch. With `fastai_last` this position is used, for weights that were trained that way; otherwise that of
-/// the last token.
+/// fastai uses another position instead of the last token's: as many positions before the end as there is padding among
+/// the last `seq_len` positions. For a short text, which begins among these after padding, that is a position of
+/// padding. If `fastai_last` is `seq_len`, this position is used, for weights that were trained that way.
 ///
 /// ```
 /// use brigade_models::masked_concat_pool;

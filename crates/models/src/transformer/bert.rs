@@ -255,7 +255,7 @@ impl Bert {
     /// first token, with a linear layer and tanh if the model has a pooler.
     ///
     /// # Errors
-    /// libtorch's.
+    /// Returns an error of libtorch.
     pub fn pooled(&self, hidden: &Tensor) -> Result<Tensor> {
         let first = hidden.f_select(1, 0)?;
         match &self.pooler {

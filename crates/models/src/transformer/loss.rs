@@ -27,7 +27,7 @@ impl TokenLoss {
     /// Returns the mean loss per label, or NaN if there are no labels.
     ///
     /// # Errors
-    /// libtorch's.
+    /// Returns an error of libtorch.
     pub fn mean(&self) -> Result<Tensor> {
         Ok(self.sum.f_div(&self.count)?)
     }

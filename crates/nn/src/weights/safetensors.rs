@@ -131,7 +131,7 @@ pub struct WeightsWriter {
 }
 
 impl WeightsWriter {
-    /// Begins a file of these tensors.
+    /// Creates a file for these tensors.
     ///
     /// # Errors
     /// [`brigade_checkpoint::Error`] for a type that safetensors lacks, and if a file or folder cannot be created.

@@ -13,7 +13,7 @@ impl ProcessGroup {
     /// Waits until all ranks have called it.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`].
+    /// [`crate::TorchError::Collective`] if the communication fails.
     #[track_caller]
     pub fn barrier(&self) -> Result<(), Error> {
         self.start_barrier()?.wait()

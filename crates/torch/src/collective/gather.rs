@@ -75,7 +75,7 @@ impl ProcessGroup {
     /// Gathers the tensors of all ranks on every rank, in the order of ranks.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`].
+    /// [`crate::TorchError::Collective`] if the communication fails.
     ///
     /// ```
     /// # use brigade_torch::{Backend, ProcessGroup, Store};
@@ -116,7 +116,7 @@ impl ProcessGroup {
     /// scalar becomes `[size]`.
     ///
     /// # Errors
-    /// [`crate::TorchError::Collective`].
+    /// [`crate::TorchError::Collective`] if the communication fails.
     #[track_caller]
     pub fn all_gather_flat(&self, tensor: &Tensor) -> Result<Tensor, Error> {
         self.begin_all_gather_flat(tensor)?.wait()

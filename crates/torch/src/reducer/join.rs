@@ -39,7 +39,7 @@ pub enum Shadowed {
     WithoutReduction,
     /// A forward and its backward, in which gradients were reduced.
     Reduced {
-        /// `true` if no rank has signalled a non-finite loss with a [`crate::LossFlag`].
+        /// `true` if the gradients were finite in the element in which a [`crate::LossFlag`] signals a non-finite loss.
         finite: bool,
     },
 }

@@ -105,7 +105,8 @@ pub fn load_balancing_loss(
 }
 
 /// Computes the router z-loss, which keeps the logits `[tokens, experts]` of routers small (Zoph et al., 2022, equation
-/// 5): the mean of `(log Σᵢ exp logitᵢ)²` over the tokens of all layers. `mask` is as for [`load_balancing_loss`].
+/// 5): the mean of `(log Σᵢ exp logitᵢ)²` over the tokens of all layers. `mask` has the same meaning as in
+/// [`load_balancing_loss`].
 ///
 /// ```
 /// use brigade_nn::router_z_loss;
